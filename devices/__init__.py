@@ -1,0 +1,1 @@
+"""What hardware there is, as data, and what an op costs on it."""

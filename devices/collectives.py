@@ -1,0 +1,93 @@
+"""What collectives and puts cost on a link: the alpha-beta model (Hockney 1994).
+
+A message of B bytes takes `latency_s + B / bytes_per_s`. With n ranks, B the bytes of the whole tensor
+(before a reduce-scatter, after an all-gather), a = latency_s, p = per_peer_s, b = bytes_per_s and
+k = ceil(log2 n):
+
+    algorithm   all_gather, reduce_scatter       all_reduce
+    ring        (n-1) (a + B/(n b))              2 (n-1) (a + B/(n b))
+    one_shot    a + (n-1) (p + B/(n b))          a + (n-1) (p + B/b)
+    tree        k a + (n-1) B/(n b)              2 k (a + B/b)
+
+ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads every other rank's
+data through one port. tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
+binomial reduction and a binomial broadcast. On a ring only `ring` is allowed (`Link` checks it).
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil, log2
+
+from devices.spec import Link
+from simcore.files import InputError
+from simcore.ops import DTYPE_BYTES, Op
+
+Cost = Callable[[float, int, Link], float]
+
+
+def ring_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of a ring all-gather or reduce-scatter: (n-1) (a + B/(n b))."""
+    return (ranks - 1) * (link.latency_s + size_bytes / (ranks * link.bytes_per_s))
+
+
+def ring_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of a ring reduce-scatter and a ring all-gather: 2 (n-1) (a + B/(n b))."""
+    return 2.0 * ring_pass_s(size_bytes, ranks, link)
+
+
+def one_shot_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds until each rank has read its peers' n-th parts: a + (n-1) (p + B/(n b))."""
+    return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / (ranks * link.bytes_per_s))
+
+
+def one_shot_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds until each rank has read and summed its peers' tensors: a + (n-1) (p + B/b)."""
+    return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / link.bytes_per_s)
+
+
+def tree_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of recursive doubling (all-gather) or halving (reduce-scatter): k a + (n-1) B/(n b)."""
+    return ceil(log2(ranks)) * link.latency_s + (ranks - 1) * size_bytes / (ranks * link.bytes_per_s)
+
+
+def tree_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of a binomial reduction and a binomial broadcast: 2 k (a + B/b)."""
+    return 2.0 * ceil(log2(ranks)) * (link.latency_s + size_bytes / link.bytes_per_s)
+
+
+def put_s(size_bytes: float, link: Link) -> float:
+    """Seconds of one message to the next rank, one hop on every topology: a + B/b."""
+    return link.latency_s + size_bytes / link.bytes_per_s
+
+
+_ONE_PASS: Mapping[str, Cost] = {"ring": ring_pass_s, "one_shot": one_shot_pass_s, "tree": tree_pass_s}
+
+COSTS: Mapping[str, Mapping[str, Cost]] = {
+    "all_gather": _ONE_PASS,
+    "reduce_scatter": _ONE_PASS,
+    "exchange_priority": _ONE_PASS,
+    "all_reduce": {"ring": ring_all_reduce_s, "one_shot": one_shot_all_reduce_s, "tree": tree_all_reduce_s},
+}
+
+
+def crosses_link(op: Op) -> bool:
+    """Whether this kind of op is a collective or a put."""
+    return op.kind == "put" or op.kind in COSTS
+
+
+def collective_seconds(op: Op, link: Link) -> tuple[float, str]:
+    """Seconds of the cheapest algorithm that the link allows, and its name.
+
+    Raises InputError where the op is no collective or its ranks are more than the link connects.
+    """
+    if not crosses_link(op):
+        raise InputError(f"{op.kind} {op.name} is no collective (known: {', '.join(COSTS)}, put)")
+    size_bytes = op["elements"] * DTYPE_BYTES[op.dtype]
+    if op.kind == "put":
+        return put_s(size_bytes, link), "put"
+    if op.ranks > link.max_devices:
+        most = f"{link.kind} connects at most {link.max_devices} devices"
+        raise InputError(f"{op.kind} {op.name}: {op.ranks} ranks, but {most}")
+    if op.ranks == 1:
+        return 0.0, "none"
+    costs = COSTS[op.kind]
+    return min((costs[name](size_bytes, op.ranks, link), name) for name in link.algorithms)

@@ -1,0 +1,243 @@
+"""What an op costs on a device: a published time where there is one, else alpha-beta, else the roofline.
+
+    floor     max(flops / peak, hbm_bytes / bandwidth, wire_bytes / link rate)
+    roofline  kernel_s + max(flops / (peak * efficiency), hbm_bytes / (bandwidth * efficiency))
+    fused     the sum of its parts, unless a profile has a row of it
+
+A price names its source, so that a report can say how much of a run rests on what.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from devices.collectives import collective_seconds, crosses_link
+from devices.profile import Point, Profile, points
+from devices.spec import DeviceSpec, Link
+from simcore.files import InputError
+from simcore.ops import Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
+
+__all__ = ["pricer", "roofline"]
+
+# From the most to the least trusted.
+TRUST: tuple[SourceKind, ...] = (
+    "measured",
+    "published",
+    "interpolated",
+    "extrapolated",
+    "roofline",
+    "assumed",
+)
+# Contexts grow token by token in a long run: the memo is bounded, and large enough for many batches.
+MEMO = 65536
+
+
+def roofline(spec: DeviceSpec, *, link: Link | None = None) -> Roofline:
+    """The least seconds that an op can take on a device, by its datasheet.
+
+    `link` is what the ranks are connected by (default: the device's own). A collective is bound by the
+    wire alone: its bytes cross memory many times faster. Raises InputError, when asked, for a dtype
+    without a peak or for a collective on a device without a link.
+    """
+
+    def floor(op: Op) -> Floor:
+        if op.parts:
+            parts = [floor(part) for part in op.parts]
+            return Floor(
+                sum(part.compute_s for part in parts),
+                sum(part.memory_s for part in parts),
+                sum(part.wire_s for part in parts),
+            )
+        work = op.work
+        if crosses_link(op):
+            return Floor(0.0, 0.0, work.wire_bytes / (link or spec.link()).bytes_per_s)
+        compute_s = work.flops / spec.peak_flops_per_s(op.dtype) if work.flops else 0.0
+        return Floor(compute_s, work.hbm_bytes / spec.hbm_bytes_per_s, 0.0)
+
+    return floor
+
+
+@dataclass(frozen=True, slots=True)
+class _Tariff:
+    """What prices depend on besides the op."""
+
+    spec: DeviceSpec
+    link: Link | None
+    profile: Profile | None
+    table: Mapping[str, tuple[Point, ...]]
+    context_tokens: int | None
+    floor: Roofline
+
+
+def pricer(
+    spec: DeviceSpec,
+    *,
+    link: Link | None = None,
+    profile: Profile | None = None,
+    ranks: int = 1,
+    context_tokens: int | None = None,
+) -> Pricer:
+    """Prices ops on a device, remembering each.
+
+    `ranks` is the tensor-parallel rank count, by which a profile's rows are chosen. `context_tokens` is
+    the context of the run, for ops whose rows depend on it but whose shape does not name it (a whole
+    layer without its attention, say). Raises InputError where the profile has no such rank count;
+    the prices raise what `roofline`, `collective_seconds` and unbound sizes raise.
+    """
+    if profile is not None and ranks not in profile.ranks:
+        have = ", ".join(map(str, profile.ranks))
+        raise InputError(f"profile {profile.name} has ranks {have}, not {ranks}")
+    table = points(profile, ranks) if profile else {}
+    tariff = _Tariff(spec, link, profile, table, context_tokens, roofline(spec, link=link))
+
+    @lru_cache(maxsize=MEMO)
+    def price(op: Op) -> Price:
+        found = _from_profile(tariff, op)
+        if found is None and op.parts:
+            return _sum([price(part) for part in op.parts])
+        if found is None:
+            found = _collective(tariff, op) if crosses_link(op) else _roofline_price(tariff, op)
+        if op.kind != "speculative_attention":
+            return found
+        assumed = profile.assumed.get("early_part") if profile else None
+        early_s = assumed.seconds if assumed else price(early_part(op)).seconds
+        return replace(found, early_s=min(early_s, found.seconds))
+
+    return price
+
+
+def _sum(parts: list[Price]) -> Price:
+    """Parts one after the other; an early part leaves once what stands before it is done."""
+    early_s, before_s = None, 0.0
+    for part in parts:
+        if early_s is None and part.early_s is not None:
+            early_s = before_s + part.early_s
+        before_s += part.seconds
+    least = max(parts, key=lambda part: TRUST.index(part.source))
+    return Price(
+        before_s,
+        sum(part.low_s for part in parts),
+        sum(part.high_s for part in parts),
+        least.source,
+        f"sum of {len(parts)} parts; least trusted: {least.detail}",
+        early_s,
+    )
+
+
+def _roofline_price(tariff: _Tariff, op: Op) -> Price:
+    floor, spec = tariff.floor(op), tariff.spec
+    flops, hbm = spec.flops_efficiency, spec.hbm_efficiency
+
+    def at(flops_efficiency: float, hbm_efficiency: float) -> float:
+        return spec.kernel_s + max(floor.compute_s / flops_efficiency, floor.memory_s / hbm_efficiency)
+
+    bound, efficiency = ("compute", flops) if floor.compute_s > floor.memory_s else ("memory", hbm)
+    detail = f"kernel_s + max(compute, memory / efficiency): {bound} bound, efficiency {efficiency.value:.3g}"
+    return Price(
+        at(flops.value, hbm.value),
+        at(flops.high, hbm.high),
+        at(flops.low, hbm.low),
+        "roofline",
+        detail,
+    )
+
+
+def _collective(tariff: _Tariff, op: Op) -> Price:
+    link = tariff.link or tariff.spec.link()
+    seconds, algorithm = collective_seconds(op, link)
+    return Price(
+        seconds,
+        max(tariff.floor(op).seconds, seconds * (1.0 - link.relative_error)),
+        seconds * (1.0 + link.relative_error),
+        "roofline",
+        f"alpha-beta, {algorithm} over {link.kind}",
+    )
+
+
+def _from_profile(tariff: _Tariff, op: Op) -> Price | None:
+    """The price that the profile gives, or None where it has no row for this op."""
+    profile = tariff.profile
+    if profile is None or not _same_batch(op, profile.batch):
+        return None
+    row = tariff.table.get(op.name) or tariff.table.get(op.kind)
+    if row:
+        return _from_points(tariff, op, row)
+    assumed = profile.assumed.get(op.name) or profile.assumed.get(op.kind)
+    if assumed:
+        return Price(assumed.seconds, assumed.seconds, assumed.seconds, "assumed", assumed.why)
+    return None
+
+
+def _same_batch(op: Op, batch: int) -> bool:
+    """Whether an op works on one token of each sequence: a prefill must not take a decode's time."""
+    own = all(op[name] == batch for name, _ in op.shape if name in ("batch", "tokens", "m"))
+    return own and all(_same_batch(part, batch) for part in op.parts)
+
+
+def _from_points(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
+    if row[0].context_tokens is None:
+        return _published(row[0])
+    context = _context(op, tariff.context_tokens)
+    if context is None:
+        raise InputError(f"the profile's {op.name} depends on the context: give the pricer context_tokens")
+    by_context = {point.context_tokens or 0: point for point in row}
+    if context in by_context:
+        return _published(by_context[context])
+    below = max((c for c in by_context if c < context), default=None)
+    above = min((c for c in by_context if c > context), default=None)
+    if below is not None and above is not None:
+        share = (context - below) / (above - below)
+        return _interpolated(by_context[below], by_context[above], share)
+    nearest = below if below is not None else above
+    assert nearest is not None  # a row has at least one point
+    return _extrapolated(tariff, op, by_context[nearest], context)
+
+
+def _context(op: Op, given: int | None) -> int | None:
+    """The context that an op attends over: its own, else that of the run."""
+    return op["context"] if any(name == "context" for name, _ in op.shape) else given
+
+
+def _published(point: Point) -> Price:
+    low_s = max(0.0, point.seconds - point.plus_minus_s)
+    return Price(point.seconds, low_s, point.seconds + point.plus_minus_s, "published", point.detail)
+
+
+def _interpolated(below: Point, above: Point, share: float) -> Price:
+    a, b = _published(below), _published(above)
+    return Price(
+        a.seconds + share * (b.seconds - a.seconds),
+        a.low_s + share * (b.low_s - a.low_s),
+        a.high_s + share * (b.high_s - a.high_s),
+        "interpolated",
+        f"linear between {below.context_tokens} and {above.context_tokens} tokens; {below.detail}",
+    )
+
+
+def _extrapolated(tariff: _Tariff, op: Op, nearest: Point, context: int) -> Price:
+    """The nearest point and the memory time of the difference: nearest + (M(context) - M(its context)) / eff.
+
+    An op whose shape names no context has no such difference: it keeps the nearest time.
+    """
+    floor = tariff.floor(op)
+    there = tariff.floor(_with_context(op, nearest.context_tokens or context))
+    shift_s = floor.memory_s - there.memory_s
+    hbm = tariff.spec.hbm_efficiency
+    # Never below the floor, also far below the smallest context of the table.
+    at = [
+        max(floor.seconds, nearest.seconds + error_s + shift_s / efficiency)
+        for error_s in (-nearest.plus_minus_s, 0.0, nearest.plus_minus_s)
+        for efficiency in (hbm.low, hbm.value, hbm.high)
+    ]
+    return Price(
+        max(floor.seconds, nearest.seconds + shift_s / hbm.value),
+        min(at),
+        max(at),
+        "extrapolated",
+        f"from {nearest.context_tokens} to {context} tokens by memory time at efficiency {hbm.value:.3g}; "
+        f"{nearest.detail}",
+    )
+
+
+def _with_context(op: Op, context: int) -> Op:
+    return replace(op, shape=tuple((k, context if k == "context" else v) for k, v in op.shape))

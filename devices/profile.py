@@ -1,0 +1,179 @@
+"""What ops of one model cost on one device, as published or measured: a table, not a formula.
+
+A profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` says what was run and what had to
+be assumed, `ops.csv` has the times. Several rows may belong to one op of the model; at one context
+
+    seconds(op, ranks, context) = sum of nanoseconds of its rows * 1e-9
+
+A row without a context holds at every context.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from simcore.files import (
+    STRICT,
+    Count,
+    InputError,
+    NonNegative,
+    Positive,
+    read_text,
+    read_yaml,
+    unknown_name,
+    validated,
+)
+from simcore.ops import DTYPE_BYTES
+
+__all__ = ["Assumed", "Point", "Profile", "Row", "load_profile", "points", "profile_names"]
+
+PROFILES = Path(__file__).parent / "profiles"
+WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Row:
+    """One line of `ops.csv`. `op_code` is the source's own name, `op` that of our model's op; `how` is
+    "derived" where the source prints other figures, from which this one follows; `plus_minus_ns` is
+    half of the last printed digit."""
+
+    table: str
+    ranks: Count
+    part: Literal["layer", "outside"]
+    row: Count
+    op_code: str
+    nanoseconds: Positive
+    op: str
+    context_tokens: Count | None = None
+    how: Literal["measured", "derived"] = "measured"
+    plus_minus_ns: NonNegative = 0.0
+
+
+@dataclass(frozen=True, config=STRICT)
+class Assumed:
+    """A time that the source does not give, and why it was set so."""
+
+    seconds: NonNegative
+    why: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class Profile:
+    """The times of one model at one batch.
+
+    `context_tokens` are the contexts at which the tables hold, `chunk_tokens` the chunk of the
+    speculative attention, `ranks` the tensor-parallel rank counts that were run. `granularity` is
+    "ops", or "parts" where only attention and the rest are told apart. `assumed` is keyed by an op's
+    name or kind, or "early_part" for when a speculative attention sends its early part.
+    """
+
+    name: str
+    title: str
+    source: str
+    device: str
+    model: str
+    batch: Count
+    context_tokens: tuple[Count, ...]
+    granularity: Literal["ops", "parts"]
+    dtypes: dict[str, str]
+    chunk_tokens: Count | None
+    ranks: tuple[Count, ...]
+    assumed: dict[str, Assumed]
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        for key, dtype in self.dtypes.items():
+            if key not in WEIGHTS:
+                raise InputError(f"dtypes: {unknown_name('key', key, WEIGHTS)}")
+            if dtype not in DTYPE_BYTES:
+                raise InputError(f"dtypes.{key}: {unknown_name('dtype', dtype, DTYPE_BYTES)}")
+        there = sorted({row.ranks for row in self.rows})
+        if there != sorted(self.ranks):
+            raise InputError(f"ranks says {sorted(self.ranks)}, the rows have {there}")
+
+    def applies_to(self, model: str, batch: int, ranks: int) -> str | None:
+        """None where this profile holds for such a run, else one line that says why it does not."""
+        if model != self.model:
+            return f"profile {self.name} holds for model {self.model}, not {model}"
+        if batch != self.batch:
+            return f"profile {self.name} holds for batch {self.batch}, not {batch}"
+        if ranks not in self.ranks:
+            return f"profile {self.name} has ranks {', '.join(map(str, self.ranks))}, not {ranks}"
+        return None
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Point:
+    """The time of an op at one context (None: at every context), with half its rounding, in seconds."""
+
+    context_tokens: int | None
+    seconds: float
+    plus_minus_s: float
+    detail: str
+
+
+def points(profile: Profile, ranks: int) -> Mapping[str, tuple[Point, ...]]:
+    """The points of each op at this rank count, by context.
+
+    Raises InputError where an op has rows both with and without a context.
+    """
+    rows: dict[str, dict[int | None, list[Row]]] = {}
+    for row in profile.rows:
+        if row.ranks == ranks:
+            rows.setdefault(row.op, {}).setdefault(row.context_tokens, []).append(row)
+    for op, contexts in rows.items():
+        if None in contexts and len(contexts) > 1:
+            raise InputError(f"profile {profile.name}: {op} has rows both with and without a context")
+    return {
+        op: tuple(_point(contexts[context]) for context in sorted(contexts, key=lambda c: c or 0))
+        for op, contexts in rows.items()
+    }
+
+
+def _point(rows: list[Row]) -> Point:
+    codes = " + ".join(row.op_code for row in rows)
+    derived = "derived from " if any(row.how == "derived" for row in rows) else ""
+    return Point(
+        rows[0].context_tokens,
+        sum(row.nanoseconds for row in rows) * 1e-9,
+        sum(row.plus_minus_ns for row in rows) * 1e-9,
+        f"{derived}table {rows[0].table}, {rows[0].ranks} ranks: {codes}",
+    )
+
+
+def profile_names(device: str) -> list[str]:
+    """The names of the profiles that come with this device, sorted; none for an unknown device."""
+    return sorted(path.parent.name for path in (PROFILES / device).glob("*/profile.yaml"))
+
+
+def load_profile(device: str, name_or_path: str) -> Profile:
+    """A profile of a device; a name with a '/' in it, or that ends in .yaml, is one's own profile.yaml
+    or its folder.
+
+    Raises InputError with one line where the name or anything in the files is not as it must be.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".yaml"):
+        given = Path(name_or_path)
+        path = given if given.suffix == ".yaml" else given / "profile.yaml"
+    elif name_or_path in profile_names(device):
+        path = PROFILES / device / name_or_path / "profile.yaml"
+    else:
+        raise InputError(unknown_name(f"profile of {device}", name_or_path, profile_names(device)))
+    document = read_yaml(path)
+    if isinstance(document, dict):
+        if "rows" in document:
+            raise InputError(f"{path}: rows: they belong into ops.csv")
+        document = {**document, "rows": _read_rows(path.parent / "ops.csv")}
+    return validated(Profile, document, str(path))
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file as text; empty cells are left out, so that they take their defaults."""
+    lines = csv.DictReader(read_text(path).splitlines(), restkey="(beyond the header)")
+    return [{key: cell for key, cell in line.items() if cell} for line in lines]

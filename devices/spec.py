@@ -1,0 +1,182 @@
+"""What a device is: figures of its datasheet and of measurements on it, in SI units, with sources.
+
+    seconds >= flops / flops_per_s[dtype]       dense peak of the datasheet, never the sparse one
+    seconds >= bytes / hbm_bytes_per_s          device memory
+    seconds >= bytes / link.bytes_per_s         one direction of one device
+
+A catalogue file `catalog/<name>.yaml` holds one device; a file of one's own has the same keys.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from simcore.files import (
+    STRICT,
+    Count,
+    InputError,
+    NonNegative,
+    Positive,
+    read_yaml,
+    unknown_name,
+    validated,
+)
+from simcore.machine import Overheads
+from simcore.ops import DTYPE_BYTES
+
+__all__ = ["DeviceSpec", "Efficiency", "InputError", "Link", "device_names", "load_device"]
+
+CATALOG = Path(__file__).parent / "catalog"
+
+Topology = Literal["ring", "all_to_all"]
+Algorithm = Literal["ring", "one_shot", "tree"]
+TensorParallelStyle = Literal["all_reduce", "scatter_gather", "fused_gather"]
+
+# Every figure that a device gives says where it comes from; links and efficiencies say it themselves.
+SOURCED = (
+    "memory_bytes",
+    "hbm_bytes_per_s",
+    "l2_bytes",
+    "flops_per_s",
+    "overheads",
+    "kernel_s",
+    "tensor_parallel",
+)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Efficiency:
+    """The share of a datasheet rate that kernels reach, 0 to 1; `low` and `high` bound 90 % of them."""
+
+    value: Positive
+    low: Positive
+    high: Positive
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high <= 1.0:
+            given = f"{self.low}, {self.value}, {self.high}"
+            raise InputError(f"low <= value <= high <= 1 does not hold: {given}")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Link:
+    """What connects devices of one host.
+
+    `bytes_per_s` is one direction of one device, `latency_s` the start of one message and `per_peer_s`
+    what each further peer adds to it (`devices.collectives` has the formulas). `relative_error` is the
+    half-width of the 90 % interval of a time computed from them.
+    """
+
+    kind: str
+    topology: Topology
+    bytes_per_s: Positive
+    latency_s: NonNegative
+    per_peer_s: NonNegative
+    relative_error: NonNegative
+    max_devices: Count
+    algorithms: tuple[Algorithm, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        # On a ring only neighbours are one hop apart; the formulas of the others know no distance.
+        allowed = ("ring",) if self.topology == "ring" else ("ring", "one_shot", "tree")
+        for name in self.algorithms:
+            if name not in allowed:
+                runs = f"a {self.topology} (allowed: {', '.join(allowed)})"
+                raise InputError(f"algorithm {name!r} does not run on {runs}")
+        if not self.algorithms:
+            raise InputError(f"algorithms is empty; a {self.topology} takes {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, config=STRICT)
+class DeviceSpec:
+    """One device and how several of it are connected.
+
+    `kernel_s` is what a kernel of a captured graph costs besides its work. `tensor_parallel` maps a
+    number of ranks, or "default", to the style that a decoder layer is split in. `sources` maps the
+    other figures to where they come from.
+    """
+
+    name: str
+    vendor: str
+    description: str
+    memory_bytes: Positive
+    hbm_bytes_per_s: Positive
+    l2_bytes: Positive
+    flops_per_s: dict[str, Positive]
+    links: dict[str, Link]
+    default_link: str | None
+    overheads: Overheads
+    kernel_s: NonNegative
+    hbm_efficiency: Efficiency
+    flops_efficiency: Efficiency
+    tensor_parallel: dict[str, TensorParallelStyle]
+    default_profile: str | None
+    sources: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for dtype in self.flops_per_s:
+            if dtype not in DTYPE_BYTES:
+                raise InputError(f"flops_per_s: {unknown_name('dtype', dtype, DTYPE_BYTES)}")
+        if self.default_link is not None and self.default_link not in self.links:
+            raise InputError(f"default_link: {unknown_name('link', self.default_link, self.links)}")
+        for field, seconds in asdict(self.overheads).items():
+            if seconds < 0:
+                raise InputError(f"overheads.{field}: must not be negative, got {seconds}")
+        if "default" not in self.tensor_parallel:
+            raise InputError("missing key 'tensor_parallel.default'")
+        for ranks in self.tensor_parallel:
+            if ranks != "default" and not ranks.isdecimal():
+                raise InputError(f"tensor_parallel: {ranks!r} is neither a number of ranks nor 'default'")
+        for figure in SOURCED:
+            if figure not in self.sources:
+                raise InputError(f"missing key 'sources.{figure}'")
+
+    def link(self, name: str | None = None) -> Link:
+        """The link of this name, or the default one. Raises InputError where there is none."""
+        wanted = name or self.default_link
+        if wanted is None:
+            known = ", ".join(self.links) or "none"
+            raise InputError(f"{self.name}: names no default_link (links: {known})")
+        if wanted not in self.links:
+            raise InputError(f"{self.name}: {unknown_name('link', wanted, self.links)}")
+        return self.links[wanted]
+
+    def tensor_parallel_style(self, ranks: int) -> str:
+        """How a decoder layer is split over this many ranks here."""
+        return self.tensor_parallel.get(str(ranks), self.tensor_parallel["default"])
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Dense peak for weights of this dtype, operations per second.
+
+        Weights of at most 2 bytes for which the device has no peak are multiplied as bf16. Raises
+        InputError where that does not help.
+        """
+        known = self.flops_per_s
+        expands = DTYPE_BYTES.get(dtype, float("inf")) <= DTYPE_BYTES["bf16"]
+        peak = known.get(dtype, known.get("bf16") if expands else None)
+        if peak is None:
+            raise InputError(f"{self.name}: flops_per_s: {unknown_name('dtype', dtype, known)}")
+        return peak
+
+
+def device_names() -> list[str]:
+    """The names of the catalogue, sorted."""
+    return sorted(path.stem for path in CATALOG.glob("*.yaml"))
+
+
+def load_device(name_or_path: str) -> DeviceSpec:
+    """A device of the catalogue; a name with a '/' in it, or that ends in .yaml, is a file of one's own.
+
+    Raises InputError with one line where the name or anything in the file is not as it must be.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".yaml"):
+        path = Path(name_or_path)
+    elif name_or_path in device_names():
+        path = CATALOG / f"{name_or_path}.yaml"
+    else:
+        raise InputError(unknown_name("device", name_or_path, device_names()))
+    return validated(DeviceSpec, read_yaml(path), str(path))

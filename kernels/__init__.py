@@ -1,0 +1,1 @@
+"""What runs on a real device: one file a kernel (none yet)."""

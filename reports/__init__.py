@@ -1,0 +1,36 @@
+"""A run directory becomes one self-contained HTML page.
+
+    build(run_dir) -> run_dir / "report.html"
+
+A study adds its own sections and figures (`sections_decode.py`, `figures_decode.py`) and one line in
+`STUDIES`; what every study shows alike is in `sections_common.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from reports import sections_common, sections_decode
+from reports.page import Opening, Section, render
+from reports.run import Run, read_run
+
+__all__ = ["build"]
+
+Study = tuple[Callable[[Run], Opening], Callable[[Run], list[Section]]]
+
+STUDIES: Mapping[str, Study] = {
+    "decode": (sections_decode.opening, sections_decode.sections),
+}
+ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
+
+
+def build(run_dir: Path) -> Path:
+    """Writes `report.html` into a run directory and returns its path.
+
+    The same files give the same bytes. Raises FileNotFoundError where results.csv is missing; every
+    other file is optional, and what it would have shown is left out.
+    """
+    run = read_run(Path(run_dir))
+    opening, sections = STUDIES.get(run.study, ANY_STUDY)
+    page = Path(run_dir) / "report.html"
+    page.write_text(render(opening(run), sections(run)), encoding="utf-8", newline="\n")
+    return page

@@ -1,0 +1,572 @@
+"""Figures of the decode study: data frames in, plotly figures out. Nothing here reads a file.
+
+Figures carry light colours, no titles (headings are HTML) and no legend (the page's script draws it).
+`layout.meta` tells that script what plotly cannot: `narrow` (layout paths to overwrite on a small
+screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zoomed).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from reports import style
+from reports.text import (
+    in_figure,
+    interval,
+    known,
+    milliseconds,
+    percent,
+    significant,
+    times,
+    tokens,
+)
+
+STRATEGY_ORDER = ("tensor_parallel", "alspec", "alspec_pipelined")
+LOG_SCALE_FROM = 4.0
+RARE_BELOW = 0.01
+CELLS_WITH_NUMBERS = (10, 12)
+ROW_PX = 44
+LANE_PX = 26
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy variant as every figure shows it."""
+
+    label: str
+    strategy: str
+    devices: float
+    colour: str
+    symbol: str
+
+
+def variants(results: pd.DataFrame) -> list[Variant]:
+    """The strategy variants of a study: tensor parallelism first, few devices before many."""
+    rows = results[results["label"] != ""].drop_duplicates(["strategy", "label"])
+    rank = {name: i for i, name in enumerate(STRATEGY_ORDER)}
+    order = rows["strategy"].map(lambda name: rank.get(name, len(rank)))
+    rows = rows.assign(order=order).sort_values(
+        ["order", "strategy", "devices", "groups", "label"], kind="stable"
+    )
+    found: list[Variant] = []
+    for strategy, group in rows.groupby("strategy", sort=False):
+        colours = style.ramp(str(strategy), len(group))
+        symbol = style.SYMBOL.get(str(strategy), "circle")
+        for (_, row), colour in zip(group.iterrows(), colours, strict=True):
+            found.append(Variant(row["label"], row["strategy"], row["devices"], colour, symbol))
+    return found
+
+
+def at_hit_rate(rows: pd.DataFrame, hit_rate: float | None) -> pd.DataFrame:
+    """Rows of one hit rate, with those of strategies that do not speculate; None: all rows."""
+    return rows if hit_rate is None else rows[rows["hit_rate"].isna() | (rows["hit_rate"] == hit_rate)]
+
+
+def spaced(places: Sequence[float], apart: float) -> list[float]:
+    """The places of an axis that may carry a label: at least this share of the axis apart, the last
+    one always among them."""
+    if len(places) < 2 or places[-1] == places[0]:
+        return list(places)
+    length, kept = places[-1] - places[0], [places[-1]]
+    for place in reversed(places[:-1]):
+        if (kept[-1] - place) / length >= apart:
+            kept.append(place)
+    return kept[::-1]
+
+
+def _context_axis(contexts: Sequence[float]) -> tuple[dict[str, Any], dict[str, Any]]:
+    logs = [math.log2(c) for c in contexts]
+    pad = max(0.03 * (logs[-1] - logs[0]), 0.1)
+    ends = [(logs[0] - pad) * math.log10(2), (logs[-1] + pad) * math.log10(2)]
+
+    def ticks(apart: float) -> list[float]:
+        return [2**place for place in spaced(logs, apart)]
+
+    wide, narrow = ticks(0.045), ticks(0.11)
+    axis = {
+        "type": "log",
+        "range": ends,
+        "tickvals": wide,
+        "ticktext": [tokens(v) for v in wide],
+        "title": {"text": "context (tokens)"},
+    }
+    on_narrow = {"xaxis.tickvals": narrow, "xaxis.ticktext": [tokens(v) for v in narrow]}
+    return axis, on_narrow
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**d for d in decades for m in (1, 2, 5) if low * 0.8 <= m * 10.0**d <= high * 1.25]
+
+
+def _latency_axis(values: Sequence[float]) -> dict[str, object]:
+    low, high = min(values), max(values)
+    if low <= 0 or high / low < LOG_SCALE_FROM:
+        return {"title": {"text": "latency per token (ms)"}, "range": [0, high * 1.08]}
+    ticks = _log_ticks(low, high)
+    return {
+        "title": {"text": "latency per token (ms, log scale)"},
+        "type": "log",
+        "range": [math.log10(low / 1.12), math.log10(high * 1.12)],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+
+
+def _hover(row: pd.Series, value: str, bounds: str) -> str:
+    hits = f", hits {percent(row['hit_rate'])}" if known(row["hit_rate"]) else ""
+    lines = [
+        f"<b>{in_figure(row['label'])}</b>",
+        f"{tokens(row['context_tokens'])} tokens{hits}",
+        f"{value} per token" + (f" ({bounds})" if bounds else ""),
+    ]
+    return "<br>".join([*lines, *([in_figure(row["source"])] if row["source"] else [])])
+
+
+def _latency_hover(rows: pd.DataFrame) -> list[str]:
+    return [
+        _hover(row, milliseconds(row["value"]), interval(row["low"], row["high"], 1e3))
+        for _, row in rows.iterrows()
+    ]
+
+
+def _latency_line(rows: pd.DataFrame, variant: Variant) -> go.Scatter:
+    guessed = rows["source"].str.contains("extrapolated")
+    above, below = (rows["high"] - rows["value"]) * 1e3, (rows["value"] - rows["low"]) * 1e3
+    spread = above.notna().any() and (above.fillna(0) + below.fillna(0)).max() > 0
+    errors = {"array": above.fillna(0).tolist(), "arrayminus": below.fillna(0).tolist()}
+    return go.Scatter(
+        x=rows["context_tokens"].tolist(),
+        y=(rows["value"] * 1e3).tolist(),
+        name=in_figure(variant.label),
+        legendgroup=variant.label,
+        mode="lines+markers",
+        line={"color": variant.colour, "width": 2},
+        marker={
+            "symbol": variant.symbol,
+            "size": 8,
+            "color": [style.HOLLOW[0] if g else variant.colour for g in guessed],
+            "line": {"color": variant.colour, "width": 1.5},
+        },
+        error_y={"type": "data", "symmetric": False, "thickness": 1, "width": 3, **errors}
+        if spread
+        else None,
+        hoverinfo="text",
+        hovertext=_latency_hover(rows),
+    )
+
+
+def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
+    """From the fewest hits to the most; its two edges are data, the area between them is not."""
+    rates = rows["hit_rate"].dropna()
+    ends = [rows[rows["hit_rate"] == rate] for rate in (rates.max(), rates.min())]
+    span = f"{percent(rates.min())} to {percent(rates.max())} hits"
+    traces = []
+    for fill, edge in zip((None, "tonexty"), ends, strict=True):
+        line = _latency_line(edge, variant)
+        line.update(name=f"{in_figure(variant.label)}, {span}", showlegend=fill is not None)
+        line.update(line={"width": 1.25}, marker={"size": 6}, error_y=None)
+        if fill:
+            line.update(fill=fill, fillcolor=style.faint(variant.colour))
+        traces.append(line)
+    return traces
+
+
+def latency_over_context(
+    latency: pd.DataFrame, shown: Sequence[Variant], hit_rate: float | None = None
+) -> go.Figure:
+    """Latency per token against context, a line for each variant; hit_rate None: a band from the
+    fewest hits to the most. `latency`: token_latency_s rows of one batch."""
+    figure = go.Figure()
+    rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
+    for variant in shown:
+        own = rows[rows["label"] == variant.label]
+        if own.empty:
+            continue
+        if own["hit_rate"].nunique() > 1:
+            figure.add_traces(_latency_band(own, variant))
+        else:
+            figure.add_trace(_latency_line(own, variant))
+    x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
+    y_axis = _latency_axis((latency["value"] * 1e3).tolist())
+    meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
+    figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
+    return figure
+
+
+def _row_name(label: str, more: str = "") -> str:
+    return in_figure(label).replace(", ", ",<br>", 1) + (f",<br>{more}" if more else "")
+
+
+def _rows_layout(figure: go.Figure, count: int, longest: float, row_px: int = ROW_PX) -> None:
+    figure.update_layout(
+        height=64 + row_px * max(count, 1),
+        bargap=0.34,
+        margin={"l": 8, "r": 12, "t": 4, "b": 48},
+        xaxis={"title": {"text": "latency per token (ms)"}, "range": [0, longest * 1.15 or 1], "nticks": 6},
+        yaxis={"autorange": "reversed", "showgrid": False},
+        meta={"narrow": {"xaxis.range": [0, longest * 1.32 or 1], "xaxis.nticks": 4}},
+    )
+
+
+def latency_bars(latency: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
+    """Latency per token where there is only one context: a bar for each variant and hit rate."""
+    figure = go.Figure()
+    names = 0
+    for variant in shown:
+        own = latency[latency["label"] == variant.label].sort_values("hit_rate", kind="stable")
+        rates = [f"{percent(h)} hits" if known(h) else "" for h in own["hit_rate"]]
+        guessed = own["source"].str.contains("extrapolated")
+        names += len(own)
+        figure.add_bar(
+            orientation="h",
+            x=(own["value"] * 1e3).tolist(),
+            y=[_row_name(variant.label, rate) for rate in rates],
+            name=in_figure(variant.label),
+            showlegend=False,
+            marker={
+                "color": [style.HOLLOW[0] if g else variant.colour for g in guessed],
+                "line": {"color": variant.colour, "width": 1.5},
+            },
+            text=[milliseconds(v) for v in own["value"]],
+            textposition="outside",
+            cliponaxis=False,
+            hoverinfo="text",
+            hovertext=_latency_hover(own),
+        )
+    three_lines = bool(latency["hit_rate"].notna().any())
+    longest = float(latency["value"].max() * 1e3) if len(latency) else 0.0
+    _rows_layout(figure, names, longest, ROW_PX + 12 * three_lines)
+    return figure
+
+
+def by_part(critical_path: pd.DataFrame) -> pd.DataFrame:
+    """Critical-path rows with the part of the token that each op kind belongs to; parts that are
+    below 1 % of every variant's latency go into "other"."""
+    rows = critical_path.assign(
+        part=critical_path["op_kind"].map(lambda k: style.PART_OF_KIND.get(k, "other"))
+    )
+    if rows.empty:
+        return rows
+    sums = rows.pivot_table(index="label", columns="part", values="value", aggfunc="sum", fill_value=0.0)
+    totals = sums.sum(axis=1)
+    shares = sums.div(totals.where(totals > 0, 1.0), axis=0).max()
+    rare = set(shares.index[shares < RARE_BELOW])
+    return rows.assign(part=rows["part"].where(~rows["part"].isin(rare), "other"))
+
+
+def _part_hover(label: str, part: str, kinds: pd.DataFrame, total: float) -> str:
+    seconds = kinds["value"].sum()
+    share = f" ({percent(seconds / total)})" if total else ""
+    lines = [f"<b>{in_figure(label)}</b>", f"{in_figure(part)}: {milliseconds(seconds)}{share}"]
+    if len(kinds) > 1 or kinds["op_kind"].iloc[0] != part:
+        largest = kinds.sort_values("value", ascending=False, kind="stable")
+        lines += [
+            f"   {in_figure(k)} {milliseconds(v)}"
+            for k, v in zip(largest["op_kind"], largest["value"], strict=True)
+        ]
+    return "<br>".join(lines)
+
+
+def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
+    """What a token's latency consists of: one stacked bar for each variant.
+
+    `parts`: critical_path_s rows of one context, batch and hit rate. The bar's end is their sum.
+    """
+    figure = go.Figure()
+    rows = by_part(parts)
+    present = [v.label for v in shown if (rows["label"] == v.label).any()]
+    totals = {label: float(rows.loc[rows["label"] == label, "value"].sum()) for label in present}
+    for part, (colour, _) in style.PART.items():
+        groups = {
+            label: kinds
+            for label in present
+            if len(kinds := rows[(rows["label"] == label) & (rows["part"] == part) & (rows["value"] != 0)])
+        }
+        if not groups:
+            continue
+        figure.add_bar(
+            orientation="h",
+            x=[float(kinds["value"].sum() * 1e3) for kinds in groups.values()],
+            y=[_row_name(label) for label in groups],
+            name=part,
+            marker={"color": colour, "line": {"width": 0}},
+            hoverinfo="text",
+            hovertext=[_part_hover(label, part, kinds, totals[label]) for label, kinds in groups.items()],
+            textposition="none",
+        )
+    figure.add_scatter(
+        x=[total * 1e3 for total in totals.values()],
+        y=[_row_name(label) for label in totals],
+        mode="text",
+        text=[f" {milliseconds(total)}" for total in totals.values()],
+        textposition="middle right",
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    _rows_layout(figure, len(present), max(totals.values(), default=0.0) * 1e3)
+    order = [_row_name(label) for label in present]
+    figure.update_layout(barmode="stack", yaxis={"categoryorder": "array", "categoryarray": order})
+    return figure
+
+
+# -- one layer on every rank -----------------------------------------------------------------------
+
+
+def _segment(spans: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Spans in microseconds since the first priority exchange, and how long the segment is."""
+    exchanges = spans.loc[spans["op_kind"] == "exchange_priority", "start_s"]
+    start = exchanges.min() if len(exchanges) else spans["start_s"].min()
+    end = exchanges.max() if len(exchanges) and exchanges.max() > start else spans["end_s"].max()
+    times_us = {"start": (spans["start_s"] - start) * 1e6, "end": (spans["end_s"] - start) * 1e6}
+    return spans.assign(**times_us), float((end - start) * 1e6)
+
+
+def _lanes(spans: pd.DataFrame) -> list[tuple[tuple[float, str], str]]:
+    """(rank, stream) of every lane with its name, top to bottom."""
+    one_each = spans["tensor"].nunique() < 2
+    keys = spans[["group", "tensor", "rank", "lane"]].drop_duplicates()
+    keys = keys.assign(below=keys["lane"] != "main").sort_values(
+        ["group", "tensor", "rank", "below", "lane"], kind="stable"
+    )
+    lanes = []
+    for _, key in keys.iterrows():
+        rank = f"group {key['group']:.0f}" + ("" if one_each else f", rank {key['rank']:.0f}")
+        lanes.append(((key["rank"], key["lane"]), in_figure(key["lane"]) if key["below"] else rank))
+    return lanes
+
+
+def _look(part: str, state: str) -> tuple[str, dict[str, object]]:
+    ink = style.FAINT_INK[0]
+    if state == "skipped":
+        pattern = {"shape": "/", "fgcolor": ink, "fillmode": "overlay", "size": 5, "solidity": 0.25}
+        return "skipped", {"color": style.faint(ink), "line": {"width": 0}, "pattern": pattern}
+    if state == "waiting":
+        return "waiting", {"color": "rgba(0,0,0,0)", "line": {"color": ink, "width": 1}}
+    return part, {"color": style.PART[part][0], "line": {"width": 0}}
+
+
+def _span_hover(spans: pd.DataFrame) -> list[str]:
+    return [
+        f"<b>{in_figure(s['name'] or s['op_kind'])}</b>, rank {s['rank']:.0f}"
+        f"<br>{in_figure(s['op_kind'])}, {in_figure(s['state'])}"
+        f"<br>{significant(s['start'], 4)} to {significant(s['end'], 4)} µs"
+        f" ({significant(s['end'] - s['start'], 3)} µs)"
+        for _, s in spans.iterrows()
+    ]
+
+
+def _span_traces(spans: pd.DataFrame, lanes: Mapping[tuple[float, str], int], axis: str) -> list[go.Bar]:
+    spans = spans.assign(part=spans["op_kind"].map(lambda k: style.PART_OF_KIND.get(k, "other")))
+    plain = ~spans["state"].isin(["skipped", "waiting"])
+    spans = spans.assign(look=spans["state"].where(~plain, spans["part"]))
+    order = [*style.PART, "skipped", "waiting"]
+    traces = []
+    for look in sorted(spans["look"].unique(), key=order.index):
+        own = spans[spans["look"] == look]
+        name, marker = _look(look if look in style.PART else "other", look)
+        traces.append(
+            go.Bar(
+                orientation="h",
+                base=own["start"].tolist(),
+                x=(own["end"] - own["start"]).tolist(),
+                y=[lanes[key] for key in zip(own["rank"], own["lane"], strict=True)],
+                width=[0.42 if state == "wire" else 0.74 for state in own["state"]],
+                name=name,
+                legendgroup=name,
+                marker=marker,
+                text=[in_figure(n) if look in style.PART else "" for n in own["name"]],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                hoverinfo="text",
+                hovertext=_span_hover(own),
+                yaxis=axis,
+            )
+        )
+    return traces
+
+
+def _outcomes(spans: pd.DataFrame) -> list[str]:
+    present = [o for o in ("hit", "miss") if (spans["outcome"] == o).any()]
+    return present + sorted(set(spans["outcome"]) - {"hit", "miss"})
+
+
+def timeline(spans: pd.DataFrame) -> go.Figure:
+    """One layer, from one priority exchange to the next, a lane for every rank and its wire; a hit
+    above a miss on one time axis (ALSpec Figure 6). `spans`: the rows of one case."""
+    spans = spans.assign(lane=spans["stream"].where(spans["state"] != "wire", "wire"))
+    blocks = []
+    for outcome in _outcomes(spans):
+        rows, length = _segment(spans[spans["outcome"] == outcome])
+        blocks.append((outcome, rows, length, _lanes(rows)))
+    gap, foot = 34, 52
+    height = foot + sum(LANE_PX * len(lanes) + gap for *_, lanes in blocks)
+    figure, top = go.Figure(), 1.0
+    inner = height - foot
+    for number, (outcome, rows, length, lanes) in enumerate(blocks, start=1):
+        suffix = "" if number == 1 else str(number)
+        place = {key: i for i, (key, _) in enumerate(lanes)}
+        figure.add_traces(_span_traces(rows, place, f"y{suffix}"))
+        start = top - gap / inner
+        end = max(0.0, start - LANE_PX * len(lanes) / inner)
+        top = end
+        y_axis = {
+            "domain": [end, min(start, 1.0)],
+            "tickvals": list(range(len(lanes))),
+            "ticktext": [name for _, name in lanes],
+            "range": [len(lanes) - 0.5, -0.5],
+            "showgrid": False,
+            "anchor": "x",
+        }
+        figure.update_layout({f"yaxis{suffix}": y_axis})
+        figure.add_annotation(
+            text=f"<b>{in_figure(outcome)}</b>: {significant(length, 3)} µs to the next exchange",
+            xref="paper", yref="paper", x=0, y=start, xanchor="left", yanchor="bottom", showarrow=False,
+        )  # fmt: skip
+    _once_in_key(figure)
+    last = max((float(rows["end"].max()) for _, rows, _, _ in blocks), default=1.0)
+    first = min((float(rows["start"].min()) for _, rows, _, _ in blocks), default=0.0)
+    figure.update_layout(
+        barmode="overlay",
+        height=height,
+        margin={"l": 8, "r": 12, "t": 0, "b": foot},
+        uniformtext={"mode": "hide", "minsize": 10},
+        xaxis={
+            "title": {"text": "time since the priority exchange (µs)"},
+            "range": [first - 0.005 * (last - first), last + 0.01 * (last - first)],
+            "anchor": f"y{len(blocks)}" if len(blocks) > 1 else "y",
+        },
+        meta={"zooms": ["xaxis"], "narrow": {"xaxis.nticks": 5}},
+    )
+    return figure
+
+
+def _once_in_key(figure: go.Figure) -> None:
+    seen: set[str] = set()
+    for trace in figure.data:
+        trace.showlegend = trace.legendgroup not in seen
+        seen.add(trace.legendgroup)
+
+
+# -- where speculation pays ------------------------------------------------------------------------
+
+
+def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:
+    """Speed-up of each speculating variant over tensor parallelism on as many devices.
+
+    In: token_latency_s rows. Out: label, devices, context_tokens, batch, hit_rate, ratio; no rows
+    where tensor parallelism did not run on as many devices.
+    """
+    keys = ["devices", "context_tokens", "batch"]
+    latency = latency[latency["value"] > 0]
+    tensor = latency[latency["strategy"] == "tensor_parallel"].drop_duplicates(keys)[[*keys, "value"]]
+    others = latency[latency["strategy"].str.startswith("alspec")]
+    joined = others.merge(tensor, on=keys, suffixes=("", "_tensor"))
+    joined = joined.assign(ratio=joined["value_tensor"] / joined["value"])
+    return joined[["label", *keys, "hit_rate", "ratio"]]
+
+
+def _break_even(values: Sequence[Sequence[float]]) -> list[go.Scatter]:
+    """The border between cells where either is faster. It follows the cells' edges, since where it
+    runs within a cell is not known, and so it crosses no number."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            right = line[column + 1] if column + 1 < len(line) else math.nan
+            above = values[row + 1][column] if row + 1 < len(values) else math.nan
+            if known(value) and known(right) and (value >= 1) != (right >= 1):
+                xs += [column + 0.5, column + 0.5, None]
+                ys += [row - 0.5, row + 0.5, None]
+            if known(value) and known(above) and (value >= 1) != (above >= 1):
+                xs += [column - 0.5, column + 0.5, None]
+                ys += [row + 0.5, row + 0.5, None]
+    line_style = {"color": style.INK[0], "width": 2.5}
+    drawn = go.Scatter(x=xs, y=ys, mode="lines", line=line_style, hoverinfo="skip", name="break-even")
+    return [drawn] if xs else []
+
+
+def speed_up_map(ratio: pd.DataFrame, devices: float, limit: float) -> go.Figure:
+    """Speed-up over tensor parallelism on as many devices, by context and hit rate; break-even is
+    the neutral colour and a line. `ratio`: `same_devices_ratio` of one variant and batch; `limit`:
+    the ratio of the strongest colour, the same for all maps of a page."""
+    grid = ratio.pivot_table(index="hit_rate", columns="context_tokens", values="ratio", dropna=False)
+    rows, columns = grid.shape
+    hs, cs = grid.index.to_numpy(dtype=float).tolist(), grid.columns.to_numpy(dtype=float).tolist()
+    numbers = columns <= CELLS_WITH_NUMBERS[0] and rows <= CELLS_WITH_NUMBERS[1]
+    strongest = math.log2(limit)
+    values = [[float(v) for v in row] for row in grid.to_numpy(dtype=float)]
+    against = f"over tensor parallelism on {devices:.0f} devices"
+    hover = [
+        [
+            f"{tokens(c)} tokens, hits {percent(h)}<br><b>{times(v)}</b> {against}"
+            for c, v in zip(cs, row, strict=True)
+        ]
+        for h, row in zip(hs, values, strict=True)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(range(columns)),
+            y=list(range(rows)),
+            z=[[math.log2(v) if known(v) else None for v in row] for row in values],
+            customdata=values,
+            text=[[f"{v:.2f}" if known(v) else "" for v in row] for row in values],
+            texttemplate="%{text}" if numbers else None,
+            textfont={"size": 12},
+            hovertext=hover,
+            hoverinfo="text",
+            zmin=-strongest,
+            zmax=strongest,
+            colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
+            showscale=not numbers,
+            colorbar=_ratio_bar(limit),
+            xgap=2,
+            ygap=2,
+            showlegend=False,
+        )
+    )
+    figure.add_traces(_break_even(values))
+    wide = [int(v) for v in spaced(list(range(columns)), 0.06)]
+    few = [int(v) for v in spaced(list(range(columns)), 0.12)]
+    names = [tokens(c) for c in cs]
+    shown_rows = [int(v) for v in spaced(list(range(rows)), 0.08)]
+    figure.update_layout(
+        height=90 + max(2, min(rows, 12)) * 48 + (0 if numbers else 70),
+        margin={"l": 8, "r": 8, "t": 8, "b": 48},
+        xaxis={
+            "title": {"text": "context (tokens)"},
+            "tickvals": wide,
+            "ticktext": [names[i] for i in wide],
+            "showgrid": False,
+            "range": [-0.5, columns - 0.5],
+        },
+        yaxis={
+            "title": {"text": "hit rate (%)"},
+            "tickvals": shown_rows,
+            "ticktext": [f"{hs[i] * 100:.4g}" for i in shown_rows],
+            "showgrid": False,
+            "range": [-0.5, rows - 0.5],
+        },
+        meta={"narrow": {"xaxis.tickvals": few, "xaxis.ticktext": [names[i] for i in few]}},
+    )
+    return figure
+
+
+def _ratio_bar(limit: float) -> dict[str, object]:
+    marks = [1 / limit, math.sqrt(1 / limit), 1.0, math.sqrt(limit), limit]
+    return {
+        "orientation": "h",
+        "y": -0.24,
+        "yanchor": "top",
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickvals": [math.log2(m) for m in marks],
+        "ticktext": [times(m) for m in marks],
+        "title": {"text": "speed-up over tensor parallelism", "side": "bottom"},
+    }

@@ -1,0 +1,170 @@
+"""What a page is made of, and how it becomes one HTML file that loads nothing from anywhere."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+from plotly.utils import PlotlyJSONEncoder
+
+from reports import style
+
+BUTTONS_AT_MOST = 6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One control above a plot: the reader takes one of its options."""
+
+    name: str
+    options: tuple[str, ...]
+    chosen: int = 0
+
+    @property
+    def as_buttons(self) -> bool:
+        """Few options stand side by side; many go into a list."""
+        return len(self.options) <= BUTTONS_AT_MOST
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, or one figure for every combination of the choices (by the options' positions)."""
+
+    key: str
+    describes: str
+    figures: Mapping[tuple[int, ...], go.Figure]
+    choices: tuple[Choice, ...] = ()
+    heading: str = ""
+
+    @property
+    def offered(self) -> list[tuple[int, Choice]]:
+        """The choices that leave something to choose, with their positions."""
+        return [(i, choice) for i, choice in enumerate(self.choices) if len(choice.options) > 1]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text. `align` has a letter for each column: l or r; l for those beyond it."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str = ""
+
+    def side(self, column: int) -> str:
+        """The CSS class of a column."""
+        return "number" if self.align[column : column + 1] == "r" else "text"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A metric that the page prints, its formula, and where the formula is from."""
+
+    term: str
+    formula: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Details:
+    """A part of a section that opens on a click: one of table, text and definitions."""
+
+    summary: str
+    table: Table | None = None
+    text: str = ""
+    definitions: Sequence[Definition] = ()
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a sentence that says what to see, and what is to be seen."""
+
+    key: str
+    heading: str
+    lead: str = ""
+    flags: Sequence[str] = ()
+    plots: Sequence[Plot] = ()
+    table: Table | None = None
+    notes: Sequence[str] = ()
+    details: Sequence[Details] = ()
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure."""
+
+    value: str
+    means: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The top of the page."""
+
+    name: str
+    about: str
+    answer: str
+    warnings: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    command: str = ""
+
+
+def _figure(figure: go.Figure) -> dict[str, Any]:
+    drawn: dict[str, Any] = figure.to_plotly_json()
+    layout = {key: value for key, value in drawn["layout"].items() if key != "template"}
+    return {"data": drawn["data"], "layout": layout}
+
+
+def _plot(plot: Plot) -> dict[str, Any]:
+    figures = {",".join(map(str, where)): _figure(figure) for where, figure in plot.figures.items()}
+    return {"figures": figures, "chosen": [choice.chosen for choice in plot.choices]}
+
+
+def page_data(sections: Sequence[Section]) -> str:
+    """What the page's script needs, as JSON that may stand inside a script element."""
+    data = {
+        "plots": {plot.key: _plot(plot) for section in sections for plot in section.plots},
+        "templates": {"light": style.template(0), "dark": style.template(1)},
+        "dark": style.dark_partners(),
+    }
+    text = json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("reports").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def render(opening: Opening, sections: Sequence[Section]) -> str:
+    """The page as HTML."""
+    return _template().render(
+        opening=opening,
+        sections=sections,
+        light=style.variables(0),
+        dark=style.variables(1),
+        font=style.FONT,
+        css=_asset("report.css"),
+        script=_asset("report.js"),
+        plotly=get_plotlyjs(),
+        data=page_data(sections),
+    )

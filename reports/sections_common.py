@@ -1,0 +1,242 @@
+"""Sections that every study has: errors against published figures, price sources, the scenario as run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from reports import figures_common as figures
+from reports.page import Definition, Details, Opening, Plot, Section, Table
+from reports.run import Run, extreme
+from reports.text import known, listed, percent, signed_percent, significant, tokens
+
+EXTRAPOLATED_AT_MOST = 0.05
+FITTED = "fitted"
+ROLES: Mapping[str, str] = {
+    "measured": "measured",
+    "projected": "projected by the source",
+    "derived": "derived from the source",
+    FITTED: "fitted, not a prediction",
+}
+ERROR_PCT = Definition("Error of a prediction", "error_pct = 100 × (predicted − published) / published")
+PRICE_SHARE = Definition(
+    "Share of a price source",
+    "share(source) = Σ seconds of device ops priced from that source / Σ seconds of all device ops",
+)
+
+
+def opening(run: Run) -> Opening:
+    """The top of the page, without key figures: these are the study's own."""
+    return Opening(
+        name=run.name,
+        about=_about(run),
+        answer=str(run.summary.get("answer") or ""),
+        warnings=[str(w) for w in run.summary.get("warnings") or ()],
+        command=_command(run),
+    )
+
+
+def sections(run: Run) -> list[Section]:
+    """What can be said of any run, whatever its study."""
+    return [*comparison(run), *prices(run), as_run(run, [])]
+
+
+def _about(run: Run) -> str:
+    model = run.scenario.get("model")
+    named = model.get("kind") if isinstance(model, dict) else model
+    parts = [
+        f"{run.study} study" if run.study else "",
+        run.scenario.get("device"),
+        named,
+        run.scenario.get("dtype"),
+    ]
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _command(run: Run) -> str:
+    given = run.provenance.get("command")
+    if given:
+        return str(given)
+    machine = run.provenance.get("machine")
+    on = f" --on {machine}" if machine and machine != "sim" else ""
+    return f"python -m simcore run scenario.yaml{on}"
+
+
+def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """A nested mapping as rows: ("versions › python", "3.11")."""
+    if isinstance(tree, dict):
+        return [row for key, value in tree.items() for row in flat(value, (*path, str(key)))]
+    if isinstance(tree, list):
+        tree = "; ".join(
+            ", ".join(f"{k} {v}" for k, v in x.items()) if isinstance(x, dict) else str(x) for x in tree
+        )
+    return [(" › ".join(path).replace("_", " "), "" if tree is None else str(tree))]
+
+
+# -- predicted against published -------------------------------------------------------------------
+
+
+def _roles(rows: pd.DataFrame) -> dict[str, str]:
+    present = set(rows["role"])
+    known_roles = {role: name for role, name in ROLES.items() if role in present and role != FITTED}
+    others = {role: role or "role not stated" for role in sorted(present - set(ROLES))}
+    return known_roles | others | ({FITTED: ROLES[FITTED]} if FITTED in present else {})
+
+
+def _place(row: pd.Series) -> str:
+    devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
+    parts = [row["strategy"].replace("_", " ")]
+    parts += [f"{devices:.0f} devices"] if known(devices) else []
+    parts += [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
+    parts += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
+    return ", ".join(part for part in parts if part)
+
+
+def error_summary(rows: pd.DataFrame) -> Table:
+    """Count, median, and worst error of every role; what was fitted stands last."""
+    lines = []
+    for role, name in _roles(rows).items():
+        own = rows[rows["role"] == role]
+        sizes = own["error_pct"].abs()
+        worst = extreme(own, sizes)
+        lines.append(
+            [
+                name,
+                str(len(own)),
+                f"{sizes.median():.1f} %",
+                signed_percent(worst["error_pct"]),
+                _place(worst),
+            ]
+        )
+    return Table(
+        ["role of the published figure", "figures", "median size of error", "worst", "where"], lines, "lrrr"
+    )
+
+
+def _compared(rows: pd.DataFrame) -> Table:
+    head = ["role", "where", "metric", "published", "predicted", "error", "source"]
+    lines = [
+        [
+            row["role"],
+            _place(row),
+            row["metric"],
+            significant(row["reference"], 4),
+            significant(row["predicted"], 4),
+            signed_percent(row["error_pct"]),
+            row["source"],
+        ]
+        for _, row in rows.iterrows()
+    ]
+    return Table(head, lines, "lllrrr")
+
+
+def predictions(run: Run) -> pd.DataFrame:
+    """The compared figures that the model has not seen: fitted ones are left out."""
+    rows = run.comparison[run.comparison["error_pct"].notna()]
+    return rows[rows["role"] != FITTED]
+
+
+def comparison(run: Run) -> list[Section]:
+    """Predicted against published, by role, so that what was fitted never passes for a prediction."""
+    rows = run.comparison[run.comparison["error_pct"].notna()]
+    if rows.empty:
+        return []
+    ahead = predictions(run)
+    lead = "Every figure compared here was used for fitting; none of them is a prediction."
+    if len(ahead):
+        sizes = ahead["error_pct"].abs()
+        lead = (
+            f"{len(ahead)} published figures were predicted without having been used: "
+            f"half of them within {sizes.median():.1f} %, the worst off by {sizes.max():.1f} %."
+        )
+    hollow = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
+    figure = figures.errors(rows, _roles(rows))
+    plot = Plot("errors", "error of every predicted figure, by role", {(): figure})
+    return [
+        Section(
+            key="published",
+            heading="Predicted against published",
+            short="Against published",
+            lead=lead,
+            plots=[plot],
+            table=error_summary(rows),
+            notes=[hollow] if (rows["role"] == FITTED).any() else [],
+            details=[Details(f"All {len(rows)} compared figures", table=_compared(rows))],
+        )
+    ]
+
+
+# -- where prices are from -------------------------------------------------------------------------
+
+
+def _shares(run: Run) -> dict[str, dict[str, float]]:
+    rows = run.metric("price_share")
+    whole = {str(k): float(v) for k, v in (run.summary.get("price_shares") or {}).items() if known(v)}
+    shares = {"all runs": whole} if whole else {}
+    keys = ["label", "context_tokens", "batch", "hit_rate"]
+    for label, group in rows[rows["label"] != ""].groupby("label", sort=False):
+        cases = len(group.drop_duplicates(keys))
+        sums = group.groupby("op_kind", sort=True)["value"].sum() / cases
+        shares[str(label)] = {str(kind): float(v) for kind, v in sums.items()}
+    return shares
+
+
+def _most_extrapolated(run: Run) -> tuple[float, str]:
+    rows = run.metric("price_share")
+    rows = rows[rows["op_kind"] == "extrapolated"].reset_index(drop=True)
+    whole = (run.summary.get("price_shares") or {}).get("extrapolated", 0.0)
+    if rows.empty:
+        return (float(whole) if known(whole) else 0.0), "all runs together"
+    worst = extreme(rows, rows["value"])
+    where = str(worst["label"]) + (
+        f" at {tokens(worst['context_tokens'])} tokens" if known(worst["context_tokens"]) else ""
+    )
+    return float(worst["value"]), where
+
+
+def prices(run: Run) -> list[Section]:
+    """How much of the predicted device time rests on which kind of price, with a flag above 5 %."""
+    shares = _shares(run)
+    if not shares:
+        return []
+    first = next(iter(shares))
+    parts = [f"{percent(v)} {k}" for k, v in sorted(shares[first].items(), key=lambda kv: -kv[1]) if v > 0]
+    whose = (
+        "Of the predicted device time" if first == "all runs" else f"Of the predicted device time of {first}"
+    )
+    most, where = _most_extrapolated(run)
+    flags = []
+    if most > EXTRAPOLATED_AT_MOST:
+        flags.append(
+            f"Up to {percent(most)} of the predicted time is extrapolated ({where}), beyond the "
+            f"{percent(EXTRAPOLATED_AT_MOST)} that can be trusted: those figures need a measurement."
+        )
+    describes = "share of predicted device time by source of the price"
+    return [
+        Section(
+            key="prices",
+            heading="Where the prices come from",
+            short="Prices",
+            lead=f"{whose}, {listed(parts)}." if parts else "",
+            flags=flags,
+            plots=[Plot("prices", describes, {(): figures.price_shares(shares)})],
+        )
+    ]
+
+
+# -- the scenario as run ---------------------------------------------------------------------------
+
+
+def as_run(run: Run, formulas: Sequence[Definition]) -> Section:
+    """The scenario, the formulas of what the page prints, and what the run was made with."""
+    details = []
+    if formulas:
+        details.append(Details("Formulas of every metric", definitions=formulas))
+    if run.scenario_text:
+        details.append(Details("scenario.yaml, with every default written out", text=run.scenario_text))
+    rows = [list(row) for row in flat(run.provenance)]
+    table = Table(["provenance", ""], rows) if rows else None
+    notes = [str(note) for note in run.summary.get("notes") or ()]
+    return Section(
+        key="run", heading="The scenario as run", short="As run", table=table, notes=notes, details=details
+    )

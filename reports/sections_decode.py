@@ -1,0 +1,591 @@
+"""The decode study: how long a token takes, what it consists of, and when speculation pays."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from reports import figures_decode as figures
+from reports import sections_common as common
+from reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
+from reports.run import Run, extreme
+from reports.text import (
+    duration,
+    interval,
+    known,
+    listed,
+    milliseconds,
+    percent,
+    signed,
+    significant,
+    times,
+    tokens,
+)
+
+CASE = ["label", "context_tokens", "batch", "hit_rate"]
+SUMS_WITHIN = 1e-3
+CROSSOVERS_SHOWN = 14
+
+FORMULAS: Sequence[tuple[str, Definition]] = [
+    (
+        "token_latency_s",
+        Definition(
+            "Latency per token (TPOT)",
+            "latency = (end of the last token − end of the first token) / (tokens − 1)",
+            "Ends are those of sampling; in steady decode: vLLM's TPOT = (E2EL − TTFT) / (tokens − 1).",
+        ),
+    ),
+    ("tokens_per_s_per_user", Definition("Tokens per second and user", "1 / latency")),
+    (
+        "critical_path_s",
+        Definition(
+            "Critical path",
+            "latency = Σ over op kinds of the seconds that the token's critical path spends in that kind",
+            "Walked back from the end of a token: each op to the one thing it waited for last. "
+            "Time in which nothing on the path ran is host, gate or idle.",
+        ),
+    ),
+    ("attention_share", Definition("Share of attention", "critical-path seconds in attention ops / latency")),
+    (
+        "non_attention_share",
+        Definition("Share of all other ops", "critical-path seconds in the other ops / latency"),
+    ),
+    (
+        "exposed_communication_s",
+        Definition("Exposed communication", "critical-path seconds in collectives, exchanges and puts"),
+    ),
+    (
+        "speedup_over_baseline",
+        Definition(
+            "Speed-up over the baseline",
+            "latency of the baseline / latency, at the same context and batch",
+        ),
+    ),
+    (
+        "speedup_on_same_devices",
+        Definition(
+            "Speed-up on the same devices",
+            "latency(tensor parallelism on d devices) / latency(ALSpec on d devices)",
+            "Same context and batch; d = ranks × groups.",
+        ),
+    ),
+    (
+        "overlap_gain_s",
+        Definition(
+            "Gain of the last layer's overlap",
+            "latency by the formula of App. F − latency with the last attention overlapped",
+            "The formula leaves out that the last layer's attention overlaps what follows it "
+            "(ALSpec, appendix F, footnote 6).",
+        ),
+    ),
+    (
+        "crossover",
+        Definition(
+            "Crossover",
+            "the context, hit rate or link latency at which latency(ALSpec) = latency(tensor parallelism)",
+            "On as many devices, all else equal, searched within the range of the study.",
+        ),
+    ),
+]
+APPENDIX_F = [
+    Definition(
+        "Tensor parallelism, by the paper's formula",
+        "latency = fixed + N · (per_layer + FD(K))",
+        "ALSpec, appendix F. N layers; per_layer: a layer without attention; fixed: embedding and head; "
+        "FD(K): flash decode over K tokens.",
+    ),
+    Definition(
+        "ALSpec, by the paper's formula",
+        "latency = fixed + ⌊N·r⌋ · (SFD_R(K) + max(SFD_S(K) − SFD_R(K), per_layer))\n"
+        "                + ⌈N·(1 − r)⌉ · (per_layer + SFD_S(K))",
+        "ALSpec, appendix F. r: hit rate; SFD_S and SFD_R: speculative flash decode of the sender and of "
+        "the receiver. Rounding down the hits makes it an upper bound.",
+    ),
+]
+BOUNDS = [
+    Definition(
+        "Worst-case error bound",
+        "ε ≤ Σ over layers i of (1 + α)^(N−i+1) · (1 + f(R)·β)^(N−i) · δ_i",
+        "ALSpec, equation 1; δ_i: the largest accepted difference in layer i.",
+    ),
+    Definition("High-probability error bound", "ε grows with √N instead of with N", "ALSpec, appendix A.3."),
+    Definition("Verification", "accepted where ‖speculated − exact‖₂ < λ · ‖exact‖₂", "ALSpec, section 3.2."),
+]
+
+
+def opening(run: Run) -> Opening:
+    """The top of the page with up to five key figures."""
+    made = (_fastest(run), _best_tensor(run), _gain(run), _communication(run), _accuracy(run))
+    return replace(common.opening(run), tiles=[tile for tile in made if tile])
+
+
+def sections(run: Run) -> list[Section]:
+    """The decode study's sections, in the order of the page."""
+    return [
+        *_latency(run),
+        *_critical_path(run),
+        *_timeline(run),
+        *_crossover(run),
+        *common.comparison(run),
+        *common.prices(run),
+        *_speculation(run),
+        common.as_run(run, formulas(run)),
+    ]
+
+
+def formulas(run: Run) -> list[Definition]:
+    """Formulas of the metrics that this run has, and of no others."""
+    present = set(run.results["metric"])
+    present |= {"crossover"} if any(m.startswith("crossover_") for m in present) else set()
+    present |= {"speedup_on_same_devices"} if len(_ratios(run)) else set()
+    found = [definition for metric, definition in FORMULAS if metric in present]
+    if run.results["strategy"].str.startswith("alspec").any():
+        found += APPENDIX_F
+    if any(m.startswith("error_bound") for m in present) or run.summary.get("bounds"):
+        found += BOUNDS
+    found += [common.PRICE_SHARE] if "price_share" in present else []
+    return found + ([common.ERROR_PCT] if len(run.comparison) else [])
+
+
+# -- choices ---------------------------------------------------------------------------------------
+
+Option = tuple[str, Any]
+Dimension = tuple[str, Sequence[Option], int]
+
+
+def _views(dimensions: Sequence[Dimension], draw: Callable[..., go.Figure]) -> dict[str, Any]:
+    """Choices and one figure for each combination of them, as a Plot takes them."""
+    choices = tuple(Choice(name, tuple(text for text, _ in options), at) for name, options, at in dimensions)
+    places = itertools.product(*(range(len(options)) for _, options, _ in dimensions))
+    drawn = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
+    return {"choices": choices, "figures": drawn}
+
+
+def _values(rows: pd.DataFrame, column: str) -> list[float]:
+    return sorted(float(v) for v in rows[column].dropna().unique())
+
+
+def _batches(rows: pd.DataFrame) -> Dimension:
+    found = _values(rows, "batch") or [math.nan]
+    return "Batch", [(f"{b:.0f}" if known(b) else "", b) for b in found], 0
+
+
+def _hit_rates(rows: pd.DataFrame) -> list[Option]:
+    return [(percent(h), h) for h in _values(rows, "hit_rate")]
+
+
+def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
+    own: pd.DataFrame = rows[rows[column] == value] if known(value) else rows[rows[column].isna()]
+    return own
+
+
+# -- key figures -----------------------------------------------------------------------------------
+
+
+def _longest(run: Run) -> pd.DataFrame:
+    rows = run.metric("token_latency_s")
+    rows = rows[rows["value"] > 0]
+    if rows.empty:
+        return rows
+    rows = _at(rows, "batch", _batches(rows)[1][0][1])
+    return rows[rows["context_tokens"] == rows["context_tokens"].max()].reset_index(drop=True)
+
+
+def _where(row: pd.Series) -> str:
+    return str(row["label"]) + (f", {percent(row['hit_rate'])} hits" if known(row["hit_rate"]) else "")
+
+
+def _fastest(run: Run) -> Tile | None:
+    rows = _longest(run)
+    if rows.empty:
+        return None
+    best = extreme(rows, rows["value"], largest=False)
+    return Tile(
+        milliseconds(best["value"]), f"Fastest token at {tokens(best['context_tokens'])} tokens", _where(best)
+    )
+
+
+def _best_tensor(run: Run) -> Tile | None:
+    rows = _longest(run)
+    own = rows[rows["strategy"] == "tensor_parallel"]
+    if own.empty or len(own) == len(rows):
+        return None
+    best = extreme(own, own["value"], largest=False)
+    return Tile(
+        milliseconds(best["value"]),
+        f"Best of tensor parallelism at {tokens(best['context_tokens'])}",
+        _where(best),
+    )
+
+
+def _gain(run: Run) -> Tile | None:
+    ratio = _ratios(run)
+    if ratio.empty:
+        return None
+    best = extreme(ratio, ratio["ratio"])
+    where = f"{_where(best)}, {tokens(best['context_tokens'])} tokens"
+    return Tile(times(best["ratio"]), "Largest speed-up on the same devices", where)
+
+
+def _communication(run: Run) -> Tile | None:
+    rows = _longest(run)
+    exposed = run.metric("exposed_communication_s")
+    if rows.empty or exposed.empty:
+        return None
+    best = rows.iloc[[int(rows["value"].to_numpy().argmin())]]
+    joined = best.merge(exposed, on=CASE, suffixes=("", "_exposed"))
+    if joined.empty:
+        return None
+    seconds, of = joined["value_exposed"].iloc[0], joined["value"].iloc[0]
+    means = "Exposed communication in the fastest token"
+    return Tile(percent(seconds / of, 2), means, f"{milliseconds(seconds)} of {milliseconds(of)}")
+
+
+def _accuracy(run: Run) -> Tile | None:
+    rows = common.predictions(run)
+    if rows.empty:
+        return None
+    sizes = rows["error_pct"].abs()
+    return Tile(
+        f"{sizes.median():.1f} %",
+        "Median error against published",
+        f"{len(rows)} figures, none of them fitted",
+    )
+
+
+# -- latency ---------------------------------------------------------------------------------------
+
+TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
+    ("tokens_per_s_per_user", "tokens/s per user", lambda v: significant(v, 3)),
+    ("speedup_over_baseline", "over baseline", times),
+    ("attention_share", "attention", percent),
+    ("exposed_communication_s", "exposed communication", duration),
+    ("overlap_gain_s", "overlap gain", duration),
+]
+
+
+def _case(row: pd.Series) -> tuple[Any, ...]:
+    return tuple(row[name] if isinstance(row[name], str) or known(row[name]) else None for name in CASE)
+
+
+def _all_figures(run: Run) -> Table:
+    latency = run.metric("token_latency_s")
+    found = {m: {_case(r): r["value"] for _, r in run.metric(m).iterrows()} for m, _, _ in TABLE_METRICS}
+    metrics = [entry for entry in TABLE_METRICS if found[entry[0]]]
+    lines = []
+    for _, row in latency.iterrows():
+        key = _case(row)
+        more = [show(found[m].get(key, math.nan)) for m, _, show in metrics]
+        batch = f"{row['batch']:.0f}" if known(row["batch"]) else ""
+        hits = percent(row["hit_rate"]) if known(row["hit_rate"]) else ""
+        bounds = interval(row["low"], row["high"], 1e3)
+        value = significant(row["value"] * 1e3, 4)
+        lines.append(
+            [row["label"], tokens(row["context_tokens"]), batch, hits, value, bounds, *more, row["source"]]
+        )
+    head = [
+        "strategy",
+        "context",
+        "batch",
+        "hits",
+        "ms per token",
+        "90 % interval",
+        *(n for _, n, _ in metrics),
+        "source",
+    ]
+    return _without_empty_columns(Table(head, lines, "lrrrrr" + "r" * len(metrics)))
+
+
+def _without_empty_columns(table: Table) -> Table:
+    kept = [i for i in range(len(table.head)) if any(row[i] for row in table.rows)]
+    sides = table.align.ljust(len(table.head), "l")
+    return Table(
+        [table.head[i] for i in kept],
+        [[row[i] for i in kept] for row in table.rows],
+        "".join(sides[i] for i in kept),
+    )
+
+
+def _latency_notes(rows: pd.DataFrame, one_context: bool) -> list[str]:
+    notes = []
+    if not one_context and rows.groupby("label")["hit_rate"].nunique().gt(1).any():
+        notes.append("A band reaches from the fewest hits (upper edge) to the most (lower edge).")
+    if rows["source"].str.contains("extrapolated").any():
+        notes.append("Hollow: the price is extrapolated beyond what was measured or published.")
+    return notes
+
+
+def _latency(run: Run) -> list[Section]:
+    rows = run.metric("token_latency_s")
+    if rows.empty:
+        return []
+    shown = figures.variants(run.results)
+    one_context = rows["context_tokens"].nunique() < 2
+    rates = _hit_rates(rows)
+    every = [("all" if len(rates) > 1 else "", None)]
+    dimensions: list[Dimension] = [_batches(rows)]
+    if not one_context:
+        dimensions.append(("Hit rate", [*every, *(rates if len(rates) > 1 else [])], 0))
+
+    def draw(batch: float, hit_rate: float | None = None) -> go.Figure:
+        own = _at(rows, "batch", batch)
+        if one_context:
+            return figures.latency_bars(own, shown)
+        return figures.latency_over_context(own, shown, hit_rate)
+
+    at = f" at {tokens(rows['context_tokens'].iloc[0])} tokens" if one_context else " against context"
+    lead = "Time from one token to the next, for one user. Lower is better."
+    baseline = run.summary.get("baseline")
+    return [
+        Section(
+            key="latency",
+            heading=f"Latency per token{at}",
+            short="Latency",
+            lead=f"{lead} The baseline is {baseline}." if baseline else lead,
+            plots=[Plot("latency", f"latency per token{at}, by strategy", **_views(dimensions, draw))],
+            notes=_latency_notes(rows, one_context),
+            details=[Details(f"All {len(rows)} latencies as a table", table=_all_figures(run))],
+        )
+    ]
+
+
+# -- critical path ---------------------------------------------------------------------------------
+
+
+def _largest_gap(parts: pd.DataFrame, latency: pd.DataFrame) -> float:
+    sums = parts.groupby(CASE, dropna=False, sort=False)["value"].sum().reset_index()
+    joined = sums.merge(latency[[*CASE, "value"]], on=CASE, suffixes=("", "_latency"))
+    gaps = (joined["value"] - joined["value_latency"]).abs() / joined["value_latency"]
+    return float(gaps.max()) if len(gaps) else math.nan
+
+
+def _critical_path(run: Run) -> list[Section]:
+    parts = run.metric("critical_path_s")
+    if parts.empty:
+        return []
+    shown = figures.variants(run.results)
+    contexts = [(tokens(c), c) for c in _values(parts, "context_tokens")] or [("", math.nan)]
+    rates: list[Option] = _hit_rates(parts) or [("", None)]
+    dimensions = [
+        _batches(parts),
+        ("Context", contexts, len(contexts) - 1),
+        ("Hit rate", rates, len(rates) // 2),
+    ]
+
+    def draw(batch: float, context: float, hit_rate: float | None) -> go.Figure:
+        own = _at(_at(parts, "batch", batch), "context_tokens", context)
+        return figures.critical_path(figures.at_hit_rate(own, hit_rate), shown)
+
+    gap = _largest_gap(parts, run.metric("token_latency_s"))
+    off = f"The parts differ from the latency by up to {percent(gap)}: one of the two is wrong."
+    sums = "The parts sum to the latency per token."
+    rare = f"Parts below {percent(figures.RARE_BELOW)} of every bar are in “other”."
+    return [
+        Section(
+            key="critical-path",
+            heading="What a token's time is spent on",
+            short="Critical path",
+            lead="Only work on the critical path is counted: what overlaps it costs nothing and is not shown.",
+            flags=[off] if gap > SUMS_WITHIN else [],
+            plots=[Plot("critical-path", "latency per token by kind of op", **_views(dimensions, draw))],
+            notes=[f"{sums} {rare}" if gap <= SUMS_WITHIN else rare],
+        )
+    ]
+
+
+# -- timeline --------------------------------------------------------------------------------------
+
+
+def _timeline(run: Run) -> list[Section]:
+    spans = run.timeline
+    spans = spans[spans["start_s"].notna() & spans["end_s"].notna()]
+    if spans.empty:
+        return []
+    cases = [(case, case) for case in dict.fromkeys(spans["case"])]
+    several = spans["tensor"].nunique() > 1
+    ranks: list[Option] = [("one of each group", True), ("all", False)] if several else [("", False)]
+
+    def draw(case: str, one_each: bool) -> go.Figure:
+        own = spans[spans["case"] == case]
+        return figures.timeline(own[own["tensor"] == own["tensor"].min()] if one_each else own)
+
+    both = {"hit", "miss"} <= set(spans["outcome"])
+    described = (
+        "The receiving group runs ahead on the speculated attention. On a hit its result counts and the "
+        "sender skips what follows; on a miss the sender runs all of it itself."
+    )
+    dimensions: list[Dimension] = [("Case", cases, 0), ("Ranks", ranks, 0)]
+    return [
+        Section(
+            key="timeline",
+            heading="One layer on every rank" if not both else "One layer on every rank, hit and miss",
+            short="One layer",
+            lead=described if both else "",
+            plots=[Plot("timeline", "timeline of one layer on every rank", **_views(dimensions, draw))],
+            notes=["Drag along the time axis to zoom, double-click to return."],
+        )
+    ]
+
+
+# -- crossover -------------------------------------------------------------------------------------
+
+
+def _ratios(run: Run) -> pd.DataFrame:
+    return figures.same_devices_ratio(run.metric("token_latency_s"))
+
+
+def _maps(ratio: pd.DataFrame, labels: Iterable[str]) -> list[Plot]:
+    rows = ratio[ratio["hit_rate"].notna()]
+    if rows.empty:
+        return []
+    limit = max(1.05, rows["ratio"].max(), 1 / rows["ratio"].min())
+    plots: list[Plot] = []
+    for label in labels:
+        own = rows[rows["label"] == label]
+        if own[["context_tokens", "hit_rate"]].drop_duplicates().shape[0] < 2:
+            continue
+        devices = own["devices"].iloc[0]
+
+        def draw(batch: float, own: pd.DataFrame = own, devices: float = devices) -> go.Figure:
+            return figures.speed_up_map(_at(own, "batch", batch), devices, limit)
+
+        heading = f"{label}, over tensor parallelism on {devices:.0f} devices"
+        key = f"speed-up-{len(plots)}"
+        plots.append(Plot(key, f"speed-up of {heading}", heading=heading, **_views([_batches(own)], draw)))
+    return plots
+
+
+CROSSOVERS: Sequence[tuple[str, str, Callable[[float], str]]] = [
+    ("crossover_context_tokens", "context", lambda v: f"{tokens(v)} tokens"),
+    ("crossover_hit_rate", "hit rate", percent),
+    ("crossover_link_latency_s", "link latency", duration),
+]
+
+
+def _crossover_rows(run: Run, wanted: Iterable[str]) -> list[list[str]]:
+    """Crossovers with the same answer share a row."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for metric, name, show in CROSSOVERS:
+        if metric not in wanted:
+            continue
+        for _, row in run.results[run.results["metric"] == metric].iterrows():
+            at = [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
+            at += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
+            value = show(row["value"]) if known(row["value"]) else "none"
+            found.setdefault((name, row["label"], value, row["source"]), []).append(", ".join(at))
+    return [
+        [name, label, _together(places), value, remark]
+        for (name, label, value, remark), places in found.items()
+    ]
+
+
+def _together(places: Sequence[str]) -> str:
+    """ "50 % hits", "75 % hits" -> "50 % and 75 % hits"."""
+    for ending in (" hits", " tokens"):
+        if all(place.endswith(ending) and "," not in place for place in places):
+            return listed(place.removesuffix(ending) for place in places) + ending
+    return "; ".join(place for place in places if place)
+
+
+def _crossover(run: Run) -> list[Section]:
+    ratio = _ratios(run)
+    plots = _maps(ratio, [v.label for v in figures.variants(run.results)])
+    every = _crossover_rows(run, [m for m, _, _ in CROSSOVERS])
+    if not plots and not every:
+        return []
+    head = ["break-even", "strategy", "at", "value", "remark"]
+    few = every if len(every) <= CROSSOVERS_SHOWN else _crossover_rows(run, ["crossover_context_tokens"])
+    few = few if 0 < len(few) <= CROSSOVERS_SHOWN else every[:CROSSOVERS_SHOWN]
+    details = []
+    if len(few) < len(every):
+        details = [Details(f"All {len(every)} crossovers", table=Table(head, every, "lllr"))]
+    lead = (
+        "Cells give the speed-up of ALSpec over tensor parallelism on as many devices: blue where ALSpec is "
+        "faster, brown where tensor parallelism is, a line where both take as long."
+    )
+    return [
+        Section(
+            key="crossover",
+            heading="When speculation pays",
+            short="Crossover",
+            lead=lead if plots else "",
+            plots=plots,
+            table=_without_empty_columns(Table(head, few, "lllr")) if few else None,
+            details=details,
+        )
+    ]
+
+
+# -- accuracy of speculation -----------------------------------------------------------------------
+
+
+def _scores(run: Run) -> Table | None:
+    score, baseline = run.metric("hits_score"), run.metric("baseline_score")
+    if score.empty:
+        return None
+    compared = {_case(row): row["value"] for _, row in baseline.iterrows()}
+    lines = []
+    for _, row in score.iterrows():
+        base = compared.get(_case(row), math.nan)
+        change = signed(row["value"] - base, 2) if known(base) else ""
+        hits = percent(row["hit_rate"]) if known(row["hit_rate"]) else ""
+        lines.append(
+            [row["label"], hits, significant(row["value"]), significant(base), change, row["source"]]
+        )
+    unique = [list(line) for line in dict.fromkeys(tuple(line) for line in lines)]
+    return _without_empty_columns(
+        Table(
+            ["strategy", "hits", "score", "without speculation", "change", "threshold and task"],
+            unique,
+            "lrrrr",
+        )
+    )
+
+
+def _scientific(value: float) -> str:
+    return significant(value) if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.2e}"
+
+
+def _bounds(run: Run) -> list[list[str]]:
+    lines = []
+    for metric, name in (
+        ("error_bound_worst_case", "worst case"),
+        ("error_bound_high_probability", "high probability"),
+    ):
+        for _, row in run.metric(metric).iterrows():
+            lines.append([name, _where(row), _scientific(row["value"]), row["source"]])
+    given = run.summary.get("bounds")
+    if given:
+        lines += [[path, "", value, ""] for path, value in common.flat(given)]
+    return [list(line) for line in dict.fromkeys(tuple(line) for line in lines)]
+
+
+def _speculation(run: Run) -> list[Section]:
+    scores, bounds = _scores(run), _bounds(run)
+    hits = run.summary.get("hits")
+    if not hits and not scores and not bounds:
+        return []
+    described = [f"{path}: {text}" if path else text for path, text in common.flat(hits)] if hits else []
+    lead = (
+        ""
+        if scores or bounds
+        else "This run takes its hit rates as given; it says nothing of the task's score."
+    )
+    bound_table = _without_empty_columns(
+        Table(["bound on the output's error", "at", "value", "remark"], bounds, "llr")
+    )
+    return [
+        Section(
+            key="speculation",
+            heading="How accurate the speculation is",
+            short="Accuracy",
+            lead=lead,
+            table=scores,
+            notes=[f"Hits: {text}" for text in described],
+            details=[Details("Error bounds", table=bound_table, opened=True)] if bounds else [],
+        )
+    ]

@@ -1,0 +1,178 @@
+"""Every colour of the page, once for light and once for dark, and the plotly template of both.
+
+Figures are drawn in the light colours; the page's script exchanges each for its dark partner
+(`dark_partners`), so a figure is stored once and looks right in both themes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+PAGE: Mapping[str, tuple[str, str]] = {
+    "ground": ("#fbfbfa", "#14171b"),
+    "surface": ("#ffffff", "#1b1f25"),
+    "text": ("#1b2026", "#e7e9ec"),
+    "muted": ("#59626d", "#9ba4af"),
+    "line": ("#e2e5e8", "#2e343c"),
+    "accent": ("#125c9c", "#7fb8f0"),
+    "caution": ("#8a5a00", "#e5b454"),
+    "caution-ground": ("#fdf6e6", "#2b2416"),
+    "danger": ("#b3261e", "#ff8d83"),
+    "danger-ground": ("#fdeeed", "#331c1b"),
+}
+
+# The baseline is grey and what is compared with it has a hue; more devices stand out more.
+STRATEGY: Mapping[str, Sequence[tuple[str, str]]] = {
+    "tensor_parallel": [
+        ("#a9b1bb", "#5b6570"),
+        ("#8b94a0", "#7a8490"),
+        ("#6b7580", "#9ca5b0"),
+        ("#4a535e", "#bfc6ce"),
+        ("#272e36", "#e3e7eb"),
+    ],
+    "alspec": [
+        ("#93c4ec", "#2f6ea8"),
+        ("#5aa2db", "#4a8fcd"),
+        ("#2f80c2", "#6fb1eb"),
+        ("#155f9e", "#98caf6"),
+        ("#0a4475", "#c2e1fc"),
+    ],
+    "alspec_pipelined": [
+        ("#e3b06b", "#8a5a17"),
+        ("#cf9038", "#b07826"),
+        ("#ad7016", "#d0983f"),
+        ("#87530a", "#e5b768"),
+        ("#5f3a04", "#f3d39c"),
+    ],
+}
+OTHER_STRATEGY: Sequence[tuple[str, str]] = [
+    ("#7cc4ab", "#1f6b54"),
+    ("#45a686", "#2d8a6e"),
+    ("#128665", "#4aaa8b"),
+    ("#096349", "#7cc9ae"),
+    ("#04432f", "#b0e3d1"),
+]
+SYMBOL: Mapping[str, str] = {"tensor_parallel": "circle", "alspec": "diamond", "alspec_pipelined": "square"}
+
+# Parts of a token's critical path, in the order in which they are stacked.
+PART: Mapping[str, tuple[str, str]] = {
+    "attention": ("#e09200", "#eda52f"),
+    "projections": ("#56aee6", "#5fb2e8"),
+    "layers besides attention": ("#0a6fb0", "#3f93d2"),
+    "embedding and head": ("#7a62b0", "#a08cd4"),
+    "element-wise and cache": ("#0b9270", "#31b38f"),
+    "communication": ("#cb4a2f", "#e56e54"),
+    "speculation": ("#c4699c", "#dc8fba"),
+    "host": ("#8a7d6b", "#ab9d89"),
+    "other": ("#9aa2ab", "#757f8a"),
+    "idle": ("#d3d7dc", "#434b55"),
+}
+PART_OF_KIND: Mapping[str, str] = {
+    "decode_attention": "attention",
+    "speculative_attention": "attention",
+    "matmul": "projections",
+    "non_attention": "layers besides attention",
+    "outside_layers": "embedding and head",
+    "norm": "element-wise and cache",
+    "rotary": "element-wise and cache",
+    "kv_append": "element-wise and cache",
+    "activation": "element-wise and cache",
+    "residual": "element-wise and cache",
+    "embedding": "element-wise and cache",
+    "sample": "element-wise and cache",
+    "all_reduce": "communication",
+    "all_gather": "communication",
+    "reduce_scatter": "communication",
+    "exchange_priority": "speculation",
+    "put": "speculation",
+    "receive_speculation": "speculation",
+    "gate": "speculation",
+    "host": "host",
+    "idle": "idle",
+}
+
+# From what was seen on hardware to what nobody has seen.
+PRICE_SOURCE: Mapping[str, tuple[str, str]] = {
+    "measured": ("#0d4f86", "#9fd0fa"),
+    "published": ("#2a7bbf", "#68afec"),
+    "interpolated": ("#86bde6", "#3a78b2"),
+    "roofline": ("#a5a8ad", "#6d757f"),
+    "assumed": ("#d9b067", "#a37b2f"),
+    "extrapolated": ("#bf3a2e", "#f0776a"),
+}
+DIVERGING: Sequence[tuple[str, str]] = [
+    ("#9c5312", "#e39a50"),
+    ("#e0b483", "#85592c"),
+    ("#f1f1ef", "#2a2f37"),
+    ("#8fbfe4", "#2c6599"),
+    ("#11588f", "#7cbcf3"),
+]
+INK = ("#20262d", "#e9ebee")
+FAINT_INK = ("#8d959f", "#7e8792")
+HOLLOW = ("#fefefe", "#1b1f26")
+FAINT_OPACITY = 0.16
+
+
+def ramp(strategy: str, count: int) -> list[str]:
+    """So many light colours of a strategy's hue, from few devices to many."""
+    shades = [light for light, _ in STRATEGY.get(strategy, OTHER_STRATEGY)]
+    if count == 1:
+        return [shades[3]]
+    steps = [round(i * (len(shades) - 1) / (count - 1)) for i in range(count)]
+    if count in (2, 3):
+        steps = [1, 3] if count == 2 else [0, 2, 4]
+    return [shades[step] for step in steps]
+
+
+def faint(colour: str) -> str:
+    """The same colour as a see-through fill."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {FAINT_OPACITY})"
+
+
+def dark_partners() -> dict[str, str]:
+    """Light colour -> dark colour, of every colour that a figure may hold."""
+    pairs = [INK, FAINT_INK, HOLLOW, *PART.values(), *PRICE_SOURCE.values(), *DIVERGING, *OTHER_STRATEGY]
+    pairs += [pair for shades in STRATEGY.values() for pair in shades]
+    return dict(pairs) | {faint(light): faint(dark) for light, dark in pairs}
+
+
+def variables(theme: int) -> dict[str, str]:
+    """CSS variables of a theme: 0 light, 1 dark."""
+    return {f"--{name}": pair[theme] for name, pair in PAGE.items()}
+
+
+def template(theme: int) -> dict[str, Any]:
+    """What all figures of a theme have in common: 0 light, 1 dark."""
+    colour = {name: pair[theme] for name, pair in PAGE.items()}
+    axis = {
+        "gridcolor": colour["line"],
+        "linecolor": colour["line"],
+        "zeroline": False,
+        "automargin": True,
+        "fixedrange": True,
+        "ticks": "",
+        "ticklabelstandoff": 5,
+        "title": {"standoff": 12, "font": {"size": 12, "color": colour["muted"]}},
+        "tickfont": {"size": 12, "color": colour["muted"]},
+    }
+    return {
+        "layout": {
+            "font": {"family": FONT, "size": 12, "color": colour["text"]},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "margin": {"l": 56, "r": 16, "t": 12, "b": 48},
+            "hovermode": "closest",
+            "dragmode": False,
+            "showlegend": False,
+            "hoverlabel": {
+                "bgcolor": colour["surface"],
+                "bordercolor": colour["line"],
+                "font": {"family": FONT, "size": 12, "color": colour["text"]},
+                "align": "left",
+            },
+            "xaxis": axis,
+            "yaxis": axis,
+        }
+    }

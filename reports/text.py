@@ -1,0 +1,106 @@
+"""Numbers and names as people read them."""
+
+import html
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+KIB = 1024
+NOTHING = "–"
+GLUE = "\u00a0"  # between a number and its unit: a line never breaks there
+
+
+def known(value: Any) -> bool:
+    """Whether a value is a number that can be shown."""
+    return isinstance(value, Real) and math.isfinite(float(value))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands separated, never in powers of ten.
+
+    >>> significant(12.3456), significant(0.0123456), significant(123456.0), significant(float("nan"))
+    ('12.3', '0.0123', '123,456', '–')
+    """
+    if not known(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as "12.31 ms"."""
+    return f"{significant(seconds * 1e3, 4)}{GLUE}ms" if known(seconds) else NOTHING
+
+
+def duration(seconds: float) -> str:
+    r"""Seconds in the unit that suits their size.
+
+    >>> duration(0.0000021), duration(0.0042), duration(0.0)
+    ('2.1\xa0µs', '4.2\xa0ms', '0\xa0s')
+    """
+    if not known(seconds):
+        return NOTHING
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= scale or seconds == 0:
+            return f"{significant(seconds / scale, 2)}{GLUE}{unit}"
+    return f"{significant(seconds / 1e-9, 2)}{GLUE}ns"
+
+
+def percent(fraction: float, digits: int = 3) -> str:
+    r"""A fraction as "62.5 %".
+
+    >>> percent(0.625), percent(1.0), percent(1 / 3)
+    ('62.5\xa0%', '100\xa0%', '33.3\xa0%')
+    """
+    return f"{float(f'{fraction * 100:.{digits}g}'):g}{GLUE}%" if known(fraction) else NOTHING
+
+
+def signed(number: float, decimals: int) -> str:
+    """A number with its sign, the minus as wide as the plus."""
+    return f"{number:+.{decimals}f}".replace("-", "−")
+
+
+def signed_percent(points: float) -> str:
+    """Percentage points with their sign: "+1.3 %"."""
+    return f"{signed(points, 1)}{GLUE}%" if known(points) else NOTHING
+
+
+def times(ratio: float) -> str:
+    """A ratio as "1.24×"."""
+    return f"{ratio:.2f}×" if known(ratio) else NOTHING
+
+
+def tokens(count: float) -> str:
+    """A context length, in binary thousands where it is a whole number of them.
+
+    >>> tokens(1024), tokens(98304), tokens(1048576), tokens(1000)
+    ('1K', '96K', '1M', '1,000')
+    """
+    if not known(count):
+        return NOTHING
+    whole = round(count)
+    for suffix, size in (("M", KIB * KIB), ("K", KIB)):
+        if whole >= size and whole % size == 0:
+            return f"{whole // size}{suffix}"
+    return f"{whole:,}"
+
+
+def interval(low: float, high: float, scale: float = 1.0) -> str:
+    """ "11.9 to 12.8", or nothing where there is no interval."""
+    if not (known(low) and known(high)) or low == high:
+        return ""
+    return f"{significant(low * scale, 4)} to {significant(high * scale, 4)}"
+
+
+def listed(parts: Iterable[str]) -> str:
+    """ "a, b and c"."""
+    items = list(parts)
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
+
+
+def in_figure(text: str) -> str:
+    """Text made safe for plotly, which reads some HTML in its labels."""
+    return html.escape(text, quote=False)

@@ -1,0 +1,103 @@
+"""Reads what users write: YAML into strict frozen dataclasses; every fault is one line.
+
+A line names the file, the field, what is allowed and, where a name is misspelt, the nearest one.
+Unknown keys, missing keys, wrong types and numbers that are not finite are faults. Other values are
+checked by the dataclass that holds them.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+T = TypeVar("T")
+
+
+class InputError(ValueError):
+    """What a user gave makes no sense; the message is one line that says where and what is allowed."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats: PyYAML reads 1.1, where 4.8e12 without a sign in its exponent is a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
+    """The line for a name that is none of `allowed`, with the nearest of them."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{hint} (allowed: {', '.join(names) or 'none'})"
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises InputError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The document in a YAML file. Raises InputError where it cannot be read or parsed."""
+    try:
+        return yaml.load(read_text(path), Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "a broken document"
+        raise InputError(f"{path}: not valid YAML{line}: {problem}") from None
+
+
+def validated(kind: type[T], document: object, where: str) -> T:
+    """`document` as a `kind`, a pydantic dataclass. Raises InputError with the first fault found."""
+    try:
+        # By way of JSON: in JSON a strict tuple may come from a list, and a number key from a string.
+        return TypeAdapter(kind).validate_json(json.dumps(document, default=str))
+    except ValidationError as error:
+        raise InputError(f"{where}: {_line(kind, error)}") from None
+
+
+def _line(kind: type, error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    location = tuple(str(part) for part in first["loc"] if part != "[key]")
+    field = ".".join(location)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown_name("key", field, [".".join((*location[:-1], n)) for n in _keys(kind, location[:-1])])
+    if first["type"] == "missing":
+        return f"missing key {field!r}"
+    if first["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", message)
+        return f"{field}: {unknown_name('value', str(first['input']), allowed)}"
+    if first["type"] == "value_error":
+        return f"{field}: {message}" if field else message
+    return f"{field or 'document'}: {message[0].lower()}{message[1:]}, got {str(first['input'])[:60]!r}"
+
+
+def _keys(kind: type, location: tuple[str, ...]) -> list[str]:
+    """The keys that the dataclass at `location` inside `kind` takes."""
+    here: Any = kind
+    for part in location:
+        if is_dataclass(here):
+            here = get_type_hints(here)[part]
+        # A mapping or a sequence: its part is one of its values; an optional one: what is not None.
+        inner = [a for a in get_args(here) if is_dataclass(a)]
+        here = inner[0] if inner else here
+    return [f.name for f in fields(here)] if is_dataclass(here) else []

@@ -1,0 +1,170 @@
+"""What must hold in every run, simulated or real. Each law reads a trace and says what breaks it.
+
+1  conservation   a message that came is taken once or still queues; nobody is served out of turn
+2  causality      nothing starts before it was issued, before its tickets are done, before its cause
+3  one at a time  spans of one stream of one rank do not overlap
+4  together       the ranks of a collective start and end together, all of them
+5  clock          times are finite, not negative, and never run back
+6  roofline       no op is faster than its datasheet allows (but one that was assumed to be free)
+7  capacity       no gauge exceeds its limit
+8  repeatability  the same run gives the same bytes (`repeatable`; it takes two runs)
+
+Times that are equal but for rounding count as equal: 1e-9 of the time they were reckoned at.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from math import isfinite
+
+from simcore.trace import Message, Span, Trace
+
+ROUNDING = 1e-9
+MOST_VIOLATIONS = 20
+
+
+class LawError(AssertionError):
+    """A run broke a law; the message names the law and the first violations."""
+
+
+def _before(earlier_s: float, later_s: float) -> bool:
+    """Whether one time is really before another."""
+    return earlier_s < later_s - ROUNDING * max(1e-3, abs(later_s))
+
+
+def conservation(trace: Trace) -> Iterator[str]:
+    """Law 1."""
+    inboxes: dict[tuple[int, str], list[Message]] = defaultdict(list)
+    seen: set[int] = set()
+    for message in trace.messages:
+        if message.id in seen:
+            yield f"message {message.id} came twice"
+        seen.add(message.id)
+        inboxes[message.rank, message.inbox].append(message)
+    for (rank, inbox), messages in inboxes.items():
+        for earlier, later in pairwise(messages):
+            if later.received_s is not None and (
+                earlier.received_s is None or _before(later.received_s, earlier.received_s)
+            ):
+                yield f"rank {rank} inbox {inbox}: message {later.id} overtook {earlier.id}"
+
+
+def causality(trace: Trace) -> Iterator[str]:
+    """Law 2."""
+    spans = trace.by_id()
+    for span in trace.spans:
+        if _before(span.start_s, span.issued_s):
+            yield f"span {span.id} starts at {span.start_s}, before it was issued at {span.issued_s}"
+        if _before(span.start_s, span.cause.at_s):
+            yield f"span {span.id} starts at {span.start_s}, before its cause at {span.cause.at_s}"
+        if span.cause.span is not None and not span.cause.host:
+            cause = spans.get(span.cause.span)
+            if cause is None or _before(span.cause.at_s, cause.start_s):
+                yield f"span {span.id} has a cause that had not begun"
+        for ticket in span.after:
+            if ticket not in spans or _before(span.start_s, spans[ticket].end_s):
+                yield f"span {span.id} starts before span {ticket}, which it waits for, has ended"
+    for message in trace.messages:
+        if message.received_s is not None and _before(message.received_s, message.arrived_s):
+            yield f"message {message.id} was received before it came"
+
+
+def one_at_a_time(trace: Trace) -> Iterator[str]:
+    """Law 3."""
+    streams: dict[tuple[int, str], list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        streams[span.rank, span.stream].append(span)
+    for (rank, stream), spans in streams.items():
+        spans.sort(key=lambda span: (span.start_s, span.end_s, span.id))
+        for first, second in pairwise(spans):
+            if _before(second.start_s, first.end_s):
+                yield f"rank {rank} stream {stream}: spans {first.id} and {second.id} overlap"
+
+
+def together(trace: Trace) -> Iterator[str]:
+    """Law 4."""
+    meetings: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        if span.meeting is not None:
+            meetings[span.meeting].append(span)
+    for meeting, spans in meetings.items():
+        if sorted(span.rank for span in spans) != sorted(spans[0].members):
+            yield f"collective {meeting}: ranks {spans[0].members} should meet"
+        for span in spans[1:]:
+            for one_s, other_s in ((span.start_s, spans[0].start_s), (span.end_s, spans[0].end_s)):
+                if _before(one_s, other_s) or _before(other_s, one_s):
+                    yield f"collective {meeting}: ranks {span.rank} and {spans[0].rank} are not together"
+
+
+def clock(trace: Trace) -> Iterator[str]:
+    """Law 5."""
+    for span in trace.spans:
+        times = [span.issued_s, span.start_s, span.end_s, *(t for t, _ in span.progress)]
+        if not all(isfinite(t) and t >= 0.0 for t in times):
+            yield f"span {span.id} has a time that is negative or not finite"
+        if _before(span.end_s, span.start_s):
+            yield f"span {span.id} ends at {span.end_s}, before its start at {span.start_s}"
+        for (t0, w0), (t1, w1) in pairwise(span.progress):
+            if _before(t1, t0) or _before(w1, w0):
+                yield f"span {span.id}: time or work runs back"
+
+
+def roofline(trace: Trace) -> Iterator[str]:
+    """Law 6."""
+    for span in trace.spans:
+        for priced, start_s, end_s in span.op_times():
+            if priced.price.source == "assumed":
+                continue
+            least_s = priced.floor_s * (1.0 - ROUNDING)
+            if end_s - start_s < least_s - ROUNDING * max(1e-3, end_s):
+                yield (
+                    f"span {span.id}: {priced.op.kind} {priced.op.name} takes {end_s - start_s:.3e} s,"
+                    f" the roofline is {priced.floor_s:.3e} s"
+                )
+
+
+def capacity(trace: Trace) -> Iterator[str]:
+    """Law 7."""
+    for gauge in trace.gauges:
+        if not gauge.value <= gauge.limit:
+            yield f"rank {gauge.rank}: {gauge.name} is {gauge.value}, above {gauge.limit}, at {gauge.at_s} s"
+
+
+LAWS: Mapping[str, Callable[[Trace], Iterator[str]]] = {
+    "conservation": conservation,
+    "causality": causality,
+    "one at a time": one_at_a_time,
+    "together": together,
+    "clock": clock,
+    "roofline": roofline,
+    "capacity": capacity,
+}
+
+
+def violations(trace: Trace) -> dict[str, list[str]]:
+    """The laws that a trace breaks, each with its violations (empty: all hold)."""
+    found = {name: list(law(trace)) for name, law in LAWS.items()}
+    return {name: broken for name, broken in found.items() if broken}
+
+
+def enforce(trace: Trace) -> None:
+    """Raises LawError if a trace breaks a law."""
+    broken = violations(trace)
+    if broken:
+        lines = [f"{name}: {text}" for name, texts in broken.items() for text in texts]
+        more = f" (and {len(lines) - MOST_VIOLATIONS} more)" if len(lines) > MOST_VIOLATIONS else ""
+        raise LawError("; ".join(lines[:MOST_VIOLATIONS]) + more)
+
+
+def digest(trace: Trace) -> str:
+    """A fingerprint of everything in a trace, to the last bit."""
+    state = hashlib.sha256()
+    for record in (*trace.spans, *trace.messages, *trace.gauges, *trace.marks):
+        state.update(repr(record).encode())
+    return state.hexdigest()
+
+
+def repeatable(run: Callable[[], Trace]) -> bool:
+    """Law 8: two runs leave the same bytes."""
+    return digest(run()) == digest(run())

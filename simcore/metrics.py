@@ -1,0 +1,151 @@
+"""Figures from traces: pure functions.
+
+latency of token i    = last mark "token i" of any rank - last mark of token i-1 (or 0)
+critical path         = walked back from that mark: each span began because its cause had ended;
+                        its pieces add up to the latency
+time per op kind      = pieces of the critical path, by kind ("host": the host was busy,
+                        "gate": skipped launches, "idle": nothing of the above)
+attention share       = critical path in attention kernels / latency
+exposed communication = critical path in collectives, exchanges and puts
+tokens/s/user         = 1 / latency of a token
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from simcore.ops import SourceKind
+from simcore.trace import Cause, Mark, Span, Trace, op_events
+
+K = TypeVar("K")
+
+ATTENTION_KINDS = frozenset({"decode_attention", "speculative_attention"})
+COMMUNICATION_KINDS = frozenset(
+    {"all_gather", "all_reduce", "reduce_scatter", "exchange_priority", "put", "all_gather_matmul"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PathPiece:
+    """A stretch of a critical path, spent in one op kind of one rank (-1: no device)."""
+
+    kind: str
+    name: str
+    rank: int
+    start_s: float
+    end_s: float
+
+
+def critical_path(trace: Trace, mark: Mark) -> list[PathPiece]:
+    """What the run was waiting for, from its start to a mark, without gap or overlap, in order."""
+    spans = trace.by_id()
+    pieces: list[PathPiece] = []
+    cause, now_s = mark.cause, mark.at_s
+    while now_s > 0.0:
+        if cause.at_s < now_s:
+            pieces.append(PathPiece("idle", "idle", -1, cause.at_s, now_s))
+            now_s = cause.at_s
+        if cause.host:
+            since_s = 0.0 if cause.span is None else spans[cause.span].end_s
+            pieces.append(PathPiece("host", "host", -1, since_s, now_s))
+            cause, now_s = Cause(cause.span, since_s), since_s
+        if cause.span is None:
+            if now_s > 0.0:
+                pieces.append(PathPiece("idle", "idle", -1, 0.0, now_s))
+            break
+        span = spans[cause.span]
+        pieces += reversed(_clipped(span, now_s))
+        cause, now_s = span.cause, min(now_s, span.start_s)
+    return [piece for piece in reversed(pieces) if piece.end_s > piece.start_s]
+
+
+def _clipped(span: Span, until_s: float) -> list[PathPiece]:
+    events = ((name, kind, start, min(end, until_s)) for name, kind, start, end in op_events(span))
+    return [PathPiece(kind, name, span.rank, start, end) for name, kind, start, end in events if end > start]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a run: when it began and ended, and where its time went (seconds by op kind)."""
+
+    index: int
+    start_s: float
+    end_s: float
+    path: tuple[PathPiece, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """From the token before to this one."""
+        return self.end_s - self.start_s
+
+    def by_kind(self) -> dict[str, float]:
+        """Seconds of the critical path by op kind."""
+        return _sum((piece.kind, piece.end_s - piece.start_s) for piece in self.path)
+
+
+def tokens(trace: Trace) -> list[Token]:
+    """The tokens that a run marked, in order."""
+    last: dict[int, Mark] = {}
+    for mark in trace.marks:
+        word, _, number = mark.name.partition(" ")
+        if word == "token" and (int(number) not in last or mark.at_s > last[int(number)].at_s):
+            last[int(number)] = mark
+    found: list[Token] = []
+    start_s = 0.0
+    for index in sorted(last):
+        mark = last[index]
+        path = [_from(piece, start_s) for piece in critical_path(trace, mark) if piece.end_s > start_s]
+        found.append(Token(index, start_s, mark.at_s, tuple(path)))
+        start_s = mark.at_s
+    return found
+
+
+def _from(piece: PathPiece, start_s: float) -> PathPiece:
+    return PathPiece(piece.kind, piece.name, piece.rank, max(piece.start_s, start_s), piece.end_s)
+
+
+def attention_share(by_kind: Mapping[str, float]) -> float:
+    """Share of the critical path in attention kernels."""
+    return _share(by_kind, ATTENTION_KINDS)
+
+
+def exposed_communication_s(by_kind: Mapping[str, float]) -> float:
+    """Seconds of the critical path in collectives, exchanges and puts."""
+    return sum(seconds for kind, seconds in by_kind.items() if kind in COMMUNICATION_KINDS)
+
+
+def _share(by_kind: Mapping[str, float], kinds: frozenset[str]) -> float:
+    total = sum(by_kind.values())
+    return sum(seconds for kind, seconds in by_kind.items() if kind in kinds) / total if total else 0.0
+
+
+def price_shares(trace: Trace) -> dict[SourceKind, float]:
+    """Share of predicted device time by where its price comes from."""
+    seconds = _sum((p.price.source, p.price.seconds) for span in trace.spans for p in span.ops)
+    total = sum(seconds.values())
+    return {source: part / total for source, part in sorted(seconds.items())} if total else {}
+
+
+def interval(trace: Trace, token: Token) -> tuple[float, float]:
+    """Low and high of a token's latency: every op of its critical path at the low or high end of its
+    price's interval (as if all errors had one sign, so it is wide)."""
+    scale: dict[tuple[int, str, str], tuple[float, float]] = {}
+    for span in trace.spans:
+        for priced in span.ops:
+            if (seconds := priced.price.seconds) > 0.0:
+                key = (span.rank, priced.op.kind, priced.op.name)
+                scale[key] = (priced.price.low_s / seconds, priced.price.high_s / seconds)
+    low = high = 0.0
+    for piece in token.path:
+        factors = scale.get((piece.rank, piece.kind, piece.name), (1.0, 1.0))
+        low += factors[0] * (piece.end_s - piece.start_s)
+        high += factors[1] * (piece.end_s - piece.start_s)
+    return low, high
+
+
+def _sum(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
+    total: dict[K, float] = defaultdict(float)
+    for key, value in pairs:
+        total[key] += value
+    return dict(total)

@@ -1,0 +1,437 @@
+"""What is done, how much of it, and what it costs: ops, graphs and prices.
+
+An op is a kind, a shape and a dtype; its work follows from these three by the formula that stands
+above the constructor of that kind, and is typed nowhere else:
+
+    flops       floating-point operations (a multiply-add counts two)
+    hbm_bytes   bytes that must cross device memory at least once (weights, caches, activations)
+    wire_bytes  bytes that one rank must send at least over the link
+    ranks       how many ranks take part (1: the op is local)
+
+A shape may name a `Size`, which a captured graph reads from device memory at run time (a context
+length, say); `Op.at(sizes)` gives the op with numbers in its place.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+# Bytes per element. bfp8 and bfp4 are Tenstorrent's block floating point: 16 numbers share one
+# exponent byte, so an element takes 1 + 1/16 and 1/2 + 1/16 bytes.
+DTYPE_BYTES: Mapping[str, float] = {
+    "fp64": 8.0,
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "bfp8": 1.0625,
+    "bfp4": 0.5625,
+}
+ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
+
+
+class UnboundSizeError(ValueError):
+    """The work of an op was asked for while one of its dimensions is still a run-time size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A dimension that a captured graph reads from device memory at each replay."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The least that an op has to do, whatever runs it. Units: operations, bytes, bytes, ranks."""
+
+    flops: float
+    hbm_bytes: float
+    wire_bytes: float = 0.0
+    ranks: int = 1
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.flops + other.flops,
+            self.hbm_bytes + other.hbm_bytes,
+            self.wire_bytes + other.wire_bytes,
+            max(self.ranks, other.ranks),
+        )
+
+
+Shape = tuple[tuple[str, int | Size], ...]
+Formula = Callable[["Op"], Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kernel or one collective.
+
+    `name` is its place in the model ("qkv", "lm_head"); `axis` is the mesh axis whose ranks meet
+    in it (empty for a local op); `parts` are the ops inside a fused one.
+    """
+
+    kind: str
+    name: str
+    shape: Shape
+    dtype: str
+    formula: Formula
+    axis: str = ""
+    parts: tuple["Op", ...] = ()
+
+    @property
+    def work(self) -> Work:
+        """Work of this op. Raises UnboundSizeError while a dimension is a `Size`."""
+        return self.formula(self)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the run-time sizes that this op reads."""
+        own = {value.name for _, value in self.shape if isinstance(value, Size)}
+        return frozenset(own.union(*(part.reads for part in self.parts)))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks meet in this op; 1 where it is local."""
+        return next((int(v) for k, v in self.shape if k == "ranks" and isinstance(v, int)), 1)
+
+    def __getitem__(self, dimension: str) -> int:
+        """A dimension of the shape, as a number."""
+        for name, value in self.shape:
+            if name == dimension:
+                if isinstance(value, Size):
+                    raise UnboundSizeError(f"{self.kind} {self.name}: {dimension} is read at run time")
+                return value
+        raise KeyError(f"{self.kind} has no dimension {dimension}")
+
+    def at(self, sizes: Mapping[str, int]) -> "Op":
+        """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
+        if not self.reads:
+            return self
+        shape = tuple((k, sizes[v.name] if isinstance(v, Size) else v) for k, v in self.shape)
+        return replace(self, shape=shape, parts=tuple(part.at(sizes) for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A put with a named signal, sent while a graph runs.
+
+    It leaves when op `op` of the graph has its early part done (`Price.early_s`; its end where the
+    price names none) and goes to the next rank along `put.axis`, `put` being what crosses the wire.
+    """
+
+    signal: str
+    op: int
+    put: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A static list of ops: captured once on a GPU, priced once in the simulator, printable."""
+
+    name: str
+    ops: tuple[Op, ...]
+    publishes: tuple[Publication, ...] = ()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the run-time sizes that a launch of this graph must give."""
+        return frozenset().union(*(op.reads for op in self.ops))
+
+    def __add__(self, other: "Graph") -> "Graph":
+        """Both graphs captured as one, in this order."""
+        moved = tuple(replace(p, op=p.op + len(self.ops)) for p in other.publishes)
+        name = "+".join(part for part in (self.name, other.name) if part)
+        return Graph(name, self.ops + other.ops, self.publishes + moved)
+
+
+SourceKind = Literal["measured", "published", "interpolated", "extrapolated", "roofline", "assumed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds that one op takes alone on its device, where the number comes from, and its interval.
+
+    `low_s` and `high_s` bound a 90 % interval. `early_s` is when an early part of the result leaves
+    the device, for ops that have one (speculative attention).
+    """
+
+    seconds: float
+    low_s: float
+    high_s: float
+    source: SourceKind
+    detail: str
+    early_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least seconds that an op can take on a device, by its datasheet: one bound per resource."""
+
+    compute_s: float
+    memory_s: float
+    wire_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The roofline: the largest of the three bounds."""
+        return max(self.compute_s, self.memory_s, self.wire_s)
+
+
+Pricer = Callable[[Op], Price]
+Roofline = Callable[[Op], Floor]
+
+
+def _bytes(dtype: str) -> float:
+    try:
+        return DTYPE_BYTES[dtype]
+    except KeyError:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}") from None
+
+
+# -- projections ---------------------------------------------------------------------------------
+
+
+def _matmul(op: Op) -> Work:
+    m, n, k = op["m"], op["n"], op["k"]
+    return Work(2.0 * m * n * k, k * n * _bytes(op.dtype) + m * (k + n) * ACTIVATION_BYTES)
+
+
+def matmul(name: str, *, m: int, n: int, k: int, dtype: str) -> Op:
+    """y[m, n] = x[m, k] @ W[k, n]; `dtype` is that of the weights, activations are bf16."""
+    return Op("matmul", name, (("m", m), ("n", n), ("k", k)), dtype, _matmul)
+
+
+def _embedding(op: Op) -> Work:
+    return Work(0.0, op["tokens"] * op["hidden"] * (_bytes(op.dtype) + ACTIVATION_BYTES))
+
+
+def embedding(*, tokens: int, hidden: int, dtype: str) -> Op:
+    """x[tokens, hidden] = table[ids]; only the rows that are read count."""
+    return Op("embedding", "embedding", (("tokens", tokens), ("hidden", hidden)), dtype, _embedding)
+
+
+# -- element-wise --------------------------------------------------------------------------------
+
+
+def _norm(op: Op) -> Work:
+    elements = op["tokens"] * op["hidden"]
+    return Work(4.0 * elements, 2.0 * elements * _bytes(op.dtype))
+
+
+def norm(name: str, *, tokens: int, hidden: int, dtype: str) -> Op:
+    """RMS or layer norm of x[tokens, hidden]: read once, written once."""
+    return Op("norm", name, (("tokens", tokens), ("hidden", hidden)), dtype, _norm)
+
+
+def _rotary(op: Op) -> Work:
+    elements = op["tokens"] * (op["q_heads"] + op["kv_heads"]) * op["head_dim"]
+    return Work(6.0 * elements, 2.0 * elements * _bytes(op.dtype))
+
+
+def rotary(*, tokens: int, q_heads: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
+    """Split of qkv into heads and rotary embedding of q and k."""
+    shape = (("tokens", tokens), ("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim))
+    return Op("rotary", "rotary", shape, dtype, _rotary)
+
+
+def _activation(op: Op) -> Work:
+    elements = op["tokens"] * op["width"]
+    inputs = 1 + op["gated"]
+    return Work((4.0 + op["gated"]) * elements, (inputs + 1.0) * elements * _bytes(op.dtype))
+
+
+def activation(*, tokens: int, width: int, gated: bool, dtype: str) -> Op:
+    """act(gate) * up (gated) or act(x): [tokens, width] out."""
+    shape = (("tokens", tokens), ("width", width), ("gated", int(gated)))
+    return Op("activation", "activation", shape, dtype, _activation)
+
+
+def _residual(op: Op) -> Work:
+    elements = op["tokens"] * op["hidden"]
+    return Work(1.0 * elements, 3.0 * elements * _bytes(op.dtype))
+
+
+def residual(name: str, *, tokens: int, hidden: int, dtype: str) -> Op:
+    """x += y over [tokens, hidden]."""
+    return Op("residual", name, (("tokens", tokens), ("hidden", hidden)), dtype, _residual)
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+def _kv_append(op: Op) -> Work:
+    elements = 2.0 * op["tokens"] * op["kv_heads"] * op["head_dim"]
+    return Work(0.0, elements * (ACTIVATION_BYTES + _bytes(op.dtype)))
+
+
+def kv_append(*, tokens: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
+    """Writes k and v of the new tokens into the cache; `dtype` is that of the cache."""
+    shape = (("tokens", tokens), ("kv_heads", kv_heads), ("head_dim", head_dim))
+    return Op("kv_append", "kv_append", shape, dtype, _kv_append)
+
+
+def _attend(op: Op, context: float) -> Work:
+    batch, q_heads, kv_heads, d = op["batch"], op["q_heads"], op["kv_heads"], op["head_dim"]
+    cache = 2.0 * batch * kv_heads * context * d * _bytes(op.dtype)
+    query_and_output = 2.0 * batch * q_heads * d * ACTIVATION_BYTES
+    return Work(4.0 * batch * q_heads * context * d, cache + query_and_output)
+
+
+def _decode_attention(op: Op) -> Work:
+    return _attend(op, op["context"])
+
+
+def _attention_shape(batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size) -> Shape:
+    return (
+        ("batch", batch),
+        ("q_heads", q_heads),
+        ("kv_heads", kv_heads),
+        ("head_dim", head_dim),
+        ("context", context),
+    )
+
+
+def decode_attention(
+    *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size, dtype: str
+) -> Op:
+    """softmax(q K^T) V for one query token a sequence over `context` cached tokens (Flash-Decoding).
+
+    q and output [batch, q_heads, head_dim]; K and V [batch, kv_heads, context, head_dim] in `dtype`.
+    """
+    shape = _attention_shape(batch, q_heads, kv_heads, head_dim, context)
+    return Op("decode_attention", "attention", shape, dtype, _decode_attention)
+
+
+def _speculative_attention(op: Op) -> Work:
+    # Two squared norms (of the exact output and of the difference): 4 flops an output element
+    # (ALSpec section 3.4); the speculated part is read once and reused.
+    verification = 4.0 * op["batch"] * op["q_heads"] * op["head_dim"]
+    return _attend(op, op["context"]) + Work(verification, 0.0)
+
+
+def speculative_attention(
+    *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size, chunk: int, dtype: str
+) -> Op:
+    """Decode attention that gives out the part over the first and last `chunk` tokens early, finishes
+    exactly, and verifies ||speculated - exact|| < lambda ||exact|| (ALSpec Algorithm 3, section 4.1).
+    """
+    shape = (*_attention_shape(batch, q_heads, kv_heads, head_dim, context), ("chunk", chunk))
+    return Op("speculative_attention", "attention", shape, dtype, _speculative_attention)
+
+
+def early_part(op: Op) -> Op:
+    """The attention over the first and last chunk alone: what a speculative attention does before it
+    publishes. It never reads more than the context holds."""
+    context = min(2 * op["chunk"], op["context"])
+    return decode_attention(
+        batch=op["batch"],
+        q_heads=op["q_heads"],
+        kv_heads=op["kv_heads"],
+        head_dim=op["head_dim"],
+        context=context,
+        dtype=op.dtype,
+    )
+
+
+def _receive_speculation(op: Op) -> Work:
+    return Work(0.0, 2.0 * op["tokens"] * op["width"] * _bytes(op.dtype))
+
+
+def receive_speculation(*, tokens: int, width: int, dtype: str) -> Op:
+    """Takes a speculated attention output [tokens, width] from the receive buffer as this rank's x."""
+    return Op(
+        "receive_speculation", "receive", (("tokens", tokens), ("width", width)), dtype, _receive_speculation
+    )
+
+
+def _sample(op: Op) -> Work:
+    return Work(1.0 * op["tokens"] * op["vocab"], op["tokens"] * op["vocab"] * _bytes(op.dtype))
+
+
+def sample(*, tokens: int, vocab: int, dtype: str) -> Op:
+    """Greedy choice over logits [tokens, vocab]."""
+    return Op("sample", "sample", (("tokens", tokens), ("vocab", vocab)), dtype, _sample)
+
+
+# -- collectives and puts ------------------------------------------------------------------------
+# `elements` is the size of the whole tensor (before a reduce-scatter, after an all-gather).
+# Least wire bytes a rank sends: all-gather and reduce-scatter (n-1)/n of the tensor, all-reduce
+# twice that (Thakur, Rabenseifner, Gropp 2005).
+
+
+def _moved(op: Op, passes: float) -> Work:
+    size, ranks = op["elements"] * _bytes(op.dtype), op["ranks"]
+    return Work(0.0, size, passes * size * (ranks - 1) / ranks, ranks)
+
+
+def _one_pass(op: Op) -> Work:
+    return _moved(op, 1.0)
+
+
+def _two_passes(op: Op) -> Work:
+    return _moved(op, 2.0)
+
+
+def _collective(
+    kind: str, name: str, elements: int, ranks: int, axis: str, dtype: str, formula: Formula
+) -> Op:
+    return Op(kind, name, (("elements", elements), ("ranks", ranks)), dtype, formula, axis)
+
+
+def all_gather(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+    """Every rank of `axis` ends with the whole tensor, of which each held 1/ranks."""
+    return _collective("all_gather", name, elements, ranks, axis, dtype, _one_pass)
+
+
+def reduce_scatter(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+    """Every rank of `axis` ends with 1/ranks of the sum of the ranks' tensors."""
+    return _collective("reduce_scatter", name, elements, ranks, axis, dtype, _one_pass)
+
+
+def all_reduce(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+    """Every rank of `axis` ends with the sum of the ranks' tensors."""
+    return _collective("all_reduce", name, elements, ranks, axis, dtype, _two_passes)
+
+
+def exchange_priority(*, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+    """All-gather of the priority vector p, with the residual stream of the rank that holds it
+    (ALSpec Algorithm 2 and its footnote 2). `elements`: the residual stream's."""
+    return _collective("exchange_priority", "exchange", elements, ranks, axis, dtype, _one_pass)
+
+
+def _put(op: Op) -> Work:
+    size = op["elements"] * _bytes(op.dtype)
+    return Work(0.0, size, size)
+
+
+def put(name: str, *, elements: int, axis: str, dtype: str) -> Op:
+    """One rank writes `elements` into the memory of the next rank along `axis`."""
+    return Op("put", name, (("elements", elements),), dtype, _put, axis)
+
+
+# -- fusion --------------------------------------------------------------------------------------
+
+
+def _fused(op: Op) -> Work:
+    total = Work(0.0, 0.0)
+    for part in op.parts:
+        total = total + part.work
+    return total
+
+
+def fuse(kind: str, name: str, parts: tuple[Op, ...]) -> Op:
+    """Several ops that run, and are priced, as one. Its ranks meet once, along the parts' one axis."""
+    axes = {part.axis for part in parts if part.axis}
+    if len(axes) > 1:
+        raise ValueError(f"fused op {name}: its parts meet along several axes: {sorted(axes)}")
+    shapes: dict[str, int | Size] = {}
+    for part in parts:
+        for dimension, value in part.shape:
+            if isinstance(value, Size):
+                shapes[dimension] = value
+    ranks = max((part["ranks"] for part in parts if part.axis), default=1)
+    shapes["ranks"] = ranks
+    return Op(kind, name, tuple(shapes.items()), parts[0].dtype, _fused, next(iter(axes), ""), parts)

@@ -1,0 +1,1 @@
+"""Strategies: one file each, named as in the paper it comes from."""

@@ -1,0 +1,63 @@
+"""Attention-level speculation on two groups: static graph, dynamic concurrency with priority gating.
+
+ALSpec (Cai et al., ICML 2025), Algorithm 2, Figure 4 scenario 3. Both groups are given the same
+launches; a priority p in each rank's memory says what it makes of them:
+
+    p = 2   it holds the right x          p = 1   it went on from a speculated one          p = 0   it idles
+
+At each attention the groups exchange their priorities. The one that holds x attends exactly, sends the
+attention over the first and last chunk ahead, and finds in the end whether that was close enough:
+
+    hit    p = 0: the other group, p = 1, has gone on rightly meanwhile, and holds x from here
+    miss   p = 2: it goes on itself, and the other's work is void
+
+so a layer costs  early + max(attention - early, rest)  on a hit and  attention + rest  on a miss
+(App. F). The other group is a copy of the first, its ranks mapped one to one.
+"""
+
+from simcore.machine import Flag, Machine, Program, Ticket, Verdict
+from simcore.models import GROUP, SPECULATED, Decoder
+
+
+def alspec(
+    m: Machine, model: Decoder, *, tokens: int, context: int, overlap_last_layer: bool = True
+) -> Program:
+    """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each.
+
+    With `overlap_last_layer` the LM head, and the next token's first operations, go on from the last
+    attention's speculation before it is verified; without, both groups meet before the LM head, which
+    is what App. F's formula counts. Mesh: {"group": 2, "tensor": ranks}. Verdict "hit", keyed by token
+    and layer.
+    """
+    partner = m.along(GROUP, 1)
+    priority = m.flag("priority", initial=2 if m.coordinate(GROUP) == 0 else 0)
+    holds = m.flag("holds")
+    layers = model.config.layers
+    for token in range(tokens):
+        m.launch(model.first, when=priority.nonzero())
+        for layer in range(layers):
+            attention = _attention(m, model, priority, holds, partner, (token, layer), context + token)
+            if layer < layers - 1:
+                m.launch(model.between, when=priority.nonzero())
+        if overlap_last_layer:
+            last = m.launch(model.last, when=priority.nonzero())
+            m.mark(f"token {token}", [attention, last])
+        else:
+            m.launch(model.after, when=priority.nonzero())
+            m.launch(model.exchange(2))
+            last = m.launch(model.head, when=priority.nonzero())
+            m.mark(f"token {token}", [last])
+            yield m.wait(last)
+    yield m.wait(last)
+
+
+def _attention(
+    m: Machine, model: Decoder, priority: Flag, holds: Flag, partner: int, key: tuple[int, int], context: int
+) -> Ticket:
+    """Both roles of Algorithm 2's speculative_flash_decode: the flag `holds` takes one of them."""
+    theirs = m.flag("priority", rank=partner)
+    m.launch(model.exchange(2), sets={holds: priority.above(theirs)})
+    verdict = Verdict("hit", key, yes=0, no=2)
+    m.launch(model.speculate, sizes={"context": context}, when=holds.nonzero(), sets={priority: verdict})
+    speculated = m.signal(SPECULATED, rank=partner)
+    return m.launch(model.receive, after=[speculated], when=holds.zero(), sets={priority: 1})

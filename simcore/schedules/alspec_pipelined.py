@@ -1,0 +1,130 @@
+"""Attention-level speculation over a ring of groups: speculating on what is still speculative.
+
+ALSpec (Cai et al., ICML 2025), Algorithm 1, Figure 4 scenarios 1 and 2. For contexts so long that
+attention outlasts the rest of a layer: the group that attends layer i sends the early part to the next
+group of the ring, which finishes layer i, begins to attend layer i+1, sends on, and so forth, while the
+exact attentions still run. With enough groups (scenario 1) and only hits a token takes
+
+    (layers - 1) * (early + rest) + max(early + rest, attention)
+
+With fewer (scenario 2) a layer waits until its group has finished the attention before. On a miss the
+group that finds it goes on with its exact result, and all that was built on the speculation is void: the
+token is late by one attention less its early part.
+
+Decided on the host, from the verdict, by messages around the ring: a baton (go on from my layer) when an
+attention is launched, and for each baton later whether it stood on right ground.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.machine import Machine, Program, Verdict
+from simcore.models import GROUP, SPECULATED, Decoder
+
+Result = Generator[Any, Any, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Baton:
+    """The speculated attention of a layer is on its way to you; go on from there."""
+
+    token: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A token is out; `holder` has it."""
+
+    token: int
+    holder: int
+
+
+def alspec_pipelined(m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:
+    """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each.
+
+    Mesh: {"group": any number from 2}. Verdict "hit", keyed by token and layer.
+    """
+    holder = 0
+    for token in range(tokens):
+        if m.rank == holder:
+            m.launch(model.first)
+            out = yield from _go_on(m, model, token, 0, context, exact=True)
+            if out:
+                continue
+        while True:
+            message = yield m.recv("ring")
+            if isinstance(message, Done):
+                holder = message.holder
+                break
+            out = yield from _follow(m, model, message, token, context)
+            if out:
+                holder = m.rank
+                break
+
+
+def _follow(m: Machine, model: Decoder, baton: Baton, token: int, context: int) -> Result:
+    """Goes on from the previous group's speculation. True where this rank finished the token."""
+    m.launch(model.receive, after=[m.signal(SPECULATED, rank=m.along(GROUP, -1))])
+    known = yield m.recv("ground", timeout_s=0.0)
+    if known is None and baton.token != token:
+        known = yield m.recv("ground")
+    if known is False or baton.token != token:
+        return False
+    if baton.layer == model.config.layers - 1:
+        return (yield from _finish(m, model, token, known))
+    m.launch(model.between)
+    return (yield from _go_on(m, model, token, baton.layer + 1, context, exact=False, known=known))
+
+
+def _go_on(
+    m: Machine,
+    model: Decoder,
+    token: int,
+    layer: int,
+    context: int,
+    *,
+    exact: bool,
+    known: bool | None = None,
+) -> Result:
+    """Attends a layer, and after each miss the next one too. True where this rank finished the token.
+
+    `exact`: x was not speculated. `known`: whether the speculation it stands on was right, where that
+    has come already.
+    """
+    following = m.along(GROUP, 1)
+    missed = m.flag("missed")
+    while True:
+        verdict = Verdict("hit", (token, layer), yes=0, no=1)
+        attention = m.launch(model.speculate, sizes={"context": context + token}, sets={missed: verdict})
+        m.send("ring", Baton(token, layer), following)
+        if not exact and known is None:
+            known = yield m.recv("ground")
+        if not exact and not known:
+            m.send("ground", False, following)
+            return False
+        hit = not (yield m.read(missed, attention))
+        m.send("ground", hit, following)
+        if hit:
+            return False
+        exact, known = True, None
+        if layer == model.config.layers - 1:
+            return (yield from _finish(m, model, token, True))
+        m.launch(model.between)
+        layer += 1
+
+
+def _finish(m: Machine, model: Decoder, token: int, known: bool | None) -> Result:
+    """The last layer's rest and the LM head; tells all others once the token stands."""
+    last = m.launch(model.last)
+    if known is None:
+        known = yield m.recv("ground")
+    if not known:
+        return False
+    m.mark(f"token {token}", [last])
+    yield m.wait(last)
+    for offset in range(1, m.mesh[GROUP]):
+        rank = m.along(GROUP, offset)
+        m.send("ring", Done(token, m.rank), rank)
+    return True

@@ -1,0 +1,59 @@
+"""A graph at given sizes, priced and cut where its rank has to meet others.
+
+    graph  ->  local segment | collective | local segment | ...
+
+A local segment takes the sum of its ops' prices; `demand` is the share of memory and arithmetic that it
+keeps busy while it runs alone (contention.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from simcore.contention import Demand
+from simcore.ops import Graph, Pricer, Publication, Roofline
+from simcore.trace import PricedOp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Local ops, or one collective. `publications`: (seconds of work after which it leaves, what)."""
+
+    ops: tuple[PricedOp, ...]
+    seconds: float
+    demand: Demand
+    collective: bool
+    publications: tuple[tuple[float, Publication], ...]
+
+
+def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline) -> Iterator[Segment]:
+    """The segments of a graph, in order; an empty graph is one segment that takes no time."""
+    early = {publication.op: publication for publication in graph.publishes}
+    local: list[PricedOp] = []
+    leaving: list[tuple[float, Publication]] = []
+    done_s = 0.0
+    for i, op in enumerate(op.at(sizes) for op in graph.ops):
+        priced = PricedOp(op, price(op), roofline(op).seconds)
+        if op.ranks > 1:
+            if local:
+                yield _local(local, leaving, roofline)
+            yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
+            local, leaving, done_s = [], [], 0.0
+            continue
+        if i in early:
+            whole_s, early_s = priced.price.seconds, priced.price.early_s
+            leaving.append((done_s + (whole_s if early_s is None else min(early_s, whole_s)), early[i]))
+        local.append(priced)
+        done_s += priced.price.seconds
+    if local or not graph.ops:
+        yield _local(local, leaving, roofline)
+
+
+def _local(ops: list[PricedOp], leaving: list[tuple[float, Publication]], roofline: Roofline) -> Segment:
+    seconds = sum(priced.price.seconds for priced in ops)
+    floors = [roofline(priced.op) for priced in ops]
+    if seconds <= 0.0:
+        return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
+    memory = sum(floor.memory_s for floor in floors) / seconds
+    compute = sum(floor.compute_s for floor in floors) / seconds
+    demand = Demand(min(1.0, memory), min(1.0, compute))
+    return Segment(tuple(ops), seconds, demand, False, tuple(leaving))

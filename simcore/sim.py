@@ -1,0 +1,359 @@
+"""The simulated machine: SimPy runs the same programs as hardware does, at the prices of a device model.
+
+    launch starts  = max(issued by its host, stream free, tickets done, signal come, last rank there)
+    launch takes   = sum of its ops' prices / its share of the device (sharing.py, contention.py)
+
+One SimPy process works off each stream; a host program is itself a SimPy process. A host's own time
+runs ahead of the event clock: each verb adds its cost to it, and the next wait catches up. A burst
+(`repeat`) without flags, signals or collectives is one event however long it is.
+"""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import simpy
+
+from simcore import mesh as layout
+from simcore.contention import Rates, max_min_rates
+from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
+from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
+from simcore.segments import Segment, cut
+from simcore.sharing import Piece, SharedDevice
+from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
+from simcore.trace import Cause, PricedOp, Span, State, Trace
+
+Outcomes = Mapping[str, Callable[..., bool]]
+
+
+class DeadlockError(RuntimeError):
+    """Nothing can happen any more, and somebody still waits; the message says who, and for what."""
+
+
+class MismatchError(RuntimeError):
+    """Ranks met in a collective with different ops, or along an axis of another size."""
+
+
+def no_floor(op: Op) -> Floor:
+    """The roofline of a device that nothing is known of: no bound at all."""
+    del op
+    return Floor(0.0, 0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    rank: int
+    name: str
+    queue: deque[Launch] = field(default_factory=deque)
+    working: bool = False
+    free: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    waiting_for: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    id: int
+    op: Op
+    event: simpy.Event
+    arrived: list[int] = field(default_factory=list)
+    latest: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    start_s: float = 0.0
+
+
+class Simulation:
+    """All ranks of one simulated machine.
+
+    `price` and `roofline` say what an op costs and the least it can cost; `overheads` what the verbs
+    cost; `outcomes` gives, by verdict name, what the device decides for a key; `mesh` as in Machine.
+    """
+
+    def __init__(
+        self,
+        price: Pricer,
+        *,
+        mesh: layout.Mesh | None = None,
+        roofline: Roofline = no_floor,
+        overheads: Overheads | None = None,
+        outcomes: Outcomes | None = None,
+        rates: Rates = max_min_rates,
+    ) -> None:
+        self.env = simpy.Environment()
+        self.trace = Trace()
+        self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
+        self.overheads = overheads or Overheads()
+        self.signals = Signals(self.env)
+        self.flags: dict[Flag, int] = {}
+        world = prod(self.mesh.values())
+        self.machines = [SimMachine(self, rank, world) for rank in range(world)]
+        self._price = price
+        self._roofline = roofline
+        self._outcomes = outcomes or {}
+        self._devices = [SharedDevice(rates) for _ in range(world)]
+        self._alarms = [0] * world
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
+        self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._wire_free_s: dict[int, float] = defaultdict(float)
+        self._segments: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Segment, ...]] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._ids = itertools.count()
+        self._launches = itertools.count()
+
+    # -- programs ----------------------------------------------------------------------------------
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """Runs one program on every rank until all are done.
+
+        Raises DeadlockError if something still waits when nothing can happen any more.
+        """
+        hosts = [self.env.process(self.host(m, program(m))) for m in self.machines]
+        self.env.run()
+        stuck = [f"program of rank {rank}" for rank, host in enumerate(hosts) if host.is_alive]
+        working = [stream for stream in self._streams.values() if stream.working]
+        stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
+        if stuck:
+            raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
+        self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
+        return self.trace
+
+    def feed(self, rank: int, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times (seconds, ascending)."""
+
+        def source() -> Steps:
+            for at_s, item in arrivals:
+                yield self.env.timeout(max(0.0, at_s - self.env.now))
+                self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, host=True))
+
+        self.env.process(source())
+
+    def host(self, machine: "SimMachine", program: Program) -> Steps:
+        """A program with its host's last costs at its end."""
+        result = yield from program
+        yield self.env.timeout(max(0.0, machine.now() - self.env.now))
+        return result
+
+    # -- launches ----------------------------------------------------------------------------------
+
+    def submit(self, launch: Launch) -> None:
+        """Queues a launch; its stream works it off in order."""
+        key = (launch.rank, launch.stream)
+        stream = self._streams.setdefault(key, _Stream(*key))
+        stream.queue.append(launch)
+        if not stream.working:
+            stream.working = True
+            self.env.process(self._work_off(stream))
+
+    def _work_off(self, stream: _Stream) -> Steps:
+        while stream.queue:
+            launch = stream.queue.popleft()
+            stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name}"
+            yield from self._execute(stream, launch)
+        stream.working = False
+
+    def _execute(self, stream: _Stream, launch: Launch) -> Steps:
+        if launch.issued.at_s > self.env.now:
+            yield self.env.timeout(launch.issued.at_s - self.env.now)
+        cause = latest(stream.free, launch.issued)
+        for ticket in launch.after:
+            cause = latest(cause, (yield from ticket.done()))
+        burst = launch.is_burst()
+        for replay in range(1 if burst else launch.repeat):
+            if launch.stopped:
+                break
+            if launch.when is not None and not holds(launch.when, self.value_of):
+                cause = yield from self._skip(stream, launch, cause, replay)
+                continue
+            for signal in launch.signals:
+                cause = latest(cause, (yield from signal.done()))
+            if burst:
+                cause = yield from self._burst(stream, launch, cause)
+            else:
+                cause = yield from self._replay(stream, launch, cause, replay)
+            self._write_flags(launch.sets)
+        stream.free = cause
+        launch.ticket.finish(cause)
+
+    def _replay(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
+        for segment in self._cut(launch, replay):
+            if segment.collective:
+                cause = yield from self._meet(stream, launch, segment, cause, replay)
+            else:
+                cause = yield from self._run(stream, launch, [segment], cause, replay)
+        launch.ticket.ran += 1
+        return cause
+
+    def _burst(self, stream: _Stream, launch: Launch, cause: Cause) -> CauseSteps:
+        replays = [segment for i in range(launch.repeat) for segment in self._cut(launch, i)]
+        return (yield from self._run(stream, launch, replays, cause, 0))
+
+    def _run(
+        self, stream: _Stream, launch: Launch, replays: Sequence[Segment], cause: Cause, replay: int
+    ) -> CauseSteps:
+        id_ = next(self._ids)
+        start_s = self.env.now
+        done = self.env.event()
+        piece = Piece(
+            list(itertools.accumulate(segment.seconds for segment in replays)),
+            [segment.demand for segment in replays],
+            lambda: _succeed(done),
+            lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
+            deque(replays[0].publications),
+        )
+        launch.piece = piece
+        self._devices[launch.rank].start(piece, self.env.now)
+        self._set_alarm(launch.rank)
+        yield done
+        launch.piece = None
+        if launch.is_burst():
+            launch.ticket.ran = len(piece.ends)
+        ops = tuple(priced for segment in replays[: len(piece.ends)] for priced in segment.ops)
+        self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
+        return Cause(id_, self.env.now)
+
+    def stop(self, launch: Launch) -> None:
+        """Ends a repeated launch at its next replay boundary."""
+        launch.stopped = True
+        if launch.piece is not None and launch.is_burst():
+            self._devices[launch.rank].stop(launch.piece, self.env.now)
+            self._set_alarm(launch.rank)
+
+    def _set_alarm(self, rank: int) -> None:
+        """Comes back when something is due on a device; an alarm set before is void."""
+        self._alarms[rank] += 1
+        number = self._alarms[rank]
+        due = self._devices[rank].next_due()
+        if due is None:
+            return
+        delay_s, piece = due
+
+        def ring(_: simpy.Event) -> None:
+            if number == self._alarms[rank]:
+                self._devices[rank].arrive(piece, self.env.now)
+                self._set_alarm(rank)
+
+        then(self.env.timeout(delay_s), ring)
+
+    def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
+        start_s = self.env.now
+        seconds = self.overheads.gate_s * len(launch.graph.ops)
+        yield self.env.timeout(seconds)
+        id_ = next(self._ids)
+        progress = [(start_s, 0.0), (self.env.now, seconds)]
+        self._record(id_, launch, stream.name, "skipped", start_s, cause, (), progress, replay)
+        return Cause(id_, self.env.now)
+
+    # -- ranks that meet, signals, flags -----------------------------------------------------------
+
+    def _meet(
+        self, stream: _Stream, launch: Launch, segment: Segment, cause: Cause, replay: int
+    ) -> CauseSteps:
+        op = segment.ops[0].op
+        members = layout.members(self.mesh, launch.rank, op.axis)
+        meeting = self._meeting(op, stream, launch.rank, members)
+        meeting.arrived.append(launch.rank)
+        meeting.latest = latest(meeting.latest, cause)
+        stream.waiting_for = f"{op.kind} {op.name}: {len(meeting.arrived)} of {len(members)} ranks are there"
+        if len(meeting.arrived) == len(members):
+            meeting.start_s = self.env.now
+            then(self.env.timeout(segment.seconds), lambda _: meeting.event.succeed())
+        yield meeting.event
+        id_ = next(self._ids)
+        progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
+        self._record(
+            id_, launch, stream.name, "collective", meeting.start_s, meeting.latest, segment.ops, progress,
+            replay, meeting.id, members,
+        )  # fmt: skip
+        return Cause(id_, self.env.now)
+
+    def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
+        """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
+        if len(members) != op.ranks:
+            raise MismatchError(
+                f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {len(members)}"
+            )
+        turn = self._met[op.axis, stream.name, rank]
+        self._met[op.axis, stream.name, rank] += 1
+        meetings = self._meetings[op.axis, stream.name, members]
+        if turn == len(meetings):
+            meetings.append(_Meeting(next(self._ids), op, self.env.event()))
+        other = meetings[turn].op
+        if (other.kind, other.name, other.shape) != (op.kind, op.name, op.shape):
+            raise MismatchError(
+                f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
+            )
+        return meetings[turn]
+
+    def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
+        put, rank = publication.put, launch.rank
+        price = self._price(put)
+        start_s = max(self.env.now, self._wire_free_s[rank])
+        self._wire_free_s[rank] = start_s + price.seconds
+        priced = PricedOp(put, price, self._roofline(put).wire_s)
+
+        def arrive(_: simpy.Event) -> None:
+            id_ = next(self._ids)
+            progress = [(start_s, 0.0), (self.env.now, price.seconds)]
+            self._record(id_, launch, "wire", "wire", start_s, cause, (priced,), progress, 0)
+            self.signals.publish(publication.signal, rank, Cause(id_, self.env.now))
+
+        then(self.env.timeout(start_s + price.seconds - self.env.now), arrive)
+
+    def value_of(self, flag: Flag) -> int:
+        """What a flag holds now."""
+        return self.flags.get(flag, 0)
+
+    def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
+        if sets:
+            self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
+
+    def _evaluate(self, setting: Setting) -> int:
+        if isinstance(setting, Condition):
+            return int(holds(setting, self.value_of))
+        if isinstance(setting, Verdict):
+            return setting.yes if self._outcomes[setting.name](*setting.key) else setting.no
+        return setting
+
+    # -- prices and records ------------------------------------------------------------------------
+
+    def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
+        """The launch's graph at the sizes of one replay, priced once."""
+        graph = launch.graph
+        sizes = {name: value + replay for name, value in launch.sizes.items()}
+        key = (id(graph), tuple((name, sizes[name]) for name in sorted(graph.reads & sizes.keys())))
+        found = self._segments.get(key)
+        if found is None:
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = self._segments[key] = tuple(cut(graph, sizes, self._price, self._roofline))
+        return found
+
+    def _record(
+        self,
+        id_: int,
+        launch: Launch,
+        stream: str,
+        state: State,
+        start_s: float,
+        cause: Cause,
+        ops: tuple[PricedOp, ...],
+        progress: Sequence[tuple[float, float]],
+        replay: int,
+        meeting: int | None = None,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        after = tuple(t.end.span for t in launch.after if t.end is not None and t.end.span is not None)
+        span = Span(
+            id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
+            self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,
+        )  # fmt: skip
+        self.trace.spans.append(span)
+
+    def next_launch(self) -> int:
+        """A number for the next launch."""
+        return next(self._launches)
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()

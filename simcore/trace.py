@@ -1,0 +1,190 @@
+"""What happened: spans, messages and levels, and the Chrome trace of them.
+
+A span is one stretch of one stream of one rank: the local ops of a graph between two collectives, one
+collective, a put on the wire, or a launch that its flag skipped. It keeps
+
+    cause       what it had been waiting for last: (span, the moment of it) or None for the host
+    progress    (time, seconds of work done) pairs, from which the time of every op inside follows,
+                also where other graphs slowed it down
+
+so that a critical path can be walked back from any span to the start of the run.
+"""
+
+import gzip
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from simcore.ops import Op, Price
+
+State = Literal["run", "collective", "wire", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedOp:
+    """An op with its numbers in place, what it costs, and the least it can cost."""
+
+    op: Op
+    price: Price
+    floor_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something started when it did: the moment `at_s` of span `span`; for the host, `span` is what
+    it had waited for before (None: the start of the run) and the host was busy from then on."""
+
+    span: int | None
+    at_s: float
+    host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one stream; see the head of this file. Times in seconds."""
+
+    id: int
+    launch: int
+    rank: int
+    stream: str
+    graph: str
+    state: State
+    issued_s: float
+    start_s: float
+    end_s: float
+    cause: Cause
+    after: tuple[int, ...]
+    ops: tuple[PricedOp, ...]
+    progress: tuple[tuple[float, float], ...]
+    meeting: int | None = None
+    members: tuple[int, ...] = ()
+    replay: int = 0
+    label: str = ""
+
+    def time_at(self, work_s: float) -> float:
+        """When this span had done `work_s` seconds of its own work."""
+        times, done = zip(*self.progress, strict=True)
+        i = min(max(bisect_right(done, work_s), 1), len(done) - 1)
+        step = done[i] - done[i - 1]
+        share = (work_s - done[i - 1]) / step if step > 0 else 1.0
+        return float(times[i - 1] + share * (times[i] - times[i - 1]))
+
+    def op_times(self) -> Iterator[tuple[PricedOp, float, float]]:
+        """Each op with its start and end."""
+        done, start = 0.0, self.start_s
+        last = len(self.ops) - 1
+        for i, priced in enumerate(self.ops):
+            done += priced.price.seconds
+            end = self.end_s if i == last else min(self.time_at(done), self.end_s)
+            yield priced, start, end
+            start = end
+
+
+@dataclass(slots=True)
+class Message:
+    """An item that came into an inbox; `received_s` stays None while it queues."""
+
+    id: int
+    rank: int
+    inbox: str
+    arrived_s: float
+    received_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A level that must not exceed its limit (KV slots in use)."""
+
+    rank: int
+    name: str
+    at_s: float
+    value: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment that a program asked to note: when what it named in `after` was done."""
+
+    rank: int
+    name: str
+    at_s: float
+    cause: Cause
+
+
+@dataclass(slots=True)
+class Trace:
+    """Everything that one run of one program left behind."""
+
+    spans: list[Span] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    gauges: list[Gauge] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def by_id(self) -> dict[int, Span]:
+        """Spans by their id."""
+        return {span.id: span for span in self.spans}
+
+    @property
+    def end_s(self) -> float:
+        """When the last span ended."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    def marked(self, name: str, rank: int) -> list[Mark]:
+        """The marks of one name on one rank, in order."""
+        return [mark for mark in self.marks if mark.name == name and mark.rank == rank]
+
+
+def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:
+    """(name, kind, start_s, end_s) of what a span shows: its ops, or itself where it ran none."""
+    if span.state == "skipped":
+        yield span.graph, "gate", span.start_s, span.end_s
+        return
+    for priced, start, end in span.op_times():
+        yield priced.op.name, priced.op.kind, start, end
+
+
+def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000) -> int:
+    """Writes a gzipped Chrome trace (opens in Perfetto), a process per rank and a thread per stream.
+
+    At most `limit` events; the name of the last one says how many were left out. Returns the number of
+    events left out.
+    """
+    streams = sorted({(span.rank, span.stream) for span in trace.spans})
+    threads = {key: i for i, key in enumerate(streams)}
+    events: list[dict[str, object]] = []
+    for (rank, stream), thread in threads.items():
+        events.append(_metadata("process_name", rank, thread, f"rank {rank}"))
+        events.append(_metadata("thread_name", rank, thread, stream))
+    left_out = 0
+    for span in trace.spans:
+        for name, kind, start_s, end_s in op_events(span):
+            if len(events) >= limit:
+                left_out += 1
+                continue
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": span.rank,
+                    "tid": threads[span.rank, span.stream],
+                    "name": name,
+                    "cat": kind,
+                    "ts": start_s * 1e6,
+                    "dur": (end_s - start_s) * 1e6,
+                    "args": {"graph": span.graph, "state": span.state, "launch": span.launch},
+                }
+            )
+    if left_out:
+        note = f"{left_out} events left out"
+        events.append({"ph": "i", "pid": 0, "tid": 0, "ts": 0, "s": "g", "name": note})
+    # mtime 0: the same run writes the same bytes.
+    with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
+        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
+    return left_out
+
+
+def _metadata(name: str, rank: int, thread: int, value: str) -> dict[str, object]:
+    return {"ph": "M", "pid": rank, "tid": thread, "name": name, "args": {"name": value}}

@@ -1,0 +1,514 @@
+"""Devices: the catalogue, the published tables, the collectives and the prices."""
+
+import csv
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices import collectives, spec
+from devices.collectives import collective_seconds
+from devices.price import pricer, roofline
+from devices.profile import PROFILES, load_profile, points, profile_names
+from devices.spec import DeviceSpec, InputError, device_names, load_device
+from simcore import ops
+from simcore.ops import Op, Price, Size
+
+CATALOGUE = ("a100-sxm-80gb", "a6000", "h100-sxm", "h200-sxm", "n150")
+GPUS = tuple(name for name in CATALOGUE if name != "n150")
+N150 = load_device("n150")
+H100 = load_device("h100-sxm")
+H200 = load_device("h200-sxm")
+ALSPEC = load_profile("n150", "alspec-tables")
+TABLE3 = load_profile("h100-sxm", "alspec-table3")
+FUSED_GATHER = 8
+HIDDEN, INTERMEDIATE, VOCAB, HEAD_DIM = 4096, 14336, 128256, 128
+
+
+def attention(context: int | Size, *, ranks: int = 1, dtype: str = "bf16") -> Op:
+    """Llama 3.1 8B's decode attention on one of `ranks`."""
+    return ops.decode_attention(
+        batch=1, q_heads=32 // ranks, kv_heads=8 // ranks, head_dim=HEAD_DIM, context=context, dtype=dtype
+    )
+
+
+def speculative(context: int, *, chunk: int = 256, dtype: str = "bf16", ranks: int = 1) -> Op:
+    return ops.speculative_attention(
+        batch=1, q_heads=32 // ranks, kv_heads=8 // ranks, head_dim=HEAD_DIM,
+        context=context, chunk=chunk, dtype=dtype,
+    )  # fmt: skip
+
+
+def reduced(elements: int, ranks: int) -> Op:
+    return ops.all_reduce("sum", elements=elements, ranks=ranks, axis="tensor", dtype="bf16")
+
+
+def llama_ops(ranks: int, context: int = 1024) -> dict[str, Op]:
+    """Llama 3.1 8B at batch 1 by op name, as its n150 tables split it."""
+
+    def matmul(name: str, n: int, k: int) -> Op:
+        return ops.matmul(name, m=1, n=n, k=k, dtype=ALSPEC.dtypes[name])
+
+    found = [
+        *(ops.norm(f"{p}_norm", tokens=1, hidden=HIDDEN, dtype="bf16") for p in ("attn", "mlp", "head")),
+        ops.residual("attn_residual", tokens=1, hidden=HIDDEN // ranks, dtype="bf16"),
+        ops.residual("mlp_residual", tokens=1, hidden=HIDDEN // ranks, dtype="bf16"),
+        matmul("qkv", 6144 // ranks, HIDDEN),
+        matmul("o", HIDDEN, HIDDEN // ranks),
+        matmul("gate", INTERMEDIATE // ranks, HIDDEN),
+        matmul("up", INTERMEDIATE // ranks, HIDDEN),
+        matmul("down", HIDDEN, INTERMEDIATE // ranks),
+        matmul("lm_head", VOCAB // ranks, HIDDEN),
+        ops.rotary(tokens=1, q_heads=32 // ranks, kv_heads=8 // ranks, head_dim=HEAD_DIM, dtype="bf16"),
+        ops.kv_append(tokens=1, kv_heads=8 // ranks, head_dim=HEAD_DIM, dtype="bfp8"),
+        attention(context, ranks=ranks, dtype="bfp8"),
+        ops.activation(tokens=1, width=INTERMEDIATE // ranks, gated=True, dtype="bf16"),
+        ops.embedding(tokens=1, hidden=HIDDEN, dtype="bf16"),
+    ]
+    if ranks > 1:
+        whole = {"elements": HIDDEN, "ranks": ranks, "axis": "tensor", "dtype": "bf16"}
+        found += [ops.all_gather(f"{p}_gather", **whole) for p in ("attn", "mlp", "head")]  # type: ignore[arg-type]
+        found += [ops.reduce_scatter(f"{p}_scatter", **whole) for p in ("attn", "mlp")]  # type: ignore[arg-type]
+    named = {op.name: op for op in found}
+    if ranks == FUSED_GATHER:
+        parts = (named.pop("attn_scatter"), named.pop("o"))
+        gather = ops.all_gather("o_gather", elements=HIDDEN, ranks=ranks, axis="tensor", dtype="bf16")
+        named["o_fused"] = ops.fuse("all_gather_matmul", "o_fused", (gather, parts[1]))
+    return named
+
+
+def check(price: Price) -> None:
+    assert math.isfinite(price.high_s)
+    assert 0.0 <= price.low_s <= price.seconds <= price.high_s
+    if price.early_s is not None:
+        assert 0.0 <= price.early_s <= price.seconds
+
+
+# -- the catalogue -------------------------------------------------------------------------------
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert tuple(device_names()) == CATALOGUE
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_figure_is_positive_finite_and_sourced(name: str) -> None:
+    device = load_device(name)
+    assert device.name == name
+    numbers = [device.memory_bytes, device.hbm_bytes_per_s, device.l2_bytes, device.kernel_s]
+    numbers += [*device.flops_per_s.values(), *(link.bytes_per_s for link in device.links.values())]
+    numbers += [link.latency_s for link in device.links.values()]
+    assert all(math.isfinite(number) and number > 0 for number in numbers)
+    texts = [*device.sources.values(), *(link.source for link in device.links.values())]
+    texts += [device.hbm_efficiency.source, device.flops_efficiency.source]
+    assert all(len(text) > 10 for text in texts)
+    assert device.default_profile is None or device.default_profile in profile_names(name)
+    assert {"bf16", "fp16"} <= set(device.flops_per_s)
+
+
+def test_datasheet_figures_are_dense_and_of_one_direction() -> None:
+    bf16 = {name: load_device(name).flops_per_s["bf16"] for name in CATALOGUE}
+    assert bf16 == {
+        "n150": 74e12, "a6000": 154.8e12, "a100-sxm-80gb": 312e12, "h100-sxm": 989.4e12, "h200-sxm": 989.5e12
+    }  # fmt: skip
+    hbm = {name: load_device(name).hbm_bytes_per_s for name in CATALOGUE}
+    assert hbm == {
+        "n150": 288e9, "a6000": 768e9, "a100-sxm-80gb": 2039e9, "h100-sxm": 3.35e12, "h200-sxm": 4.8e12
+    }  # fmt: skip
+    nvlink = {name: load_device(name).link("nvlink").bytes_per_s for name in GPUS}
+    assert nvlink == {"a6000": 56.25e9, "a100-sxm-80gb": 300e9, "h100-sxm": 450e9, "h200-sxm": 450e9}
+    assert all("pcie" in load_device(name).links for name in GPUS)
+
+
+def test_n150_has_no_overheads_and_its_styles() -> None:
+    assert all(getattr(N150.overheads, f.name) == 0.0 for f in fields(N150.overheads))
+    assert [N150.tensor_parallel_style(n) for n in (1, 2, 4, 8)] == ["scatter_gather"] * 3 + ["fused_gather"]
+    assert H200.tensor_parallel_style(8) == "all_reduce"
+
+
+def test_weights_without_a_peak_are_multiplied_as_bf16() -> None:
+    a100 = load_device("a100-sxm-80gb")
+    assert a100.peak_flops_per_s("fp8") == a100.flops_per_s["bf16"]
+    assert H200.peak_flops_per_s("int4") == H200.flops_per_s["bf16"]
+    with pytest.raises(InputError, match="unknown dtype 'fp32'"):
+        N150.peak_flops_per_s("fp32")
+
+
+# -- errors are one line -------------------------------------------------------------------------
+
+
+def document(**changes: object) -> dict[str, object]:
+    found = yaml.load((spec.CATALOG / "h200-sxm.yaml").read_text(), Loader=yaml.SafeLoader)
+    text = {"memory_bytes": 141e9, "hbm_bytes_per_s": 4.8e12, "l2_bytes": 6e7}
+    return {**found, **text, **changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hbm_byte_per_s": 1.0}, "did you mean 'hbm_bytes_per_s'"),
+        ({"memory_bytes": "many"}, "memory_bytes: input should be a valid number, got 'many'"),
+        ({"memory_bytes": True}, "memory_bytes: input should be a valid number"),
+        ({"memory_bytes": float("nan")}, "memory_bytes: input should be a finite number"),
+        ({"memory_bytes": float("inf")}, "memory_bytes: input should be a finite number"),
+        ({"memory_bytes": -1.0}, "memory_bytes: input should be greater than 0"),
+        ({"memory_bytes": 0}, "memory_bytes: input should be greater than 0"),
+        ({"flops_per_s": {"bf61": 1.0}}, "unknown dtype 'bf61'; did you mean 'bf16'"),
+        ({"default_link": "nvlnk"}, "unknown link 'nvlnk'; did you mean 'nvlink'"),
+        ({"overheads": {"launch": 1.0}}, "unknown key 'overheads.launch'; did you mean 'overheads.launch_s'"),
+        ({"overheads": {"launch_s": -1.0}}, "overheads.launch_s: must not be negative"),
+        ({"tensor_parallel": {"default": "al_reduce"}}, "did you mean 'all_reduce'"),
+        ({"tensor_parallel": {2: "all_reduce"}}, "missing key 'tensor_parallel.default'"),
+        ({"sources": {}}, "missing key 'sources.memory_bytes'"),
+        ({"hbm_efficiency": {"value": 0.5, "low": 0.6, "high": 0.9, "source": ""}}, "low <= value <= high"),
+        (
+            {"hbm_efficiency": {"value": 0.9, "low": 0.6, "high": 1.1, "source": ""}},
+            "high <= 1 does not hold",
+        ),
+        ({"hbm_efficiency": {"value": 0.5, "lo": 0.6}}, "hbm_efficiency"),
+    ],
+)
+def test_a_fault_in_a_file_is_one_line(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    path = tmp_path / "mine.yaml"
+    links = {"nvlink": {
+        "kind": "nvlink", "topology": "all_to_all", "bytes_per_s": 1e9, "latency_s": 1e-6, "per_peer_s": 0.0,
+        "relative_error": 0.1, "max_devices": 8, "algorithms": ["ring"], "source": "mine",
+    }}  # fmt: skip
+    good = document(links=links, flops_per_s={"bf16": 1e12}, kernel_s=1e-6, overheads={"launch_s": 6.6e-06})
+    path.write_text(yaml.safe_dump(good))
+    load_device(str(path))
+    path.write_text(yaml.safe_dump({**good, **change}))
+    with pytest.raises(InputError) as raised:
+        load_device(str(path))
+    assert says in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_keys_and_unreadable_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\n")
+    with pytest.raises(InputError, match="missing key 'vendor'"):
+        load_device(str(path))
+    path.write_text("name: [mine\n")
+    with pytest.raises(InputError, match="not valid YAML in line 2"):
+        load_device(str(path))
+    path.write_text("- a list\n")
+    with pytest.raises(InputError, match="document: input should be an object"):
+        load_device(str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read: not UTF-8"):
+        load_device(str(path))
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_device(str(tmp_path / "none.yaml"))
+    with pytest.raises(InputError, match="unknown device 'h200'; did you mean 'h200-sxm'"):
+        load_device("h200")
+    with pytest.raises(InputError, match="did you mean 'alspec-tables'"):
+        load_profile("n150", "alspec-table")
+
+
+def test_a_ring_takes_no_one_shot() -> None:
+    with pytest.raises(ValueError, match="algorithm 'one_shot' does not run on a ring"):
+        replace(N150.link(), algorithms=("ring", "one_shot"))
+
+
+def test_importing_prices_is_light() -> None:
+    code = "import devices.price, sys; print([m for m in ('pandas', 'scipy', 'torch') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+# -- published tables ----------------------------------------------------------------------------
+
+TOTALS = {
+    (4, "layer"): 846747, (5, "layer"): 555015, (6, "layer"): 387584, (7, "layer"): 440451,
+    (4, "outside"): 2313703, (5, "outside"): 1207678, (6, "outside"): 638529, (7, "outside"): 384460,
+}  # fmt: skip
+MISPRINTED = {(5, "outside"): 1207636}
+
+
+def read_csv(device: str, profile: str, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((PROFILES / device / profile / name).read_text().splitlines()))
+
+
+def test_alspec_tables_add_up_to_their_totals() -> None:
+    sums: dict[tuple[int, str], float] = defaultdict(float)
+    for row in ALSPEC.rows:
+        if row.op_code != "ScaledDotProductAttentionDecode":
+            sums[int(row.table), row.part] += row.nanoseconds
+    assert sums == TOTALS
+    printed = {
+        (int(row["table"]), row["part"]): int(row["printed_total_ns"])
+        for row in read_csv("n150", "alspec-tables", "printed_totals.csv")
+    }
+    assert printed == {**TOTALS, **MISPRINTED}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_every_row_belongs_to_one_op_of_the_model(ranks: int) -> None:
+    assert set(points(ALSPEC, ranks)) == set(llama_ops(ranks))
+
+
+@pytest.mark.parametrize(("ranks", "table"), [(1, 4), (2, 5), (4, 6), (8, 7)])
+def test_n150_prices_are_the_tables_and_never_below_the_floor(ranks: int, table: int) -> None:
+    price, floor = pricer(N150, profile=ALSPEC, ranks=ranks), roofline(N150)
+    total_s = 0.0
+    for op in llama_ops(ranks).values():
+        found = price(op)
+        check(found)
+        assert found.source == "published"
+        assert found.seconds >= floor(op).seconds
+        total_s += found.seconds if op.kind != "decode_attention" else 0.0
+    assert total_s == pytest.approx((TOTALS[table, "layer"] + TOTALS[table, "outside"]) * 1e-9, rel=1e-12)
+
+
+def test_n150_attention() -> None:
+    known = {1: 69853, 2: 64309, 4: 56024, 8: 50096}
+    for ranks, nanoseconds in known.items():
+        price = pricer(N150, profile=ALSPEC, ranks=ranks)
+        assert price(attention(1024, ranks=ranks, dtype="bfp8")).seconds == pytest.approx(nanoseconds * 1e-9)
+        far = price(attention(131072, ranks=ranks, dtype="bfp8"))
+        more_bytes = 2 * (8 // ranks) * (131072 - 1024) * HEAD_DIM * 1.0625
+        assert far.source == "extrapolated"
+        assert far.seconds == pytest.approx(nanoseconds * 1e-9 + more_bytes / 288e9 / 0.81)
+        check(far)
+
+
+def test_table_3_rows_rebuild_the_tensor_parallel_column_and_predict_the_other() -> None:
+    for printed in read_csv("h100-sxm", "alspec-table3", "printed.csv"):
+        context = int(printed["context_tokens"])
+        price = pricer(H100, profile=TABLE3, ranks=4, context_tokens=context)
+        rest = ops.fuse("layer", "non_attention", (ops.norm("n", tokens=1, hidden=HIDDEN, dtype="bf16"),))
+        outside = replace(rest, name="outside_layers")
+        attend_s = price(attention(context, ranks=4)).seconds
+        rest_s, outside_s = price(rest).seconds, price(outside).seconds
+        assert attend_s == pytest.approx(float(printed["attention_us"]) * 1e-6)
+        assert rest_s == pytest.approx(float(printed["non_attention_us"]) * 1e-6)
+        assert "derived" in price(outside).detail
+        assert "derived" not in price(rest).detail
+        tok_s = 1 / (outside_s + 32 * (attend_s + rest_s))
+        assert tok_s == pytest.approx(float(printed["tp4_tok_s"]), rel=1e-6)
+        # Appendix F with SFD_R = 0 and 65 % of 32 layers; latencies are printed in whole microseconds.
+        token_s = outside_s + 20.8 * max(attend_s, rest_s) + 11.2 * (attend_s + rest_s)
+        assert 1 / token_s == pytest.approx(float(printed["projected_alspec_tok_s"]), rel=2e-3)
+
+
+def test_contexts_between_and_beyond_the_points() -> None:
+    price = pricer(H100, profile=TABLE3, ranks=4, context_tokens=49152)
+    middle = price(attention(49152, ranks=4))
+    assert middle.source == "interpolated"
+    assert middle.seconds == pytest.approx(39e-6)
+    near, far = price(attention(131072, ranks=4)), price(attention(262144, ranks=4))
+    assert far.source == "extrapolated"
+    assert "131072 to 262144" in far.detail
+    shift_s = 2 * 2 * 131072 * HEAD_DIM * 2 / 3.35e12 / 0.921
+    assert far.seconds == pytest.approx(near.seconds + shift_s)
+    short = price(attention(1, ranks=4))
+    assert short.source == "extrapolated"
+    assert 0 < short.seconds < price(attention(1024, ranks=4)).seconds
+    rest = ops.fuse("layer", "non_attention", (ops.norm("n", tokens=1, hidden=HIDDEN, dtype="bf16"),))
+    assert price(rest).seconds == pytest.approx(100e-6)
+    with pytest.raises(InputError, match="give the pricer context_tokens"):
+        pricer(H100, profile=TABLE3, ranks=4)(rest)
+
+
+def test_a_profile_says_where_it_holds() -> None:
+    assert ALSPEC.applies_to("llama-3.1-8b", 1, 8) is None
+    assert "holds for batch 1, not 2" in str(ALSPEC.applies_to("llama-3.1-8b", 2, 8))
+    assert "not 16" in str(ALSPEC.applies_to("llama-3.1-8b", 1, 16))
+    assert "not llama-2" in str(ALSPEC.applies_to("llama-2", 1, 8))
+    with pytest.raises(InputError, match="has ranks 4, not 2"):
+        pricer(H100, profile=TABLE3, ranks=2)
+
+
+def test_another_batch_is_not_priced_by_the_table() -> None:
+    price = pricer(N150, profile=ALSPEC)
+    assert price(ops.matmul("qkv", m=8, n=6144, k=HIDDEN, dtype="bfp8")).source == "roofline"
+    assert price(ops.norm("attn_norm", tokens=8, hidden=HIDDEN, dtype="bf16")).source == "roofline"
+
+
+def test_assumed_times_are_marked() -> None:
+    exchange = ops.exchange_priority(elements=HIDDEN, ranks=2, axis="group", dtype="bf16")
+    for device, profile, ranks in ((N150, ALSPEC, 4), (H100, TABLE3, 4)):
+        found = pricer(device, profile=profile, ranks=ranks)(exchange)
+        assert (found.seconds, found.source) == (0.0, "assumed")
+        assert "ALSpec" in found.detail
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    for name in ("profile.yaml", "ops.csv"):
+        text = (PROFILES / "h100-sxm" / "alspec-table3" / name).read_text()
+        (tmp_path / name).write_text(text)
+    assert load_profile("h100-sxm", str(tmp_path)) == TABLE3
+    header, first, *_ = (tmp_path / "ops.csv").read_text().splitlines()
+    (tmp_path / "ops.csv").write_text(f"{header}\n{first.replace('13000', '-13000')}\n")
+    with pytest.raises(InputError, match=r"rows\.0\.nanoseconds: input should be greater than 0") as raised:
+        load_profile("h100-sxm", str(tmp_path / "profile.yaml"))
+    assert "\n" not in str(raised.value)
+    (tmp_path / "ops.csv").write_text(f"{header}\n{first.replace(',4,', ',3,')}\n")
+    with pytest.raises(InputError, match=r"ranks says \[4\], the rows have \[3\]"):
+        load_profile("h100-sxm", str(tmp_path))
+    (tmp_path / "ops.csv").unlink()
+    with pytest.raises(InputError, match=r"ops\.csv: cannot be read"):
+        load_profile("h100-sxm", str(tmp_path))
+
+
+# -- collectives ---------------------------------------------------------------------------------
+
+
+def test_one_shot_reproduces_what_it_was_fitted_to() -> None:
+    for ranks, measured_s in ((2, 6.4e-6), (4, 7.2e-6), (8, 9.8e-6)):
+        seconds, algorithm = collective_seconds(reduced(4096, ranks), H200.link())
+        assert algorithm == "one_shot"
+        assert seconds == pytest.approx(measured_s, rel=0.03)
+
+
+def test_closed_forms() -> None:
+    link = replace(H200.link(), latency_s=1e-6, per_peer_s=1e-7, bytes_per_s=1e11)
+    size = 1e6  # bytes: 10 us over the link
+    assert collectives.ring_pass_s(size, 4, link) == pytest.approx(3 * (1e-6 + 2.5e-6))
+    assert collectives.ring_all_reduce_s(size, 4, link) == pytest.approx(6 * (1e-6 + 2.5e-6))
+    assert collectives.one_shot_pass_s(size, 4, link) == pytest.approx(1e-6 + 3 * (1e-7 + 2.5e-6))
+    assert collectives.one_shot_all_reduce_s(size, 4, link) == pytest.approx(1e-6 + 3 * (1e-7 + 1e-5))
+    assert collectives.tree_pass_s(size, 5, link) == pytest.approx(3e-6 + 8e-6)
+    assert collectives.tree_all_reduce_s(size, 5, link) == pytest.approx(6 * (1e-6 + 1e-5))
+    assert collectives.put_s(size, link) == pytest.approx(1.1e-5)
+
+
+def test_the_cheapest_allowed_algorithm_is_taken_and_named() -> None:
+    ring = collective_seconds(
+        ops.all_gather("g", elements=4096, ranks=4, axis="t", dtype="bf16"), N150.link()
+    )
+    assert ring[1] == "ring"
+    assert ring[0] == pytest.approx(3 * (7.28e-6 + 8192 / 4 / 50e9))
+    assert collective_seconds(reduced(2**28, 8), H200.link())[1] == "ring"
+    assert collective_seconds(reduced(4096, 1), H200.link()) == (0.0, "none")
+    put = ops.put("early", elements=4096, axis="group", dtype="bf16")
+    assert collective_seconds(put, N150.link())[0] == pytest.approx(7.28e-6 + 8192 / 50e9)
+    with pytest.raises(InputError, match="16 ranks, but nvlink connects at most 8"):
+        collective_seconds(reduced(4096, 16), H200.link())
+    with pytest.raises(InputError, match="is no collective"):
+        collective_seconds(attention(1), H200.link())
+
+
+LINKS = st.sampled_from([link for name in CATALOGUE for link in load_device(name).links.values()])
+COLLECTIVES = st.sampled_from([ops.all_gather, ops.reduce_scatter, ops.all_reduce])
+
+
+@given(link=LINKS, make=COLLECTIVES, elements=st.integers(1, 2**30), ranks=st.integers(1, 31))
+def test_collectives_grow_with_bytes_and_ranks(
+    link: spec.Link, make: object, elements: int, ranks: int
+) -> None:
+    wide = replace(link, max_devices=32)
+
+    def cost(count: int, among: int) -> float:
+        op = make("c", elements=count, ranks=among, axis="t", dtype="bf16")  # type: ignore[operator]
+        seconds = collective_seconds(op, wide)[0]
+        assert seconds >= roofline(H200, link=wide)(op).seconds * (1 - 1e-12)
+        return seconds
+
+    slack = 1 + 1e-12
+    assert cost(elements, ranks) <= cost(2 * elements, ranks) * slack
+    assert cost(elements, ranks) <= cost(elements, ranks + 1) * slack
+
+
+# -- prices --------------------------------------------------------------------------------------
+
+
+def test_roofline_price_of_a_matmul() -> None:
+    op = ops.matmul("gate", m=1, n=28672, k=HIDDEN, dtype="bf16")
+    found = pricer(H200)(op)
+    hbm_bytes = 28672 * HIDDEN * 2 + (28672 + HIDDEN) * 2
+    assert found.seconds == pytest.approx(0.94e-6 + hbm_bytes / 4.8e12 / 0.921)
+    assert found.source == "roofline"
+    assert "memory bound" in found.detail
+    assert found.low_s <= 54.7e-6 <= found.high_s  # measured on one H200
+    big = pricer(H200)(ops.matmul("big", m=8192, n=8192, k=8192, dtype="bf16"))
+    assert "compute bound" in big.detail
+    assert big.seconds == pytest.approx(2 * 8192**3 / (0.757 * 989.5e12) + 0.94e-6)
+
+
+def test_the_early_part_of_speculative_attention() -> None:
+    price = pricer(H200)
+    op = speculative(131072)
+    assert price(op).early_s == price(attention(512)).seconds
+    assert price(attention(512)).early_s is None
+    assert price(speculative(256)).early_s == pytest.approx(price(attention(256)).seconds)
+    assert pricer(H100, profile=TABLE3, ranks=4)(speculative(1024, ranks=4)).early_s == 0.0
+    found = pricer(N150, profile=ALSPEC)(speculative(1024, dtype="bfp8"))
+    check(found)
+    assert found.seconds == pytest.approx(69853e-9)
+    assert found.early_s is not None
+    assert 0 < found.early_s < found.seconds
+
+
+def test_fused_ops_are_the_sum_of_their_parts() -> None:
+    gather = ops.all_gather("o_gather", elements=HIDDEN, ranks=4, axis="t", dtype="bf16")
+    norm = ops.norm("n", tokens=1, hidden=HIDDEN, dtype="bf16")
+    fused = ops.fuse("f", "f", (norm, gather, speculative(4096)))
+    price, floor = pricer(H200), roofline(H200)
+    parts = [price(part) for part in fused.parts]
+    found = price(fused)
+    check(found)
+    assert found.seconds == pytest.approx(sum(part.seconds for part in parts))
+    assert found.early_s == pytest.approx(parts[0].seconds + parts[1].seconds + (parts[2].early_s or 0.0))
+    assert floor(fused).wire_s == pytest.approx(0.75 * 8192 / 450e9)
+    assert found.seconds >= floor(fused).seconds
+    mixed = ops.fuse(
+        "m", "m", (llama_ops(4)["qkv"], replace(gather, name="exchange", kind="exchange_priority"))
+    )
+    assert pricer(N150, profile=ALSPEC, ranks=4)(mixed).source == "assumed"
+
+
+def test_sizes_must_be_bound_and_prices_are_remembered() -> None:
+    price = pricer(H200)
+    with pytest.raises(ops.UnboundSizeError):
+        price(attention(Size("context")))
+    assert price(attention(7)) is price(attention(7))
+
+
+def test_a_link_can_be_chosen() -> None:
+    a6000 = load_device("a6000")
+    assert pricer(a6000, link=a6000.link("nvlink"))(reduced(2**20, 2)).detail.endswith("over nvlink")
+    assert pricer(a6000)(reduced(2**20, 2)).detail.endswith("over pcie")
+    with pytest.raises(InputError, match="unknown link 'nvlinks'; did you mean 'nvlink'"):
+        a6000.link("nvlinks")
+
+
+DEVICES = st.sampled_from([load_device(name) for name in CATALOGUE])
+DTYPES = st.sampled_from(["bf16", "fp8", "int4", "bfp8", "bfp4", "int8", "fp16"])
+
+
+@given(device=DEVICES, dtype=DTYPES, m=st.integers(1, 4096), n=st.integers(1, 2**17), k=st.integers(1, 2**15))
+def test_matmuls_grow_and_keep_above_the_floor(
+    device: DeviceSpec, dtype: str, m: int, n: int, k: int
+) -> None:
+    price, floor = pricer(device), roofline(device)
+    small, large = (ops.matmul("x", m=m, n=n, k=width, dtype=dtype) for width in (k, k + 1))
+    check(price(small))
+    assert price(small).low_s >= floor(small).seconds * (1 - 1e-12)
+    assert price(small).seconds <= price(large).seconds
+
+
+PROFILED = st.sampled_from(
+    [(N150, ALSPEC, 1), (N150, ALSPEC, 2), (N150, ALSPEC, 4), (N150, ALSPEC, 8), (H100, TABLE3, 4)]
+)
+
+
+@settings(max_examples=200)
+@given(what=PROFILED, context=st.integers(1, 300_000), more=st.integers(1, 100_000))
+def test_published_attention_grows_with_context(what: tuple, context: int, more: int) -> None:  # type: ignore[type-arg]
+    device, profile, ranks = what
+    price, floor = pricer(device, profile=profile, ranks=ranks), roofline(device)
+    dtype = profile.dtypes["kv"]
+    here, there = (attention(c, ranks=ranks, dtype=dtype) for c in (context, context + more))
+    check(price(here))
+    assert price(here).seconds <= price(there).seconds
+    assert price(here).low_s >= floor(here).seconds

@@ -1,0 +1,1 @@
+"""Published and measured figures, and the comparison of predictions with them."""
