@@ -1,13 +1,18 @@
-"""What collectives and puts cost on a link: the alpha-beta model (Hockney 1994).
+"""What collectives and puts cost on a link: the alpha-beta model with a term for the start.
 
-A message of B bytes takes `latency_s + B / bytes_per_s`. With n ranks, B the bytes of the whole tensor
-(before a reduce-scatter, after an all-gather), a = latency_s, p = per_peer_s, b = bytes_per_s and
+Hockney (1994) gives a message of B bytes alpha + B / rate. A collective is not its messages one after
+the other: it starts once, and a step within it costs much less than that start. So alpha is split in
+a = latency_s (the start), u = setup_s (a library's ring or tree, besides) and s = step_s (each step).
+NCCL's own model has this form too (graph/tuning.cc: baseLat + steps hwLat). With n ranks, B the bytes of
+the whole tensor (before a reduce-scatter, after an all-gather), p = per_peer_s, b = bytes_per_s and
 k = ceil(log2 n):
 
-    algorithm   all_gather, reduce_scatter       all_reduce
-    ring        (n-1) (a + B/(n b))              2 (n-1) (a + B/(n b))
-    one_shot    a + (n-1) (p + B/(n b))          a + (n-1) (p + B/b)
-    tree        k a + (n-1) B/(n b)              2 k (a + B/b)
+    algorithm   all_gather, reduce_scatter          all_reduce
+    ring        a + u + (n-1) (s + B/(n b))         a + u + 2 (n-1) (s + B/(n b))
+    one_shot    a + (n-1) (p + B/(n b))             a + (n-1) (p + B/b)
+    tree        a + u + k s + (n-1) B/(n b)         a + u + 2 k (s + B/b)
+
+    put         a + s + B/b                         one step to the next rank, which no library sets up
 
 ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads every other rank's
 data through one port. tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
@@ -25,13 +30,15 @@ Cost = Callable[[float, int, Link], float]
 
 
 def ring_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a ring all-gather or reduce-scatter: (n-1) (a + B/(n b))."""
-    return (ranks - 1) * (link.latency_s + size_bytes / (ranks * link.bytes_per_s))
+    """Seconds of a ring all-gather or reduce-scatter: a + u + (n-1) (s + B/(n b))."""
+    step_s = link.step_s + size_bytes / (ranks * link.bytes_per_s)
+    return link.latency_s + link.setup_s + (ranks - 1) * step_s
 
 
 def ring_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a ring reduce-scatter and a ring all-gather: 2 (n-1) (a + B/(n b))."""
-    return 2.0 * ring_pass_s(size_bytes, ranks, link)
+    """Seconds of a ring reduce-scatter and a ring all-gather in one start: a + u + 2 (n-1) (s + B/(n b))."""
+    step_s = link.step_s + size_bytes / (ranks * link.bytes_per_s)
+    return link.latency_s + link.setup_s + 2.0 * (ranks - 1) * step_s
 
 
 def one_shot_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
@@ -45,18 +52,25 @@ def one_shot_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def tree_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of recursive doubling (all-gather) or halving (reduce-scatter): k a + (n-1) B/(n b)."""
-    return ceil(log2(ranks)) * link.latency_s + (ranks - 1) * size_bytes / (ranks * link.bytes_per_s)
+    """Seconds of recursive doubling (all-gather) or halving (reduce-scatter): a + u + k s + (n-1) B/(n b)."""
+    wire_s = (ranks - 1) * size_bytes / (ranks * link.bytes_per_s)
+    return link.latency_s + link.setup_s + ceil(log2(ranks)) * link.step_s + wire_s
 
 
 def tree_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a binomial reduction and a binomial broadcast: 2 k (a + B/b)."""
-    return 2.0 * ceil(log2(ranks)) * (link.latency_s + size_bytes / link.bytes_per_s)
+    """Seconds of a binomial reduction and a binomial broadcast: a + u + 2 k (s + B/b)."""
+    step_s = link.step_s + size_bytes / link.bytes_per_s
+    return link.latency_s + link.setup_s + 2.0 * ceil(log2(ranks)) * step_s
 
 
 def put_s(size_bytes: float, link: Link) -> float:
-    """Seconds of one message to the next rank, one hop on every topology: a + B/b."""
-    return link.latency_s + size_bytes / link.bytes_per_s
+    """Seconds until one message and its signal are at the next rank, one hop on every topology: a + s + B/b.
+
+    No put was measured. On NVLink this is within 6 % of a one-shot all-reduce on two cards, which also
+    moves one message each way and signals it; on a ring it is the collective on two chips, an upper
+    bound, for that waits for both directions.
+    """
+    return link.latency_s + link.step_s + size_bytes / link.bytes_per_s
 
 
 _ONE_PASS: Mapping[str, Cost] = {"ring": ring_pass_s, "one_shot": one_shot_pass_s, "tree": tree_pass_s}

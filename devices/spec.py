@@ -65,15 +65,18 @@ class Efficiency:
 class Link:
     """What connects devices of one host.
 
-    `bytes_per_s` is one direction of one device, `latency_s` the start of one message and `per_peer_s`
-    what each further peer adds to it (`devices.collectives` has the formulas). `relative_error` is the
-    half-width of the 90 % interval of a time computed from them.
+    `bytes_per_s` is one direction of one device. `latency_s` is the start, paid once by every collective
+    and put; `setup_s` what a library's ring or tree pays once besides; `step_s` the latency of each step
+    of a ring, a tree or a put; `per_peer_s` what each peer adds to one_shot (`devices.collectives` has
+    the formulas). `relative_error` is the half-width of the 90 % interval of a time computed from them.
     """
 
     kind: str
     topology: Topology
     bytes_per_s: Positive
     latency_s: NonNegative
+    setup_s: NonNegative
+    step_s: NonNegative
     per_peer_s: NonNegative
     relative_error: NonNegative
     max_devices: Count

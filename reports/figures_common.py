@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from reports import style
-from reports.text import in_figure, known, percent, signed_percent, significant, tokens
+from reports.text import in_figure, known, percent, signed_percent, significant, strategy_name, tokens
 
 ROW_PX = 44
 
@@ -16,12 +16,13 @@ def _error_hover(row: pd.Series) -> str:
     where += [f"hits {percent(row['hit_rate'])}"] if known(row["hit_rate"]) else []
     devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
     where += [f"{devices:.0f} devices"] if known(devices) else []
+    said_by = in_figure(f"{row['role']}; {row['source']}")
     return "<br>".join(
         [
-            f"<b>{in_figure(row['strategy'].replace('_', ' '))}</b>, {in_figure(row['metric'])}",
+            f"<b>{in_figure(strategy_name(row['strategy']))}</b>, {in_figure(row['metric'])}",
             in_figure(", ".join(where)),
             f"published {significant(row['reference'], 4)}, predicted {significant(row['predicted'], 4)}",
-            f"<b>{signed_percent(row['error_pct'])}</b>, {in_figure(row['role'])}; {in_figure(row['source'])}",
+            f"<b>{signed_percent(row['error_pct'])}</b>, {said_by}",
         ]
     )
 
@@ -41,7 +42,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str]) -> go.Figure:
             x=group["error_pct"].tolist(),
             y=[in_figure(roles[role]).replace(", ", ",<br>", 1) for role in group["role"]],
             mode="markers",
-            name=in_figure(str(strategy).replace("_", " ")),
+            name=in_figure(strategy_name(str(strategy))),
             marker={
                 "symbol": style.SYMBOL.get(str(strategy), "circle"),
                 "size": 10,

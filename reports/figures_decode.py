@@ -30,7 +30,7 @@ LOG_SCALE_FROM = 4.0
 RARE_BELOW = 0.01
 CELLS_WITH_NUMBERS = (10, 12)
 ROW_PX = 44
-LANE_PX = 26
+LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
 
 
 @dataclass(frozen=True)
@@ -259,17 +259,29 @@ def by_part(critical_path: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(part=rows["part"].where(~rows["part"].isin(rare), "other"))
 
 
-def _part_hover(label: str, part: str, kinds: pd.DataFrame, total: float) -> str:
-    seconds = kinds["value"].sum()
+Kinds = list[tuple[str, float]]
+
+
+def _part_hover(label: str, part: str, kinds: Kinds, total: float) -> str:
+    seconds = sum(s for _, s in kinds)
     share = f" ({percent(seconds / total)})" if total else ""
     lines = [f"<b>{in_figure(label)}</b>", f"{in_figure(part)}: {milliseconds(seconds)}{share}"]
-    if len(kinds) > 1 or kinds["op_kind"].iloc[0] != part:
-        largest = kinds.sort_values("value", ascending=False, kind="stable")
-        lines += [
-            f"   {in_figure(k)} {milliseconds(v)}"
-            for k, v in zip(largest["op_kind"], largest["value"], strict=True)
-        ]
+    if len(kinds) > 1 or kinds[0][0] != part:
+        lines += [f"   {in_figure(k)} {milliseconds(s)}" for k, s in sorted(kinds, key=lambda k: -k[1])]
     return "<br>".join(lines)
+
+
+def _part_bar(part: str, kinds_of: Mapping[str, Kinds], totals: Mapping[str, float]) -> go.Bar:
+    return go.Bar(
+        orientation="h",
+        x=[sum(s for _, s in kinds) * 1e3 for kinds in kinds_of.values()],
+        y=[_row_name(label) for label in kinds_of],
+        name=part,
+        marker={"color": style.PART[part][0], "line": {"width": 0}},
+        hoverinfo="text",
+        hovertext=[_part_hover(label, part, kinds, totals[label]) for label, kinds in kinds_of.items()],
+        textposition="none",
+    )
 
 
 def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
@@ -277,31 +289,18 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
 
     `parts`: critical_path_s rows of one context, batch and hit rate. The bar's end is their sum.
     """
-    figure = go.Figure()
     rows = by_part(parts)
-    present = [v.label for v in shown if (rows["label"] == v.label).any()]
-    totals = {label: float(rows.loc[rows["label"] == label, "value"].sum()) for label in present}
-    for part, (colour, _) in style.PART.items():
-        groups = {
-            label: kinds
-            for label in present
-            if len(kinds := rows[(rows["label"] == label) & (rows["part"] == part) & (rows["value"] != 0)])
-        }
-        if not groups:
-            continue
-        figure.add_bar(
-            orientation="h",
-            x=[float(kinds["value"].sum() * 1e3) for kinds in groups.values()],
-            y=[_row_name(label) for label in groups],
-            name=part,
-            marker={"color": colour, "line": {"width": 0}},
-            hoverinfo="text",
-            hovertext=[_part_hover(label, part, kinds, totals[label]) for label, kinds in groups.items()],
-            textposition="none",
-        )
+    kinds: dict[str, dict[str, Kinds]] = {part: {} for part in style.PART}
+    totals = {v.label: 0.0 for v in shown if (rows["label"] == v.label).any()}
+    for row in rows[rows["value"] != 0].to_dict("records"):
+        if row["label"] in totals:
+            kinds[row["part"]].setdefault(row["label"], []).append((row["op_kind"], row["value"]))
+            totals[row["label"]] += row["value"]
+    figure = go.Figure([_part_bar(part, of, totals) for part, of in kinds.items() if of])
+    order = [_row_name(label) for label in totals]
     figure.add_scatter(
         x=[total * 1e3 for total in totals.values()],
-        y=[_row_name(label) for label in totals],
+        y=order,
         mode="text",
         text=[f" {milliseconds(total)}" for total in totals.values()],
         textposition="middle right",
@@ -309,8 +308,7 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
         hoverinfo="skip",
         showlegend=False,
     )
-    _rows_layout(figure, len(present), max(totals.values(), default=0.0) * 1e3)
-    order = [_row_name(label) for label in present]
+    _rows_layout(figure, len(totals), max(totals.values(), default=0.0) * 1e3)
     figure.update_layout(barmode="stack", yaxis={"categoryorder": "array", "categoryarray": order})
     return figure
 
@@ -397,45 +395,40 @@ def _outcomes(spans: pd.DataFrame) -> list[str]:
     return present + sorted(set(spans["outcome"]) - {"hit", "miss"})
 
 
+def _lane_axis(names: Sequence[str], bottom: float, top: float) -> dict[str, Any]:
+    return {
+        "domain": [max(0.0, bottom), min(1.0, top)],
+        "tickvals": list(range(len(names))),
+        "ticktext": list(names),
+        "range": [len(names) - 0.5, -0.5],
+        "showgrid": False,
+        "anchor": "x",
+    }
+
+
 def timeline(spans: pd.DataFrame) -> go.Figure:
     """One layer, from one priority exchange to the next, a lane for every rank and its wire; a hit
     above a miss on one time axis (ALSpec Figure 6). `spans`: the rows of one case."""
     spans = spans.assign(lane=spans["stream"].where(spans["state"] != "wire", "wire"))
-    blocks = []
-    for outcome in _outcomes(spans):
-        rows, length = _segment(spans[spans["outcome"] == outcome])
-        blocks.append((outcome, rows, length, _lanes(rows)))
-    gap, foot = 34, 52
-    height = foot + sum(LANE_PX * len(lanes) + gap for *_, lanes in blocks)
+    blocks = [(o, *_segment(spans[spans["outcome"] == o])) for o in _outcomes(spans)]
+    lanes = [_lanes(rows) for _, rows, _ in blocks]
+    inner = sum(LANE_PX * len(own) + HEADING_PX for own in lanes)
     figure, top = go.Figure(), 1.0
-    inner = height - foot
-    for number, (outcome, rows, length, lanes) in enumerate(blocks, start=1):
+    for number, ((outcome, rows, length), own) in enumerate(zip(blocks, lanes, strict=True), start=1):
         suffix = "" if number == 1 else str(number)
-        place = {key: i for i, (key, _) in enumerate(lanes)}
-        figure.add_traces(_span_traces(rows, place, f"y{suffix}"))
-        start = top - gap / inner
-        end = max(0.0, start - LANE_PX * len(lanes) / inner)
-        top = end
-        y_axis = {
-            "domain": [end, min(start, 1.0)],
-            "tickvals": list(range(len(lanes))),
-            "ticktext": [name for _, name in lanes],
-            "range": [len(lanes) - 0.5, -0.5],
-            "showgrid": False,
-            "anchor": "x",
-        }
-        figure.update_layout({f"yaxis{suffix}": y_axis})
-        figure.add_annotation(
-            text=f"<b>{in_figure(outcome)}</b>: {significant(length, 3)} µs to the next exchange",
-            xref="paper", yref="paper", x=0, y=start, xanchor="left", yanchor="bottom", showarrow=False,
-        )  # fmt: skip
+        figure.add_traces(_span_traces(rows, {key: i for i, (key, _) in enumerate(own)}, f"y{suffix}"))
+        head, top = top - HEADING_PX / inner, top - (HEADING_PX + LANE_PX * len(own)) / inner
+        figure.update_layout({f"yaxis{suffix}": _lane_axis([name for _, name in own], top, head)})
+        text = f"<b>{in_figure(outcome)}</b>: {significant(length, 3)} µs to the next exchange"
+        at = {"xref": "paper", "yref": "paper", "x": 0, "y": head, "xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=text, showarrow=False, **at)
     _once_in_key(figure)
-    last = max((float(rows["end"].max()) for _, rows, _, _ in blocks), default=1.0)
-    first = min((float(rows["start"].min()) for _, rows, _, _ in blocks), default=0.0)
+    first = min((float(rows["start"].min()) for _, rows, _ in blocks), default=0.0)
+    last = max((float(rows["end"].max()) for _, rows, _ in blocks), default=1.0)
     figure.update_layout(
         barmode="overlay",
-        height=height,
-        margin={"l": 8, "r": 12, "t": 0, "b": foot},
+        height=inner + FOOT_PX,
+        margin={"l": 8, "r": 12, "t": 0, "b": FOOT_PX},
         uniformtext={"mode": "hide", "minsize": 10},
         xaxis={
             "title": {"text": "time since the priority exchange (µs)"},
@@ -472,7 +465,7 @@ def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:
     return joined[["label", *keys, "hit_rate", "ratio"]]
 
 
-def _break_even(values: Sequence[Sequence[float]]) -> list[go.Scatter]:
+def _break_even(values: "Cells") -> list[go.Scatter]:
     """The border between cells where either is faster. It follows the cells' edges, since where it
     runs within a cell is not known, and so it crosses no number."""
     xs: list[float | None] = []
@@ -492,68 +485,64 @@ def _break_even(values: Sequence[Sequence[float]]) -> list[go.Scatter]:
     return [drawn] if xs else []
 
 
+Cells = Sequence[Sequence[float]]
+
+
+def _cells(values: Cells, rates: Sequence[float], contexts: Sequence[float], against: str) -> go.Heatmap:
+    hover = [
+        [
+            f"{tokens(c)} tokens, hits {percent(h)}<br><b>{times(v)}</b> {against}"
+            for c, v in zip(contexts, row, strict=True)
+        ]
+        for h, row in zip(rates, values, strict=True)
+    ]
+    return go.Heatmap(
+        x=list(range(len(contexts))),
+        y=list(range(len(rates))),
+        z=[[math.log2(v) if known(v) else None for v in row] for row in values],
+        customdata=[[v if known(v) else None for v in row] for row in values],
+        text=[[f"{v:.2f}" if known(v) else "" for v in row] for row in values],
+        textfont={"size": 12},
+        hovertext=hover,
+        hoverinfo="text",
+        colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
+        xgap=2,
+        ygap=2,
+        showlegend=False,
+    )
+
+
+def _map_axis(names: Sequence[str], title: str, apart: float) -> dict[str, Any]:
+    kept = [int(v) for v in spaced(list(range(len(names))), apart)]
+    return {
+        "title": {"text": title},
+        "tickvals": kept,
+        "ticktext": [names[i] for i in kept],
+        "showgrid": False,
+        "range": [-0.5, len(names) - 0.5],
+    }
+
+
 def speed_up_map(ratio: pd.DataFrame, devices: float, limit: float) -> go.Figure:
     """Speed-up over tensor parallelism on as many devices, by context and hit rate; break-even is
     the neutral colour and a line. `ratio`: `same_devices_ratio` of one variant and batch; `limit`:
     the ratio of the strongest colour, the same for all maps of a page."""
     grid = ratio.pivot_table(index="hit_rate", columns="context_tokens", values="ratio", dropna=False)
-    rows, columns = grid.shape
-    hs, cs = grid.index.to_numpy(dtype=float).tolist(), grid.columns.to_numpy(dtype=float).tolist()
-    numbers = columns <= CELLS_WITH_NUMBERS[0] and rows <= CELLS_WITH_NUMBERS[1]
-    strongest = math.log2(limit)
+    rates, contexts = (axis.to_numpy(dtype=float).tolist() for axis in (grid.index, grid.columns))
     values = [[float(v) for v in row] for row in grid.to_numpy(dtype=float)]
-    against = f"over tensor parallelism on {devices:.0f} devices"
-    hover = [
-        [
-            f"{tokens(c)} tokens, hits {percent(h)}<br><b>{times(v)}</b> {against}"
-            for c, v in zip(cs, row, strict=True)
-        ]
-        for h, row in zip(hs, values, strict=True)
-    ]
-    figure = go.Figure(
-        go.Heatmap(
-            x=list(range(columns)),
-            y=list(range(rows)),
-            z=[[math.log2(v) if known(v) else None for v in row] for row in values],
-            customdata=values,
-            text=[[f"{v:.2f}" if known(v) else "" for v in row] for row in values],
-            texttemplate="%{text}" if numbers else None,
-            textfont={"size": 12},
-            hovertext=hover,
-            hoverinfo="text",
-            zmin=-strongest,
-            zmax=strongest,
-            colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
-            showscale=not numbers,
-            colorbar=_ratio_bar(limit),
-            xgap=2,
-            ygap=2,
-            showlegend=False,
-        )
-    )
-    figure.add_traces(_break_even(values))
-    wide = [int(v) for v in spaced(list(range(columns)), 0.06)]
-    few = [int(v) for v in spaced(list(range(columns)), 0.12)]
-    names = [tokens(c) for c in cs]
-    shown_rows = [int(v) for v in spaced(list(range(rows)), 0.08)]
+    numbers = len(contexts) <= CELLS_WITH_NUMBERS[0] and len(rates) <= CELLS_WITH_NUMBERS[1]
+    cells = _cells(values, rates, contexts, f"over tensor parallelism on {devices:.0f} devices")
+    cells.update(zmin=-math.log2(limit), zmax=math.log2(limit), showscale=not numbers)
+    cells.update(texttemplate="%{text}") if numbers else cells.update(colorbar=_ratio_bar(limit))
+    figure = go.Figure([cells, *_break_even(values)])
+    names = [tokens(c) for c in contexts]
+    narrow = _map_axis(names, "", 0.12)
     figure.update_layout(
-        height=90 + max(2, min(rows, 12)) * 48 + (0 if numbers else 70),
+        height=90 + max(2, min(len(rates), 12)) * 48 + (0 if numbers else 70),
         margin={"l": 8, "r": 8, "t": 8, "b": 48},
-        xaxis={
-            "title": {"text": "context (tokens)"},
-            "tickvals": wide,
-            "ticktext": [names[i] for i in wide],
-            "showgrid": False,
-            "range": [-0.5, columns - 0.5],
-        },
-        yaxis={
-            "title": {"text": "hit rate (%)"},
-            "tickvals": shown_rows,
-            "ticktext": [f"{hs[i] * 100:.4g}" for i in shown_rows],
-            "showgrid": False,
-            "range": [-0.5, rows - 0.5],
-        },
-        meta={"narrow": {"xaxis.tickvals": few, "xaxis.ticktext": [names[i] for i in few]}},
+        xaxis=_map_axis(names, "context (tokens)", 0.06),
+        yaxis=_map_axis([f"{h * 100:.4g}" for h in rates], "hit rate (%)", 0.08),
+        meta={"narrow": {"xaxis.tickvals": narrow["tickvals"], "xaxis.ticktext": narrow["ticktext"]}},
     )
     return figure
 

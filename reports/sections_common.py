@@ -8,7 +8,7 @@ import pandas as pd
 from reports import figures_common as figures
 from reports.page import Definition, Details, Opening, Plot, Section, Table
 from reports.run import Run, extreme
-from reports.text import known, listed, percent, signed_percent, significant, tokens
+from reports.text import known, listed, percent, signed_percent, significant, strategy_name, tokens
 
 EXTRAPOLATED_AT_MOST = 0.05
 FITTED = "fitted"
@@ -85,7 +85,7 @@ def _roles(rows: pd.DataFrame) -> dict[str, str]:
 
 def _place(row: pd.Series) -> str:
     devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
-    parts = [row["strategy"].replace("_", " ")]
+    parts = [strategy_name(row["strategy"])]
     parts += [f"{devices:.0f} devices"] if known(devices) else []
     parts += [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
     parts += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
@@ -235,7 +235,7 @@ def as_run(run: Run, formulas: Sequence[Definition]) -> Section:
     if run.scenario_text:
         details.append(Details("scenario.yaml, with every default written out", text=run.scenario_text))
     rows = [list(row) for row in flat(run.provenance)]
-    table = Table(["provenance", ""], rows) if rows else None
+    table = Table(["made with", ""], rows) if rows else None
     notes = [str(note) for note in run.summary.get("notes") or ()]
     return Section(
         key="run", heading="The scenario as run", short="As run", table=table, notes=notes, details=details

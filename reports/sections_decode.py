@@ -20,6 +20,7 @@ from reports.text import (
     listed,
     milliseconds,
     percent,
+    scientific,
     signed,
     significant,
     times,
@@ -179,8 +180,8 @@ def _hit_rates(rows: pd.DataFrame) -> list[Option]:
 
 
 def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
-    own: pd.DataFrame = rows[rows[column] == value] if known(value) else rows[rows[column].isna()]
-    return own
+    chosen: "pd.Series[bool]" = rows[column] == value if known(value) else rows[column].isna()
+    return rows[chosen]
 
 
 # -- key figures -----------------------------------------------------------------------------------
@@ -192,7 +193,8 @@ def _longest(run: Run) -> pd.DataFrame:
     if rows.empty:
         return rows
     rows = _at(rows, "batch", _batches(rows)[1][0][1])
-    return rows[rows["context_tokens"] == rows["context_tokens"].max()].reset_index(drop=True)
+    longest: pd.DataFrame = rows[rows["context_tokens"] == rows["context_tokens"].max()]
+    return longest.reset_index(drop=True)
 
 
 def _where(row: pd.Series) -> str:
@@ -389,7 +391,7 @@ def _critical_path(run: Run) -> list[Section]:
             key="critical-path",
             heading="What a token's time is spent on",
             short="Critical path",
-            lead="Only work on the critical path is counted: what overlaps it costs nothing and is not shown.",
+            lead="Only the critical path counts: what overlaps it costs nothing and is not shown.",
             flags=[off] if gap > SUMS_WITHIN else [],
             plots=[Plot("critical-path", "latency per token by kind of op", **_views(dimensions, draw))],
             notes=[f"{sums} {rare}" if gap <= SUMS_WITHIN else rare],
@@ -426,7 +428,7 @@ def _timeline(run: Run) -> list[Section]:
             short="One layer",
             lead=described if both else "",
             plots=[Plot("timeline", "timeline of one layer on every rank", **_views(dimensions, draw))],
-            notes=["Drag along the time axis to zoom, double-click to return."],
+            notes=["On a wide screen, drag along the time axis to zoom; double-click to return."],
         )
     ]
 
@@ -546,10 +548,6 @@ def _scores(run: Run) -> Table | None:
     )
 
 
-def _scientific(value: float) -> str:
-    return significant(value) if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.2e}"
-
-
 def _bounds(run: Run) -> list[list[str]]:
     lines = []
     for metric, name in (
@@ -557,7 +555,7 @@ def _bounds(run: Run) -> list[list[str]]:
         ("error_bound_high_probability", "high probability"),
     ):
         for _, row in run.metric(metric).iterrows():
-            lines.append([name, _where(row), _scientific(row["value"]), row["source"]])
+            lines.append([name, _where(row), scientific(row["value"]), row["source"]])
     given = run.summary.get("bounds")
     if given:
         lines += [[path, "", value, ""] for path, value in common.flat(given)]

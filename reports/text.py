@@ -7,6 +7,12 @@ from numbers import Real
 from typing import Any
 
 KIB = 1024
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+STRATEGY_NAMES = {
+    "tensor_parallel": "tensor parallelism",
+    "alspec": "ALSpec",
+    "alspec_pipelined": "ALSpec, pipelined",
+}
 NOTHING = "–"
 GLUE = "\u00a0"  # between a number and its unit: a line never breaks there
 
@@ -56,6 +62,23 @@ def percent(fraction: float, digits: int = 3) -> str:
     ('62.5\xa0%', '100\xa0%', '33.3\xa0%')
     """
     return f"{float(f'{fraction * 100:.{digits}g}'):g}{GLUE}%" if known(fraction) else NOTHING
+
+
+def scientific(value: float) -> str:
+    """A number of any size: "0.25", "8.0 × 10⁸".
+
+    >>> scientific(0.25), scientific(8e8), scientific(3.2e-7)
+    ('0.250', '8.0 × 10⁸', '3.2 × 10⁻⁷')
+    """
+    if not known(value) or value == 0 or 1e-3 <= abs(value) < 1e6:
+        return significant(value)
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+
+
+def strategy_name(strategy: str) -> str:
+    """A strategy's name in a sentence."""
+    return STRATEGY_NAMES.get(strategy, strategy.replace("_", " "))
 
 
 def signed(number: float, decimals: int) -> str:

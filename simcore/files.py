@@ -32,6 +32,19 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 floats: PyYAML reads 1.1, where 4.8e12 without a sign in its exponent is a string."""
 
 
+def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """A mapping whose keys differ: PyYAML would silently keep the last of two."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key.value!r} is given twice", key.start_mark
+            )
+        seen.add(str(key.value))
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -56,13 +69,18 @@ def read_text(path: Path) -> str:
 
 def read_yaml(path: Path) -> Any:
     """The document in a YAML file. Raises InputError where it cannot be read or parsed."""
+    return parse_yaml(read_text(path), str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The document in a YAML text. Raises InputError where it cannot be parsed."""
     try:
-        return yaml.load(read_text(path), Loader=_Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "a broken document"
-        raise InputError(f"{path}: not valid YAML{line}: {problem}") from None
+        raise InputError(f"{where}: not valid YAML{line}: {problem}") from None
 
 
 def validated(kind: type[T], document: object, where: str) -> T:

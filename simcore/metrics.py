@@ -20,6 +20,10 @@ from simcore.trace import Cause, Mark, Span, Trace, op_events
 
 K = TypeVar("K")
 
+# Ops that stand before the first layer and after the last.
+OUTSIDE_NAMES = frozenset(
+    {"embedding", "head_gather", "head_norm", "lm_head", "logits_gather", "sample", "outside_layers"}
+)
 ATTENTION_KINDS = frozenset({"decode_attention", "speculative_attention"})
 COMMUNICATION_KINDS = frozenset(
     {"all_gather", "all_reduce", "reduce_scatter", "exchange_priority", "put", "all_gather_matmul"}
@@ -105,19 +109,19 @@ def _from(piece: PathPiece, start_s: float) -> PathPiece:
     return PathPiece(piece.kind, piece.name, piece.rank, max(piece.start_s, start_s), piece.end_s)
 
 
-def attention_share(by_kind: Mapping[str, float]) -> float:
-    """Share of the critical path in attention kernels."""
-    return _share(by_kind, ATTENTION_KINDS)
+def attention_s(token: Token) -> float:
+    """Seconds of a token's critical path in attention kernels."""
+    return sum(piece.end_s - piece.start_s for piece in token.path if piece.kind in ATTENTION_KINDS)
+
+
+def outside_layers_s(token: Token) -> float:
+    """Seconds of a token's critical path before the first and after the last layer."""
+    return sum(piece.end_s - piece.start_s for piece in token.path if piece.name in OUTSIDE_NAMES)
 
 
 def exposed_communication_s(by_kind: Mapping[str, float]) -> float:
     """Seconds of the critical path in collectives, exchanges and puts."""
     return sum(seconds for kind, seconds in by_kind.items() if kind in COMMUNICATION_KINDS)
-
-
-def _share(by_kind: Mapping[str, float], kinds: frozenset[str]) -> float:
-    total = sum(by_kind.values())
-    return sum(seconds for kind, seconds in by_kind.items() if kind in kinds) / total if total else 0.0
 
 
 def price_shares(trace: Trace) -> dict[SourceKind, float]:

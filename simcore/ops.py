@@ -14,6 +14,7 @@ length, say); `Op.at(sizes)` gives the op with numbers in its place.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 # Bytes per element. bfp8 and bfp4 are Tenstorrent's block floating point: 16 numbers share one
@@ -127,7 +128,7 @@ class Publication:
     put: Op
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A static list of ops: captured once on a GPU, priced once in the simulator, printable."""
 
@@ -135,7 +136,12 @@ class Graph:
     ops: tuple[Op, ...]
     publishes: tuple[Publication, ...] = ()
 
-    @property
+    @cached_property
+    def meets(self) -> bool:
+        """Whether a collective is among the ops."""
+        return any(op.ranks > 1 for op in self.ops)
+
+    @cached_property
     def reads(self) -> frozenset[str]:
         """Names of the run-time sizes that a launch of this graph must give."""
         return frozenset().union(*(op.reads for op in self.ops))

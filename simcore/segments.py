@@ -6,6 +6,7 @@ A local segment takes the sum of its ops' prices; `demand` is the share of memor
 keeps busy while it runs alone (contention.py).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,9 @@ class Segment:
 
 def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline) -> Iterator[Segment]:
     """The segments of a graph, in order; an empty graph is one segment that takes no time."""
-    early = {publication.op: publication for publication in graph.publishes}
+    early: dict[int, list[Publication]] = defaultdict(list)
+    for publication in graph.publishes:
+        early[publication.op].append(publication)
     local: list[PricedOp] = []
     leaving: list[tuple[float, Publication]] = []
     done_s = 0.0
@@ -41,7 +44,8 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
             continue
         if i in early:
             whole_s, early_s = priced.price.seconds, priced.price.early_s
-            leaving.append((done_s + (whole_s if early_s is None else min(early_s, whole_s)), early[i]))
+            leaves_s = done_s + (whole_s if early_s is None else min(early_s, whole_s))
+            leaving += [(leaves_s, publication) for publication in early[i]]
         local.append(priced)
         done_s += priced.price.seconds
     if local or not graph.ops:

@@ -82,8 +82,10 @@ class SharedDevice:
 
     def arrive(self, due: Piece, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
+        # Asked before the work is credited: rounding could carry it past the boundary that is due.
+        target_s = due.target_s(len(self.running) == 1)
         self.advance(now_s)
-        due.work_s = due.target_s(len(self.running) == 1)
+        due.work_s = target_s
         finished = []
         for piece in self.running:
             slack = ROUNDING * max(piece.work_s, now_s)

@@ -85,6 +85,7 @@ class Simulation:
         self.overheads = overheads or Overheads()
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
+        self.loops: list[tuple[int, simpy.Process]] = []
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
         self._price = price
@@ -95,8 +96,8 @@ class Simulation:
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
-        self._wire_free_s: dict[int, float] = defaultdict(float)
-        self._segments: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Segment, ...]] = {}
+        self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
+        self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         self._graphs: dict[int, Graph] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
@@ -112,6 +113,7 @@ class Simulation:
         self.env.run()
         stuck = [f"program of rank {rank}" for rank, host in enumerate(hosts) if host.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
+        stuck += [f"loop of rank {rank}" for rank, loop in self.loops if loop.is_alive]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
@@ -148,7 +150,6 @@ class Simulation:
     def _work_off(self, stream: _Stream) -> Steps:
         while stream.queue:
             launch = stream.queue.popleft()
-            stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name}"
             yield from self._execute(stream, launch)
         stream.working = False
 
@@ -156,6 +157,7 @@ class Simulation:
         if launch.issued.at_s > self.env.now:
             yield self.env.timeout(launch.issued.at_s - self.env.now)
         cause = latest(stream.free, launch.issued)
+        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
@@ -166,6 +168,10 @@ class Simulation:
                 cause = yield from self._skip(stream, launch, cause, replay)
                 continue
             for signal in launch.signals:
+                stream.waiting_for = (
+                    f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
+                    f" of rank {signal.source}"
+                )
                 cause = latest(cause, (yield from signal.done()))
             if burst:
                 cause = yield from self._burst(stream, launch, cause)
@@ -288,12 +294,12 @@ class Simulation:
     def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
         put, rank = publication.put, launch.rank
         price = self._price(put)
-        start_s = max(self.env.now, self._wire_free_s[rank])
-        self._wire_free_s[rank] = start_s + price.seconds
+        cause = latest(cause, self._wire_free[rank])
+        id_, start_s = next(self._ids), cause.at_s
+        self._wire_free[rank] = Cause(id_, start_s + price.seconds)
         priced = PricedOp(put, price, self._roofline(put).wire_s)
 
         def arrive(_: simpy.Event) -> None:
-            id_ = next(self._ids)
             progress = [(start_s, 0.0), (self.env.now, price.seconds)]
             self._record(id_, launch, "wire", "wire", start_s, cause, (priced,), progress, 0)
             self.signals.publish(publication.signal, rank, Cause(id_, self.env.now))
@@ -319,11 +325,11 @@ class Simulation:
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
         """The launch's graph at the sizes of one replay, priced once."""
-        graph = launch.graph
-        sizes = {name: value + replay for name, value in launch.sizes.items()}
-        key = (id(graph), tuple((name, sizes[name]) for name in sorted(graph.reads & sizes.keys())))
+        graph, sizes = launch.graph, launch.sizes
+        key = (id(graph), tuple(sizes[name] + replay for name in graph.reads))
         found = self._segments.get(key)
         if found is None:
+            sizes = {name: value + replay for name, value in sizes.items()}
             # A graph that is gone could leave its id to another one: keep it.
             self._graphs[id(graph)] = graph
             found = self._segments[key] = tuple(cut(graph, sizes, self._price, self._roofline))

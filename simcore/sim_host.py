@@ -140,7 +140,7 @@ class Launch:
     def is_burst(self) -> bool:
         """A burst is priced at once: nothing happens at its inner boundaries."""
         tied = self.when is not None or self.sets or self.signals or self.graph.publishes
-        return self.repeat > 1 and not tied and not any(op.ranks > 1 for op in self.graph.ops)
+        return self.repeat > 1 and not tied and not self.graph.meets
 
 
 class SimMachine:
@@ -204,9 +204,16 @@ class SimMachine:
             self._sim.next_launch(), self.rank, stream, graph, issued, tickets, signals, given, repeat,
             when, dict(sets or {}), ticket,
         )  # fmt: skip
-        ticket.stopper = lambda: self._sim.stop(launch)
+        ticket.stopper = lambda: self._at_host_time(lambda: self._sim.stop(launch))
         self._sim.submit(launch)
         return ticket
+
+    def _at_host_time(self, action: Callable[[], None]) -> None:
+        """Now, or when the event clock has come to where this host's clock is."""
+        if self._busy_until_s <= self._env.now:
+            action()
+        else:
+            then(self._env.timeout(self._busy_until_s - self._env.now), lambda _: action())
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank or of another."""
@@ -225,20 +232,23 @@ class SimMachine:
 
     def _wait(self, tickets: Sequence[Ticket]) -> Steps:
         for ticket in tickets:
-            end = yield from _done(ticket)
-            if end.at_s >= self.now():
-                self._host = Cause(end.span, end.at_s, host=True)
+            self._go_on_after((yield from _done(ticket)))
         self._spend(self._sim.overheads.wait_s)
         yield from self._catch_up()
+
+    def _go_on_after(self, end: Cause) -> None:
+        if end.at_s >= self.now():
+            self._host = Cause(end.span, end.at_s, host=True)
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
         return self._env.process(self._read(flag, after))
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
-        yield from _done(after)
+        end = yield from _done(after)
         value = self._sim.value_of(flag)
-        yield from self._wait([after])
+        self._go_on_after(end)
+        yield from self._wait([])
         return value
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
@@ -292,7 +302,7 @@ class SimMachine:
             ticket.ran = 1
             ticket.finish(Cause(self._host.span, self._env.now, host=True))
 
-        self._env.process(loop())
+        self._sim.loops.append((self.rank, self._env.process(loop())))
         return ticket
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:

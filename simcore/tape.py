@@ -74,8 +74,8 @@ class _TapeMachine:
         parts = [f"rank {self.rank}  {stream}  {graph.name}: {' '.join(op.name for op in graph.ops) or '-'}"]
         if after:
             parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
-        if sizes:
-            parts.append(", ".join(f"{name} {value}" for name, value in sizes.items()))
+        if read := {name: value for name, value in (sizes or {}).items() if name in graph.reads}:
+            parts.append(", ".join(f"{name} {value}" for name, value in read.items()))
         if repeat > 1:
             parts.append(f"repeat {repeat}")
         if when:

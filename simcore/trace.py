@@ -12,7 +12,6 @@ so that a critical path can be walked back from any span to the start of the run
 
 import gzip
 import json
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,23 +63,22 @@ class Span:
     replay: int = 0
     label: str = ""
 
-    def time_at(self, work_s: float) -> float:
-        """When this span had done `work_s` seconds of its own work."""
-        times, done = zip(*self.progress, strict=True)
-        i = min(max(bisect_right(done, work_s), 1), len(done) - 1)
-        step = done[i] - done[i - 1]
-        share = (work_s - done[i - 1]) / step if step > 0 else 1.0
-        return float(times[i - 1] + share * (times[i] - times[i - 1]))
-
     def op_times(self) -> Iterator[tuple[PricedOp, float, float]]:
-        """Each op with its start and end."""
-        done, start = 0.0, self.start_s
-        last = len(self.ops) - 1
+        """Each op with its start and end, from the times at which its share of the work was done."""
+        if len(self.ops) == 1:
+            yield self.ops[0], self.start_s, self.end_s
+            return
+        done_s, start_s, last = 0.0, self.start_s, len(self.ops) - 1
+        steps = iter(zip(self.progress, self.progress[1:], strict=False))
+        (t0, w0), (t1, w1) = next(steps, ((start_s, 0.0), (self.end_s, 0.0)))
         for i, priced in enumerate(self.ops):
-            done += priced.price.seconds
-            end = self.end_s if i == last else min(self.time_at(done), self.end_s)
-            yield priced, start, end
-            start = end
+            done_s += priced.price.seconds
+            while done_s > w1 and (step := next(steps, None)) is not None:
+                (t0, w0), (t1, w1) = step
+            share = (done_s - w0) / (w1 - w0) if w1 > w0 else 1.0
+            end_s = self.end_s if i == last else min(t0 + share * (t1 - t0), self.end_s)
+            yield priced, start_s, end_s
+            start_s = end_s
 
 
 @dataclass(slots=True)

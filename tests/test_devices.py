@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -178,8 +179,9 @@ def document(**changes: object) -> dict[str, object]:
 def test_a_fault_in_a_file_is_one_line(tmp_path: Path, change: dict[str, object], says: str) -> None:
     path = tmp_path / "mine.yaml"
     links = {"nvlink": {
-        "kind": "nvlink", "topology": "all_to_all", "bytes_per_s": 1e9, "latency_s": 1e-6, "per_peer_s": 0.0,
-        "relative_error": 0.1, "max_devices": 8, "algorithms": ["ring"], "source": "mine",
+        "kind": "nvlink", "topology": "all_to_all", "bytes_per_s": 1e9, "latency_s": 1e-6, "setup_s": 0.0,
+        "step_s": 1e-6, "per_peer_s": 0.0, "relative_error": 0.1, "max_devices": 8, "algorithms": ["ring"],
+        "source": "mine",
     }}  # fmt: skip
     good = document(links=links, flops_per_s={"bf16": 1e12}, kernel_s=1e-6, overheads={"launch_s": 6.6e-06})
     path.write_text(yaml.safe_dump(good))
@@ -363,23 +365,72 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
 # -- collectives ---------------------------------------------------------------------------------
 
 
-def test_one_shot_reproduces_what_it_was_fitted_to() -> None:
-    for ranks, measured_s in ((2, 6.4e-6), (4, 7.2e-6), (8, 9.8e-6)):
+def test_h200_reproduces_what_it_was_fitted_to() -> None:
+    # Two lines through three points each, at one size: the fit leaves 3.0 % (one-shot, 4 cards) and 1.7 %
+    # (NCCL, 4 cards).
+    nccl = replace(H200.link(), algorithms=("ring",))
+    for ranks, one_shot_s, nccl_s in ((2, 6.4e-6, 11.8e-6), (4, 7.2e-6, 15.1e-6), (8, 9.8e-6, 22.9e-6)):
         seconds, algorithm = collective_seconds(reduced(4096, ranks), H200.link())
         assert algorithm == "one_shot"
-        assert seconds == pytest.approx(measured_s, rel=0.03)
+        assert seconds == pytest.approx(one_shot_s, rel=0.031)
+        seconds, algorithm = collective_seconds(reduced(4096, ranks), nccl)
+        assert algorithm == "ring"
+        assert seconds == pytest.approx(nccl_s, rel=0.018)
+
+
+def test_n150_collectives_are_near_the_tables() -> None:
+    # One line over the ranks cannot meet all: the rows on 8 chips spread over 34 to 60 us at the same bytes
+    # and hops (measured / fit - 1 up to 29 %, which is the link's interval), those on 2 and 4 bend the other
+    # way (up to 22 and 20 %). The 8 chips' AllGatherMatmul is fused and was not fitted.
+    rows = [row for row in ALSPEC.rows if row.op_code in ("AllGather", "ReduceScatter")]
+    assert len(rows) == 14
+    bound = {2: 0.23, 4: 0.20, 8: 0.29}
+    errors = []
+    for row in rows:
+        kind = {"AllGather": ops.all_gather, "ReduceScatter": ops.reduce_scatter}[row.op_code]
+        op = kind("c", elements=HIDDEN, ranks=row.ranks, axis="t", dtype="bf16")
+        found, measured_s = pricer(N150)(op), row.nanoseconds * 1e-9
+        assert measured_s == pytest.approx(found.seconds, rel=bound[row.ranks])
+        assert found.low_s <= measured_s <= found.high_s
+        errors.append(found.seconds - measured_s)
+    assert abs(sum(errors)) / len(errors) < 0.01e-6  # least squares with a constant term
+    assert (sum(error**2 for error in errors) / len(errors)) ** 0.5 == pytest.approx(6.05e-6, rel=0.01)
 
 
 def test_closed_forms() -> None:
-    link = replace(H200.link(), latency_s=1e-6, per_peer_s=1e-7, bytes_per_s=1e11)
+    link = replace(H200.link(), latency_s=1e-6, setup_s=3e-6, step_s=2e-7, per_peer_s=1e-7, bytes_per_s=1e11)
     size = 1e6  # bytes: 10 us over the link
-    assert collectives.ring_pass_s(size, 4, link) == pytest.approx(3 * (1e-6 + 2.5e-6))
-    assert collectives.ring_all_reduce_s(size, 4, link) == pytest.approx(6 * (1e-6 + 2.5e-6))
+    assert collectives.ring_pass_s(size, 4, link) == pytest.approx(4e-6 + 3 * (2e-7 + 2.5e-6))
+    assert collectives.ring_all_reduce_s(size, 4, link) == pytest.approx(4e-6 + 6 * (2e-7 + 2.5e-6))
     assert collectives.one_shot_pass_s(size, 4, link) == pytest.approx(1e-6 + 3 * (1e-7 + 2.5e-6))
     assert collectives.one_shot_all_reduce_s(size, 4, link) == pytest.approx(1e-6 + 3 * (1e-7 + 1e-5))
-    assert collectives.tree_pass_s(size, 5, link) == pytest.approx(3e-6 + 8e-6)
-    assert collectives.tree_all_reduce_s(size, 5, link) == pytest.approx(6 * (1e-6 + 1e-5))
-    assert collectives.put_s(size, link) == pytest.approx(1.1e-5)
+    assert collectives.tree_pass_s(size, 5, link) == pytest.approx(4e-6 + 3 * 2e-7 + 8e-6)
+    assert collectives.tree_all_reduce_s(size, 5, link) == pytest.approx(4e-6 + 6 * (2e-7 + 1e-5))
+    assert collectives.put_s(size, link) == pytest.approx(1.12e-5)
+
+
+@pytest.mark.parametrize("make", [ops.all_gather, ops.reduce_scatter, ops.all_reduce])
+@pytest.mark.parametrize("algorithm", ["ring", "one_shot", "tree"])
+def test_the_start_is_paid_once(make: Callable[..., Op], algorithm: spec.Algorithm) -> None:
+    link = replace(H200.link(), algorithms=(algorithm,))
+    late = replace(link, latency_s=link.latency_s + 1e-3)
+    for ranks in (2, 5, 8):
+        op = make("c", elements=4096, ranks=ranks, axis="t", dtype="bf16")
+        more_s = collective_seconds(op, late)[0] - collective_seconds(op, link)[0]
+        assert more_s == pytest.approx(1e-3)
+
+
+def test_a_put_is_about_the_smallest_collective() -> None:
+    put = ops.put("early", elements=4096, axis="group", dtype="bf16")
+    on_nvlink, name = collective_seconds(put, H200.link())
+    assert name == "put"
+    assert on_nvlink == pytest.approx(6.4e-6, rel=0.04)  # one-shot on two cards, measured
+    gather = ops.all_gather("g", elements=4096, ranks=2, axis="t", dtype="bf16")
+    # The same start and hop; an all-gather on two moves half of the bytes.
+    half_s = 4096 / N150.link().bytes_per_s
+    assert collective_seconds(put, N150.link())[0] == pytest.approx(
+        collective_seconds(gather, N150.link())[0] + half_s
+    )
 
 
 def test_the_cheapest_allowed_algorithm_is_taken_and_named() -> None:
@@ -387,18 +438,33 @@ def test_the_cheapest_allowed_algorithm_is_taken_and_named() -> None:
         ops.all_gather("g", elements=4096, ranks=4, axis="t", dtype="bf16"), N150.link()
     )
     assert ring[1] == "ring"
-    assert ring[0] == pytest.approx(3 * (7.28e-6 + 8192 / 4 / 50e9))
+    assert ring[0] == pytest.approx(13.10e-6 + 3 * (4.724e-6 + 8192 / 4 / 50e9))
     assert collective_seconds(reduced(2**28, 8), H200.link())[1] == "ring"
     assert collective_seconds(reduced(4096, 1), H200.link()) == (0.0, "none")
-    put = ops.put("early", elements=4096, axis="group", dtype="bf16")
-    assert collective_seconds(put, N150.link())[0] == pytest.approx(7.28e-6 + 8192 / 50e9)
+    pcie = H200.link("pcie")
+    assert collective_seconds(reduced(4096, 8), pcie)[1] == "tree"
+    assert collective_seconds(reduced(2**24, 8), pcie)[1] == "ring"
+    for elements in (1, 2**12, 2**18, 2**19, 2**20, 2**26):
+        costs = {
+            name: collective_seconds(reduced(elements, 8), replace(H200.link(), algorithms=(name,)))[0]
+            for name in H200.link().algorithms
+        }
+        seconds, name = collective_seconds(reduced(elements, 8), H200.link())
+        assert seconds == costs[name] == min(costs.values())  # type: ignore[index]
     with pytest.raises(InputError, match="16 ranks, but nvlink connects at most 8"):
         collective_seconds(reduced(4096, 16), H200.link())
     with pytest.raises(InputError, match="is no collective"):
         collective_seconds(attention(1), H200.link())
 
 
-LINKS = st.sampled_from([link for name in CATALOGUE for link in load_device(name).links.values()])
+LINKS = st.sampled_from(
+    [
+        replace(link, algorithms=allowed)
+        for name in CATALOGUE
+        for link in load_device(name).links.values()
+        for allowed in (link.algorithms, *((one,) for one in link.algorithms))
+    ]
+)
 COLLECTIVES = st.sampled_from([ops.all_gather, ops.reduce_scatter, ops.all_reduce])
 
 

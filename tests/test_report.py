@@ -2,14 +2,22 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
+from plotly.offline import get_plotlyjs
 
-CONTEXTS = (1024, 4096, 16384, 32768, 65536, 98304, 131072)
+import reports
+from reports import figures_common, figures_decode, sections_common, style
+from reports.run import read_run
+
+CONTEXTS = (1024, 8192, 32768, 65536, 98304, 131072)
 HIT_RATES = (0.5, 0.625, 0.75, 0.875)
 LAYERS = 32
 AXES = ("strategy", "label", "ranks", "groups", "devices", "context_tokens", "batch", "hit_rate")
@@ -71,8 +79,10 @@ def _case_rows(axes: dict[str, Any], kinds: dict[str, float], baseline: float) -
         ("exposed_communication_s", "", exposed, "s"),
         ("speedup_over_baseline", "", baseline / latency, "x"),
         *(("critical_path_s", kind, seconds, "s") for kind, seconds in kinds.items()),
-        *(("price_share", s, v, "") for s, v in (("published", 0.9 - far), ("interpolated", 0.1), ("extrapolated", far))),
-    ]  # fmt: skip
+        ("price_share", "published", 0.9 - far, ""),
+        ("price_share", "interpolated", 0.1, ""),
+        ("price_share", "extrapolated", far, ""),
+    ]
     if axes["groups"] > 1:
         metrics.append(("overlap_gain_s", "", 41e-6, "s"))
     source = "extrapolated" if far > 0.05 else "published"
@@ -105,7 +115,7 @@ def _crossover_rows(axes: dict[str, Any]) -> list[dict[str, Any]]:
     for hit_rate in HIT_RATES:
         value = 21345.0 if hit_rate < 0.6 else math.nan
         row = {**axes, "hit_rate": hit_rate, "metric": "crossover_context_tokens", "value": value}
-        rows.append({**row, "unit": "tokens", "source": "" if value == value else none})
+        rows.append({**row, "unit": "tokens", "source": none if math.isnan(value) else ""})
     for context in (32768, 131072):
         row = {
             **axes,
@@ -130,6 +140,18 @@ def _accuracy_rows(axes: dict[str, Any]) -> list[dict[str, Any]]:
 
 def results() -> pd.DataFrame:
     """Every row of a decode study shaped like ALSpec's Figure 7."""
+    return _results().copy()
+
+
+def few() -> pd.DataFrame:
+    """The same at two contexts and two hit rates."""
+    rows = results()
+    rows = rows[rows["hit_rate"].isna() | rows["hit_rate"].isin([0.5, 0.75])]
+    return rows[rows["context_tokens"].isin([1024, 32768]) | rows["context_tokens"].isna()]
+
+
+@cache
+def _results() -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for strategy, label, ranks, groups, rates in _variants():
         axes = {
@@ -217,10 +239,10 @@ def comparison() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "name": "alspec-n150 <script>alert(1)</script>",
     "study": "decode",
-    "answer": "On 8 devices ALSpec is 1.24 times as fast as tensor parallelism at 128K tokens, "
+    "answer": "On 8 devices ALSpec is 1.14 times as fast as tensor parallelism at 64K tokens, "
     "where 87.5 % of its speculations hit.",
     "notes": ["Device time only: dispatch is not counted, as in the paper."],
     "warnings": ["Prices at 131,072 tokens on 8 ranks are extrapolated from 4 ranks."],
@@ -234,7 +256,7 @@ study: decode
 device: n150
 model: llama-3.1-8b
 dtype: bfp8
-context_tokens: [1024, 4096, 16384, 32768, 65536, 98304, 131072]
+context_tokens: [1024, 8192, 32768, 65536, 98304, 131072]
 strategies:
   - {kind: tensor_parallel, ranks: [1, 2, 4, 8]}
   - {kind: alspec, ranks: [2, 4], hits: {kind: rate, value: [0.5, 0.625, 0.75, 0.875]}}
@@ -269,3 +291,290 @@ def write_run(
         (run_dir / "scenario.yaml").write_text(SCENARIO, encoding="utf-8")
         (run_dir / "provenance.json").write_text(json.dumps(PROVENANCE), encoding="utf-8")
     return run_dir
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reports.build(write_run(tmp_path_factory.mktemp("run") / "sim"))
+
+
+def _page_data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data: dict[str, Any] = json.loads(found.group(1))
+    return data
+
+
+def _own_text(page: str) -> str:
+    """The page without scripts."""
+    return re.sub(r"<script.*?</script>", "", page.replace(get_plotlyjs(), ""), flags=re.DOTALL)
+
+
+def _traces(page: Path, plot: str, chosen: str) -> dict[str, Any]:
+    figure = _page_data(page.read_text(encoding="utf-8"))["plots"][plot]["figures"][chosen]
+    return {trace.get("name", ""): trace for trace in figure["data"]}
+
+
+def test_answer_warning_and_key_figures_open_the_page(everything: Path) -> None:
+    text = _own_text(everything.read_text(encoding="utf-8"))
+    assert everything.name == "report.html"
+    assert SUMMARY["answer"] in text
+    assert text.index(str(SUMMARY["warnings"][0])) < text.index('class="tiles"') < text.index("<main>")
+    assert 3 <= text.count('class="tile"') <= 5
+
+
+def test_sections_stand_in_the_order_of_the_argument(everything: Path) -> None:
+    text = _own_text(everything.read_text(encoding="utf-8"))
+    keys = re.findall(r'<section id="([^"]+)"', text)
+    assert keys == [
+        "latency",
+        "critical-path",
+        "timeline",
+        "crossover",
+        "published",
+        "prices",
+        "speculation",
+        "run",
+    ]
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    rows = few().replace("ALSpec, 4+4 devices", evil)
+    page = reports.build(write_run(tmp_path, rows, SUMMARY | {"answer": evil, "notes": [evil]}))
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    names = {t.get("name") for t in _page_data(text)["plots"]["latency"]["figures"]["0,1"]["data"]}
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in names
+
+
+def test_nothing_is_loaded_from_anywhere(everything: Path) -> None:
+    text = everything.read_text(encoding="utf-8")
+    markup = _own_text(text)
+    assert not re.findall(r"https?://", markup)
+    assert not re.findall(r"<script[^>]*\ssrc=", text.replace(get_plotlyjs(), ""))
+    assert re.findall(r"<link[^>]*>", markup) == ['<link rel="icon" href="data:,">']
+    assert not re.findall(r"@import|url\(", markup)
+
+
+def test_same_directory_same_bytes(everything: Path, tmp_path: Path) -> None:
+    assert reports.build(write_run(tmp_path / "elsewhere")).read_bytes() == everything.read_bytes()
+
+
+# -- what the figures hold -------------------------------------------------------------------------
+
+
+def _latency(label: str, hit_rate: float) -> pd.DataFrame:
+    rows = results()
+    chosen = (rows["metric"] == "token_latency_s") & (rows["label"] == label)
+    return rows[chosen & (rows["hit_rate"].isna() | (rows["hit_rate"] == hit_rate))]
+
+
+@pytest.mark.parametrize("label", ["tensor parallel, 8 devices", "ALSpec, 4+4 devices"])
+def test_lines_are_the_latencies(everything: Path, label: str) -> None:
+    line = _traces(everything, "latency", "0,3")[label]
+    rows = _latency(label, 0.75)
+    assert line["x"] == rows["context_tokens"].tolist()
+    assert line["y"] == pytest.approx((rows["value"] * 1e3).tolist())
+    assert [colour == style.HOLLOW[0] for colour in line["marker"]["color"]] == [
+        c > 100_000 for c in CONTEXTS
+    ]
+
+
+def test_band_reaches_from_the_fewest_hits_to_the_most(everything: Path) -> None:
+    plot = _page_data(everything.read_text(encoding="utf-8"))["plots"]["latency"]
+    edges = [t for t in plot["figures"]["0,0"]["data"] if t["legendgroup"] == "ALSpec, 4+4 devices"]
+    for edge, hit_rate in zip(edges, (0.875, 0.5), strict=True):
+        assert edge["y"] == pytest.approx((_latency("ALSpec, 4+4 devices", hit_rate)["value"] * 1e3).tolist())
+
+
+def test_parts_sum_to_the_latency(everything: Path) -> None:
+    plot = _page_data(everything.read_text(encoding="utf-8"))["plots"]["critical-path"]
+    bars = [t for t in plot["figures"]["0,2,2"]["data"] if t["type"] == "bar"]
+    names = [name for name in style.PART if name in {bar["name"] for bar in bars}]
+    assert [bar["name"] for bar in bars] == names
+    for label in ("tensor parallel, 1 device", "ALSpec, 2+2 devices"):
+        row = label.replace(", ", ",<br>", 1)
+        total = sum(x for bar in bars for x, y in zip(bar["x"], bar["y"], strict=True) if y == row)
+        rows = _latency(label, 0.75)
+        assert total == pytest.approx(rows.loc[rows["context_tokens"] == 32768, "value"].iloc[0] * 1e3)
+
+
+def test_rare_parts_go_into_other_and_others_keep_their_names() -> None:
+    kinds = {"matmul": 0.6, "sample": 0.004, "host": 0.003, "unheard_of": 0.3, "all_reduce": 0.093}
+    rows = pd.DataFrame([{"label": "a", "op_kind": k, "value": v} for k, v in kinds.items()])
+    parts = figures_decode.by_part(rows).set_index("op_kind")["part"].to_dict()
+    assert parts == {
+        "matmul": "projections",
+        "sample": "other",
+        "host": "other",
+        "unheard_of": "other",
+        "all_reduce": "communication",
+    }
+
+
+def test_parts_that_miss_the_latency_are_flagged(tmp_path: Path) -> None:
+    rows = few()
+    rows.loc[rows["op_kind"] == "matmul", "value"] *= 1.1
+    text = _own_text(reports.build(write_run(tmp_path, rows, optional=False)).read_text(encoding="utf-8"))
+    assert "The parts differ from the latency by up to" in text
+    assert "The parts sum to" not in text
+
+
+def test_timeline_counts_from_the_exchange(everything: Path) -> None:
+    bars = _traces(everything, "timeline", "0,1")
+    assert min(bars["speculation"]["base"]) == pytest.approx(0.0, abs=1e-6)
+    plot = _page_data(everything.read_text(encoding="utf-8"))["plots"]["timeline"]
+    drawn = sum(len(trace["x"]) for trace in plot["figures"]["0,1"]["data"])
+    assert drawn == len(timeline())
+    lanes = plot["figures"]["0,1"]["layout"]["yaxis"]["ticktext"]
+    assert lanes[:2] == ["group 0, rank 0", "wire"]
+    assert len(lanes) == 12
+    assert plot["figures"]["0,0"]["layout"]["yaxis"]["ticktext"] == ["group 0", "wire", "group 1"]
+    assert "362 µs" in plot["figures"]["0,0"]["layout"]["annotations"][0]["text"]
+
+
+def test_map_is_the_ratio_on_as_many_devices(everything: Path) -> None:
+    plot = _page_data(everything.read_text(encoding="utf-8"))["plots"]["speed-up-1"]
+    cells = plot["figures"]["0"]["data"][0]
+    for row, hit_rate in enumerate(HIT_RATES):
+        tensor = _latency("tensor parallel, 8 devices", hit_rate)["value"].to_numpy()
+        alspec = _latency("ALSpec, 4+4 devices", hit_rate)["value"].to_numpy()
+        assert cells["customdata"][row] == pytest.approx((tensor / alspec).tolist())
+        assert cells["z"][row] == pytest.approx(np.log2(tensor / alspec).tolist())
+    assert cells["zmin"] == -cells["zmax"]
+
+
+def test_border_separates_the_cells_around_one() -> None:
+    rows = [
+        (c, h, r)
+        for (c, h), r in zip([(1, 0.5), (2, 0.5), (1, 0.9), (2, 0.9)], [0.8, 0.9, 1.1, 1.2], strict=True)
+    ]
+    ratio = pd.DataFrame(rows, columns=["context_tokens", "hit_rate", "ratio"])
+    border = figures_decode.speed_up_map(ratio, 8, 1.25).data[1]
+    assert list(border.y) == [0.5, 0.5, None] * 2
+    assert list(border.x) == [-0.5, 0.5, None, 0.5, 1.5, None]
+
+
+def test_crossovers_give_a_value_or_say_why_there_is_none(everything: Path) -> None:
+    text = _own_text(everything.read_text(encoding="utf-8"))
+    assert "21,345 tokens" in text
+    assert "ALSpec is ahead everywhere in 1,024..131,072" in text
+
+
+def test_fitted_figures_never_pass_for_predictions(everything: Path, tmp_path: Path) -> None:
+    text = _own_text(everything.read_text(encoding="utf-8"))
+    rows = comparison()
+    ahead = rows[rows["role"] != "fitted"]
+    assert f"{len(ahead)} published figures were predicted without having been used" in text
+    points = _traces(everything, "errors", "")["tensor parallelism"]
+    drawn = rows[rows["strategy"] == "tensor_parallel"]
+    assert points["x"] == pytest.approx(drawn["error_pct"].tolist())
+    assert [c == style.HOLLOW[0] for c in points["marker"]["color"]] == (drawn["role"] == "fitted").tolist()
+    only = write_run(tmp_path, few())
+    rows[rows["role"] == "fitted"].to_csv(only / "comparison.csv", index=False)
+    assert "none of them is a prediction" in sections_common.comparison(read_run(only))[0].lead
+
+
+def test_extrapolation_above_five_percent_is_flagged(everything: Path, tmp_path: Path) -> None:
+    flag = "of the predicted time is extrapolated"
+    assert flag in _own_text(everything.read_text(encoding="utf-8"))
+    near = reports.build(write_run(tmp_path, few(), optional=False))
+    assert flag not in _own_text(near.read_text(encoding="utf-8"))
+    shares = _traces(near, "prices", "")["extrapolated"]
+    assert shares["x"] == pytest.approx([4.0] + [1.0] * 6)
+
+
+def test_scenario_formulas_and_provenance_close_the_page(everything: Path) -> None:
+    text = _own_text(everything.read_text(encoding="utf-8"))
+    for said in (
+        "SFD_R(K)",
+        "E2EL − TTFT",
+        "versions › python",
+        "ranks: [1, 2, 4, 8]",
+        "python -m simcore run scenario.yaml",
+    ):
+        assert said in text
+
+
+# -- what may be missing ---------------------------------------------------------------------------
+
+
+def _degenerate() -> dict[str, pd.DataFrame]:
+    rows = results()
+    empty = few().assign(hit_rate=math.nan).drop_duplicates(["label", "context_tokens", "metric", "op_kind"])
+    holes = few()
+    holes.loc[holes.index % 3 == 0, ["value", "low", "high"]] = math.nan
+    batches = few()
+    return {
+        "one context": rows[rows["context_tokens"] == 32768],
+        "one strategy": few().query("label == 'ALSpec, 4+4 devices'"),
+        "no ALSpec": few().query("strategy == 'tensor_parallel'"),
+        "no hit rates": empty,
+        "holes": holes,
+        "several batches": pd.concat([batches, batches.assign(batch=8, value=batches["value"] * 3)]),
+        "one latency": rows[rows["metric"] == "token_latency_s"].head(1),
+        "no values": rows.assign(value=math.nan).head(20),
+        "no rows": rows.head(0),
+    }
+
+
+@pytest.mark.parametrize("case", list(_degenerate()))
+def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
+    page = reports.build(write_run(tmp_path, _degenerate()[case], optional=False))
+    text = page.read_text(encoding="utf-8")
+    shown = _page_data(text)["plots"]
+    assert SUMMARY["answer"] in text
+    assert "NaN" not in json.dumps(shown)
+    assert ">nan<" not in _own_text(text)
+    for plot in shown.values():
+        assert ",".join(map(str, plot["chosen"])) in plot["figures"]
+
+
+def test_one_context_is_drawn_as_bars(tmp_path: Path) -> None:
+    page = reports.build(write_run(tmp_path, _degenerate()["one context"], optional=False))
+    bars = _traces(page, "latency", "0")
+    assert {trace["type"] for trace in bars.values()} == {"bar"}
+    assert bars["ALSpec, 4+4 devices"]["x"] == pytest.approx(
+        [
+            _latency("ALSpec, 4+4 devices", h).query("context_tokens == 32768")["value"].iloc[0] * 1e3
+            for h in HIT_RATES
+        ]
+    )
+
+
+def test_without_summary_the_scenario_names_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path, few())
+    (tmp_path / "summary.json").unlink()
+    text = reports.build(tmp_path).read_text(encoding="utf-8")
+    assert "<title>alspec-n150 &lt;script&gt;" in text
+    assert read_run(tmp_path).study == "decode"
+
+
+def test_a_study_without_figures_of_its_own_has_a_page(tmp_path: Path) -> None:
+    page = reports.build(write_run(tmp_path, few(), SUMMARY | {"study": "serving"}))
+    assert set(_page_data(page.read_text(encoding="utf-8"))["plots"]) == {"errors", "prices"}
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no results\.csv"):
+        reports.build(tmp_path)
+
+
+# -- colours ---------------------------------------------------------------------------------------
+
+
+def test_every_colour_of_a_figure_has_a_dark_partner(everything: Path) -> None:
+    data = _page_data(everything.read_text(encoding="utf-8"))
+    used = set(re.findall(r'"(#[0-9a-f]{6}|rgba\([^)]*\))"', json.dumps(data["plots"])))
+    assert used - {"rgba(0,0,0,0)"} <= set(data["dark"])
+    assert len(set(data["dark"])) == len(style.dark_partners())
+
+
+def test_price_shares_keep_an_unknown_source() -> None:
+    figure = figures_common.price_shares({"all": {"published": 0.5, "guessed": 0.5}})
+    assert [bar.name for bar in figure.data] == ["published", "guessed"]

@@ -15,6 +15,8 @@ so a layer costs  early + max(attention - early, rest)  on a hit and  attention 
 (App. F). The other group is a copy of the first, its ranks mapped one to one.
 """
 
+from collections.abc import Mapping
+
 from simcore.machine import Flag, Machine, Program, Ticket, Verdict
 from simcore.models import GROUP, SPECULATED, Decoder
 
@@ -34,30 +36,37 @@ def alspec(
     holds = m.flag("holds")
     layers = model.config.layers
     for token in range(tokens):
-        m.launch(model.first, when=priority.nonzero())
+        sizes = {"context": context + token}
+        m.launch(model.first, sizes=sizes, when=priority.nonzero())
         for layer in range(layers):
-            attention = _attention(m, model, priority, holds, partner, (token, layer), context + token)
+            attention = _attention(m, model, priority, holds, partner, (token, layer), sizes)
             if layer < layers - 1:
-                m.launch(model.between, when=priority.nonzero())
+                m.launch(model.between, sizes=sizes, when=priority.nonzero())
         if overlap_last_layer:
-            last = m.launch(model.last, when=priority.nonzero())
+            last = m.launch(model.last, sizes=sizes, when=priority.nonzero())
             m.mark(f"token {token}", [attention, last])
         else:
-            m.launch(model.after, when=priority.nonzero())
+            m.launch(model.after, sizes=sizes, when=priority.nonzero())
             m.launch(model.exchange(2))
-            last = m.launch(model.head, when=priority.nonzero())
+            last = m.launch(model.head, sizes=sizes, when=priority.nonzero())
             m.mark(f"token {token}", [last])
             yield m.wait(last)
     yield m.wait(last)
 
 
 def _attention(
-    m: Machine, model: Decoder, priority: Flag, holds: Flag, partner: int, key: tuple[int, int], context: int
+    m: Machine,
+    model: Decoder,
+    priority: Flag,
+    holds: Flag,
+    partner: int,
+    key: tuple[int, int],
+    sizes: Mapping[str, int],
 ) -> Ticket:
     """Both roles of Algorithm 2's speculative_flash_decode: the flag `holds` takes one of them."""
     theirs = m.flag("priority", rank=partner)
     m.launch(model.exchange(2), sets={holds: priority.above(theirs)})
     verdict = Verdict("hit", key, yes=0, no=2)
-    m.launch(model.speculate, sizes={"context": context}, when=holds.nonzero(), sets={priority: verdict})
+    m.launch(model.speculate, sizes=sizes, when=holds.nonzero(), sets={priority: verdict})
     speculated = m.signal(SPECULATED, rank=partner)
     return m.launch(model.receive, after=[speculated], when=holds.zero(), sets={priority: 1})

@@ -49,7 +49,7 @@ def alspec_pipelined(m: Machine, model: Decoder, *, tokens: int, context: int) -
     holder = 0
     for token in range(tokens):
         if m.rank == holder:
-            m.launch(model.first)
+            m.launch(model.first, sizes={"context": context + token})
             out = yield from _go_on(m, model, token, 0, context, exact=True)
             if out:
                 continue
@@ -73,8 +73,8 @@ def _follow(m: Machine, model: Decoder, baton: Baton, token: int, context: int) 
     if known is False or baton.token != token:
         return False
     if baton.layer == model.config.layers - 1:
-        return (yield from _finish(m, model, token, known))
-    m.launch(model.between)
+        return (yield from _finish(m, model, token, context, known))
+    m.launch(model.between, sizes={"context": context + token})
     return (yield from _go_on(m, model, token, baton.layer + 1, context, exact=False, known=known))
 
 
@@ -110,14 +110,14 @@ def _go_on(
             return False
         exact, known = True, None
         if layer == model.config.layers - 1:
-            return (yield from _finish(m, model, token, True))
-        m.launch(model.between)
+            return (yield from _finish(m, model, token, context, True))
+        m.launch(model.between, sizes={"context": context + token})
         layer += 1
 
 
-def _finish(m: Machine, model: Decoder, token: int, known: bool | None) -> Result:
+def _finish(m: Machine, model: Decoder, token: int, context: int, known: bool | None) -> Result:
     """The last layer's rest and the LM head; tells all others once the token stands."""
-    last = m.launch(model.last)
+    last = m.launch(model.last, sizes={"context": context + token})
     if known is None:
         known = yield m.recv("ground")
     if not known:

@@ -1,0 +1,227 @@
+"""Puts a run together: from the names in a scenario to the device, its prices, the model, the data.
+
+Beside simcore.cli the only module of this package that knows the catalogue of devices.
+"""
+
+import csv
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from devices.price import pricer, roofline
+from devices.profile import Profile, load_profile
+from devices.spec import DeviceSpec, Link, load_device
+from simcore import laws
+from simcore.decode import Bench, Hardware, HitRow
+from simcore.files import InputError, read_text, unknown_name
+from simcore.models import DecoderConfig, Dtypes, Style, load_config
+from simcore.ops import DTYPE_BYTES, Pricer
+from simcore.scenario import DecodeScenario
+from simcore.study import Outcome
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "scenarios" / "models"
+PUBLISHED = ROOT / "validate" / "published"
+HITS = PUBLISHED / "alspec_hits.csv"
+NO_PROFILE = "none"
+DEFAULT_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A scenario put together. `hits`: what ALSpec's tables say of its model; `published`: figures to
+    compare with; `profile`: the name of the profile in use."""
+
+    bench: Bench
+    hits: list[HitRow]
+    published: list[dict[str, str]]
+    warnings: list[str]
+    profile: str | None
+    described: dict[str, Any]
+
+
+def model_names() -> list[str]:
+    """The models of the catalogue, sorted."""
+    return sorted(path.stem for path in MODELS.glob("*.json"))
+
+
+def assemble(scenario: DecodeScenario, where: str) -> Parts:
+    """Resolves a scenario's names. Raises InputError or ModelError with one line."""
+    spec = _named(where, "device", load_device, scenario.device)
+    link = _link(where, spec, scenario.link)
+    config = _model(where, scenario.model)
+    profile, warnings = _profile(where, scenario, spec, config)
+    hardware = _hardware(scenario, spec, link, profile)
+    described = {
+        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
+        "link": asdict(cast(Any, link)) if link else None,
+        "profile": {"name": profile.name, "source": profile.source} if profile else None,
+    }
+    published = [row for name in scenario.published for row in _published(where, name)]
+    here = [row for row in published if (row["device"], row["model"]) == (spec.name, config.name)]
+    if published and not here:
+        warnings.append(f"published: no figure is for {config.name} on {spec.name}; nothing is compared")
+    return Parts(
+        Bench(scenario, config, hardware), _hits(config.name), here, warnings,
+        profile.name if profile else None, described,
+    )  # fmt: skip
+
+
+def _named(where: str, field: str, load: Any, *names: str) -> Any:
+    try:
+        return load(*names)
+    except InputError as error:
+        raise InputError(f"{where}: {field}: {error}") from None
+
+
+def _link(where: str, spec: DeviceSpec, name: str | None) -> Link | None:
+    if name is None and spec.default_link is None:
+        return None
+    found: Link = _named(where, "link", lambda: spec.link(name))
+    return found
+
+
+def _model(where: str, name: str) -> DecoderConfig:
+    if "/" in name or name.endswith(".json"):
+        path = Path(name)
+    elif name in model_names():
+        path = MODELS / f"{name}.json"
+    else:
+        raise InputError(f"{where}: model: {unknown_name('model', name, model_names())}")
+    try:
+        return load_config(path)
+    except ValueError as error:
+        raise InputError(f"{where}: model: {error}") from None
+
+
+def _profile(
+    where: str, scenario: DecodeScenario, spec: DeviceSpec, config: DecoderConfig
+) -> tuple[Profile | None, list[str]]:
+    """The profile in use, and what to warn of: a default one that does not hold is left out, one that was
+    asked for is refused."""
+    asked = scenario.profile
+    name = spec.default_profile if asked is None else asked
+    if name is None or name == NO_PROFILE:
+        return None, []
+    profile: Profile = _named(where, "profile", load_profile, spec.name, name)
+    reason = _why_not(profile, scenario, config)
+    if reason is None:
+        return profile, []
+    if asked is not None:
+        raise InputError(f"{where}: profile: {reason}")
+    return None, [f"{reason}; prices come from the roofline instead"]
+
+
+def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) -> str | None:
+    # A model of one's own may bear a catalogue name: what counts is that it is the same model.
+    same = config == load_config(MODELS / f"{profile.model}.json") if profile.model in model_names() else True
+    name = config.name if same else f"{config.name} with other dimensions"
+    reasons = (profile.applies_to(name, batch, profile.ranks[0]) for batch in scenario.batch)
+    reason = next((reason for reason in reasons if reason), None)
+    fixed = {"dtype", "dtypes"} & scenario.model_fields_set
+    if reason is None and fixed:
+        field = min(fixed)
+        return f"profile {profile.name} fixes the number formats; leave out {field}, or set profile: none"
+    return reason
+
+
+def _hardware(
+    scenario: DecodeScenario, spec: DeviceSpec, link: Link | None, profile: Profile | None
+) -> Hardware:
+    given = scenario.overheads.model_dump(exclude_none=True)
+
+    # One pricer a rank count and latency: it remembers the price of every op.
+    @cache
+    def price(ranks: int, latency_s: float | None) -> Pricer:
+        here = link
+        if link is not None and latency_s is not None:
+            here = replace(cast(Any, link), latency_s=latency_s)
+        return pricer(spec, link=here, profile=profile, ranks=ranks)
+
+    def usable(ranks: int) -> str | None:
+        if profile is not None and ranks not in profile.ranks:
+            have = ", ".join(map(str, profile.ranks))
+            return f"profile {profile.name} has ranks {have}, not {ranks} (profile: none would allow it)"
+        return None
+
+    return Hardware(
+        name=spec.name,
+        price=price,
+        roofline=roofline(spec, link=link),
+        overheads=replace(spec.overheads, **given),
+        memory_bytes=spec.memory_bytes,
+        max_devices=link.max_devices if link else 1,
+        link_latency_s=link.latency_s if link else None,
+        style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
+        usable=usable,
+        dtypes=_dtypes(scenario, profile),
+        chunk=(profile.chunk_tokens if profile else None) or DEFAULT_CHUNK,
+        parts=profile is not None and profile.granularity == "parts",
+    )
+
+
+def _dtypes(scenario: DecodeScenario, profile: Profile | None) -> Dtypes:
+    each = dict(profile.dtypes) if profile else dict(scenario.dtypes)
+    kv = each.pop("kv", scenario.dtype)
+    activation = each.pop("activation", "bf16")
+    assert kv in DTYPE_BYTES
+    return Dtypes(scenario.dtype, kv, activation, tuple(sorted(each.items())))
+
+
+def _hits(model: str) -> list[HitRow]:
+    with HITS.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == model]
+    numbers = ("threshold", "hit_rate", "score", "baseline_score")
+    return [HitRow(row["task"], *(float(row[name]) for name in numbers)) for row in rows]
+
+
+def published_names() -> list[str]:
+    """The sets of published figures that a scenario can be compared with."""
+    return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
+
+
+def _published(where: str, name: str) -> list[dict[str, str]]:
+    if "/" in name or name.endswith(".csv"):
+        path = Path(name)
+    elif name in published_names():
+        path = PUBLISHED / f"{name}.csv"
+    else:
+        raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    needed = ("device", "model", "strategy", "ranks", "groups", "context_tokens", "batch", "hit_rate",
+              "metric", "value", "role", "source")  # fmt: skip
+    missing = [column for column in needed if rows and column not in rows[0]]
+    if missing or not rows:
+        raise InputError(f"{where}: published: {path} lacks {', '.join(missing) or 'rows'}")
+    return rows
+
+
+VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")
+
+
+def provenance(
+    scenario: DecodeScenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float
+) -> dict[str, Any]:
+    """Where the figures of a run come from."""
+    versions = {name: _version(name) for name in VERSIONS}
+    return {
+        "command": command,
+        "machine": "sim",
+        "wall_time_s": round(wall_s, 3),
+        "seed": scenario.seed,
+        "price_sources": outcome.sources,
+        "laws_checked": [*laws.LAWS, "repeatability"],
+        **parts.described,
+        "versions": {"python": platform.python_version(), **versions},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,189 @@
+"""The command line, and the one place where the parts are put together.
+
+    scenario.yaml -> Scenario -> schedule + model -> Machine -> trace -> laws, metrics -> report
+
+Results go to stdout and are the same for the same input; progress and wall-clock times go to stderr.
+Bad input: one line, exit code 2.
+"""
+
+import difflib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devices.profile import profile_names
+from devices.spec import device_names, load_device
+from simcore import decode, rundir, screen
+from simcore.assembly import MODELS, assemble, model_names, provenance
+from simcore.files import InputError
+from simcore.laws import LawError
+from simcore.models import ModelError, load_config
+from simcore.scenario import json_schema, load_scenario, resolved
+from simcore.schedules import alspec, alspec_pipelined, tensor_parallel
+from simcore.study import compare, flat
+from simcore.tape import record
+
+MACHINES = ("sim", "tape")
+BROKEN = 1
+USAGE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Predicts how long LLM inference takes. `python -m simcore FILE.yaml` runs a scenario.",
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the scenario", show_default=False)]
+On = Annotated[str, typer.Option("--on", metavar="sim|tape", help="simulate, or print the launches")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="replace a field, a.b.0.c=value")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="the run directory [runs/NAME/sim]", show_default=False),
+]
+
+
+@app.command()
+def run(
+    file: File,
+    on: On = "sim",
+    settings: Set = [],  # noqa: B006 - typer needs the default itself
+    out: Out = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print the answer only")] = False,
+) -> None:
+    """Run a scenario: predict, check the laws, write the run directory and its report."""
+    begun_s = time.perf_counter()
+    if on not in MACHINES:
+        raise InputError(f"--on {on}: no such machine{screen.nearest(on, MACHINES)}")
+    scenario = load_scenario(file, settings)
+    parts = assemble(scenario, str(file))
+    if on == "tape":
+        if out is not None:
+            raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
+        typer.echo("\n".join(decode.tape(parts.bench, parts.hits, record)))
+        return
+    target = out or Path("runs") / scenario.name / "sim"
+    rundir.check_target(target)
+    outcome = decode.run(parts.bench, parts.hits, screen.progress("simulating"))
+    outcome.warnings = [*parts.warnings, *outcome.warnings]
+    comparison = compare(outcome.rows, parts.published, parts.profile)
+    elapsed_s = time.perf_counter() - begun_s
+    command = shlex.join(["python", "-m", "simcore", "run", str(file), *_given(settings, out)])
+    record_ = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
+
+    def files(folder: Path) -> None:
+        rundir.write(folder, scenario.study, resolved(scenario), outcome, comparison, record_)
+        _build_report(folder)
+
+    rundir.save(target, files)
+    if as_json:
+        rows = [flat(scenario.study, row) for row in outcome.rows]
+        found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
+        typer.echo(json.dumps({**found, "comparison": comparison}, indent=1))
+    else:
+        screen.show(outcome, comparison, target, quiet=quiet)
+    typer.echo(f"{time.perf_counter() - begun_s:.1f} s", err=True)
+
+
+def _given(settings: Sequence[str], out: Path | None) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)] + (
+        ["--out", str(out)] if out else []
+    )
+
+
+def _build_report(folder: Path) -> Path:
+    # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
+    from reports import build  # noqa: PLC0415
+
+    return build(folder)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a run directory", show_default=False)],
+) -> None:
+    """Build the report of a run directory again."""
+    for name in ("results.csv", rundir.MARK):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder}: is no run directory: {name} is missing")
+    typer.echo(_build_report(folder))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    typer.echo(json.dumps(json_schema(), indent=1))
+
+
+@app.command()
+def devices() -> None:
+    """List the devices of the catalogue."""
+    for name in device_names():
+        spec = load_device(name)
+        profiles = ", ".join(profile_names(name)) or "none"
+        typer.echo(f"{name:<16} {spec.description}; profiles: {profiles}")
+
+
+@app.command()
+def models() -> None:
+    """List the models of the catalogue."""
+    for name in model_names():
+        config = load_config(MODELS / f"{name}.json")
+        typer.echo(
+            f"{name:<16} {config.parameters / 1e9:.1f} G weights, {config.layers} layers,"
+            f" hidden {config.hidden}, {config.q_heads} heads, {config.kv_heads} KV heads"
+        )
+
+
+@app.command()
+def schedules() -> None:
+    """List the strategies."""
+    for module in (tensor_parallel, alspec, alspec_pipelined):
+        kind = module.__name__.rpartition(".")[2]
+        first = (module.__doc__ or "").strip().splitlines()[0]
+        typer.echo(f"{kind:<18} {first}")
+
+
+COMMANDS = ("run", "report", "schema", "devices", "models", "schedules")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point; exits with 0, 1 (a law is broken), 2 (bad input) or 130 (interrupted)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        words = ["run", *words]
+    try:
+        code = app(words, prog_name="python -m simcore", standalone_mode=False)
+    except (InputError, ModelError) as error:
+        code = _fail(f"{error}{_meant(words)}", USAGE)
+    except LawError as error:
+        code = _fail(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
+    except KeyboardInterrupt:
+        code = _fail("interrupted; nothing was written", INTERRUPTED)
+    except Exception as error:
+        # typer's own errors: a missing argument, an unknown option.
+        if not hasattr(error, "format_message"):
+            raise
+        code = _fail(str(error.format_message()), USAGE)
+    sys.exit(code)
+
+
+def _meant(words: Sequence[str]) -> str:
+    """A hint for a command that was taken for a file."""
+    first = words[1] if len(words) > 1 else ""
+    near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.6)
+    return f"; did you mean the command {near[0]!r}?" if near and not Path(first).exists() else ""
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    typer.echo(f"error: {line}", err=True)
+    return code

@@ -1,0 +1,95 @@
+"""Where attention-level speculation on n devices passes tensor parallelism on the same n.
+
+gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = where it changes its sign
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from simcore.decode.bench import Bench, Case, Hits
+from simcore.decode.cases import does_not_fit, rival_of
+from simcore.speculation import hit_draws
+from simcore.study import Axes, Crossing, Row, crossing
+
+# Where crossings are searched: hit rates from none to all, link latencies from 0.1 us to 1 ms.
+RATE_GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+LATENCY_GRID_S = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+
+
+def crossovers(bench: Bench, fitting: Sequence[Case]) -> list[Row]:
+    """Rows of the crossings that a scenario asks for, its `source` says in words where ALSpec is ahead."""
+    found: list[Row] = []
+    speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
+    for axis in bench.scenario.crossover:
+        search = {
+            "context_tokens": _over_context,
+            "hit_rate": _over_rate,
+            "link_latency_s": _over_latency,
+        }[axis]
+        found += search(bench, speculative)
+    return found
+
+
+def _gain(bench: Bench, case: Case) -> float:
+    """Seconds by which a speculative case is faster than its rival."""
+    rival = rival_of(bench, case)
+    assert rival is not None
+    return bench.run(rival).latency_s - bench.run(case).latency_s
+
+
+def _at(case: Case, context: int) -> Case:
+    return replace(case, axes=replace(case.axes, context_tokens=context))
+
+
+def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+    grid = sorted(bench.scenario.context_tokens)
+    for case in speculative:
+        if case.axes.context_tokens != grid[-1] or len(grid) < 2:
+            continue
+
+        def gain(context: float, case: Case = case) -> float:
+            return _gain(bench, _at(case, round(context)))
+
+        there = [c for c in grid if does_not_fit(bench, _at(case, c)) is None]
+        where = crossing(gain, there, whole=True)
+        text = _phrase(where, "tokens", f"{grid[0]:,} to {there[-1]:,} tokens")
+        axes = replace(case.axes, context_tokens=0)
+        yield Row(axes, "crossover_context_tokens", where.at, "tokens", source=text)
+
+
+def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+    seen: set[Axes] = set()
+    for case in speculative:
+        axes = replace(case.axes, hit_rate=None)
+        if axes in seen or case.hits is None or case.hits.random:
+            continue
+        seen.add(axes)
+
+        def gain(rate: float, case: Case = case) -> float:
+            draws = tuple(hit_draws(rate, bench.config.layers, "fractional"))
+            hits = Hits(rate, draws, False, "")
+            return _gain(bench, replace(case, hits=hits, axes=replace(case.axes, hit_rate=rate)))
+
+        where = crossing(gain, RATE_GRID)
+        text = _phrase(where, "", "0 % to 100 % hits")
+        yield Row(axes, "crossover_hit_rate", where.at, "", source=text)
+
+
+def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+    if bench.hardware.link_latency_s is None:
+        return
+    for case in speculative:
+
+        def gain(latency_s: float, case: Case = case) -> float:
+            return _gain(bench, replace(case, link_latency_s=latency_s))
+
+        where = crossing(gain, LATENCY_GRID_S)
+        text = _phrase(where, "s", "0.1 us to 1 ms")
+        yield Row(case.axes, "crossover_link_latency_s", where.at, "s", source=text)
+
+
+def _phrase(where: Crossing, unit: str, searched: str) -> str:
+    if where.at is None:
+        return f"ALSpec is {'ahead' if where.ahead_at_low else 'behind'} everywhere from {searched}"
+    at = f"{where.at:,.0f}" if unit == "tokens" else f"{where.at:.3g}"
+    return f"ALSpec is {'ahead below' if where.ahead_at_low else 'ahead from'} {at} {unit}".rstrip()

@@ -1,0 +1,77 @@
+"""One layer of attention-level speculation on every rank, as ALSpec's Figure 6 draws it.
+
+from the beginning of one exchange of priorities to the end of the next
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from simcore.decode.bench import Bench, Case, Hits
+from simcore.speculation import CountHits
+from simcore.trace import Span, Trace, op_events
+
+
+def shown_case(fitting: Sequence[Case]) -> Case:
+    """The case whose trace is kept: two-group speculation on most devices at the longest context."""
+    return max(
+        fitting,
+        key=lambda c: (
+            c.axes.strategy == "alspec",
+            c.axes.context_tokens,
+            c.axes.devices,
+            c.axes.hit_rate or 0.0,
+        ),
+    )
+
+
+def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
+    """One layer, from an exchange of priorities to the end of the next, for a hit and for a miss (ALSpec
+    Figure 6)."""
+    layers = bench.config.layers
+    if layers < 4:
+        return []
+    pattern = CountHits(layers // 2, layers)
+    hits = Hits(0.5, ((1.0, pattern),), False, "")
+    bench_case = replace(shown, hits=hits, axes=replace(shown.axes, hit_rate=0.5))
+    trace = bench.run(bench_case).trace
+    inner = range(1, layers - 2)
+    events: list[dict[str, Any]] = []
+    for outcome, wanted in (("hit", True), ("miss", False)):
+        layer = next(i for i in inner if pattern(0, i) is wanted)
+        title = f"{shown.axes.label}, {shown.axes.context_tokens:,} tokens"
+        events += _layer_events(trace, bench_case, layer, title, outcome)
+    return events
+
+
+def _layer_events(trace: Trace, case: Case, layer: int, title: str, outcome: str) -> Iterator[dict[str, Any]]:
+    exchanges: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        if span.graph == "exchange":
+            exchanges[span.rank].append(span)
+    start_s = min(spans[layer].start_s for spans in exchanges.values())
+    end_s = max(spans[layer + 1].end_s for spans in exchanges.values())
+    last_end_s: dict[int, float] = {}
+    for span in sorted(trace.spans, key=lambda s: (s.start_s, s.end_s, s.id)):
+        if span.end_s <= start_s or span.start_s >= end_s:
+            continue
+        common = {
+            "case": title,
+            "outcome": outcome,
+            "rank": span.rank,
+            "group": span.rank // case.axes.ranks,
+            "tensor": span.rank % case.axes.ranks,
+            "stream": span.stream,
+        }
+        if span.stream == "main":
+            since_s = last_end_s.get(span.rank, start_s)
+            if span.start_s > since_s:
+                times = {"start_s": since_s, "end_s": span.start_s}
+                yield {**common, "name": "waiting", "op_kind": "idle", **times, "state": "waiting"}
+            last_end_s[span.rank] = span.end_s
+        state = {"skipped": "skipped", "wire": "wire"}.get(span.state, "run")
+        for name, kind, from_s, to_s in op_events(span):
+            times = {"start_s": max(from_s, start_s), "end_s": min(to_s, end_s)}
+            if times["end_s"] >= times["start_s"]:
+                yield {**common, "name": name, "op_kind": kind, **times, "state": state}

@@ -1,0 +1,119 @@
+"""Writes what a run left behind into its run directory: whole or not at all.
+
+    scenario.yaml  results.csv  comparison.csv  steps.parquet  timeline.json  summary.json
+    provenance.json  trace.json.gz  report.html
+
+Everything is written into a temporary neighbour first, which then takes the place of the directory; only
+a directory that a run has written before is replaced.
+"""
+
+import csv
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from simcore.files import InputError
+from simcore.study import COLUMNS, Outcome, flat
+from simcore.trace import write_chrome_trace
+
+# A directory that holds this file is one that a run has written.
+MARK = "provenance.json"
+
+
+def check_target(target: Path) -> None:
+    """Raises InputError where a run directory cannot be written at `target`."""
+    if target.exists() and not target.is_dir():
+        raise InputError(f"--out {target}: is a file; a directory is needed")
+    if target.is_dir() and any(target.iterdir()) and not (target / MARK).exists():
+        raise InputError(f"--out {target}: holds other files; an empty directory or an earlier run is needed")
+    parent = next(path for path in (target, *target.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise InputError(f"--out {target}: {parent} is a file")
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A temporary directory that becomes `target` if all goes well, and vanishes if not."""
+    check_target(target)
+    # Parents that did not exist before must vanish too where the run fails.
+    created = [path for path in target.absolute().parents if not path.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"--out {target}: cannot be written: {error.strerror}") from None
+    try:
+        yield draft
+        draft.chmod(0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            target.rename(old / "old")
+            draft.rename(target)
+            shutil.rmtree(old)
+        else:
+            draft.rename(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        for path in created:
+            if path.exists() and not any(path.iterdir()):
+                path.rmdir()
+        raise
+
+
+def write(
+    folder: Path,
+    study: str,
+    scenario: Mapping[str, Any],
+    outcome: Outcome,
+    comparison: Sequence[Mapping[str, Any]],
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes all files of a run but its report."""
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True))
+    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS)
+    if comparison:
+        _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
+    pq.write_table(pa.Table.from_pylist(outcome.steps), folder / "steps.parquet")
+    _write_json(folder / "timeline.json", outcome.timeline)
+    _write_json(folder / "summary.json", _summary(study, scenario, outcome))
+    left_out = write_chrome_trace(outcome.trace, folder / "trace.json.gz")
+    _write_json(folder / MARK, {**provenance, "trace_events_left_out": left_out})
+
+
+def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": scenario["name"],
+        "study": study,
+        "answer": outcome.answer,
+        "notes": outcome.notes,
+        "warnings": outcome.warnings,
+        "hits": outcome.hits,
+        "bounds": outcome.bounds,
+        "price_shares": outcome.sources,
+        "baseline": outcome.baseline,
+    }
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def save(target: Path, write_files: Callable[[Path], None]) -> None:
+    """Runs `write_files` on a draft of the run directory and puts it in place."""
+    with written_whole(target) as draft:
+        write_files(draft)

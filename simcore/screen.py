@@ -1,0 +1,112 @@
+"""What a person sees in the terminal: the table, the answer, the progress."""
+
+import difflib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simcore.study import Outcome
+
+# A run that takes longer than this shows its progress.
+SILENT_FOR_S = 1.0
+
+
+def nearest(name: str, allowed: Sequence[str]) -> str:
+    """The end of a line about a name that is none of `allowed`."""
+    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{hint} (allowed: {', '.join(allowed)})"
+
+
+def progress(doing: str) -> Callable[[int, int], None]:
+    """A line on stderr that counts, once a run takes more than a second; nothing where nobody looks."""
+    begun_s = time.perf_counter()
+
+    def show(done: int, total: int) -> None:
+        if not sys.stderr.isatty() or time.perf_counter() - begun_s < SILENT_FOR_S:
+            return
+        end = "\r" if done < total else "\n"
+        print(f"\r{doing} {done} of {total}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path, *, quiet: bool) -> None:
+    """Prints a run: its table, how it compares, warnings, and the answer last, where the eye is."""
+    console = Console(highlight=False, soft_wrap=False)
+    if quiet:
+        console.print(escape(outcome.answer), soft_wrap=True)
+        return
+    console.print(_table(outcome))
+    if comparison:
+        console.print(_errors(comparison))
+    for warning in outcome.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+    console.print(f"\n[bold]{escape(outcome.answer)}[/bold]\n", soft_wrap=True)
+    console.print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+def _table(outcome: Outcome) -> Table:
+    """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
+    found = {row.axes: row.value for row in outcome.rows if row.metric == "token_latency_s"}
+    contexts = sorted({axes.context_tokens for axes in found})
+    batches = {axes.batch for axes in found}
+    table = Table(title="latency per token, ms", title_justify="left", header_style="bold")
+    table.add_column("strategy", overflow="fold")
+    if len(batches) > 1:
+        table.add_column("batch", justify="right")
+    table.add_column("hits", justify="right")
+    for context in contexts:
+        table.add_column(tokens(context), justify="right")
+    best = {
+        (context, batch): min(
+            value for axes, value in found.items()
+            if value is not None and (axes.context_tokens, axes.batch) == (context, batch)
+        )
+        for context, batch in {(axes.context_tokens, axes.batch) for axes in found}
+    }  # fmt: skip
+    lines: dict[tuple[str, int, float | None], dict[int, str]] = {}
+    for axes, value in found.items():
+        cells = lines.setdefault((axes.label, axes.batch, axes.hit_rate), {})
+        cells[axes.context_tokens] = _cell(value, best[axes.context_tokens, axes.batch])
+    for (label, batch, rate), cells in lines.items():
+        hits = "" if rate is None else f"{rate:.1%}"
+        which = [escape(label), *([f"{batch:,}"] if len(batches) > 1 else []), hits]
+        table.add_row(*which, *(cells.get(context, "-") for context in contexts))
+    return table
+
+
+def _cell(value: float | None, best: float) -> str:
+    if value is None:
+        return "-"
+    text = f"{value * 1e3:.3f}"
+    return f"[bold green]{text}[/bold green]" if value <= best else text
+
+
+def tokens(count: int) -> str:
+    """A number of tokens as people write it: 1K is 1024."""
+    if count >= 1 << 20 and count % (1 << 20) == 0:
+        return f"{count >> 20}M"
+    return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
+
+
+def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:
+    """Errors against published figures, by role: what was fitted is no evidence."""
+    table = Table(title="against published figures", title_justify="left", header_style="bold")
+    for name in ("metric", "role", "figures", "median error", "worst error"):
+        table.add_column(name, justify="left" if name in ("metric", "role") else "right")
+    groups = dict.fromkeys((line["metric"], line["role"]) for line in comparison)
+    for metric, role in groups:
+        errors = [
+            line["error_pct"] for line in comparison if (line["metric"], line["role"]) == (metric, role)
+        ]
+        middle = sorted(abs(error) for error in errors)[len(errors) // 2]
+        worst = max(errors, key=abs)
+        table.add_row(metric, role, str(len(errors)), f"{middle:.2f} %", f"{worst:+.2f} %")
+    return table

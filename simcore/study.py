@@ -1,0 +1,174 @@
+"""What all studies share: result rows, comparison with published figures, the search for a crossing, and
+what comes out of a run.
+
+    error_pct  = 100 * (predicted - reference) / reference
+    crossing   = the smallest argument at which a difference changes its sign, by bisection between two
+                 neighbours of a grid that see different signs, to within 1 %
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simcore.trace import Trace
+
+# Bisection stops when the bracket is this narrow, relative to its place.
+PRECISION = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Where in a study a figure belongs."""
+
+    strategy: str
+    label: str
+    ranks: int
+    groups: int
+    context_tokens: int
+    batch: int
+    hit_rate: float | None = None
+
+    @property
+    def devices(self) -> int:
+        """Devices that the strategy takes."""
+        return self.ranks * self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of a study, as a line of results.csv. A value of None: there is none, `source` says why."""
+
+    axes: Axes
+    metric: str
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    source: str = ""
+    op_kind: str = ""
+
+
+COLUMNS = (
+    "study",
+    "strategy",
+    "label",
+    "ranks",
+    "groups",
+    "devices",
+    "context_tokens",
+    "batch",
+    "hit_rate",
+    "metric",
+    "op_kind",
+    "value",
+    "low",
+    "high",
+    "unit",
+    "source",
+)
+
+
+def flat(study: str, row: Row) -> dict[str, Any]:
+    """A row as results.csv has it."""
+    own = {name: value for name, value in asdict(row).items() if name != "axes"}
+    values = {"study": study, **asdict(row.axes), "devices": row.axes.devices, **own}
+    return {name: values[name] for name in COLUMNS}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a study found, before it is written.
+
+    `trace` is that of the run shown on the timeline; `sources` the share of predicted device time by
+    origin of its price; `steps` one entry a token.
+    """
+
+    rows: list[Row]
+    answer: str
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    baseline: str = ""
+    hits: list[str] = field(default_factory=list)
+    bounds: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, float] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
+
+
+def compare(
+    rows: Iterable[Row], published: Iterable[Mapping[str, str]], profile: str | None
+) -> list[dict[str, Any]]:
+    """Predictions beside published figures, where a row has the same axes and metric.
+
+    A figure that the profile in use was derived from (`fitted_by`) has the role "fitted": agreement with it
+    is no evidence.
+    """
+    found = {_key(row.axes, row.metric): row for row in rows if row.value is not None and not row.op_kind}
+    table = []
+    for line in published:
+        rate = round(float(line["hit_rate"]), 9) if line["hit_rate"] else None
+        numbers = tuple(int(line[name]) for name in ("ranks", "groups", "context_tokens", "batch"))
+        row = found.get((line["strategy"], *numbers, rate, line["metric"]))
+        if row is None or row.value is None:
+            continue
+        reference = float(line["value"])
+        fitted = bool(profile) and line.get("fitted_by") == profile
+        table.append(
+            {
+                "strategy": line["strategy"],
+                **dict(zip(("ranks", "groups", "context_tokens", "batch"), numbers, strict=True)),
+                "hit_rate": rate,
+                "metric": line["metric"],
+                "reference": reference,
+                "predicted": row.value,
+                "error_pct": 100.0 * (row.value - reference) / reference,
+                "role": "fitted" if fitted else line["role"],
+                "source": line["source"],
+            }
+        )
+    return table
+
+
+def _key(axes: Axes, metric: str) -> tuple[Any, ...]:
+    rate = None if axes.hit_rate is None else round(axes.hit_rate, 9)
+    return (axes.strategy, axes.ranks, axes.groups, axes.context_tokens, axes.batch, rate, metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where a gain turns positive: `at` (None where it does not turn) and whether it is positive at the
+    low end already."""
+
+    at: float | None
+    ahead_at_low: bool
+
+
+def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:
+    """The first argument at which a gain changes its sign, on a grid of ascending arguments.
+
+    `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
+    positive, the first may be 0.
+
+    >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
+    3.0
+    """
+    gains = [gain(x) for x in grid]
+    ahead = gains[0] > 0.0
+    for i in range(1, len(grid)):
+        if (gains[i] > 0.0) != ahead:
+            return Crossing(_bisect(gain, grid[i - 1], grid[i], ahead, whole), ahead)
+    return Crossing(None, ahead)
+
+
+def _bisect(gain: Callable[[float], float], low: float, high: float, ahead: bool, whole: bool) -> float:
+    while high - low > max(1.0 if whole else 0.0, PRECISION * high):
+        middle = math.sqrt(low * high) if low > 0.0 else high / 2.0
+        if whole:
+            middle = min(max(math.floor(middle), low + 1.0), high - 1.0)
+        if (gain(middle) > 0.0) == ahead:
+            low = middle
+        else:
+            high = middle
+    return high
