@@ -155,7 +155,7 @@ def _hardware(
         overheads=replace(spec.overheads, **given),
         memory_bytes=spec.memory_bytes,
         max_devices=link.max_devices if link else 1,
-        link_latency_s=link.latency_s if link else None,
+        link_latency_s=link.latency_s if link and profile is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
         usable=usable,
         dtypes=_dtypes(scenario, profile),

@@ -161,19 +161,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         words = ["run", *words]
     try:
-        code = app(words, prog_name="python -m simcore", standalone_mode=False)
+        code = _run_app(words)
     except (InputError, ModelError) as error:
         code = _fail(f"{error}{_meant(words)}", USAGE)
     except LawError as error:
         code = _fail(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
-    except KeyboardInterrupt:
-        code = _fail("interrupted; nothing was written", INTERRUPTED)
     except Exception as error:
         # typer's own errors: a missing argument, an unknown option.
         if not hasattr(error, "format_message"):
             raise
         code = _fail(str(error.format_message()), USAGE)
     sys.exit(code)
+
+
+def _run_app(words: Sequence[str]) -> int:
+    # typer turns Ctrl-C into an exit of its own, without a word.
+    try:
+        code = int(app(words, prog_name="python -m simcore", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
+    return _fail("interrupted; nothing was written", code) if code == INTERRUPTED else code
 
 
 def _meant(words: Sequence[str]) -> str:

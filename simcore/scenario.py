@@ -140,6 +140,17 @@ class HostOverheads(_Strict):
     gate_s: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
 
 
+class ErrorBounds(_Strict):
+    """Constants of ALSpec's error bounds (App. A), none of which the paper gives. The defaults are the
+    mildest possible: layers that amplify nothing (alpha = beta = 0), and Azuma's constant c = 1."""
+
+    alpha: Annotated[float, Field(ge=0.0)] = 0.0
+    beta: Annotated[float, Field(ge=0.0)] = 0.0
+    f_r: Annotated[float, Field(ge=0.0)] = 1.0
+    c: Annotated[float, Field(gt=0.0)] = 1.0
+    failure_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+
+
 CrossoverAxis = Literal["context_tokens", "hit_rate", "link_latency_s"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
@@ -165,6 +176,7 @@ class DecodeScenario(_Strict):
     crossover: Annotated[list[CrossoverAxis], AfterValidator(_distinct)] = []
     published: Annotated[list[str], AfterValidator(_distinct)] = []
     overheads: HostOverheads = HostOverheads()
+    error_bounds: ErrorBounds = ErrorBounds()
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -282,6 +294,7 @@ def _fields(location: tuple[int | str, ...]) -> list[str]:
         "published": PublishedHits,
         "baseline": Baseline,
         "overheads": HostOverheads,
+        "error_bounds": ErrorBounds,
     }
     names = (part for part in reversed(location) if isinstance(part, str))
     model = next((models[name] for name in names if name in models), DecodeScenario)

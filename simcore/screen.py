@@ -54,9 +54,10 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
 
 def _table(outcome: Outcome) -> Table:
     """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
-    found = {row.axes: row.value for row in outcome.rows if row.metric == "token_latency_s"}
-    contexts = sorted({axes.context_tokens for axes in found})
-    batches = {axes.batch for axes in found}
+    latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
+    found = {(row.axes, row.axes.context_tokens or 0): row.value for row in latencies}
+    contexts = sorted({context for _, context in found})
+    batches = {axes.batch for axes, _ in found}
     table = Table(title="latency per token, ms", title_justify="left", header_style="bold")
     table.add_column("strategy", overflow="fold")
     if len(batches) > 1:
@@ -64,17 +65,14 @@ def _table(outcome: Outcome) -> Table:
     table.add_column("hits", justify="right")
     for context in contexts:
         table.add_column(tokens(context), justify="right")
-    best = {
-        (context, batch): min(
-            value for axes, value in found.items()
-            if value is not None and (axes.context_tokens, axes.batch) == (context, batch)
-        )
-        for context, batch in {(axes.context_tokens, axes.batch) for axes in found}
-    }  # fmt: skip
+    best: dict[tuple[int, int], float] = {}
+    for (axes, context), value in found.items():
+        if value is not None:
+            best[context, axes.batch] = min(value, best.get((context, axes.batch), value))
     lines: dict[tuple[str, int, float | None], dict[int, str]] = {}
-    for axes, value in found.items():
+    for (axes, context), value in found.items():
         cells = lines.setdefault((axes.label, axes.batch, axes.hit_rate), {})
-        cells[axes.context_tokens] = _cell(value, best[axes.context_tokens, axes.batch])
+        cells[context] = _cell(value, best[context, axes.batch])
     for (label, batch, rate), cells in lines.items():
         hits = "" if rate is None else f"{rate:.1%}"
         which = [escape(label), *([f"{batch:,}"] if len(batches) > 1 else []), hits]

@@ -8,9 +8,11 @@ runs ahead of the event clock: each verb adds its cost to it, and the next wait 
 (`repeat`) without flags, signals or collectives is one event however long it is.
 """
 
+import gc
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
@@ -110,7 +112,8 @@ class Simulation:
         Raises DeadlockError if something still waits when nothing can happen any more.
         """
         hosts = [self.env.process(self.host(m, program(m))) for m in self.machines]
-        self.env.run()
+        with _collector_paused():
+            self.env.run()
         stuck = [f"program of rank {rank}" for rank, host in enumerate(hosts) if host.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"loop of rank {rank}" for rank, loop in self.loops if loop.is_alive]
@@ -359,6 +362,18 @@ class Simulation:
     def next_launch(self) -> int:
         """A number for the next launch."""
         return next(self._launches)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No search for garbage cycles while events run: it would find next to none, in half of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _succeed(event: simpy.Event) -> None:

@@ -19,13 +19,13 @@ PRECISION = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where in a study a figure belongs."""
+    """Where in a study a figure belongs; `context_tokens` is None for one that holds over all contexts."""
 
     strategy: str
     label: str
     ranks: int
     groups: int
-    context_tokens: int
+    context_tokens: int | None
     batch: int
     hit_rate: float | None = None
 

@@ -7,6 +7,7 @@ shrinks it to the shortest one that still fails.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -24,9 +25,7 @@ def _no_work(op: Op) -> Work:
     return Work(0.0, 0.0)
 
 
-def toy(
-    name: str, hundredths: int | Size, *, memory: int = 0, compute: int = 0, early: int = NO_EARLY
-) -> Op:
+def toy(name: str, hundredths: int | Size, *, memory: int = 0, compute: int = 0, early: int = NO_EARLY) -> Op:
     """A local op of so many hundredths of a second; `memory` and `compute` in percent of its time, and
     `early` the percentage after which its early part leaves."""
     shape = (("hundredths", hundredths), ("memory", memory), ("compute", compute), ("early", early))
@@ -35,7 +34,9 @@ def toy(
 
 def toys(name: str, *hundredths: int, memory: int = 0, compute: int = 0) -> Graph:
     """A graph of toy ops."""
-    return Graph(name, tuple(toy(f"{name}{i}", h, memory=memory, compute=compute) for i, h in enumerate(hundredths)))
+    return Graph(
+        name, tuple(toy(f"{name}{i}", h, memory=memory, compute=compute) for i, h in enumerate(hundredths))
+    )
 
 
 def meet(name: str, hundredths: int, ranks: int, axis: str = "tensor") -> Op:
@@ -255,7 +256,7 @@ def read_program(data: bytes) -> RandomProgram:
     overheads = Overheads(*(c.below(3) / 200 for _ in range(4)))
     streams = ("main", "side", "third")[: 1 + c.below(3)]
     program = RandomProgram(mesh, overheads)
-    sent: dict[str, int] = {stream: 0 for stream in streams}
+    sent = dict.fromkeys(streams, 0)
     fed = 0
     for number in range(2 + c.below(8)):
         verb = _VERBS[c.below(len(_VERBS))]
@@ -286,7 +287,7 @@ def _spell_launch(
     if publishes:
         sent[target] += step.repeat
         return
-    if sent[step.stream] >= step.repeat and c.below(2):
+    if sent[step.stream] >= step.repeat:
         sent[step.stream] -= step.repeat
         step.takes = f"to {step.stream}"
     together = any(op.ranks > 1 for op in step.graphs[0].ops)
@@ -298,5 +299,8 @@ def _spell_launch(
 
 
 def random_programs(size: int = 160) -> st.SearchStrategy[RandomProgram]:
-    """Random small programs."""
-    return st.binary(min_size=8, max_size=size).map(read_program)
+    """Random small programs: the fewer bytes, the smaller. (Bytes drawn one by one vary too little.)"""
+    spelled = st.builds(
+        lambda seed, n: Random(seed).randbytes(n), st.integers(0, 2**32), st.integers(8, size)
+    )
+    return spelled.map(read_program)

@@ -11,6 +11,7 @@ A rate of hits that is no whole number of layers is the weighted mean of the two
 """
 
 from simcore.decode.bench import Bench, Hardware, HitRow
+from simcore.decode.cases import cases
 from simcore.decode.study import run, tape
 
-__all__ = ["Bench", "Hardware", "HitRow", "run", "tape"]
+__all__ = ["Bench", "Hardware", "HitRow", "cases", "run", "tape"]

@@ -160,13 +160,13 @@ def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
 def does_not_fit(bench: Bench, case: Case) -> str | None:
     """Why a case does not fit into the memory of its devices, or None where it does."""
     model = bench.model(case)
-    needed = model.weight_bytes + model.kv_bytes(case.axes.context_tokens + bench.scenario.tokens - 1)
+    needed = model.weight_bytes + model.kv_bytes(case.context + bench.scenario.tokens - 1)
     have = bench.hardware.memory_bytes
     if needed <= have:
         return None
     axes = case.axes
     return (
-        f"{axes.label}, {axes.context_tokens:,} tokens, batch {axes.batch}: does not fit: weights and KV"
+        f"{axes.label}, {case.context:,} tokens, batch {axes.batch}: does not fit: weights and KV"
         f" cache take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
     )
 

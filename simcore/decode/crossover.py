@@ -44,7 +44,7 @@ def _at(case: Case, context: int) -> Case:
 def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
     grid = sorted(bench.scenario.context_tokens)
     for case in speculative:
-        if case.axes.context_tokens != grid[-1] or len(grid) < 2:
+        if case.context != grid[-1] or len(grid) < 2:
             continue
 
         def gain(context: float, case: Case = case) -> float:
@@ -53,7 +53,7 @@ def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
         there = [c for c in grid if does_not_fit(bench, _at(case, c)) is None]
         where = crossing(gain, there, whole=True)
         text = _phrase(where, "tokens", f"{grid[0]:,} to {there[-1]:,} tokens")
-        axes = replace(case.axes, context_tokens=0)
+        axes = replace(case.axes, context_tokens=None)
         yield Row(axes, "crossover_context_tokens", where.at, "tokens", source=text)
 
 
@@ -76,9 +76,11 @@ def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
 
 
 def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
-    if bench.hardware.link_latency_s is None:
-        return
     for case in speculative:
+        if bench.hardware.link_latency_s is None:
+            fixed = "the profile fixes what collectives take"
+            yield Row(case.axes, "crossover_link_latency_s", None, "s", source=fixed)
+            continue
 
         def gain(latency_s: float, case: Case = case) -> float:
             return _gain(bench, replace(case, link_latency_s=latency_s))
@@ -91,5 +93,5 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
 def _phrase(where: Crossing, unit: str, searched: str) -> str:
     if where.at is None:
         return f"ALSpec is {'ahead' if where.ahead_at_low else 'behind'} everywhere from {searched}"
-    at = f"{where.at:,.0f}" if unit == "tokens" else f"{where.at:.3g}"
-    return f"ALSpec is {'ahead below' if where.ahead_at_low else 'ahead from'} {at} {unit}".rstrip()
+    shown = {"tokens": f"{where.at:,.0f} tokens", "s": f"{where.at * 1e6:.3g} us", "": f"{where.at:.1%} hits"}
+    return f"ALSpec is {'ahead below' if where.ahead_at_low else 'ahead from'} {shown[unit]}"

@@ -15,6 +15,7 @@ from simcore.decode.crossover import crossovers
 from simcore.decode.timeline import shown_case, timeline
 from simcore.files import InputError
 from simcore.laws import LawError
+from simcore.speculation import high_probability_bound, worst_case_bound
 from simcore.study import Outcome, Row
 
 Progress = Callable[[int, int], None]
@@ -34,19 +35,20 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     progress(len(fitting), len(fitting))
     if not bench.repeatable(fitting[0]):
         raise LawError(f"repeatability: {fitting[0].axes.label} gives other bytes when it is run again")
-    baseline = {(c.axes.context_tokens, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
+    baseline = {(c.context, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
     rows = [row for case in fitting for row in _rows(bench, case, baseline)]
+    crossings = crossovers(bench, fitting)
     shown = shown_case(fitting)
     return Outcome(
-        rows=rows + crossovers(bench, fitting),
-        answer=_answer(bench, fitting, baseline),
+        rows=rows + crossings,
+        answer=_answer(bench, fitting, baseline, crossings),
         warnings=warnings + _source_warnings(bench, fitting),
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
         sources=_sources(bench, fitting),
         steps=[step for case in fitting for step in _steps(bench, case)],
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
-        trace=bench.run(shown).trace,
+        trace=bench.trace(shown),
     )
 
 
@@ -74,7 +76,7 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     yield Row(axes, "exposed_communication_s", metrics.exposed_communication_s(result.by_kind), "s")
     for source, part in shares:
         yield Row(axes, "price_share", part, "", op_kind=source)
-    reference = baseline.get((axes.context_tokens, axes.batch))
+    reference = baseline.get((case.context, axes.batch))
     if reference is not None:
         yield Row(axes, "speedup_over_baseline", bench.run(reference).latency_s / latency_s, "x")
     yield from _speculation_rows(bench, case)
@@ -98,12 +100,25 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
         yield Row(axes, "threshold", row.threshold, "", source=source)
         yield Row(axes, "hits_score", row.score, "", source=source)
         yield Row(axes, "baseline_score", row.baseline_score, "", source=source)
+        for name, bound, text in _bounds(bench, row.threshold):
+            yield Row(axes, name, bound, "x", source=f"{source}; {text}")
+
+
+def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
+    """What an accepted speculation may do to the output, relative to a hidden state of unit norm."""
+    layers, given = bench.config.layers, bench.scenario.error_bounds
+    worst = worst_case_bound([threshold] * layers, given.alpha, given.beta, given.f_r)
+    text = f"App. A.1 with alpha {given.alpha:g}, beta {given.beta:g}, f(R) {given.f_r:g}, delta = threshold"
+    yield "error_bound_worst_case", worst, text
+    likely = high_probability_bound(threshold, layers, given.c, given.failure_probability)
+    text = f"App. A.3 with c {given.c:g}, but for a probability of {given.failure_probability:g}"
+    yield "error_bound_high_probability", likely, text
 
 
 def _verification_s(bench: Bench, case: Case) -> float:
     """What a layer's speculative attention costs beyond a plain one (ALSpec section 3.4)."""
     model, price = bench.model(case), bench.hardware.price(case.axes.ranks, case.link_latency_s)
-    sizes = {"context": case.axes.context_tokens}
+    sizes = {"context": case.context}
     speculative = sum(price(op.at(sizes)).seconds for op in model.speculate.ops)
     return speculative - sum(price(op.at(sizes)).seconds for op in model.attend.ops)
 
@@ -140,14 +155,16 @@ def _source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) 
     count = sum(share > most for share, _ in far)
     return [
         f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated prices;"
-        f" most: {worst:.0%} ({case.axes.label}, {case.axes.context_tokens:,} tokens)"
+        f" most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
     ]
 
 
-def _answer(bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case]) -> str:
-    context = max(case.axes.context_tokens for case in fitting)
-    batch = max(case.axes.batch for case in fitting if case.axes.context_tokens == context)
-    here = [c for c in fitting if (c.axes.context_tokens, c.axes.batch) == (context, batch)]
+def _answer(
+    bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case], found: Sequence[Row]
+) -> str:
+    context = max(case.context for case in fitting)
+    batch = max(case.axes.batch for case in fitting if case.context == context)
+    here = [c for c in fitting if (c.context, c.axes.batch) == (context, batch)]
     best = min(here, key=lambda case: bench.run(case).latency_s)
     latency_s = bench.run(best).latency_s
     rate = "" if best.axes.hit_rate is None else f" with {best.axes.hit_rate:.1%} hits"
@@ -156,7 +173,7 @@ def _answer(bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, 
         f" of {bench.hardware.name}{rate} is fastest: {latency_s * 1e3:.2f} ms a token"
     )
     text += _against(bench, best, here, baseline.get((context, batch)))
-    ends = _where_it_ends(bench, fitting, best)
+    ends = _where_it_ends(bench, fitting, best, found)
     return f"{text}{ends}."
 
 
@@ -171,19 +188,27 @@ def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | N
     return f", {bench.run(second).latency_s / latency_s:.2f}x the speed of {second.axes.label}"
 
 
-def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case) -> str:
-    """The contexts at which another one is faster."""
+def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Row]) -> str:
+    """At which contexts another one is faster, and where the search for crossings found an end."""
+    label, ends = best.axes.label, []
     winners: dict[int, str] = {}
-    for context in sorted({case.axes.context_tokens for case in fitting}):
-        same = [c for c in fitting if c.axes.context_tokens == context and c.axes.batch == best.axes.batch]
-        if same:
-            winners[context] = min(same, key=lambda case: bench.run(case).latency_s).axes.label
-    if len(winners) < 2:
-        return ""
-    lost = [context for context, label in winners.items() if label != best.axes.label]
-    if not lost:
-        return f"; it is the fastest at every context from {min(winners):,} tokens on"
-    return f"; at {max(lost):,} tokens {winners[max(lost)]} is faster"
+    for context in sorted({case.context for case in fitting if case.axes.batch == best.axes.batch}):
+        same = [c for c in fitting if (c.context, c.axes.batch) == (context, best.axes.batch)]
+        winners[context] = min(same, key=lambda case: bench.run(case).latency_s).axes.label
+    lost = [context for context, winner in winners.items() if winner != label]
+    if lost:
+        ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
+    elif len(winners) > 1:
+        ends.append(f"it is the fastest from {min(winners):,} tokens on")
+    for row in found:
+        here = (row.axes.label, row.axes.batch, row.axes.context_tokens)
+        if (
+            row.metric == "crossover_hit_rate"
+            and here == (label, best.axes.batch, best.context)
+            and row.value
+        ):
+            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices overtakes it")
+    return "".join(f"; {end}" for end in ends)
 
 
 def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> list[str]:
@@ -196,5 +221,5 @@ def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> 
         seen.add(case.axes.label)
         pattern = case.hits.draws[0][1] if case.hits else no_hits
         found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": pattern})
-        lines += [f"# {case.axes.label}, {case.axes.context_tokens:,} tokens", *found.lines]
+        lines += [f"# {case.axes.label}, {case.context:,} tokens", *found.lines]
     return lines

@@ -19,7 +19,7 @@ def shown_case(fitting: Sequence[Case]) -> Case:
         fitting,
         key=lambda c: (
             c.axes.strategy == "alspec",
-            c.axes.context_tokens,
+            c.context,
             c.axes.devices,
             c.axes.hit_rate or 0.0,
         ),
@@ -35,12 +35,12 @@ def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
     pattern = CountHits(layers // 2, layers)
     hits = Hits(0.5, ((1.0, pattern),), False, "")
     bench_case = replace(shown, hits=hits, axes=replace(shown.axes, hit_rate=0.5))
-    trace = bench.run(bench_case).trace
+    trace = bench.trace(bench_case)
     inner = range(1, layers - 2)
     events: list[dict[str, Any]] = []
     for outcome, wanted in (("hit", True), ("miss", False)):
         layer = next(i for i in inner if pattern(0, i) is wanted)
-        title = f"{shown.axes.label}, {shown.axes.context_tokens:,} tokens"
+        title = f"{shown.axes.label}, {shown.context:,} tokens"
         events += _layer_events(trace, bench_case, layer, title, outcome)
     return events
 

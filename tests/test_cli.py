@@ -1,0 +1,172 @@
+"""The command line as a person meets it: files, exit codes, one line for a fault, nothing half-written."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simcore.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
+SMALL = ["--set", "crossover=[]", "--set", "context_tokens=1024"]
+FILES = {
+    "scenario.yaml",
+    "results.csv",
+    "comparison.csv",
+    "steps.parquet",
+    "timeline.json",
+    "summary.json",
+    "provenance.json",
+    "trace.json.gz",
+    "report.html",
+}
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    code = ended.value.code
+    return int(code or 0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_name_alone_runs_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(QUICK, *SMALL) == 0
+    assert {path.name for path in (here / "runs/quickstart/sim").iterdir()} == FILES
+    out = capsys.readouterr().out
+    assert "is fastest" in out
+    assert "runs/quickstart/sim/report.html" in out
+    # Nothing else is left behind, no draft either.
+    assert [path.name for path in (here / "runs/quickstart").iterdir()] == ["sim"]
+
+
+def test_the_same_run_gives_the_same_bytes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for name in ("a", "b"):
+        assert call("run", QUICK, *SMALL, "--out", name, "--json") == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert json.loads(outputs[0])["answer"]
+    for name in FILES - {"provenance.json", "report.html"}:
+        assert (here / "a" / name).read_bytes() == (here / "b" / name).read_bytes(), name
+
+
+def test_results_are_tidy(here: Path) -> None:
+    assert call(QUICK, *SMALL, "--quiet") == 0
+    with (here / "runs/quickstart/sim/results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = [
+        tuple(row[name] for name in ("label", "context_tokens", "batch", "hit_rate", "metric", "op_kind"))
+        for row in rows
+    ]
+    assert len(set(keys)) == len(keys)
+    assert {row["study"] for row in rows} == {"decode"}
+
+
+def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", QUICK, "--on", "tape", *SMALL, "--set", "strategies.1.ranks=2") == 0
+    out = capsys.readouterr().out
+    assert "rank 3  main  speculate: attention verify_reduce" in out
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
+        (["modles"], "did you mean the command 'models'?"),
+        (["run", QUICK, "--on", "cuda"], "--on cuda: no such machine (allowed: sim, tape)"),
+        (["run", QUICK, "--set", "device=h200"], "did you mean 'h200-sxm'?"),
+        (["run", QUICK, "--set", "model=lama-7b"], "did you mean 'llama-7b'?"),
+        (["run", QUICK, "--set", "link=nvlnk"], "link: n150: unknown link 'nvlnk'"),
+        (["run", QUICK, "--set", "profile=x"], "allowed: alspec-tables"),
+        (["run", QUICK, "--set", "batch=8", "--set", "profile=alspec-tables"], "holds for batch 1, not 8"),
+        (["run", QUICK, "--set", "strategies.0.ranks=3"], "32 heads, which 3 ranks do not divide"),
+        (["run", QUICK, "--set", "strategies.0.ranks=16"], "has ranks 1, 2, 4, 8, not 16"),
+        (["run", QUICK, "--set", "published=[alspec]"], "unknown set of figures 'alspec'"),
+        (["run", QUICK, "--set", "model=nowhere.json"], "nowhere.json: cannot be read"),
+        (["run", QUICK, "--set", "dtype=fp8", "--set", "profile=alspec-tables"], "leave out dtype"),
+        (["run", QUICK, "--out", QUICK], "is a file"),
+        (["run"], "FILE"),
+        (["run", QUICK, "--jsno"], "--jsno"),
+        (["report", "nowhere"], "is no run directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert call(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert says in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert list(here.iterdir()) == []
+
+
+def test_a_directory_of_other_files_is_not_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "thesis.tex").write_text("years of work")
+    assert call(QUICK, *SMALL, "--out", "mine") == 2
+    assert (here / "mine" / "thesis.tex").read_text() == "years of work"
+    assert "holds other files" in capsys.readouterr().err
+
+
+def test_an_earlier_run_is_replaced(here: Path) -> None:
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet", "--set", "strategies.0.ranks=1") == 0
+    assert 'tensor_parallel,"tensor parallel, 4' not in (here / "run" / "results.csv").read_text()
+    assert {path.name for path in (here / "run").iterdir()} == FILES
+
+
+def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strategies = 'strategies=[{"kind": "tensor_parallel"}]'
+    words = ["--set", "model=llama-3.1-70b", "--set", strategies, "--set", "baseline=null"]
+    assert call(QUICK, *SMALL, *words) == 2
+    assert "does not fit" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_interrupted_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, env=environment)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.decode().strip().endswith("error: interrupted; nothing was written")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["devices", "models", "schedules"])
+def test_catalogues_are_a_line_each(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("schema") == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["context_tokens"]
+
+
+def test_a_report_is_built_again(here: Path) -> None:
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
+    first = (here / "run" / "report.html").read_bytes()
+    (here / "run" / "report.html").unlink()
+    assert call("report", "run") == 0
+    assert (here / "run" / "report.html").read_bytes() == first

@@ -1,0 +1,283 @@
+"""What runs on one device at the same time: against an exact fluid model, and a burst against its launches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simcore import laws
+from simcore.contention import Demand, max_min_rates, max_min_shares
+from simcore.machine import Machine, Program, Ticket
+from simcore.ops import Graph, Size
+from simcore.sharing import Piece, SharedDevice
+from simcore.sim import Simulation
+from simcore.trace import Trace
+from tests.programs import toy, toy_price, toy_roofline, toys
+
+fixed = settings(deadline=None, derandomize=True, database=None)
+
+# -- fair shares ---------------------------------------------------------------------------------
+
+
+@settings(fixed, max_examples=300)
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
+def test_shares_are_max_min_fair(demands: list[float]) -> None:
+    shares = max_min_shares(demands)
+    assert all(share <= demand for share, demand in zip(shares, demands, strict=True))
+    assert sum(shares) == pytest.approx(min(1.0, sum(demands)))
+    # Whoever gets less than it asks for gets no less than anybody else.
+    for share, demand in zip(shares, demands, strict=True):
+        assert share >= demand - 1e-12 or share >= max(shares) - 1e-12
+
+
+@settings(fixed, max_examples=300)
+@given(st.lists(st.builds(Demand, st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=5))
+def test_rates_overbook_nothing_and_waste_nothing(running: list[Demand]) -> None:
+    rates = max_min_rates(running)
+    memory = sum(rate * d.memory for rate, d in zip(rates, running, strict=True))
+    compute = sum(rate * d.compute for rate, d in zip(rates, running, strict=True))
+    assert max(memory, compute) <= 1.0 + 1e-12
+    assert all(0.0 < rate <= 1.0 for rate in rates)
+    if sum(d.memory for d in running) <= 1.0 and sum(d.compute for d in running) <= 1.0:
+        assert rates == [1.0] * len(running)
+
+
+# -- one device against exact arithmetic ---------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """Something that comes at a time, with so much work, and shares of the memory and of arithmetic."""
+
+    comes: Fraction
+    work: Fraction
+    memory: Fraction
+    compute: Fraction
+
+
+def exact_rates(jobs: Sequence[Job]) -> list[Fraction]:
+    """Water-filling by its definition: raise everybody's level until a resource is used up."""
+    rates = [Fraction(1)] * len(jobs)
+    for demands in ([j.memory for j in jobs], [j.compute for j in jobs]):
+        left, open_ = Fraction(1), [i for i, d in enumerate(demands) if d > 0]
+        while open_:
+            level = left / len(open_)
+            modest = [i for i in open_ if demands[i] <= level]
+            if not modest:
+                for i in open_:
+                    rates[i] = min(rates[i], level / demands[i])
+                break
+            left -= sum(demands[i] for i in modest)
+            open_ = [i for i in open_ if i not in modest]
+    return rates
+
+
+def exact_ends(jobs: Sequence[Job]) -> list[Fraction]:
+    """When each job ends, to the last digit."""
+    now, left, ends = Fraction(0), [job.work for job in jobs], [Fraction(0)] * len(jobs)
+    running: list[int] = []
+    coming = sorted(range(len(jobs)), key=lambda i: jobs[i].comes)
+    while coming or running:
+        rates = dict(zip(running, exact_rates([jobs[i] for i in running]), strict=True))
+        events = [now + left[i] / rates[i] for i in running]
+        until = min([*events, *([jobs[coming[0]].comes] if coming else [])])
+        for i in running:
+            left[i] -= (until - now) * rates[i]
+        now = until
+        for i in [i for i in running if left[i] == 0]:
+            ends[i] = now
+            running.remove(i)
+        while coming and jobs[coming[0]].comes == now:
+            running.append(coming.pop(0))
+    return ends
+
+
+hundredths = st.integers(1, 30).map(lambda n: Fraction(n, 100))
+shares = st.integers(0, 10).map(lambda n: Fraction(n, 10))
+
+
+@settings(fixed, max_examples=150)
+@given(st.lists(st.builds(Job, hundredths, hundredths, shares, shares), min_size=1, max_size=5))
+def test_ends_are_those_of_the_exact_fluid_model(jobs: list[Job]) -> None:
+    def loop(m: Machine, number: int, job: Job) -> Program:
+        yield m.recv("never", timeout_s=float(job.comes))
+        graph = toys(
+            f"job {number}", int(job.work * 100), memory=int(job.memory * 100), compute=int(job.compute * 100)
+        )
+        yield m.wait(m.launch(graph, stream=graph.name))
+
+    def program(m: Machine) -> Program:
+        yield m.wait(*[m.spawn(loop(m, i, job)) for i, job in enumerate(jobs)])
+
+    trace = Simulation(toy_price, roofline=toy_roofline).run(program)
+    ends = {span.graph: span.end_s for span in trace.spans}
+    expected = [float(end) for end in exact_ends(jobs)]
+    assert [ends[f"job {i}"] for i in range(len(jobs))] == pytest.approx(expected, rel=1e-9)
+
+
+# -- boundaries between replays ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", [False, True])
+def test_a_boundary_is_passed_once_whatever_rounding_does(compute: bool) -> None:
+    """Replays of 7 hundredths at any share of the memory beside a graph that takes the rest: none of
+    them is swallowed when its boundary comes while the other still runs."""
+    for share in range(1, 101):
+        for length in (1, 3, 7):
+            burst = toys("burst", length, memory=100, compute=100 if compute else 0)
+            beside = toys("beside", 100, memory=share)
+
+            def program(m: Machine, burst: Graph = burst, beside: Graph = beside) -> Program:
+                m.launch(beside, stream="side")
+                ticket = m.launch(burst, repeat=3)
+                yield m.wait(ticket)
+
+            trace = Simulation(toy_price, roofline=toy_roofline).run(program)
+            rate = float(
+                exact_rates(
+                    [
+                        Job(*(Fraction(1),) * 4),
+                        Job(Fraction(1), Fraction(1), Fraction(share, 100), Fraction(0)),
+                    ]
+                )[0]
+            )
+            span = next(span for span in trace.spans if span.graph == "burst")
+            ends = [end for _, _, end in span.op_times()]
+            assert ends == pytest.approx([(i + 1) * length / 100 / rate for i in range(3)], rel=1e-9), share
+
+
+def test_alone_a_burst_of_any_length_is_one_event() -> None:
+    device, finished = SharedDevice(max_min_rates), []
+    ends = [0.1 * (i + 1) for i in range(1000)]
+    piece = Piece(ends, [Demand(1.0, 0.0)] * 1000, lambda: finished.append(True), print, [])  # type: ignore[arg-type]
+    device.start(piece, 0.0)
+    due = device.next_due()
+    assert due is not None
+    assert due[0] == ends[-1]
+    device.arrive(due[1], due[0])
+    assert finished
+    assert device.next_due() is None
+
+
+# -- a burst is its launches ---------------------------------------------------------------------
+
+SLACK = 1e-9
+
+
+@dataclass
+class Burst:
+    """Replays of one stream: what each costs, when it is launched and when it is stopped."""
+
+    size: int
+    grows: bool
+    fixed: int
+    memory: int
+    compute: int
+    times: int
+    comes: int
+    stopped: int | None
+
+    def graph(self, name: str) -> Graph:
+        first = toy("first", Size("n") if self.grows else self.size, memory=self.memory, compute=self.compute)
+        return Graph(name, (first, toy("second", self.fixed, memory=100 - self.memory // 2)))
+
+
+bursts = st.builds(
+    Burst,
+    size=st.integers(0, 5),
+    grows=st.booleans(),
+    fixed=st.integers(0, 4),
+    memory=st.sampled_from([0, 50, 90, 97, 100]),
+    compute=st.sampled_from([0, 30, 99, 100]),
+    times=st.integers(1, 9),
+    comes=st.integers(0, 20),
+    stopped=st.none() | st.integers(0, 60),
+)
+
+
+def run_bursts(streams: Sequence[Sequence[Burst]], whole: bool) -> tuple[Trace, list[list[int]]]:
+    """Launched whole (`repeat`), or one by one with sizes that grow; and how many replays ran of each."""
+    ran = [[0] * len(queue) for queue in streams]
+
+    def stop(m: Machine, burst: Burst, tickets: Sequence[Ticket]) -> Program:
+        # An irrational part, so that a stop never falls on a boundary.
+        yield m.recv("never", timeout_s=((burst.stopped or 0) + sqrt(2) / 10) / 100)
+        for ticket in tickets:
+            ticket.stop()
+
+    def queue(m: Machine, number: int, todo: Sequence[Burst]) -> Program:
+        launched: list[Sequence[Ticket]] = []
+        for i, burst in enumerate(todo):
+            yield m.recv("never", timeout_s=burst.comes / 100)
+            graph, stream = burst.graph(f"{number}.{i}"), f"stream {number}"
+            if whole:
+                tickets = [m.launch(graph, stream=stream, sizes={"n": burst.size}, repeat=burst.times)]
+            else:
+                tickets = [
+                    m.launch(graph, stream=stream, sizes={"n": burst.size + k}) for k in range(burst.times)
+                ]
+            if burst.stopped is not None:
+                m.spawn(stop(m, burst, tickets))
+            launched.append(tickets)
+        for i, tickets in enumerate(launched):
+            yield m.wait(*tickets)
+            ran[number][i] = sum(ticket.ran for ticket in tickets)
+
+    def program(m: Machine) -> Program:
+        yield m.wait(*[m.spawn(queue(m, i, todo)) for i, todo in enumerate(streams)])
+
+    return Simulation(toy_price, roofline=toy_roofline).run(program), ran
+
+
+def replay_ends(trace: Trace) -> dict[str, list[float]]:
+    """End of every replay (of its two ops) by graph, in order."""
+    ends: dict[str, list[float]] = {}
+    for span in sorted(trace.spans, key=lambda span: span.launch):
+        times = [end for _, _, end in span.op_times()]
+        ends.setdefault(span.graph, []).extend(times[1::2])
+    return ends
+
+
+def test_a_burst_equals_its_launches_one_by_one() -> None:
+    stopped: list[bool] = []
+
+    @settings(fixed, max_examples=400)
+    @given(st.lists(st.lists(bursts, min_size=1, max_size=2), min_size=1, max_size=3))
+    def check(streams: list[list[Burst]]) -> None:
+        trace, ran = run_bursts(streams, whole=True)
+        reference, expected = run_bursts(streams, whole=False)
+        assert ran == expected
+        ends, right = replay_ends(trace), replay_ends(reference)
+        assert ends.keys() == right.keys()
+        # Equal times are in particular in the same order.
+        for name, times in ends.items():
+            assert times == pytest.approx(right[name], rel=SLACK, abs=1e-12)
+        assert laws.violations(trace) == laws.violations(reference) == {}
+        for queue, counts in zip(streams, ran, strict=True):
+            stopped.extend(count < burst.times for burst, count in zip(queue, counts, strict=True))
+
+    check()
+    assert sum(stopped) > 50
+    assert stopped.count(False) > 50
+
+
+@pytest.mark.parametrize("at", [0, 5, 15, 25, 99])
+def test_how_many_ran_of_a_burst_that_is_stopped(at: int) -> None:
+    """Replays of 10: a stop at 15 lets the second one end. A burst behind another one runs not once."""
+
+    def program(m: Machine) -> Program:
+        first, second = m.launch(toys("a", 10), repeat=4), m.launch(toys("b", 10), repeat=4)
+        yield m.recv("never", timeout_s=at / 100)
+        first.stop()
+        second.stop()
+        yield m.wait(second)
+        ends = min(4, at // 10 + 1)
+        after = 0 if at < 40 else 4
+        assert (first.ran, second.ran) == (ends, after)
+        assert m.now() == pytest.approx(max(at, 10 * (ends + after)) / 100)
+
+    Simulation(toy_price).run(program)

@@ -1,0 +1,181 @@
+"""What each schedule launches, against tapes that were reviewed line by line, and op counts against formulas.
+
+A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1 python -m pytest tests/test_tapes.py
+and read again before it is committed.
+"""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simcore.machine import Machine, Program
+from simcore.models import STYLES, Decoder, DecoderConfig, Style
+from simcore.ops import Graph
+from simcore.schedules.alspec import alspec
+from simcore.schedules.alspec_pipelined import alspec_pipelined
+from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.tape import Tape, record
+
+TAPES = Path(__file__).parent / "tapes"
+UPDATE = "SIMCORE_UPDATE_TAPES"
+
+
+def decoder(layers: int = 2, ranks: int = 1, style: Style = "all_reduce") -> Decoder:
+    config = DecoderConfig("toy", 16, 32, layers, 4, 2, 4, 64, tied_embeddings=True)
+    return Decoder(config, ranks=ranks, style=style)
+
+
+def tensor_parallel_tape(ranks: int, style: Style, layers: int = 2, tokens: int = 1) -> Tape:
+    model = decoder(layers, ranks, style)
+    return record(lambda m: tensor_parallel(m, model, tokens=tokens, context=5), mesh={"tensor": ranks})
+
+
+def mixed(token: int, layer: int) -> bool:
+    return (token + layer) % 2 == 0
+
+
+def alspec_tape(ranks: int, overlap: bool, layers: int = 2, tokens: int = 2) -> Tape:
+    model = decoder(layers, ranks)
+    return record(
+        lambda m: alspec(m, model, tokens=tokens, context=5, overlap_last_layer=overlap),
+        mesh={"group": 2, "tensor": ranks},
+        outcomes={"hit": mixed},
+    )
+
+
+def pipelined_tape(
+    groups: int, hits: Callable[[int, int], bool] = mixed, layers: int = 2, tokens: int = 2
+) -> Tape:
+    model = decoder(layers)
+    return record(
+        lambda m: alspec_pipelined(m, model, tokens=tokens, context=5),
+        mesh={"group": groups},
+        outcomes={"hit": hits},
+    )
+
+
+CASES: dict[str, Callable[[], Tape]] = {
+    **{
+        f"tensor_parallel_{ranks}_{style}": lambda ranks=ranks, style=style: tensor_parallel_tape(
+            ranks, style
+        )  # type: ignore[misc]
+        for ranks in (1, 2)
+        for style in STYLES
+    },
+    **{
+        f"alspec_2x{ranks}_{'overlap' if overlap else 'plain'}": lambda ranks=ranks, overlap=overlap: (
+            alspec_tape(  # type: ignore[misc]
+                ranks, overlap
+            )
+        )
+        for ranks in (1, 2)
+        for overlap in (True, False)
+    },
+    "alspec_pipelined_3": lambda: pipelined_tape(3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tape_is_the_reviewed_one(name: str) -> None:
+    path = TAPES / f"{name}.txt"
+    lines = CASES[name]().lines
+    if os.environ.get(UPDATE):
+        path.write_text("\n".join(lines) + "\n")
+    expected = path.read_text().splitlines() if path.exists() else []
+    if lines != expected:
+        diff = "\n".join(difflib.unified_diff(expected, lines, path.name, "now", lineterm="", n=2))
+        pytest.fail(
+            f"{diff}\n\nMeant? Then {UPDATE}=1 python -m pytest tests/test_tapes.py, and review the change."
+        )
+
+
+def test_every_tape_has_its_case() -> None:
+    assert {path.stem for path in TAPES.glob("*.txt")} == set(CASES)
+
+
+# -- counts --------------------------------------------------------------------------------------
+
+# Ops of a layer around its attention, of the embedding and of the head, by style, on 1 and on more ranks.
+BEFORE = {"all_reduce": (4, 4), "scatter_gather": (4, 5), "fused_gather": (4, 5)}
+AFTER = {"all_reduce": (7, 9), "scatter_gather": (8, 11), "fused_gather": (8, 10)}
+HEAD = {"all_reduce": (3, 4), "scatter_gather": (3, 4), "fused_gather": (3, 4)}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_tensor_parallel_launches_a_graph_a_token(style: Style, ranks: int, layers: int, tokens: int) -> None:
+    tape = tensor_parallel_tape(ranks, style, layers, tokens)
+    i = int(ranks > 1)
+    per_token = 1 + layers * (BEFORE[style][i] + 1 + AFTER[style][i]) + HEAD[style][i]
+    assert [tape.op_count(rank) for rank in range(ranks)] == [tokens * per_token] * ranks
+    assert len(tape.lines) == tokens * ranks
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("layers", "tokens"), [(1, 1), (2, 3), (5, 2)])
+def test_alspec_launches_the_same_on_all_ranks(overlap: bool, ranks: int, layers: int, tokens: int) -> None:
+    """A layer: exchange, attention (and its verification over the ranks of a group), receive."""
+    tape = alspec_tape(ranks, overlap, layers, tokens)
+    i = int(ranks > 1)
+    rest = BEFORE["all_reduce"][i] + AFTER["all_reduce"][i]
+    per_token = 1 + layers * (rest + 3 + i) + HEAD["all_reduce"][i] + (not overlap)
+    assert [tape.op_count(rank) for rank in range(2 * ranks)] == [tokens * per_token] * 2 * ranks
+    launches = tokens * (1 + 3 * layers + (layers - 1) + (1 if overlap else 3))
+    assert len(tape.lines) == 2 * ranks * launches
+
+
+def by_graph(tape: Tape) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for _, graph, _ in tape.graphs:
+        counts[graph.name] = counts.get(graph.name, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize(("layers", "tokens", "groups"), [(1, 1, 2), (2, 3, 3), (5, 2, 4)])
+def test_a_ring_of_hits_attends_every_layer_once(layers: int, tokens: int, groups: int) -> None:
+    tape = pipelined_tape(groups, lambda *_: True, layers, tokens)
+    assert by_graph(tape) == {
+        name: n
+        for name, n in {
+            "embed+before": tokens,
+            "speculate": tokens * layers,
+            "receive": tokens * layers,
+            "after+before": tokens * (layers - 1),
+            "after+head": tokens,
+        }.items()
+        if n
+    }
+
+
+# -- the tape itself -----------------------------------------------------------------------------
+
+
+def test_a_tape_shows_all_that_a_launch_says() -> None:
+    graph = Graph("g", decoder().attend.ops)
+
+    def program(m: Machine) -> Program:
+        flag, theirs = m.flag("f"), m.flag("f", rank=0)
+        first = m.launch(Graph("empty", ()))
+        m.launch(
+            graph,
+            stream="side",
+            after=[first, m.signal("never", rank=0)],
+            sizes={"context": 7, "not read": 1},
+            repeat=3,
+            when=flag.above(2),
+            sets={theirs: flag.zero(), flag: 1},
+        )
+        yield m.wait()
+
+    # The device of rank 1 never gets past its condition, so that it waits for no signal.
+    assert record(program, mesh={"tensor": 2}).lines[2:] == [
+        "rank 1  main  empty: -",
+        "rank 1  side  g: attention | after empty, signal never of rank 0 | context 7 | repeat 3"
+        " | when f > 2 | sets rank 0 f = f == 0, f = 1",
+    ]
