@@ -8,7 +8,16 @@ import pandas as pd
 from reports import figures_common as figures
 from reports.page import Definition, Details, Opening, Plot, Section, Table
 from reports.run import Run, extreme
-from reports.text import known, listed, percent, signed_percent, significant, strategy_name, tokens
+from reports.text import (
+    known,
+    listed,
+    percent,
+    signed_percent,
+    significant,
+    size_percent,
+    strategy_name,
+    tokens,
+)
 
 EXTRAPOLATED_AT_MOST = 0.05
 FITTED = "fitted"
@@ -103,7 +112,7 @@ def error_summary(rows: pd.DataFrame) -> Table:
             [
                 name,
                 str(len(own)),
-                f"{sizes.median():.1f} %",
+                size_percent(sizes.median()),
                 signed_percent(worst["error_pct"]),
                 _place(worst),
             ]
@@ -145,9 +154,10 @@ def comparison(run: Run) -> list[Section]:
     lead = "Every figure compared here was used for fitting; none of them is a prediction."
     if len(ahead):
         sizes = ahead["error_pct"].abs()
+        middle, worst = size_percent(sizes.median()), size_percent(sizes.max())
         lead = (
             f"{len(ahead)} published figures were predicted without having been used: "
-            f"half of them within {sizes.median():.1f} %, the worst off by {sizes.max():.1f} %."
+            f"half of them within {middle}, the worst off by {worst}."
         )
     hollow = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
     figure = figures.errors(rows, _roles(rows))

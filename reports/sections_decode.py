@@ -23,6 +23,7 @@ from reports.text import (
     scientific,
     signed,
     significant,
+    size_percent,
     times,
     tokens,
 )
@@ -36,8 +37,9 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         "token_latency_s",
         Definition(
             "Latency per token (TPOT)",
-            "latency = (end of the last token − end of the first token) / (tokens − 1)",
-            "Ends are those of sampling; in steady decode: vLLM's TPOT = (E2EL − TTFT) / (tokens − 1).",
+            "latency = (end of the last token − start of the run) / tokens",
+            "A token ends when it is sampled and, with speculation, verified. No prefill is in it, so it is "
+            "comparable with vLLM's TPOT = (E2EL − TTFT) / (tokens − 1).",
         ),
     ),
     ("tokens_per_s_per_user", Definition("Tokens per second and user", "1 / latency")),
@@ -56,6 +58,22 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         Definition("Share of all other ops", "critical-path seconds in the other ops / latency"),
     ),
     (
+        "attention_s_per_layer",
+        Definition(
+            "Attention and the rest, per layer",
+            "attention: critical-path seconds in attention / layers\n"
+            "the rest:  (latency − attention − embedding and head) / layers",
+        ),
+    ),
+    (
+        "verification_s",
+        Definition(
+            "Verification",
+            "speculative attention and the sum of its norms over the ranks − plain attention, per layer",
+            "ALSpec, section 3.4.",
+        ),
+    ),
+    (
         "exposed_communication_s",
         Definition("Exposed communication", "critical-path seconds in collectives, exchanges and puts"),
     ),
@@ -67,7 +85,7 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         ),
     ),
     (
-        "speedup_on_same_devices",
+        "speedup_over_tensor_parallel",
         Definition(
             "Speed-up on the same devices",
             "latency(tensor parallelism on d devices) / latency(ALSpec on d devices)",
@@ -78,8 +96,8 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         "overlap_gain_s",
         Definition(
             "Gain of the last layer's overlap",
-            "latency by the formula of App. F − latency with the last attention overlapped",
-            "The formula leaves out that the last layer's attention overlaps what follows it "
+            "latency with both groups meeting before the LM head − latency with the last layer overlapped",
+            "The paper's formula leaves out that the last layer's attention overlaps what follows it "
             "(ALSpec, appendix F, footnote 6).",
         ),
     ),
@@ -142,7 +160,7 @@ def formulas(run: Run) -> list[Definition]:
     """Formulas of the metrics that this run has, and of no others."""
     present = set(run.results["metric"])
     present |= {"crossover"} if any(m.startswith("crossover_") for m in present) else set()
-    present |= {"speedup_on_same_devices"} if len(_ratios(run)) else set()
+    present |= {"speedup_over_tensor_parallel"} if len(_ratios(run)) else set()
     found = [definition for metric, definition in FORMULAS if metric in present]
     if run.results["strategy"].str.startswith("alspec").any():
         found += APPENDIX_F
@@ -253,7 +271,7 @@ def _accuracy(run: Run) -> Tile | None:
         return None
     sizes = rows["error_pct"].abs()
     return Tile(
-        f"{sizes.median():.1f} %",
+        size_percent(sizes.median()),
         "Median error against published",
         f"{len(rows)} figures, none of them fitted",
     )

@@ -86,9 +86,19 @@ def signed(number: float, decimals: int) -> str:
     return f"{number:+.{decimals}f}".replace("-", "−")
 
 
+def _decimals(points: float) -> int:
+    # An error of a few hundredths of a percent is a result, not a zero.
+    return 1 if abs(points) >= 1.0 else 2
+
+
 def signed_percent(points: float) -> str:
-    """Percentage points with their sign: "+1.3 %"."""
-    return f"{signed(points, 1)}{GLUE}%" if known(points) else NOTHING
+    """Percentage points with their sign: "+1.3 %", "−0.03 %"."""
+    return f"{signed(points, _decimals(points))}{GLUE}%" if known(points) else NOTHING
+
+
+def size_percent(points: float) -> str:
+    """Percentage points without a sign: "1.3 %", "0.03 %"."""
+    return f"{abs(points):.{_decimals(points)}f}{GLUE}%" if known(points) else NOTHING
 
 
 def times(ratio: float) -> str:

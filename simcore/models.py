@@ -407,12 +407,13 @@ class Decoder:
         gathered: tuple[Op, ...] = ()
         if not self._scattered:
             gathered = self._meet(ops.all_gather, "logits_gather", self.batch * vocab * self.ranks)
+        seen = vocab * self.ranks if gathered else vocab
         return (
             *self._gather("head_gather"),
             self._norm("head_norm"),
             self._matmul("lm_head", vocab, self.config.hidden),
             *gathered,
-            ops.sample(tokens=self.batch, vocab=vocab, dtype=self.dtypes.activation),
+            ops.sample(tokens=self.batch, vocab=seen, dtype=self.dtypes.activation),
         )
 
 

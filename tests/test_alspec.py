@@ -86,7 +86,7 @@ def run_alspec(
     overlap: bool = False,
 ) -> Trace:
     simulation = Simulation(
-        c.price(parts), mesh={"group": 2, "tensor": ranks}, outcomes={"hit": lambda t, i: hits(t, i)}
+        c.price(parts), mesh={"group": 2, "tensor": ranks}, outcomes={"hit": hits}
     )
     model = decoder(layers, ranks, parts)
     return simulation.run(lambda m: alspec(m, model, tokens=tokens, context=9, overlap_last_layer=overlap))
@@ -290,7 +290,7 @@ class Ring:
 
 def run_ring(ring: Ring, hits: HitPattern, layers: int, tokens: int = 1) -> Trace:
     simulation = Simulation(
-        ring.price(), mesh={"group": ring.groups}, outcomes={"hit": lambda t, i: hits(t, i)}
+        ring.price(), mesh={"group": ring.groups}, outcomes={"hit": hits}
     )
     return simulation.run(lambda m: alspec_pipelined(m, decoder(layers), tokens=tokens, context=9))
 

@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
     strategies = 'strategies=[{"kind": "tensor_parallel"}]'
     words = ["--set", "model=llama-3.1-70b", "--set", strategies, "--set", "baseline=null"]
     assert call(QUICK, *SMALL, *words) == 2
-    assert "does not fit" in capsys.readouterr().err
+    assert "nothing fits" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 

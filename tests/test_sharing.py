@@ -1,4 +1,4 @@
-"""What runs on one device at the same time: against an exact fluid model, and a burst against its launches."""
+"""What runs on one device at a time: against an exact fluid model; and a burst against its launches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -164,11 +164,7 @@ def does_not_fit(bench: Bench, case: Case) -> str | None:
     have = bench.hardware.memory_bytes
     if needed <= have:
         return None
-    axes = case.axes
-    return (
-        f"{axes.label}, {case.context:,} tokens, batch {axes.batch}: does not fit: weights and KV"
-        f" cache take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
-    )
+    return f"weights and KV cache take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
 
 
 def rival_of(bench: Bench, case: Case) -> Case | None:

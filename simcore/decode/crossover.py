@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from simcore.decode.bench import Bench, Case, Hits
-from simcore.decode.cases import does_not_fit, rival_of
+from simcore.decode.cases import rival_of
 from simcore.speculation import hit_draws
 from simcore.study import Axes, Crossing, Row, crossing
 
@@ -42,19 +42,24 @@ def _at(case: Case, context: int) -> Case:
 
 
 def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
-    grid = sorted(bench.scenario.context_tokens)
-    for case in speculative:
-        if case.context != grid[-1] or len(grid) < 2:
+    # A strategy's longest context that fits stands for all of them.
+    longest = {replace(case.axes, context_tokens=None): case for case in sorted(speculative, key=_context)}
+    for axes, case in longest.items():
+        contexts = (c for c in sorted(bench.scenario.context_tokens) if c <= case.context)
+        grid = [c for c in contexts if rival_of(bench, _at(case, c)) is not None]
+        if len(grid) < 2:
             continue
 
         def gain(context: float, case: Case = case) -> float:
             return _gain(bench, _at(case, round(context)))
 
-        there = [c for c in grid if does_not_fit(bench, _at(case, c)) is None]
-        where = crossing(gain, there, whole=True)
-        text = _phrase(where, "tokens", f"{grid[0]:,} to {there[-1]:,} tokens")
-        axes = replace(case.axes, context_tokens=None)
+        where = crossing(gain, grid, whole=True)
+        text = _phrase(where, "tokens", f"{grid[0]:,} to {grid[-1]:,} tokens")
         yield Row(axes, "crossover_context_tokens", where.at, "tokens", source=text)
+
+
+def _context(case: Case) -> int:
+    return case.context
 
 
 def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:

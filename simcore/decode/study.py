@@ -26,9 +26,9 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     wanted = cases(bench, tables)
     reasons = {case: does_not_fit(bench, case) for case in wanted}
     fitting = [case for case in wanted if reasons[case] is None]
-    warnings = list(dict.fromkeys(reason for reason in reasons.values() if reason))
+    warnings = _fit_warnings(reasons)
     if not fitting:
-        raise InputError(f"{bench.scenario.name}: {warnings[0]}")
+        raise InputError(f"{bench.scenario.name}: nothing fits; {warnings[0]}")
     for done, case in enumerate(fitting):
         progress(done, len(fitting))
         bench.run(case)
@@ -147,16 +147,36 @@ def _sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
     return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
 
 
-def _source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
-    far = [(bench.run(c).price_shares.get("extrapolated", 0.0), c) for c in fitting]
-    worst, case = max(far, key=lambda pair: pair[0])
-    if worst <= most:
-        return []
-    count = sum(share > most for share, _ in far)
+def _fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
+    """One line for each context and batch at which something does not fit."""
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for case, reason in reasons.items():
+        if reason:
+            found.setdefault((case.context, case.axes.batch), {})[case.axes.label] = reason
     return [
-        f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated prices;"
-        f" most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
+        f"at {context:,} tokens{'' if batch == 1 else f' and batch {batch:,}'} these do not fit into memory: "
+        + "; ".join(f"{label} ({reason})" for label, reason in labels.items())
+        for (context, batch), labels in found.items()
     ]
+
+
+def _source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
+    found = []
+    far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
+    worst, case = max(far, key=lambda pair: pair[0])
+    if worst > most:
+        count = sum(share > most for share, _ in far)
+        found.append(
+            f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated"
+            f" prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
+        )
+    unmeasured = _sources(bench, fitting).get("roofline", 0.0)
+    if unmeasured > 0.5:
+        found.append(
+            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
+            f" {bench.hardware.name}"
+        )
+    return found
 
 
 def _answer(

@@ -1,0 +1,339 @@
+"""Decoders: reading of configurations, sharding, and the work of a layer against its closed form."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simcore.models import (
+    STYLES,
+    Decoder,
+    DecoderConfig,
+    Dtypes,
+    ModelError,
+    Style,
+    config_from_hugging_face,
+    load_config,
+    why_not,
+)
+from simcore.ops import Graph, Op
+
+MODELS = Path(__file__).parents[1] / "scenarios" / "models"
+LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+GPT_J = {
+    "model_type": "gptj",
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "vocab_size": 50400,
+    "tie_word_embeddings": False,
+}
+
+
+def read(config: Mapping[str, Any], **changed: Any) -> DecoderConfig:
+    merged = {**config, **changed}
+    return config_from_hugging_face("toy", {k: v for k, v in merged.items() if v != "missing"})
+
+
+# -- configurations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-7b", 6.738),
+        ("llama-13b", 13.015),
+        ("llama-33b", 32.528),
+        ("llama-65b", 65.284),
+        ("llama-3.1-8b", 8.030),
+        ("llama-3.1-70b", 70.551),
+        ("mistral-7b", 7.248),
+        ("codellama-34b", 33.743),
+        ("qwen3-32b", 32.762),
+        ("gpt-j-6b", 6.050),
+    ],
+)
+def test_parameters_of_published_models(name: str, billions: float) -> None:
+    """Without norms and biases, which are less than 0.02 % of any of them."""
+    assert load_config(MODELS / f"{name}.json").parameters / 1e9 == pytest.approx(billions, rel=3e-4)
+
+
+def test_a_layer_counts_each_matrix() -> None:
+    layer = read(LLAMA).layer_weights
+    assert layer == {
+        "qkv": 4096 * (4096 + 2 * 1024),
+        "o": 4096 * 4096,
+        "gate_up": 2 * 4096 * 14336,
+        "down": 14336 * 4096,
+    }
+    assert read(LLAMA).parameters == 32 * sum(layer.values()) + 2 * 128256 * 4096
+
+
+def test_tied_embeddings_are_counted_once_and_are_the_default() -> None:
+    apart, tied = read(LLAMA), read(LLAMA, tie_word_embeddings="missing")
+    assert (apart.tied_embeddings, tied.tied_embeddings) == (False, True)
+    assert apart.parameters - tied.parameters == 128256 * 4096
+
+
+def test_what_may_be_missing() -> None:
+    assert read(LLAMA).head_dim == 128
+    assert read(LLAMA, head_dim=64).head_dim == 64
+    assert read(LLAMA, head_dim=None).head_dim == 128
+    assert read(LLAMA, num_key_value_heads="missing").kv_heads == 32
+    assert read(LLAMA, intermediate_size="missing").intermediate == 4 * 4096
+    assert read(LLAMA).gated
+    assert not read(LLAMA).parallel_residual
+
+
+def test_gpt_j_keeps_the_names_of_gpt_2() -> None:
+    config = read(GPT_J)
+    assert (config.hidden, config.layers, config.q_heads, config.kv_heads) == (4096, 28, 16, 16)
+    assert (config.head_dim, config.intermediate) == (256, 16384)
+    assert (config.gated, config.parallel_residual) == (False, True)
+    assert config.layer_weights["gate_up"] == 4096 * 16384
+    assert read(GPT_J, n_inner=1000).intermediate == 1000
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"hidden_size": "missing"}, "hidden_size or n_embd is missing"),
+        ({"num_hidden_layers": "missing"}, "num_hidden_layers or n_layer is missing"),
+        ({"num_attention_heads": "missing"}, "num_attention_heads or n_head is missing"),
+        ({"vocab_size": "missing"}, "vocab_size is missing"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'; a whole number from 1 is needed"),
+        ({"hidden_size": 4096.0}, "hidden_size is 4096.0"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8}, "head_dim is missing, and hidden_size 4096"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),
+        ({"num_local_experts": 8}, "num_local_experts is set; mixtures of experts are not modelled"),
+        ({"num_experts": 128}, "num_experts is set"),
+        ({"n_routed_experts": 64}, "n_routed_experts is set"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_by_key(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=f"^toy: .*{re.escape(says)}"):
+        read(LLAMA, **changed)
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[1]", "holds no JSON object")])
+def test_a_file_that_is_no_config_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    with pytest.raises(ModelError, match=rf"model\.json: {says}"):
+        load_config(path)
+    with pytest.raises(ModelError, match=r"gone\.json: cannot be read"):
+        load_config(tmp_path / "gone.json")
+    path.write_text(json.dumps(LLAMA))
+    assert load_config(path).name == "model"
+
+
+# -- sharding ------------------------------------------------------------------------------------
+
+TOY = DecoderConfig("toy", 48, 96, 3, 12, 4, 4, 100, tied_embeddings=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 12])
+def test_ranks_that_divide_everything_are_served(ranks: int) -> None:
+    assert why_not(TOY, ranks) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "ranks", "says"),
+    [
+        ({}, 5, "12 heads, which 5 ranks do not divide"),
+        ({}, 3, "4 KV heads, which can be neither split nor repeated over 3 ranks"),
+        ({}, 6, "4 KV heads, which can be neither split nor repeated over 6 ranks"),
+        ({"intermediate": 90}, 4, "90 MLP columns, which 4 ranks do not divide"),
+        ({"hidden": 50}, 4, "hidden size 50, which 4 ranks do not divide"),
+    ],
+)
+def test_ranks_that_do_not_divide_are_refused_with_a_reason(
+    changed: dict[str, Any], ranks: int, says: str
+) -> None:
+    config = replace(TOY, **changed)
+    assert why_not(config, ranks) == f"toy has {says}"
+    with pytest.raises(ModelError, match=says):
+        Decoder(config, ranks=ranks)
+
+
+def op(graph: Graph, name: str) -> Op:
+    (found,) = (o for o in graph.ops if o.name == name)
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "kv_heads"), [(1, 4), (2, 2), (4, 1), (12, 1)])
+def test_kv_heads_are_split_and_then_repeated(ranks: int, kv_heads: int) -> None:
+    model = Decoder(TOY, ranks=ranks)
+    assert op(model.before, "kv_append")["kv_heads"] == kv_heads
+    assert op(model.attend, "attention").at({"context": 9})["kv_heads"] == kv_heads
+    assert op(model.before, "qkv")["n"] == (12 // ranks + 2 * kv_heads) * 4
+    assert model.kv_bytes(10) == 2 * kv_heads * 4 * 2.0 * 3 * 10
+
+
+# -- work ----------------------------------------------------------------------------------------
+
+decoders = st.builds(
+    lambda style, ranks, batch, gated, parallel: Decoder(
+        replace(TOY, gated=gated, parallel_residual=parallel), ranks=ranks, batch=batch, style=style
+    ),
+    st.sampled_from(STYLES),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+)
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+
+
+def matmuls(graph: Graph) -> list[Op]:
+    return [part for o in graph.ops for part in (o, *o.parts) if part.kind == "matmul"]
+
+
+@fixed
+@given(decoders)
+def test_matmuls_of_all_ranks_do_two_operations_a_weight_and_token(model: Decoder) -> None:
+    """With as many ranks as KV heads at most, so that none is repeated."""
+    layer = matmuls(model.before + model.after)
+    weights = sum(model.config.layer_weights.values())
+    assert sum(o.work.flops for o in layer) * model.ranks == 2 * weights * model.batch
+    elements = sum(o["n"] * o["k"] for o in layer)
+    assert elements * model.ranks == weights
+    activations = sum(2.0 * o["m"] * (o["n"] + o["k"]) for o in layer)
+    assert sum(o.work.hbm_bytes for o in layer) == 2.0 * elements + activations
+
+
+@fixed
+@given(decoders)
+def test_the_head_does_two_operations_a_weight_and_token(model: Decoder) -> None:
+    (head,) = matmuls(model.head)
+    assert head.work.flops * model.ranks == 2 * model.config.vocab * model.config.hidden * model.batch
+
+
+def test_a_vocabulary_that_ranks_do_not_divide_is_padded() -> None:
+    model = Decoder(replace(TOY, vocab=101), ranks=4)
+    assert op(model.head, "lm_head")["n"] == 26
+    assert op(model.head, "logits_gather")["elements"] == 4 * 26
+
+
+@pytest.mark.parametrize(("ranks", "seen"), [(1, 100), (4, 100)])
+def test_what_is_chosen_from_is_what_was_gathered(ranks: int, seen: int) -> None:
+    assert op(Decoder(TOY, ranks=ranks).head, "sample")["vocab"] == seen
+
+
+@fixed
+@given(decoders, st.integers(1, 50))
+def test_attention_reads_its_cache_once(model: Decoder, context: int) -> None:
+    """4 operations for a query head, cached token and dimension; the cache, the query and the output."""
+    attention = op(model.attend, "attention").at({"context": context}).work
+    heads = model.batch * 12 // model.ranks
+    assert attention.flops == 4 * heads * context * 4
+    cache = model.kv_bytes(context) / model.config.layers
+    assert attention.hbm_bytes == cache + 2 * heads * 4 * 2
+    verified = op(model.speculate, "attention").at({"context": context}).work
+    assert verified.hbm_bytes == attention.hbm_bytes
+    assert verified.flops == attention.flops + 4 * heads * 4
+
+
+@fixed
+@given(decoders)
+def test_styles_move_the_same_bytes_or_fewer(model: Decoder) -> None:
+    """A layer over n ranks sends (n-1)/n of the residual stream four times (two sums, or two halves of
+    each); a parallel layer sums once. Fused, heads are gathered instead of the first sum."""
+    n, config = model.ranks, model.config
+    sent = sum(o.work.wire_bytes for o in (model.before + model.after).ops)
+    passes = 2 if config.parallel_residual else 4
+    if model.style == "fused_gather":
+        # Heads (12 * 4 wide, as wide as the stream) take the place of a reduce-scatter.
+        passes = 3 if config.parallel_residual else 4
+    assert sent == pytest.approx(passes * 2.0 * model.batch * config.hidden * (n - 1) / n)
+
+
+# Ops before attention, and after it, of a layer: on one rank, on several.
+COUNTS: dict[tuple[Style, bool, bool], tuple[tuple[int, int], tuple[int, int]]] = {
+    ("all_reduce", True, False): ((4, 7), (4, 9)),
+    ("scatter_gather", True, False): ((4, 8), (5, 11)),
+    ("fused_gather", True, False): ((4, 8), (5, 10)),
+    ("all_reduce", False, True): ((4, 5), (4, 6)),
+    ("scatter_gather", False, True): ((4, 5), (5, 6)),
+    ("fused_gather", False, True): ((4, 5), (5, 6)),
+}
+
+
+@pytest.mark.parametrize(("style", "gated", "parallel"), COUNTS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_token_has_its_layers_ops(
+    style: Style, gated: bool, parallel: bool, ranks: int, layers: int
+) -> None:
+    config = replace(TOY, layers=layers, gated=gated, parallel_residual=parallel)
+    model = Decoder(config, ranks=ranks, style=style)
+    before, after = COUNTS[style, gated, parallel][ranks > 1]
+    assert (len(model.before.ops), len(model.attend.ops), len(model.after.ops)) == (before, 1, after)
+    head = 3 + (ranks > 1)
+    assert len(model.token_step.ops) == 1 + layers * (before + 1 + after) + head
+    assert len(model.speculate.ops) == 1 + (ranks > 1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_graphs_of_a_layer_are_those_of_a_token(style: Style, ranks: int) -> None:
+    model = Decoder(TOY, ranks=ranks, style=style)
+    layer = (*model.before.ops, *model.attend.ops, *model.after.ops)
+    assert model.token_step.ops == (*model.embed.ops, *layer * TOY.layers, *model.head.ops)
+    assert model.first.ops == (*model.embed.ops, *model.before.ops)
+    assert model.between.ops == (*model.after.ops, *model.before.ops)
+    assert model.last.ops == (*model.after.ops, *model.head.ops)
+    assert model.token_step.reads == {"context"}
+
+
+def test_a_layer_in_parts_has_the_work_of_the_whole() -> None:
+    for style in STYLES:
+        whole, parts = (Decoder(TOY, ranks=2, style=style, parts=p) for p in (False, True))
+        bound = {"context": 9}
+        for graph, of_parts in (
+            (whole.before + whole.after, parts.after),
+            (whole.embed + whole.head, parts.head),
+        ):
+            (one,) = of_parts.ops
+            work = one.at(bound).work
+            assert work.flops == sum(o.work.flops for o in graph.ops)
+            assert work.hbm_bytes == sum(o.work.hbm_bytes for o in graph.ops)
+            assert work.wire_bytes == pytest.approx(sum(o.work.wire_bytes for o in graph.ops))
+        assert not parts.embed.ops + parts.before.ops
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_weights_take_their_bytes() -> None:
+    config = read(LLAMA)
+    assert Decoder(config).weight_bytes == 2.0 * config.parameters
+    assert Decoder(config, ranks=8).weight_bytes == 2.0 * config.parameters / 8
+    mixed = Dtypes(weights="fp8", each=(("gate", "bfp4"), ("lm_head", "bf16")))
+    layer = config.layer_weights
+    expected = 32 * (layer["qkv"] + layer["o"] + layer["down"] + 0.5625 * layer["gate_up"])
+    assert Decoder(config, dtypes=mixed).weight_bytes == expected + 2 * 2.0 * 128256 * 4096
+
+
+def test_a_cache_takes_its_bytes() -> None:
+    """Llama 3.1 8B: 128 KiB a token in bf16."""
+    config = read(LLAMA)
+    assert Decoder(config).kv_bytes(1) == 128 * 1024
+    assert Decoder(config, ranks=4, batch=3).kv_bytes(10) == 128 * 1024 * 10 * 3 / 4
+    assert Decoder(config, dtypes=Dtypes(kv="fp8")).kv_bytes(1) == 64 * 1024
