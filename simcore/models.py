@@ -277,7 +277,9 @@ class Decoder:
     @cached_property
     def weight_bytes(self) -> float:
         """Device memory that one rank's weights take."""
-        matrices = self.config.layer_weights
+        # KV heads that are repeated over ranks take their place on each.
+        width = (self._q_heads + 2 * self._kv_heads) * self.config.head_dim * self.ranks
+        matrices = self.config.layer_weights | {"qkv": self.config.hidden * width}
         layer = sum(
             elements * DTYPE_BYTES[self.dtypes.of("gate" if name == "gate_up" else name)]
             for name, elements in matrices.items()

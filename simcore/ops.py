@@ -130,11 +130,19 @@ class Publication:
 
 @dataclass(frozen=True)
 class Graph:
-    """A static list of ops: captured once on a GPU, priced once in the simulator, printable."""
+    """A static list of ops: captured once on a GPU, priced once in the simulator, printable.
+
+    Raises ValueError where it publishes from an op that it does not have, or from a collective.
+    """
 
     name: str
     ops: tuple[Op, ...]
     publishes: tuple[Publication, ...] = ()
+
+    def __post_init__(self) -> None:
+        for publication in self.publishes:
+            if not 0 <= publication.op < len(self.ops) or self.ops[publication.op].ranks > 1:
+                raise ValueError(f"graph {self.name}: {publication.signal} has to be published by a local op")
 
     @cached_property
     def meets(self) -> bool:

@@ -216,10 +216,12 @@ class SimMachine:
             then(self._env.timeout(self._busy_until_s - self._env.now), lambda _: action())
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
-        """A flag of this rank or of another."""
+        """A flag of this rank or of another. Raises ValueError where the latter is given a value."""
         flag = Flag(name, self.rank if rank is None else rank)
         if flag.rank == self.rank:
             self._sim.flags.setdefault(flag, initial)
+        elif initial:
+            raise ValueError(f"flag {name}: rank {self.rank} cannot say what rank {rank} begins with")
         return flag
 
     def signal(self, name: str, rank: int | None = None) -> Ticket:

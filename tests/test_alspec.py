@@ -85,9 +85,7 @@ def run_alspec(
     parts: bool = True,
     overlap: bool = False,
 ) -> Trace:
-    simulation = Simulation(
-        c.price(parts), mesh={"group": 2, "tensor": ranks}, outcomes={"hit": hits}
-    )
+    simulation = Simulation(c.price(parts), mesh={"group": 2, "tensor": ranks}, outcomes={"hit": hits})
     model = decoder(layers, ranks, parts)
     return simulation.run(lambda m: alspec(m, model, tokens=tokens, context=9, overlap_last_layer=overlap))
 
@@ -160,7 +158,7 @@ def divided_token(c: Costs, hits: list[bool]) -> float:
 patterns = st.lists(st.booleans(), min_size=1, max_size=10)
 
 
-@settings(fixed, max_examples=200)
+@settings(fixed, max_examples=100)
 @given(c=costs, hits=patterns)
 def test_a_divided_layer_exposes_the_first_part_before_attention(c: Costs, hits: list[bool]) -> None:
     token = latencies(run_alspec(c, lambda _, i: hits[i], len(hits), parts=False))[0]
@@ -172,7 +170,7 @@ def test_a_divided_layer_exposes_the_first_part_before_attention(c: Costs, hits:
 # -- the last layer ------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=80)
 @given(c=costs, hits=patterns)
 def test_overlapping_the_last_layer_gains_what_the_head_hides(c: Costs, hits: list[bool]) -> None:
     """One token: on a hit of the last layer, as much of its attention as outlasts the rest of the layer,
@@ -186,7 +184,7 @@ def test_overlapping_the_last_layer_gains_what_the_head_hides(c: Costs, hits: li
     assert plain - overlapped == pytest.approx(gain, rel=NEAR, abs=NEAR)
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(c=costs, layers=st.integers(1, 5), tokens=st.integers(1, 5), seed=st.integers(0, 99))
 def test_overlapping_the_last_layer_is_never_slower(c: Costs, layers: int, tokens: int, seed: int) -> None:
     ends = []
@@ -200,7 +198,7 @@ def test_overlapping_the_last_layer_is_never_slower(c: Costs, layers: int, token
 # -- what must hold whatever hits ----------------------------------------------------------------
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(
     c=costs,
     exchange=seconds,
@@ -227,7 +225,7 @@ def attending(trace: Trace, group: int) -> list[bool]:
     return holds
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(
     c=costs,
     layers=st.integers(1, 6),
@@ -289,9 +287,7 @@ class Ring:
 
 
 def run_ring(ring: Ring, hits: HitPattern, layers: int, tokens: int = 1) -> Trace:
-    simulation = Simulation(
-        ring.price(), mesh={"group": ring.groups}, outcomes={"hit": hits}
-    )
+    simulation = Simulation(ring.price(), mesh={"group": ring.groups}, outcomes={"hit": hits})
     return simulation.run(lambda m: alspec_pipelined(m, decoder(layers), tokens=tokens, context=9))
 
 
@@ -384,7 +380,7 @@ rings = st.builds(
 def test_the_ring_is_its_recursion() -> None:
     wasted: list[bool] = []
 
-    @settings(fixed, max_examples=300)
+    @settings(fixed, max_examples=200)
     @given(
         ring=rings,
         rate=st.floats(0.0, 1.0),
@@ -403,7 +399,7 @@ def test_the_ring_is_its_recursion() -> None:
     assert wasted.count(True) > 50
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(ring=rings, layers=st.integers(1, 8))
 def test_with_enough_groups_a_token_of_hits_takes_scenario_1(ring: Ring, layers: int) -> None:
     r = replace(ring, groups=layers + 1)
@@ -411,7 +407,7 @@ def test_with_enough_groups_a_token_of_hits_takes_scenario_1(ring: Ring, layers:
     assert token_ends(run_ring(r, lambda *_: True, layers)) == pytest.approx([expected], rel=NEAR)
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(ring=rings, hits=st.lists(st.booleans(), min_size=1, max_size=7))
 def test_with_enough_groups_void_work_delays_nothing(ring: Ring, hits: list[bool]) -> None:
     """Void work on the group k places on ends at s_i + attention + k (early + rest), which is when the
@@ -422,7 +418,7 @@ def test_with_enough_groups_void_work_delays_nothing(ring: Ring, hits: list[bool
     assert token_ends(run_ring(r, lambda _, i: hits[i], len(hits))) == pytest.approx([start + end], rel=NEAR)
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=40)
 @given(ring=rings, layers=st.integers(2, 8), data=st.data())
 def test_one_miss_costs_an_attention_less_its_early_part(
     ring: Ring, layers: int, data: st.DataObject
@@ -450,7 +446,7 @@ def test_with_few_groups_void_work_delays_what_comes_after() -> None:
     assert token_ends(trace) == [33.0]
 
 
-@settings(fixed, max_examples=400)
+@settings(fixed, max_examples=150)
 @given(
     ring=rings,
     rate=st.floats(0.0, 1.0),

@@ -252,7 +252,7 @@ def level_above_its_limit(trace: Trace) -> Iterator[Trace]:
 
 
 def good_traces() -> list[Trace]:
-    return [read_program(Random(seed).randbytes(160)).simulate() for seed in range(60)]
+    return [read_program(Random(seed).randbytes(160)).simulate() for seed in range(36)]
 
 
 @pytest.fixture(scope="module")
@@ -265,12 +265,12 @@ def test_a_broken_trace_is_caught_by_its_law(traces: list[Trace], law: str, muta
     tried = 0
     for number, trace in enumerate(traces):
         assert laws.violations(trace) == {}
-        for broken, _ in zip(mutation(trace), range(12), strict=False):
+        for broken, _ in zip(mutation(trace), range(8), strict=False):
             tried += 1
             assert law in laws.violations(broken), f"{mutation.__name__} of trace {number}"
             with pytest.raises(laws.LawError):
                 laws.enforce(broken)
-    assert tried >= 10
+    assert tried >= 6
 
 
 def test_rounding_breaks_no_law(traces: list[Trace]) -> None:

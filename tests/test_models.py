@@ -337,3 +337,13 @@ def test_a_cache_takes_its_bytes() -> None:
     assert Decoder(config).kv_bytes(1) == 128 * 1024
     assert Decoder(config, ranks=4, batch=3).kv_bytes(10) == 128 * 1024 * 10 * 3 / 4
     assert Decoder(config, dtypes=Dtypes(kv="fp8")).kv_bytes(1) == 64 * 1024
+
+
+@fixed
+@given(decoders, st.sampled_from([1, 2, 4, 12]))
+def test_weights_in_memory_are_those_that_matmuls_read(model: Decoder, ranks: int) -> None:
+    """Also where there are more ranks than KV heads, so that some are on several ranks."""
+    model = replace(model, ranks=ranks, config=replace(model.config, vocab=12 * 9))
+    layer = sum(2 * o["n"] * o["k"] for o in matmuls(model.before + model.after))
+    tables = 2 * 2 * model.config.vocab * model.config.hidden / ranks
+    assert model.weight_bytes == pytest.approx(model.config.layers * layer + tables)

@@ -23,7 +23,7 @@ fixed = settings(deadline=None, derandomize=True, database=None)
 # -- fair shares ---------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=300)
+@settings(fixed, max_examples=150)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
 def test_shares_are_max_min_fair(demands: list[float]) -> None:
     shares = max_min_shares(demands)
@@ -34,7 +34,7 @@ def test_shares_are_max_min_fair(demands: list[float]) -> None:
         assert share >= demand - 1e-12 or share >= max(shares) - 1e-12
 
 
-@settings(fixed, max_examples=300)
+@settings(fixed, max_examples=150)
 @given(st.lists(st.builds(Demand, st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=5))
 def test_rates_overbook_nothing_and_waste_nothing(running: list[Demand]) -> None:
     rates = max_min_rates(running)

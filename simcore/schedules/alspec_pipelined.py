@@ -8,8 +8,9 @@ exact attentions still run. With enough groups (scenario 1) and only hits a toke
     (layers - 1) * (early + rest) + max(early + rest, attention)
 
 With fewer (scenario 2) a layer waits until its group has finished the attention before. On a miss the
-group that finds it goes on with its exact result, and all that was built on the speculation is void: the
-token is late by one attention less its early part.
+group that finds it goes on with its exact result, and all that was built on the speculation is void. With
+more groups than layers void work is never in the way: a miss makes the token late by one attention less its
+early part. With fewer it can be, since what has been launched is not taken back.
 
 Decided on the host, from the verdict, by messages around the ring: a baton (go on from my layer) when an
 attention is launched, and for each baton later whether it stood on right ground.
