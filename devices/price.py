@@ -100,10 +100,27 @@ def pricer(
         if op.kind != "speculative_attention":
             return found
         assumed = profile.assumed.get("early_part") if profile else None
-        early_s = assumed.seconds if assumed else price(early_part(op)).seconds
-        return replace(found, early_s=min(early_s, found.seconds))
+        if assumed:
+            return replace(found, early_s=min(assumed.seconds, found.seconds))
+        return _with_early(found, price(early_part(op)))
 
     return price
+
+
+def _with_early(whole: Price, early: Price) -> Price:
+    """A price is to be trusted no more than its early part, which is what a hit waits for."""
+    seconds = min(early.seconds, whole.seconds)
+    if TRUST.index(early.source) <= TRUST.index(whole.source):
+        return replace(whole, early_s=seconds)
+    scale = whole.seconds / early.seconds if early.seconds > 0.0 else 1.0
+    return replace(
+        whole,
+        early_s=seconds,
+        low_s=min(whole.low_s, early.low_s * scale),
+        high_s=max(whole.high_s, early.high_s * scale),
+        source=early.source,
+        detail=f"{whole.detail}; its early part: {early.detail}",
+    )
 
 
 def _sum(parts: list[Price]) -> Price:

@@ -170,7 +170,10 @@ def load_profile(device: str, name_or_path: str) -> Profile:
         if "rows" in document:
             raise InputError(f"{path}: rows: they belong into ops.csv")
         document = {**document, "rows": _read_rows(path.parent / "ops.csv")}
-    return validated(Profile, document, str(path))
+    profile = validated(Profile, document, str(path))
+    if profile.device != device:
+        raise InputError(f"{path}: device: holds for {profile.device}, not {device}")
+    return profile
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:

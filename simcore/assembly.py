@@ -118,8 +118,12 @@ def _profile(
 
 def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) -> str | None:
     # A model of one's own may bear a catalogue name: what counts is that it is the same model.
-    same = config == load_config(MODELS / f"{profile.model}.json") if profile.model in model_names() else True
-    name = config.name if same else f"{config.name} with other dimensions"
+    name = config.name
+    if profile.model in model_names():
+        theirs = load_config(MODELS / f"{profile.model}.json")
+        same = replace(config, name=theirs.name) == theirs
+        if same or name == theirs.name:
+            name = theirs.name if same else f"{name} with other dimensions"
     reasons = (profile.applies_to(name, batch, profile.ranks[0]) for batch in scenario.batch)
     reason = next((reason for reason in reasons if reason), None)
     fixed = {"dtype", "dtypes"} & scenario.model_fields_set
@@ -134,13 +138,15 @@ def _hardware(
 ) -> Hardware:
     given = scenario.overheads.model_dump(exclude_none=True)
 
-    # One pricer a rank count and latency: it remembers the price of every op.
+    # One pricer for each: it remembers the price of every op.
     @cache
-    def price(ranks: int, latency_s: float | None) -> Pricer:
-        here = link
+    def price(ranks: int, latency_s: float | None, free: bool) -> Pricer:
+        here, measured = link, profile
+        if profile is not None and not free:
+            measured = replace(cast(Any, profile), assumed={})
         if link is not None and latency_s is not None:
             here = replace(cast(Any, link), latency_s=latency_s)
-        return pricer(spec, link=here, profile=profile, ranks=ranks)
+        return pricer(spec, link=here, profile=measured, ranks=ranks)
 
     def usable(ranks: int) -> str | None:
         if profile is not None and ranks not in profile.ranks:

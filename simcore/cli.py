@@ -87,7 +87,7 @@ def run(
     if as_json:
         rows = [flat(scenario.study, row) for row in outcome.rows]
         found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
-        typer.echo(json.dumps({**found, "comparison": comparison}, indent=1))
+        typer.echo(json.dumps({**found, "comparison": comparison}, indent=1, allow_nan=False))
     else:
         screen.show(outcome, comparison, target, quiet=quiet)
     typer.echo(f"{time.perf_counter() - begun_s:.1f} s", err=True)

@@ -119,9 +119,24 @@ def outside_layers_s(token: Token) -> float:
     return sum(piece.end_s - piece.start_s for piece in token.path if piece.name in OUTSIDE_NAMES)
 
 
+# Kinds that are priced as one and may hold collectives inside.
+WHOLE_KINDS = frozenset({"non_attention", "outside_layers"})
+
+
 def exposed_communication_s(by_kind: Mapping[str, float]) -> float:
-    """Seconds of the critical path in collectives, exchanges and puts."""
+    """Seconds of the critical path in collectives, exchanges and puts; a projection that is fused with its
+    all-gather counts whole."""
     return sum(seconds for kind, seconds in by_kind.items() if kind in COMMUNICATION_KINDS)
+
+
+def assumed_free(trace: Trace) -> frozenset[str]:
+    """Names of the ops of a run that are assumed to take no time."""
+    return frozenset(
+        priced.op.name
+        for span in trace.spans
+        for priced in span.ops
+        if priced.price.source == "assumed" and priced.price.seconds == 0.0
+    )
 
 
 def price_shares(trace: Trace) -> dict[SourceKind, float]:

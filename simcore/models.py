@@ -13,6 +13,9 @@ and outside the layers: embedding before the first, norm, LM head and greedy cho
     scatter_gather  reduce-scatter where Megatron reduces, all-gather before the next norm
     fused_gather    as scatter_gather, but heads are gathered inside the output projection
 
+With all_reduce the logits are gathered before the choice; with the others each rank chooses in its slice of
+the vocabulary, and the exchange of the winners is left out, as in the tables that these styles come from.
+
 What differs between accelerators' software (fused gate and up projections with all_reduce, separate
 ones otherwise) follows the style too.
 """
@@ -43,7 +46,8 @@ class ModelError(ValueError):
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder-only transformer. `gated`: the MLP has gate and up projections; `parallel_residual`:
-    attention and MLP read the same norm and are added together (GPT-J)."""
+    attention and MLP read the same norm and are added together (GPT-J); `qk_norm`: q and k of every head
+    are normed (Qwen3)."""
 
     name: str
     hidden: int
@@ -56,6 +60,7 @@ class DecoderConfig:
     tied_embeddings: bool
     gated: bool = True
     parallel_residual: bool = False
+    qk_norm: bool = False
 
     @property
     def layer_weights(self) -> dict[str, int]:
@@ -82,10 +87,18 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "q_heads": ("num_attention_heads", "n_head"),
     "vocab": ("vocab_size",),
 }
+# What is modelled. Anything else would be priced as a Llama without a word.
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gptj")
 # Attention and MLP side by side, MLP without a gate.
 _PARALLEL = ("gptj",)
-# What is known not to be a plain decoder: pricing it as one would be wrong without a word.
-_MIXTURE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_QK_NORM = ("qwen3",)
+_REFUSED: Mapping[str, str] = {
+    "num_local_experts": "mixtures of experts",
+    "num_experts": "mixtures of experts",
+    "n_routed_experts": "mixtures of experts",
+    "kv_lora_rank": "latent attention",
+    "sliding_window": "windowed attention",
+}
 
 
 def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderConfig:
@@ -94,9 +107,7 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
     Missing num_key_value_heads means as many as heads, missing head_dim hidden/heads, missing
     intermediate_size four times hidden. Raises ModelError, naming the key.
     """
-    for key in _MIXTURE_KEYS:
-        if config.get(key):
-            raise ModelError(f"{name}: {key} is set; mixtures of experts are not modelled")
+    _check_kind(name, config)
     found = {field_: _integer(name, config, keys) for field_, keys in _KEYS.items()}
     hidden, heads = found["hidden"], found["q_heads"]
     kv_heads = _integer(name, config, ("num_key_value_heads",), heads)
@@ -118,8 +129,20 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
         tied_embeddings=bool(config.get("tie_word_embeddings", True)),
         gated=not parallel,
         parallel_residual=parallel,
+        qk_norm=config["model_type"] in _QK_NORM,
         **found,
     )
+
+
+def _check_kind(name: str, config: Mapping[str, Any]) -> None:
+    for key, what in _REFUSED.items():
+        # Qwen2 names a window even where it is switched off.
+        off = key == "sliding_window" and config.get("use_sliding_window") is False
+        if config.get(key) and not off:
+            raise ModelError(f"{name}: {key} is set, but {what} cannot be modelled yet")
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ModelError(f"{name}: model_type is {kind!r} (allowed: {', '.join(MODEL_TYPES)})")
 
 
 def _integer(name: str, config: Mapping[str, Any], keys: tuple[str, ...], default: int | None = None) -> int:
@@ -154,7 +177,7 @@ class Dtypes:
     each: tuple[tuple[str, str], ...] = ()
 
     def of(self, matrix: str) -> str:
-        """Format of one weight matrix: qkv, o, gate, up, gate_up, down, lm_head, embedding."""
+        """Format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
         return dict(self.each).get(matrix, self.weights)
 
 
@@ -216,20 +239,27 @@ class Decoder:
     @cached_property
     def speculate(self) -> Graph:
         """Speculative attention: publishes the early part, finishes exactly, verifies."""
+        return self._speculate("speculate", self._attended)
+
+    @cached_property
+    def speculate_ahead(self) -> Graph:
+        """The same for a group that has met no other before: residual stream, K and V of the layer go with
+        the early part."""
+        return self._speculate("speculate_ahead", self._attended + self._residual_and_kv)
+
+    def _speculate(self, name: str, elements: int) -> Graph:
         attention = ops.speculative_attention(chunk=self.chunk, **self._attention_arguments())
+        # Two squared norms a sequence; each rank has those of its own heads.
         verify = self._meet(ops.all_reduce, "verify_reduce", 2 * self.batch, "fp32")
-        elements = self.batch * self._q_heads * self.config.head_dim
         hop = ops.put("speculated", elements=elements, axis=GROUP, dtype=self.dtypes.activation)
-        return Graph("speculate", (attention, *verify), (Publication(SPECULATED, 0, hop),))
+        return Graph(name, (attention, *verify), (Publication(SPECULATED, 0, hop),))
 
     @cached_property
     def receive(self) -> Graph:
         """Takes the speculated attention output of another group as this rank's x."""
-        width = self._q_heads * self.config.head_dim
-        return Graph(
-            "receive",
-            (ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation),),
-        )
+        width = self._attended // self.batch
+        op = ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation)
+        return Graph("receive", (op,))
 
     @cached_property
     def after(self) -> Graph:
@@ -269,24 +299,36 @@ class Decoder:
         return replace(step + self.head, name="token_step")
 
     def exchange(self, groups: int) -> Graph:
-        """All-gather of priorities, with the residual stream, between the groups of a speculation."""
-        return _exchange(self.batch * self.config.hidden, groups, self.dtypes.activation)
+        """All-gather of priorities between the groups of a speculation, with the residual stream and the
+        layer's new K and V, which a group that idled has not computed."""
+        op = ops.exchange_priority(
+            elements=self._residual_and_kv, ranks=groups, axis=GROUP, dtype=self.dtypes.activation
+        )
+        return Graph("exchange", (op,))
 
     # -- memory --------------------------------------------------------------------------------------
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Device memory that one rank's weights take."""
-        # KV heads that are repeated over ranks take their place on each.
-        width = (self._q_heads + 2 * self._kv_heads) * self.config.head_dim * self.ranks
-        matrices = self.config.layer_weights | {"qkv": self.config.hidden * width}
-        layer = sum(
-            elements * DTYPE_BYTES[self.dtypes.of("gate" if name == "gate_up" else name)]
-            for name, elements in matrices.items()
-        )
-        tables = 1 if self.config.tied_embeddings else 2
-        outside = tables * self.config.vocab * self.config.hidden * DTYPE_BYTES[self.dtypes.of("lm_head")]
-        return (self.config.layers * layer + outside) / self.ranks
+        """Device memory that one rank's weights take: its slice of each matrix, the embedding whole (its
+        lookup is not split), KV heads that are repeated over ranks on each."""
+        config, hidden = self.config, self.config.hidden
+        columns = config.intermediate // self.ranks
+        heads = (self._q_heads + 2 * self._kv_heads) * config.head_dim
+        layer = {
+            "qkv": hidden * heads,
+            "o": self._q_heads * config.head_dim * hidden,
+            "gate": hidden * columns if config.gated else 0,
+            "up": hidden * columns,
+            "down": columns * hidden,
+        }
+        outside = {"embedding": config.vocab * hidden}
+        if not config.tied_embeddings:
+            outside["lm_head"] = math.ceil(config.vocab / self.ranks) * hidden
+        return config.layers * self._bytes(layer) + self._bytes(outside)
+
+    def _bytes(self, elements: Mapping[str, int]) -> float:
+        return sum(count * DTYPE_BYTES[self.dtypes.of(name)] for name, count in elements.items())
 
     def kv_bytes(self, context: int) -> float:
         """Device memory that one rank's KV cache takes at a context length."""
@@ -306,6 +348,17 @@ class Decoder:
     @property
     def _scattered(self) -> bool:
         return self.style != "all_reduce"
+
+    @property
+    def _attended(self) -> int:
+        """Elements of one rank's attention output."""
+        return self.batch * self._q_heads * self.config.head_dim
+
+    @property
+    def _residual_and_kv(self) -> int:
+        """Elements of one rank's residual stream and of its new K and V of one layer."""
+        width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
+        return self.batch * (width + 2 * self._kv_heads * self.config.head_dim)
 
     def _meet(self, kind: Any, name: str, elements: int, dtype: str | None = None) -> tuple[Op, ...]:
         """A collective over the tensor axis, or nothing on one rank."""
@@ -362,11 +415,18 @@ class Decoder:
             *self._gather("attn_gather"),
             self._norm("attn_norm"),
             self._matmul("qkv", width, config.hidden),
+            *self._qk_norm(),
             ops.rotary(tokens=self.batch, head_dim=config.head_dim, dtype=act, **heads),
             ops.kv_append(
                 tokens=self.batch, kv_heads=self._kv_heads, head_dim=config.head_dim, dtype=self.dtypes.kv
             ),
         )
+
+    def _qk_norm(self) -> tuple[Op, ...]:
+        if not self.config.qk_norm:
+            return ()
+        rows = self.batch * (self._q_heads + self._kv_heads)
+        return (ops.norm("qk_norm", tokens=rows, hidden=self.config.head_dim, dtype=self.dtypes.activation),)
 
     def _after(self) -> tuple[Op, ...]:
         if self.config.parallel_residual:
@@ -397,10 +457,13 @@ class Decoder:
         inputs: tuple[Op, ...]
         if not config.gated:
             inputs = (self._matmul("up", width, config.hidden),)
-        elif self._scattered:
+        elif self._scattered or self.dtypes.of("gate") != self.dtypes.of("up"):
             inputs = tuple(self._matmul(name, width, config.hidden) for name in ("gate", "up"))
         else:
-            inputs = (self._matmul("gate_up", 2 * width, config.hidden),)
+            both = ops.matmul(
+                "gate_up", m=self.batch, n=2 * width, k=config.hidden, dtype=self.dtypes.of("gate")
+            )
+            inputs = (both,)
         act = ops.activation(tokens=self.batch, width=width, gated=config.gated, dtype=self.dtypes.activation)
         return (*inputs, act, self._matmul("down", config.hidden, width))
 
@@ -417,8 +480,3 @@ class Decoder:
             *gathered,
             ops.sample(tokens=self.batch, vocab=seen, dtype=self.dtypes.activation),
         )
-
-
-def _exchange(elements: int, groups: int, dtype: str) -> Graph:
-    op = ops.exchange_priority(elements=elements, ranks=groups, axis=GROUP, dtype=dtype)
-    return Graph("exchange", (op,))

@@ -411,9 +411,9 @@ def all_reduce(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -
 
 
 def exchange_priority(*, elements: int, ranks: int, axis: str, dtype: str) -> Op:
-    """All-gather of the priority vector p, with the residual stream of the rank that holds it
-    (ALSpec Algorithm 2 and its footnote 2). `elements`: the residual stream's."""
-    return _collective("exchange_priority", "exchange", elements, ranks, axis, dtype, _one_pass)
+    """All-gather of the priority vector p, with the residual stream and the new K and V of the rank that
+    holds them, written in place (ALSpec Algorithm 2 and its footnote 2). `elements`: what one rank gives."""
+    return _collective("exchange_priority", "exchange", elements * ranks, ranks, axis, dtype, _one_pass)
 
 
 def _put(op: Op) -> Work:

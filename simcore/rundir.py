@@ -54,10 +54,7 @@ def written_whole(target: Path) -> Iterator[Path]:
         yield draft
         draft.chmod(0o755)
         if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-            target.rename(old / "old")
-            draft.rename(target)
-            shutil.rmtree(old)
+            _replace(target, draft)
         else:
             draft.rename(target)
     except BaseException:
@@ -66,6 +63,19 @@ def written_whole(target: Path) -> Iterator[Path]:
             if path.exists() and not any(path.iterdir()):
                 path.rmdir()
         raise
+
+
+def _replace(target: Path, draft: Path) -> None:
+    """Puts a draft in the place of an earlier run, which stays where it is if that fails."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    target.rename(aside / "old")
+    try:
+        draft.rename(target)
+    except BaseException:
+        (aside / "old").rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write(
@@ -110,7 +120,7 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def save(target: Path, write_files: Callable[[Path], None]) -> None:

@@ -182,7 +182,7 @@ class DecodeScenario(_Strict):
 
 
 Scenario = DecodeScenario
-DTYPE_KEYS = ("qkv", "o", "gate", "up", "gate_up", "down", "lm_head", "embedding", "kv")
+DTYPE_KEYS = ("qkv", "o", "gate", "up", "down", "lm_head", "embedding", "kv")
 
 
 def json_schema() -> dict[str, Any]:
@@ -205,6 +205,9 @@ def load_scenario(path: Path, settings: Sequence[str] = ()) -> Scenario:
 
 def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
     """A scenario from the content of a file. Raises InputError."""
+    for key in document:
+        if not isinstance(key, str):
+            raise InputError(f"{where}: {key!r} is no field: a field is a word")
     study = document.get("study")
     if study != "decode":
         found = "is missing" if "study" not in document else f"is {study!r}"
@@ -276,10 +279,10 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     kept: list[str] = []
     for i, part in enumerate(location):
         tagged = i > 0 and (isinstance(location[i - 1], int) or location[i - 1] == "hits")
-        if isinstance(part, int):
+        if isinstance(part, int) and kept:
             kept[-1] += f"[{part}]"
         elif not (tagged and part in tags):
-            kept.append(part)
+            kept.append(str(part))
     return kept
 
 

@@ -41,6 +41,8 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
     """Prints a run: its table, how it compares, warnings, and the answer last, where the eye is."""
     console = Console(highlight=False, soft_wrap=False)
     if quiet:
+        for warning in outcome.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         console.print(escape(outcome.answer), soft_wrap=True)
         return
     console.print(_table(outcome))

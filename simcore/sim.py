@@ -87,7 +87,7 @@ class Simulation:
         self.overheads = overheads or Overheads()
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
-        self.loops: list[tuple[int, simpy.Process]] = []
+        self.loops: list[tuple[int, str, simpy.Process]] = []
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
         self._price = price
@@ -97,6 +97,7 @@ class Simulation:
         self._alarms = [0] * world
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
+        self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
@@ -116,7 +117,7 @@ class Simulation:
             self.env.run()
         stuck = [f"program of rank {rank}" for rank, host in enumerate(hosts) if host.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
-        stuck += [f"loop of rank {rank}" for rank, loop in self.loops if loop.is_alive]
+        stuck += [f"{what} of rank {rank}" for rank, what, process in self.loops if process.is_alive]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
@@ -165,6 +166,9 @@ class Simulation:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
         for replay in range(1 if burst else launch.repeat):
+            if replay:
+                # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+                yield self.env.timeout(0.0)
             if launch.stopped:
                 break
             if launch.when is not None and not holds(launch.when, self.value_of):
@@ -259,7 +263,7 @@ class Simulation:
         self, stream: _Stream, launch: Launch, segment: Segment, cause: Cause, replay: int
     ) -> CauseSteps:
         op = segment.ops[0].op
-        members = layout.members(self.mesh, launch.rank, op.axis)
+        members = self._members(launch.rank, op.axis)
         meeting = self._meeting(op, stream, launch.rank, members)
         meeting.arrived.append(launch.rank)
         meeting.latest = latest(meeting.latest, cause)
@@ -276,6 +280,12 @@ class Simulation:
         )  # fmt: skip
         return Cause(id_, self.env.now)
 
+    def _members(self, rank: int, axis: str) -> tuple[int, ...]:
+        key = (rank, axis)
+        if key not in self._groups:
+            self._groups[key] = layout.members(self.mesh, rank, axis)
+        return self._groups[key]
+
     def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
         """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
         if len(members) != op.ranks:
@@ -288,7 +298,7 @@ class Simulation:
         if turn == len(meetings):
             meetings.append(_Meeting(next(self._ids), op, self.env.event()))
         other = meetings[turn].op
-        if (other.kind, other.name, other.shape) != (op.kind, op.name, op.shape):
+        if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
             raise MismatchError(
                 f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
             )

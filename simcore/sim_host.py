@@ -67,6 +67,8 @@ class SimTicket:
     def finish(self, end: Cause) -> None:
         """Done: whoever waits goes on."""
         self.end = end
+        # What is done cannot be stopped; and ticket and launch no longer hold each other.
+        self.stopper = None
         if self._event is not None:
             self._event.succeed()
 
@@ -304,12 +306,13 @@ class SimMachine:
             ticket.ran = 1
             ticket.finish(Cause(self._host.span, self._env.now, host=True))
 
-        self._sim.loops.append((self.rank, self._env.process(loop())))
+        self._sim.loops.append((self.rank, "loop", self._env.process(loop())))
         return ticket
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
         """Notes when the host has come here and the tickets are done."""
-        self._env.process(self._mark(name, after, Cause(self._host.span, self.now(), host=True)))
+        marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
+        self._sim.loops.append((self.rank, f"mark {name!r}", self._env.process(marking)))
 
     def _mark(self, name: str, after: Sequence[Ticket], now: Cause) -> Steps:
         cause = now

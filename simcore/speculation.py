@@ -20,7 +20,7 @@ Deviations have the unit of delta, whatever norm that is; the constants have non
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -121,22 +121,26 @@ class CountHits:
     """Exactly `hits` of `layers` speculations hit in every token, as evenly spread as integers allow:
     from one hit to the next it is never more than ceil(layers / hits) layers.
 
-    The paper's latency formula counts hits in this way (ALSpec appendix F). Raises ValueError where
+    The paper's latency formula counts hits in this way (ALSpec appendix F). `shift` moves the pattern to
+    earlier layers, around the end: without it the last layer hits wherever any does. Raises ValueError where
     `hits` is not an integer from 0 to `layers`, or where a layer is asked for that is not there.
     """
 
     hits: int
     layers: int
+    shift: int = 0
 
     def __post_init__(self) -> None:
         _check_count("layers", self.layers, 1)
+        _check_count("shift", self.shift)
         _check_count("hits", self.hits, 0, self.layers)
 
     def __call__(self, token: int, layer: int) -> bool:
         """Whether the speculation of this token and layer, both counted from 0, hits."""
         _check_count("token", token)
         _check_count("layer", layer, 0, self.layers - 1)
-        return (layer + 1) * self.hits // self.layers > layer * self.hits // self.layers
+        place = (layer + self.shift) % self.layers
+        return (place + 1) * self.hits // self.layers > place * self.hits // self.layers
 
 
 def hit_draws(rate: float, layers: int, rounding: Rounding = "floor") -> list[tuple[float, HitPattern]]:
@@ -164,6 +168,23 @@ def hit_draws(rate: float, layers: int, rounding: Rounding = "floor") -> list[tu
     if low == high:
         return [(1.0, CountHits(low, layers))]
     return [(high - count, CountHits(low, layers)), (count - low, CountHits(high, layers))]
+
+
+def balanced(draws: Sequence[tuple[float, HitPattern]]) -> list[tuple[float, HitPattern]]:
+    """Counted draws in which the last layer hits as often as the others do: with weight hits / layers.
+
+    That layer counts more than others where its attention overlaps the LM head. Other patterns pass as
+    they are.
+    """
+    found: list[tuple[float, HitPattern]] = []
+    for weight, pattern in draws:
+        if not isinstance(pattern, CountHits) or pattern.hits in (0, pattern.layers):
+            found.append((weight, pattern))
+            continue
+        share = pattern.hits / pattern.layers
+        found.append((weight * share, replace(pattern, shift=0)))
+        found.append((weight * (1.0 - share), replace(pattern, shift=1)))
+    return found
 
 
 # -- what an accepted speculation may cost -------------------------------------------------------

@@ -2,7 +2,7 @@
 what comes out of a run.
 
     error_pct  = 100 * (predicted - reference) / reference
-    crossing   = the smallest argument at which a difference changes its sign, by bisection between two
+    crossing   = an argument at which a difference changes its sign, by bisection between two
                  neighbours of a grid that see different signs, to within 1 %
 """
 
@@ -105,19 +105,21 @@ def compare(
     A figure that the profile in use was derived from (`fitted_by`) has the role "fitted": agreement with it
     is no evidence.
     """
-    found = {_key(row.axes, row.metric): row for row in rows if row.value is not None and not row.op_kind}
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row.value is not None and not row.op_kind:
+            found.setdefault(_key(row.axes, row.metric), []).append(row)
     table = []
     for line in published:
         rate = round(float(line["hit_rate"]), 9) if line["hit_rate"] else None
         numbers = tuple(int(line[name]) for name in ("ranks", "groups", "context_tokens", "batch"))
-        row = found.get((line["strategy"], *numbers, rate, line["metric"]))
-        if row is None or row.value is None:
-            continue
         reference = float(line["value"])
         fitted = bool(profile) and line.get("fitted_by") == profile
-        table.append(
+        # Variants that differ in what no published figure tells (chunk, overlap) are a line each.
+        table += [
             {
                 "strategy": line["strategy"],
+                "label": row.axes.label,
                 **dict(zip(("ranks", "groups", "context_tokens", "batch"), numbers, strict=True)),
                 "hit_rate": rate,
                 "metric": line["metric"],
@@ -127,7 +129,9 @@ def compare(
                 "role": "fitted" if fitted else line["role"],
                 "source": line["source"],
             }
-        )
+            for row in found.get((line["strategy"], *numbers, rate, line["metric"]), [])
+            if row.value is not None
+        ]
     return table
 
 
@@ -138,15 +142,19 @@ def _key(axes: Axes, metric: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where a gain turns positive: `at` (None where it does not turn) and whether it is positive at the
-    low end already."""
+    """Where a gain changes its sign, in ascending order, and whether it is positive at the low end."""
 
-    at: float | None
+    places: tuple[float, ...]
     ahead_at_low: bool
+
+    @property
+    def at(self) -> float | None:
+        """The first place, or None where there is none."""
+        return self.places[0] if self.places else None
 
 
 def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:
-    """The first argument at which a gain changes its sign, on a grid of ascending arguments.
+    """The arguments at which a gain changes its sign, one at most between two neighbours of a grid.
 
     `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
     positive, the first may be 0.
@@ -155,11 +163,12 @@ def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bo
     3.0
     """
     gains = [gain(x) for x in grid]
-    ahead = gains[0] > 0.0
-    for i in range(1, len(grid)):
-        if (gains[i] > 0.0) != ahead:
-            return Crossing(_bisect(gain, grid[i - 1], grid[i], ahead, whole), ahead)
-    return Crossing(None, ahead)
+    places = [
+        _bisect(gain, grid[i - 1], grid[i], gains[i - 1] > 0.0, whole)
+        for i in range(1, len(grid))
+        if (gains[i] > 0.0) != (gains[i - 1] > 0.0)
+    ]
+    return Crossing(tuple(places), gains[0] > 0.0)
 
 
 def _bisect(gain: Callable[[float], float], low: float, high: float, ahead: bool, whole: bool) -> float:

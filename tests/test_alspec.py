@@ -440,7 +440,9 @@ def test_with_few_groups_void_work_delays_what_comes_after() -> None:
     r = Ring(early=1.0, attention=10.0, rest=1.0, first=1.0, last=1.0, groups=2)
     trace = run_ring(r, lambda _, layer: layer != 1, 4)
     attended = {
-        (s.rank, s.start_s, s.end_s) for s in trace.spans if s.graph == "speculate" and s.stream == "main"
+        (s.rank, s.start_s, s.end_s)
+        for s in trace.spans
+        if s.graph == "speculate_ahead" and s.stream == "main"
     }
     assert attended == {(0, 1.0, 11.0), (1, 3.0, 13.0), (0, 12.0, 22.0), (1, 14.0, 24.0), (0, 23.0, 33.0)}
     assert token_ends(trace) == [33.0]

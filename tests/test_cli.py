@@ -15,6 +15,7 @@ from simcore.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
+N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
 SMALL = ["--set", "crossover=[]", "--set", "context_tokens=1024"]
 FILES = {
     "scenario.yaml",
@@ -95,6 +96,10 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["run", QUICK, "--set", "batch=8", "--set", "profile=alspec-tables"], "holds for batch 1, not 8"),
         (["run", QUICK, "--set", "strategies.0.ranks=3"], "32 heads, which 3 ranks do not divide"),
         (["run", QUICK, "--set", "strategies.0.ranks=16"], "has ranks 1, 2, 4, 8, not 16"),
+        (
+            ["run", QUICK, "--set", "device=h200-sxm", "--set", f"profile={N150}"],
+            "holds for n150, not h200-sxm",
+        ),
         (["run", QUICK, "--set", "published=[alspec]"], "unknown set of figures 'alspec'"),
         (["run", QUICK, "--set", "model=nowhere.json"], "nowhere.json: cannot be read"),
         (["run", QUICK, "--set", "dtype=fp8", "--set", "profile=alspec-tables"], "leave out dtype"),

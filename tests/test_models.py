@@ -26,6 +26,7 @@ from simcore.ops import Graph, Op
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 LLAMA = {
+    "model_type": "llama",
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
@@ -121,9 +122,16 @@ def test_gpt_j_keeps_the_names_of_gpt_2() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_attention_heads": 24, "num_key_value_heads": 8}, "head_dim is missing, and hidden_size 4096"),
         ({"num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),
-        ({"num_local_experts": 8}, "num_local_experts is set; mixtures of experts are not modelled"),
+        (
+            {"num_local_experts": 8},
+            "num_local_experts is set, but mixtures of experts cannot",
+        ),
         ({"num_experts": 128}, "num_experts is set"),
         ({"n_routed_experts": 64}, "n_routed_experts is set"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank is set, but latent attention cannot be modelled yet"),
+        ({"sliding_window": 4096}, "sliding_window is set"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2' (allowed: llama, mistral, qwen2, qwen3, gptj)"),
+        ({"model_type": "missing"}, "model_type is None"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_by_key(changed: dict[str, Any], says: str) -> None:
@@ -324,11 +332,35 @@ def test_a_layer_in_parts_has_the_work_of_the_whole() -> None:
 def test_weights_take_their_bytes() -> None:
     config = read(LLAMA)
     assert Decoder(config).weight_bytes == 2.0 * config.parameters
-    assert Decoder(config, ranks=8).weight_bytes == 2.0 * config.parameters / 8
+    # The embedding's lookup is not split: each rank has the whole table.
+    table = 128256 * 4096
+    assert Decoder(config, ranks=8).weight_bytes == 2.0 * ((config.parameters - table) / 8 + table)
+    tied = replace(config, tied_embeddings=True)
+    assert Decoder(tied, ranks=8).weight_bytes == 2.0 * ((config.parameters - 2 * table) / 8 + table)
     mixed = Dtypes(weights="fp8", each=(("gate", "bfp4"), ("lm_head", "bf16")))
     layer = config.layer_weights
-    expected = 32 * (layer["qkv"] + layer["o"] + layer["down"] + 0.5625 * layer["gate_up"])
-    assert Decoder(config, dtypes=mixed).weight_bytes == expected + 2 * 2.0 * 128256 * 4096
+    gate_and_up = (0.5625 + 1.0) * layer["gate_up"] / 2
+    expected = 32 * (layer["qkv"] + layer["o"] + layer["down"] + gate_and_up)
+    assert Decoder(config, dtypes=mixed).weight_bytes == expected + (2.0 + 1.0) * table
+
+
+def test_gate_and_up_of_different_formats_are_two_projections() -> None:
+    config = read(LLAMA)
+    fused = Decoder(config, dtypes=Dtypes(each=(("gate", "fp8"), ("up", "fp8"))))
+    assert [(op.name, op.dtype) for op in matmuls_of(fused)] == [("gate_up", "fp8")]
+    split = Decoder(config, dtypes=Dtypes(each=(("gate", "fp8"),)))
+    assert [(op.name, op.dtype) for op in matmuls_of(split)] == [("gate", "fp8"), ("up", "bf16")]
+
+
+def matmuls_of(model: Decoder) -> list[Op]:
+    return [op for op in model.after.ops if op.name in ("gate", "up", "gate_up")]
+
+
+def test_qwen3_norms_q_and_k_of_every_head() -> None:
+    model = Decoder(load_config(MODELS / "qwen3-32b.json"), ranks=8)
+    norm = next(op for op in model.before.ops if op.name == "qk_norm")
+    assert (norm["tokens"], norm["hidden"]) == (64 // 8 + 8 // 8, 128)
+    assert not any(op.name == "qk_norm" for op in Decoder(read(LLAMA)).before.ops)
 
 
 def test_a_cache_takes_its_bytes() -> None:
@@ -345,5 +377,6 @@ def test_weights_in_memory_are_those_that_matmuls_read(model: Decoder, ranks: in
     """Also where there are more ranks than KV heads, so that some are on several ranks."""
     model = replace(model, ranks=ranks, config=replace(model.config, vocab=12 * 9))
     layer = sum(2 * o["n"] * o["k"] for o in matmuls(model.before + model.after))
-    tables = 2 * 2 * model.config.vocab * model.config.hidden / ranks
+    table = 2 * model.config.vocab * model.config.hidden
+    tables = table / ranks + table
     assert model.weight_bytes == pytest.approx(model.config.layers * layer + tables)

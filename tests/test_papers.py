@@ -92,12 +92,39 @@ def alspec(ranks: int, hits: str) -> str:
 
 
 def test_overlapping_the_last_layer_gains_and_never_loses() -> None:
-    strategy = alspec(2, '"kind": "rate", "value": [0.5, 1.0]')
+    strategy = alspec(2, '"kind": "rate", "value": [0.0, 0.5, 1.0]')
     outcome, _ = ran("quickstart.yaml", "crossover=[]", "tokens=3", "baseline=null", strategy)
     gains = [row.value for row in outcome.rows if row.metric == "overlap_gain_s"]
-    assert len(gains) == 8
+    assert len(gains) == 12
     assert all(gain is not None and gain > -1e-12 for gain in gains)
     assert max(gain for gain in gains if gain is not None) > 1e-5
+
+
+def test_where_nothing_hits_nothing_overlaps() -> None:
+    """On a device whose exchanges cost something, too."""
+    outcome, _ = ran("h200/alspec_long_context.yaml", "crossover=[]", "context_tokens=1048576",
+                     "baseline=null", alspec(4, '"kind": "rate", "value": [0.0, 0.5]'))  # fmt: skip
+    gains = {row.axes.hit_rate: row.value for row in outcome.rows if row.metric == "overlap_gain_s"}
+    assert gains[0.0] == pytest.approx(0.0, abs=1e-12)
+    assert gains[0.5] is not None
+    assert gains[0.5] > 1e-6
+
+
+def test_what_a_profile_takes_as_free_is_priced_beside() -> None:
+    outcome, _ = ran("quickstart.yaml", "crossover=[]", "context_tokens=1024")
+    latency = values(outcome, "token_latency_s")
+    priced = values(outcome, "latency_if_priced_s")
+    assert priced["alspec", 4, 1024] > latency["alspec", 4, 1024] + 32 * 15e-6
+    assert latency["alspec", 4, 1024] < latency["tensor_parallel", 4, 1024] < priced["alspec", 4, 1024]
+    assert any("takes as free: exchange, receive" in warning for warning in outcome.warnings)
+    assert "loses to tensor parallelism at 1,024 tokens" in outcome.answer
+
+
+def test_what_is_fused_hides_its_communication_and_says_so() -> None:
+    outcome, _ = ran("papers/alspec_h100_table3.yaml")
+    rows = [row for row in outcome.rows if row.metric == "exposed_communication_s"]
+    assert rows
+    assert all(row.value is None and "non_attention" in row.source for row in rows)
 
 
 def test_at_a_crossover_both_are_equally_fast() -> None:

@@ -112,6 +112,11 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
         load_scenario(file)
 
 
+def test_a_field_is_a_word() -> None:
+    with pytest.raises(InputError, match="1 is no field"):
+        parse_scenario({**GOOD, 1: 2}, "x.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text", "a: [1\n", "a: &x [*x]\n"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "odd.yaml"

@@ -13,6 +13,7 @@ from simcore.speculation import (
     HitPattern,
     LayerHits,
     RateHits,
+    balanced,
     high_probability_bound,
     hit_draws,
     linear_bound,
@@ -331,3 +332,15 @@ def test_unbiased_errors_exceed_the_bound_more_rarely_than_allowed() -> None:
 def test_refusals_name_the_argument(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         call()
+
+
+def test_balanced_draws_let_the_last_layer_hit_as_often_as_the_others() -> None:
+    for hits, layers in ((0, 8), (1, 8), (5, 8), (8, 8), (20, 32)):
+        draws = balanced([(1.0, CountHits(hits, layers))])
+        assert sum(weight for weight, _ in draws) == pytest.approx(1.0)
+        for _, pattern in draws:
+            assert sum(pattern(0, layer) for layer in range(layers)) == hits
+        often = [sum(weight * pattern(0, layer) for weight, pattern in draws) for layer in range(layers)]
+        assert often[-1] == pytest.approx(hits / layers)
+    random = RateHits(0.5, 1)
+    assert balanced([(1.0, random)]) == [(1.0, random)]

@@ -144,7 +144,7 @@ def test_a_ring_of_hits_attends_every_layer_once(layers: int, tokens: int, group
         name: n
         for name, n in {
             "embed+before": tokens,
-            "speculate": tokens * layers,
+            "speculate_ahead": tokens * layers,
             "receive": tokens * layers,
             "after+before": tokens * (layers - 1),
             "after+head": tokens,

@@ -6,14 +6,14 @@ result of a case = sum over its draws of weight * what the run gave, per token
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Any
 
 from simcore import laws, metrics
 from simcore.machine import Machine, Overheads, Program
 from simcore.models import GROUP, TENSOR, Decoder, DecoderConfig, Dtypes, Style
-from simcore.ops import Pricer, Roofline
+from simcore.ops import Pricer, Roofline, SourceKind
 from simcore.scenario import DecodeScenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
@@ -28,15 +28,15 @@ from simcore.trace import Trace
 class Hardware:
     """What a study has to know of the device, put together where the scenario is resolved.
 
-    `price(ranks, link_latency_s)`: prices at a tensor-parallel rank count, and at another start-up
-    latency of the link if one is given. `link_latency_s`: the link's own, None where collectives are
-    priced by a profile. `max_devices`: how many the link connects. `usable(ranks)`: why
-    the device's profile cannot serve so many ranks, or None. `chunk`: tokens of the first and of the
-    last part that a speculative attention attends over early.
+    `price(ranks, link_latency_s, free)`: prices at a tensor-parallel rank count, at another start-up
+    latency of the link if one is given, and with or without what the profile assumes to be free.
+    `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
+    many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
+    `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     """
 
     name: str
-    price: Callable[[int, float | None], Pricer]
+    price: Callable[[int, float | None, bool], Pricer]
     roofline: Roofline
     overheads: Overheads
     memory_bytes: float
@@ -73,13 +73,17 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One point of the study; its axes name a context."""
+    """One point of the study; its axes name a context.
+
+    `free`: what the profile assumes to take no time does take none; else it is priced by link and roofline.
+    """
 
     axes: Axes
     hits: Hits | None
     chunk: int
     overlap: bool = True
     link_latency_s: float | None = None
+    free: bool = True
 
     @property
     def context(self) -> int:
@@ -89,8 +93,25 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """What one simulation gave, averaged over its tokens. Seconds per token. `free`: ops that were assumed
+    to take no time."""
+
+    latency_s: float
+    low_s: float
+    high_s: float
+    by_kind: Mapping[str, float]
+    attention_s: float
+    outside_s: float
+    price_shares: Mapping[SourceKind, float]
+    free: frozenset[str]
+    tokens: tuple[metrics.Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What the runs of a case gave, averaged by weight. Seconds per token."""
+    """What the runs of a case gave, averaged by weight; fields as in Run. `interval` says what low and high
+    are; `steps` are the tokens of the last run."""
 
     latency_s: float
     low_s: float
@@ -100,7 +121,8 @@ class Result:
     attention_s: float
     outside_s: float
     price_shares: Mapping[str, float]
-    tokens: tuple[metrics.Token, ...]
+    free: frozenset[str]
+    steps: tuple[metrics.Token, ...]
 
 
 @dataclass
@@ -111,19 +133,24 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     results: dict[Case, Result] = field(default_factory=dict)
+    runs: dict[tuple[Case, HitPattern], Run] = field(default_factory=dict)
+    models: dict[tuple[int, int, int], Decoder] = field(default_factory=dict)
 
     def model(self, case: Case) -> Decoder:
         """The model, sharded as a case needs it."""
-        ranks = case.axes.ranks
-        return Decoder(
-            self.config,
-            ranks=ranks,
-            batch=case.axes.batch,
-            dtypes=self.hardware.dtypes,
-            style=self.hardware.style(ranks),
-            chunk=case.chunk,
-            parts=self.hardware.parts,
-        )
+        ranks, batch = case.axes.ranks, case.axes.batch
+        key = (ranks, batch, case.chunk)
+        if key not in self.models:
+            self.models[key] = Decoder(
+                self.config,
+                ranks=ranks,
+                batch=batch,
+                dtypes=self.hardware.dtypes,
+                style=self.hardware.style(ranks),
+                chunk=case.chunk,
+                parts=self.hardware.parts,
+            )
+        return self.models[key]
 
     def program(self, case: Case) -> Callable[[Machine], Program]:
         """The schedule of a case, ready to be run on any machine."""
@@ -136,11 +163,18 @@ class Bench:
         return lambda m: alspec_pipelined(m, model, **arguments)
 
     def run(self, case: Case) -> Result:
-        """The result of a case, simulated once."""
+        """The result of a case; no simulation is made twice."""
         if case not in self.results:
             draws = case.hits.draws if case.hits else ((1.0, no_hits),)
-            self.results[case] = _average([(w, *self._simulate(case, p)) for w, p in draws], case)
+            self.results[case] = _average([(w, self._run(case, p)) for w, p in draws], case)
         return self.results[case]
+
+    def _run(self, case: Case, pattern: HitPattern) -> Run:
+        # Counted hits come back at many rates: what a run gives depends on its pattern alone.
+        same = replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
+        if (same, pattern) not in self.runs:
+            self.runs[same, pattern] = _summary(self._simulate(case, pattern))
+        return self.runs[same, pattern]
 
     def repeatable(self, case: Case) -> bool:
         """Law 8 on one case: simulated again, it leaves the same bytes."""
@@ -148,12 +182,11 @@ class Bench:
 
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
-        pattern = case.hits.draws[-1][1] if case.hits else no_hits
-        return self._simulate(case, pattern)[0]
+        return self._simulate(case, case.hits.draws[-1][1] if case.hits else no_hits)
 
-    def _simulate(self, case: Case, pattern: HitPattern) -> tuple[Trace, list[metrics.Token]]:
+    def _simulate(self, case: Case, pattern: HitPattern) -> Trace:
         simulation = Simulation(
-            self.hardware.price(case.axes.ranks, case.link_latency_s),
+            self.hardware.price(case.axes.ranks, case.link_latency_s, case.free),
             mesh=mesh_of(case.axes),
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
@@ -161,7 +194,7 @@ class Bench:
         )
         trace = simulation.run(self.program(case))
         laws.enforce(trace)
-        return trace, metrics.tokens(trace)
+        return trace
 
 
 def mesh_of(axes: Axes) -> dict[str, int]:
@@ -185,28 +218,48 @@ def _student_t(freedom: int) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-def _average(runs: Sequence[tuple[float, Trace, list[metrics.Token]]], case: Case) -> Result:
+def _summary(trace: Trace) -> Run:
+    tokens = metrics.tokens(trace)
     by_kind: dict[str, float] = defaultdict(float)
-    shares: dict[str, float] = defaultdict(float)
-    latencies, lows, highs, attention_s, outside_s = [], 0.0, 0.0, 0.0, 0.0
-    for weight, trace, tokens in runs:
-        latencies.append(mean(token.latency_s for token in tokens))
-        for token in tokens:
-            part = weight / len(tokens)
-            for kind, seconds in token.by_kind().items():
-                by_kind[kind] += part * seconds
-            low_s, high_s = metrics.interval(trace, token)
-            lows, highs = lows + part * low_s, highs + part * high_s
-            attention_s += part * metrics.attention_s(token)
-            outside_s += part * metrics.outside_layers_s(token)
-        for source, share in metrics.price_shares(trace).items():
-            shares[source] += weight * share
-    latency_s = sum(run[0] * latency for run, latency in zip(runs, latencies, strict=True))
-    low_s, high_s, interval = lows, highs, "90 % price interval"
+    for token in tokens:
+        for kind, seconds in token.by_kind().items():
+            by_kind[kind] += seconds / len(tokens)
+    intervals = [metrics.interval(trace, token) for token in tokens]
+    return Run(
+        mean(token.latency_s for token in tokens),
+        mean(low_s for low_s, _ in intervals),
+        mean(high_s for _, high_s in intervals),
+        dict(by_kind),
+        mean(metrics.attention_s(token) for token in tokens),
+        mean(metrics.outside_layers_s(token) for token in tokens),
+        metrics.price_shares(trace),
+        metrics.assumed_free(trace),
+        tuple(tokens),
+    )
+
+
+def _average(runs: Sequence[tuple[float, Run]], case: Case) -> Result:
+    def weighted(value: Callable[[Run], float]) -> float:
+        return sum(weight * value(run) for weight, run in runs)
+
+    kinds = dict.fromkeys(kind for _, run in runs for kind in run.by_kind)
+    sources = dict.fromkeys(source for _, run in runs for source in run.price_shares)
+    latency_s = weighted(lambda run: run.latency_s)
+    low_s, high_s = weighted(lambda run: run.low_s), weighted(lambda run: run.high_s)
+    interval = "90 % price interval"
     if case.hits is not None and case.hits.random and len(runs) > 1:
-        half = _student_t(len(runs) - 1) * stdev(latencies) / math.sqrt(len(runs))
-        low_s, high_s, interval = latency_s - half, latency_s + half, f"95 % over {len(runs)} replicas"
+        spread_s = stdev(run.latency_s for _, run in runs)
+        half_s = _student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
+        low_s, high_s, interval = latency_s - half_s, latency_s + half_s, f"95 % over {len(runs)} replicas"
     return Result(
-        latency_s, low_s, high_s, interval, dict(by_kind), attention_s, outside_s, dict(shares),
-        tuple(runs[-1][2]),
-    )  # fmt: skip
+        latency_s,
+        low_s,
+        high_s,
+        interval,
+        {kind: weighted(lambda run, kind=kind: run.by_kind.get(kind, 0.0)) for kind in kinds},  # type: ignore[misc]
+        weighted(lambda run: run.attention_s),
+        weighted(lambda run: run.outside_s),
+        {name: weighted(lambda run, name=name: run.price_shares.get(name, 0.0)) for name in sources},  # type: ignore[misc]
+        frozenset().union(*(run.free for _, run in runs)),
+        runs[-1][1].tokens,
+    )

@@ -12,6 +12,7 @@ from simcore.decode.bench import Bench, Case, HitRow, Hits
 from simcore.files import InputError
 from simcore.models import why_not
 from simcore.scenario import (
+    MOST_RUNS,
     AlSpec,
     AlSpecPipelined,
     DecodeScenario,
@@ -24,7 +25,7 @@ from simcore.scenario import (
 )
 from simcore.speculation import LayerHits as LayerPattern
 from simcore.speculation import RateHits as RatePattern
-from simcore.speculation import hit_draws
+from simcore.speculation import balanced, hit_draws
 from simcore.study import Axes
 
 # Groups of plain two-group speculation.
@@ -58,7 +59,7 @@ def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: H
     if draw == "random":
         draws = tuple((1.0 / len(seeds), RatePattern(rate, seed)) for seed in seeds)
         return Hits(rate, draws, True, f"{rate:.1%} of the layers, drawn at random{origin}", row)
-    counted = tuple(hit_draws(rate, layers, draw))
+    counted = tuple(balanced(hit_draws(rate, layers, draw)))
     text = f"{rate:.1%} of {layers} layers, counted ({draw}){origin}"
     return Hits(rate, counted, False, text, row)
 
@@ -103,6 +104,8 @@ def cases(bench: Bench, tables: Sequence[HitRow]) -> list[Case]:
         _check(bench, scenario.baseline.ranks, 1, "baseline")
         here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
         found += [case for case in here if case not in found]
+    if len(found) > MOST_RUNS:
+        raise InputError(f"the lists multiply into {len(found):,} runs; at most {MOST_RUNS:,} are allowed")
     if len(set(found)) < len(found):
         twice = next(case.axes.label for case in found if found.count(case) > 1)
         raise InputError(f"strategies: {twice} is given twice")

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from simcore.decode.bench import Bench, Case, Hits
 from simcore.decode.cases import rival_of
-from simcore.speculation import hit_draws
+from simcore.speculation import balanced, hit_draws
 from simcore.study import Axes, Crossing, Row, crossing
 
 # Where crossings are searched: hit rates from none to all, link latencies from 0.1 us to 1 ms.
-RATE_GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+RATE_GRID = (0.0, 0.5, 1.0)
 LATENCY_GRID_S = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
 
@@ -71,7 +71,7 @@ def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
         seen.add(axes)
 
         def gain(rate: float, case: Case = case) -> float:
-            draws = tuple(hit_draws(rate, bench.config.layers, "fractional"))
+            draws = tuple(balanced(hit_draws(rate, bench.config.layers, "fractional")))
             hits = Hits(rate, draws, False, "")
             return _gain(bench, replace(case, hits=hits, axes=replace(case.axes, hit_rate=rate)))
 
@@ -96,7 +96,15 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
 
 
 def _phrase(where: Crossing, unit: str, searched: str) -> str:
-    if where.at is None:
+    if not where.places:
         return f"ALSpec is {'ahead' if where.ahead_at_low else 'behind'} everywhere from {searched}"
-    shown = {"tokens": f"{where.at:,.0f} tokens", "s": f"{where.at * 1e6:.3g} us", "": f"{where.at:.1%} hits"}
-    return f"ALSpec is {'ahead below' if where.ahead_at_low else 'ahead from'} {shown[unit]}"
+    at = [_shown(place, unit) for place in where.places]
+    # Between the first and the second place, the third and the fourth, and so on, who is ahead differs
+    # from who is ahead at the low end.
+    spans = [f"from {low} to {high}" for low, high in zip(at[::2], at[1::2], strict=False)]
+    spans += [f"from {at[-1]} on"] if len(at) % 2 else []
+    return f"ALSpec is {'behind' if where.ahead_at_low else 'ahead'} {' and '.join(spans)} ({searched})"
+
+
+def _shown(place: float, unit: str) -> str:
+    return {"tokens": f"{place:,.0f} tokens", "s": f"{place * 1e6:.3g} us", "": f"{place:.1%} hits"}[unit]

@@ -1,22 +1,24 @@
-"""From the cases of a decode scenario to its figures and its answer.
+"""From the cases of a decode scenario to its figures.
 
 speed-up = latency of the baseline / latency, at the same context and batch
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from simcore import metrics
-from simcore.decode.bench import Bench, Case, HitRow, mesh_of, no_hits
+from simcore.decode.answer import answer, fit_warnings, source_warnings, sources
+from simcore.decode.bench import Bench, Case, HitRow, Result, mesh_of, no_hits
 from simcore.decode.cases import cases, does_not_fit, rival_of
 from simcore.decode.crossover import crossovers
 from simcore.decode.timeline import shown_case, timeline
 from simcore.files import InputError
 from simcore.laws import LawError
+from simcore.ops import Pricer
 from simcore.speculation import high_probability_bound, worst_case_bound
-from simcore.study import Outcome, Row
+from simcore.study import Axes, Outcome, Row
 
 Progress = Callable[[int, int], None]
 
@@ -26,26 +28,27 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     wanted = cases(bench, tables)
     reasons = {case: does_not_fit(bench, case) for case in wanted}
     fitting = [case for case in wanted if reasons[case] is None]
-    warnings = _fit_warnings(reasons)
+    warnings = fit_warnings(reasons)
     if not fitting:
         raise InputError(f"{bench.scenario.name}: nothing fits; {warnings[0]}")
     for done, case in enumerate(fitting):
         progress(done, len(fitting))
         bench.run(case)
     progress(len(fitting), len(fitting))
-    if not bench.repeatable(fitting[0]):
-        raise LawError(f"repeatability: {fitting[0].axes.label} gives other bytes when it is run again")
+    shown = shown_case(fitting)
+    for case in {fitting[0], shown}:
+        if not bench.repeatable(case):
+            raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
     baseline = {(c.context, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
     rows = [row for case in fitting for row in _rows(bench, case, baseline)]
     crossings = crossovers(bench, fitting)
-    shown = shown_case(fitting)
     return Outcome(
         rows=rows + crossings,
-        answer=_answer(bench, fitting, baseline, crossings),
-        warnings=warnings + _source_warnings(bench, fitting),
+        answer=answer(bench, fitting, baseline, crossings),
+        warnings=warnings + source_warnings(bench, fitting),
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
-        sources=_sources(bench, fitting),
+        sources=sources(bench, fitting),
         steps=[step for case in fitting for step in _steps(bench, case)],
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
         trace=bench.trace(shown),
@@ -73,13 +76,24 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     yield Row(axes, "attention_s_per_layer", result.attention_s / layers, "s")
     rest_s = latency_s - result.attention_s - result.outside_s
     yield Row(axes, "non_attention_s_per_layer", rest_s / layers, "s")
-    yield Row(axes, "exposed_communication_s", metrics.exposed_communication_s(result.by_kind), "s")
+    yield _communication(axes, result)
     for source, part in shares:
         yield Row(axes, "price_share", part, "", op_kind=source)
     reference = baseline.get((case.context, axes.batch))
     if reference is not None:
         yield Row(axes, "speedup_over_baseline", bench.run(reference).latency_s / latency_s, "x")
     yield from _speculation_rows(bench, case)
+
+
+def _communication(axes: Axes, result: Result) -> Row:
+    inside = sorted(result.by_kind.keys() & metrics.WHOLE_KINDS)
+    if inside and axes.ranks > 1:
+        why = f"inside {', '.join(inside)}, which the profile has as a whole"
+        return Row(axes, "exposed_communication_s", None, "s", source=why)
+    seconds = metrics.exposed_communication_s(result.by_kind)
+    fused = "all_gather_matmul" in result.by_kind
+    source = "with the projection that all_gather_matmul holds" if fused else ""
+    return Row(axes, "exposed_communication_s", seconds, "s", source=source)
 
 
 def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
@@ -92,7 +106,13 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
         yield Row(axes, "speedup_over_tensor_parallel", speedup, "x", source=f"against {rival.axes.label}")
     if axes.strategy == "alspec" and case.overlap:
         serial = bench.run(replace(case, overlap=False))
-        yield Row(axes, "overlap_gain_s", serial.latency_s - result.latency_s, "s")
+        gain_s = serial.latency_s - _exchange_s(bench, case) - result.latency_s
+        yield Row(axes, "overlap_gain_s", gain_s, "s", source="less the exchange at which both groups meet")
+    if result.free:
+        priced = bench.run(replace(case, free=False))
+        why = f"{', '.join(sorted(result.free))} by link and roofline; the profile takes them as free"
+        low_s, high_s = priced.low_s, priced.high_s
+        yield Row(axes, "latency_if_priced_s", priced.latency_s, "s", low_s, high_s, why)
     yield Row(axes, "verification_s", _verification_s(bench, case), "s", source="per layer")
     row = case.hits.published
     if row is not None:
@@ -101,7 +121,9 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
         yield Row(axes, "hits_score", row.score, "", source=source)
         yield Row(axes, "baseline_score", row.baseline_score, "", source=source)
         for name, bound, text in _bounds(bench, row.threshold):
-            yield Row(axes, name, bound, "x", source=f"{source}; {text}")
+            value = bound if isfinite(bound) else None
+            beyond = "" if isfinite(bound) else "; beyond any number"
+            yield Row(axes, name, value, "x", source=f"{source}; {text}{beyond}")
 
 
 def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
@@ -117,15 +139,24 @@ def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
 
 def _verification_s(bench: Bench, case: Case) -> float:
     """What a layer's speculative attention costs beyond a plain one (ALSpec section 3.4)."""
-    model, price = bench.model(case), bench.hardware.price(case.axes.ranks, case.link_latency_s)
+    model, price = bench.model(case), _price(bench, case)
     sizes = {"context": case.context}
     speculative = sum(price(op.at(sizes)).seconds for op in model.speculate.ops)
     return speculative - sum(price(op.at(sizes)).seconds for op in model.attend.ops)
 
 
+def _exchange_s(bench: Bench, case: Case) -> float:
+    price = _price(bench, case)
+    return sum(price(op).seconds for op in bench.model(case).exchange(case.axes.groups).ops)
+
+
+def _price(bench: Bench, case: Case) -> Pricer:
+    return bench.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
+
+
 def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     axes = case.axes
-    for token in bench.run(case).tokens:
+    for token in bench.run(case).steps:
         yield {
             "label": axes.label,
             "context_tokens": axes.context_tokens,
@@ -135,100 +166,6 @@ def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
             "start_s": token.start_s,
             "end_s": token.end_s,
         }
-
-
-def _sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
-    total: dict[str, float] = defaultdict(float)
-    for case in fitting:
-        result = bench.run(case)
-        for source, share in result.price_shares.items():
-            total[source] += share * result.latency_s
-    whole = sum(total.values())
-    return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
-
-
-def _fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
-    """One line for each context and batch at which something does not fit."""
-    found: dict[tuple[int, int], dict[str, str]] = {}
-    for case, reason in reasons.items():
-        if reason:
-            found.setdefault((case.context, case.axes.batch), {})[case.axes.label] = reason
-    return [
-        f"at {context:,} tokens{'' if batch == 1 else f' and batch {batch:,}'} these do not fit into memory: "
-        + "; ".join(f"{label} ({reason})" for label, reason in labels.items())
-        for (context, batch), labels in found.items()
-    ]
-
-
-def _source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
-    found = []
-    far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
-    worst, case = max(far, key=lambda pair: pair[0])
-    if worst > most:
-        count = sum(share > most for share, _ in far)
-        found.append(
-            f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated"
-            f" prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
-        )
-    unmeasured = _sources(bench, fitting).get("roofline", 0.0)
-    if unmeasured > 0.5:
-        found.append(
-            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
-            f" {bench.hardware.name}"
-        )
-    return found
-
-
-def _answer(
-    bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case], found: Sequence[Row]
-) -> str:
-    context = max(case.context for case in fitting)
-    batch = max(case.axes.batch for case in fitting if case.context == context)
-    here = [c for c in fitting if (c.context, c.axes.batch) == (context, batch)]
-    best = min(here, key=lambda case: bench.run(case).latency_s)
-    latency_s = bench.run(best).latency_s
-    rate = "" if best.axes.hit_rate is None else f" with {best.axes.hit_rate:.1%} hits"
-    text = (
-        f"At {context:,} tokens of context{'' if batch == 1 else f' and batch {batch}'}, {best.axes.label}"
-        f" of {bench.hardware.name}{rate} is fastest: {latency_s * 1e3:.2f} ms a token"
-    )
-    text += _against(bench, best, here, baseline.get((context, batch)))
-    ends = _where_it_ends(bench, fitting, best, found)
-    return f"{text}{ends}."
-
-
-def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | None) -> str:
-    latency_s = bench.run(best).latency_s
-    if reference is not None and reference != best:
-        return f", {bench.run(reference).latency_s / latency_s:.2f}x the speed of {reference.axes.label}"
-    others = [case for case in here if case.axes.label != best.axes.label]
-    if not others:
-        return ""
-    second = min(others, key=lambda case: bench.run(case).latency_s)
-    return f", {bench.run(second).latency_s / latency_s:.2f}x the speed of {second.axes.label}"
-
-
-def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Row]) -> str:
-    """At which contexts another one is faster, and where the search for crossings found an end."""
-    label, ends = best.axes.label, []
-    winners: dict[int, str] = {}
-    for context in sorted({case.context for case in fitting if case.axes.batch == best.axes.batch}):
-        same = [c for c in fitting if (c.context, c.axes.batch) == (context, best.axes.batch)]
-        winners[context] = min(same, key=lambda case: bench.run(case).latency_s).axes.label
-    lost = [context for context, winner in winners.items() if winner != label]
-    if lost:
-        ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
-    elif len(winners) > 1:
-        ends.append(f"it is the fastest from {min(winners):,} tokens on")
-    for row in found:
-        here = (row.axes.label, row.axes.batch, row.axes.context_tokens)
-        if (
-            row.metric == "crossover_hit_rate"
-            and here == (label, best.axes.batch, best.context)
-            and row.value
-        ):
-            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices overtakes it")
-    return "".join(f"; {end}" for end in ends)
 
 
 def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> list[str]:

@@ -12,6 +12,9 @@ group that finds it goes on with its exact result, and all that was built on the
 more groups than layers void work is never in the way: a miss makes the token late by one attention less its
 early part. With fewer it can be, since what has been launched is not taken back.
 
+The early part takes the residual stream and the layer's new K and V along. The groups further round the ring
+get K and V later, which is not modelled: they need them a token later.
+
 Decided on the host, from the verdict, by messages around the ring: a baton (go on from my layer) when an
 attention is launched, and for each baton later whether it stood on right ground.
 """
@@ -98,7 +101,9 @@ def _go_on(
     missed = m.flag("missed")
     while True:
         verdict = Verdict("hit", (token, layer), yes=0, no=1)
-        attention = m.launch(model.speculate, sizes={"context": context + token}, sets={missed: verdict})
+        attention = m.launch(
+            model.speculate_ahead, sizes={"context": context + token}, sets={missed: verdict}
+        )
         m.send("ring", Baton(token, layer), following)
         if not exact and known is None:
             known = yield m.recv("ground")

@@ -1,0 +1,144 @@
+"""What a decode study says in words: its answer, and what to be warned of."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from simcore.decode.bench import Bench, Case
+from simcore.study import Row
+
+# The first and last tokens that ALSpec's Tables 1 and 2 speculate on (section 5.1).
+PUBLISHED_CHUNK = 128
+
+
+def answer(
+    bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case], found: Sequence[Row]
+) -> str:
+    """Which strategy wins at the longest context, by how much, and where it stops winning: one sentence."""
+    context = max(case.context for case in fitting)
+    batch = max(case.axes.batch for case in fitting if case.context == context)
+    here = [c for c in fitting if (c.context, c.axes.batch) == (context, batch)]
+    best = min(here, key=lambda case: bench.run(case).latency_s)
+    latency_s = bench.run(best).latency_s
+    rate = "" if best.axes.hit_rate is None else f" with {best.axes.hit_rate:.1%} hits"
+    text = (
+        f"At {context:,} tokens of context{'' if batch == 1 else f' and batch {batch}'}, {best.axes.label}"
+        f" of {bench.hardware.name}{rate} is fastest: {latency_s * 1e3:.2f} ms a token"
+    )
+    text += _against(bench, best, here, baseline.get((context, batch)))
+    ends = _where_it_ends(bench, fitting, best, found)
+    return f"{text}{ends}{_if_priced(bench, best, fitting)}."
+
+
+def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | None) -> str:
+    others = [case for case in here if case.axes.label != best.axes.label]
+    if reference is None or reference == best:
+        reference = min(others, key=lambda case: bench.run(case).latency_s, default=None)
+    if reference is None:
+        return ""
+    ratio = bench.run(reference).latency_s / bench.run(best).latency_s
+    close = ratio < 1.005
+    return f", {'hardly faster than' if close else f'{ratio:.2f}x the speed of'} {reference.axes.label}"
+
+
+def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> str:
+    """What becomes of a speculative winner where what its profile takes as free is priced."""
+    if best.hits is None or not bench.run(best).free - {"sample"}:
+        return ""
+    lost = []
+    for case in fitting:
+        if (case.axes.label, case.hits, case.axes.batch) == (best.axes.label, best.hits, best.axes.batch):
+            rivals = [
+                bench.run(other).latency_s
+                for other in fitting
+                if other.hits is None and (other.context, other.axes.batch) == (case.context, case.axes.batch)
+            ]
+            if rivals and min(rivals) < bench.run(replace(case, free=False)).latency_s:
+                lost.append(case.context)
+    priced_ms = bench.run(replace(best, free=False)).latency_s * 1e3
+    text = (
+        f"; the profile takes its own communication as free: priced by the link it needs {priced_ms:.2f} ms"
+    )
+    return text + (f" and loses to tensor parallelism at {_tokens(lost)}" if lost else "")
+
+
+def _tokens(contexts: Sequence[int]) -> str:
+    return ", ".join(f"{context:,}" for context in sorted(contexts)) + " tokens"
+
+
+def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Row]) -> str:
+    """At which contexts another one is faster, and where the search for crossings found an end."""
+    label, ends = best.axes.label, []
+    winners: dict[int, str] = {}
+    for context in sorted({case.context for case in fitting if case.axes.batch == best.axes.batch}):
+        same = [c for c in fitting if (c.context, c.axes.batch) == (context, best.axes.batch)]
+        winners[context] = min(same, key=lambda case: bench.run(case).latency_s).axes.label
+    lost = [context for context, winner in winners.items() if winner != label]
+    if lost:
+        ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
+    elif len(winners) > 1:
+        ends.append(f"it is the fastest from {min(winners):,} tokens on")
+    for row in found:
+        here = (row.axes.label, row.axes.batch, row.axes.context_tokens)
+        if (
+            row.metric == "crossover_hit_rate"
+            and here == (label, best.axes.batch, best.context)
+            and row.value
+        ):
+            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices overtakes it")
+    return "".join(f"; {end}" for end in ends)
+
+
+def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
+    """Share of the predicted device time of all cases by where its price comes from."""
+    total: dict[str, float] = defaultdict(float)
+    for case in fitting:
+        result = bench.run(case)
+        for source, share in result.price_shares.items():
+            total[source] += share * result.latency_s
+    whole = sum(total.values())
+    return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
+
+
+def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
+    """One line for each context and batch at which something does not fit."""
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for case, reason in reasons.items():
+        if reason:
+            found.setdefault((case.context, case.axes.batch), {})[case.axes.label] = reason
+    return [
+        f"at {context:,} tokens{'' if batch == 1 else f' and batch {batch:,}'} these do not fit into memory: "
+        + "; ".join(f"{label} ({reason})" for label, reason in labels.items())
+        for (context, batch), labels in found.items()
+    ]
+
+
+def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
+    """What to warn of in the prices: extrapolation, no measurement, what is taken as free, hit rates that
+    were measured otherwise."""
+    found = []
+    far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
+    worst, case = max(far, key=lambda pair: pair[0])
+    if worst > most:
+        count = sum(share > most for share, _ in far)
+        found.append(
+            f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated"
+            f" prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
+        )
+    unmeasured = sources(bench, fitting).get("roofline", 0.0)
+    if unmeasured > 0.5:
+        found.append(
+            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
+            f" {bench.hardware.name}"
+        )
+    free = sorted(frozenset().union(*(bench.run(case).free for case in fitting)) - {"sample"})
+    if free:
+        names = ", ".join(free)
+        found.append(f"the profile takes as free: {names} (latency_if_priced_s has them priced)")
+    chunks = {case.chunk for case in fitting if case.hits is not None and case.hits.published}
+    if chunks - {PUBLISHED_CHUNK}:
+        found.append(
+            f"the published hit rates hold for chunks of {PUBLISHED_CHUNK} tokens, not"
+            f" {', '.join(map(str, sorted(chunks - {PUBLISHED_CHUNK})))}"
+        )
+    return found
