@@ -58,6 +58,14 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         Definition("Share of all other ops", "critical-path seconds in the other ops / latency"),
     ),
     (
+        "latency_if_priced_s",
+        Definition(
+            "Latency if nothing is free",
+            "latency with every op that the profile assumes to take no time priced by link and roofline",
+            "Exchange of priorities, the put of the speculated attention, its receipt, the sum of the norms.",
+        ),
+    ),
+    (
         "attention_s_per_layer",
         Definition(
             "Attention and the rest, per layer",
@@ -285,6 +293,7 @@ TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("attention_share", "attention", percent),
     ("exposed_communication_s", "exposed communication", duration),
     ("overlap_gain_s", "overlap gain", duration),
+    ("latency_if_priced_s", "if nothing is free", milliseconds),
 ]
 
 

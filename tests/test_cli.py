@@ -16,7 +16,8 @@ from simcore.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
 N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
-SMALL = ["--set", "crossover=[]", "--set", "context_tokens=1024"]
+SETTINGS = ("crossover=[]", "context_tokens=1024", "strategies.1.ranks=2", "strategies.1.hits.value=0.5")
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 FILES = {
     "scenario.yaml",
     "results.csv",
@@ -77,7 +78,7 @@ def test_results_are_tidy(here: Path) -> None:
 
 
 def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("run", QUICK, "--on", "tape", *SMALL, "--set", "strategies.1.ranks=2") == 0
+    assert call("run", QUICK, "--on", "tape", *SMALL) == 0
     out = capsys.readouterr().out
     assert "rank 3  main  speculate: attention verify_reduce" in out
     assert list(here.iterdir()) == []

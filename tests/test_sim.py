@@ -607,6 +607,45 @@ def test_stop_ends_at_the_next_boundary(machine: Contract, signalled: bool) -> N
     machine.run(program)
 
 
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_stop_at_a_boundary_takes_effect_there(machine: Contract, signalled: bool) -> None:
+    """Whether or not the replays are a burst."""
+    graph = sends("s", 10, signal="go") if signalled else toys("s", 10)
+
+    def program(m: Machine) -> Program:
+        ticket = m.launch(graph, repeat=9)
+        yield m.recv("in", timeout_s=0.3)
+        ticket.stop()
+        yield m.wait(ticket)
+        assert ticket.ran == 3
+
+    machine.run(program)
+
+
+def test_a_mark_of_what_never_comes_is_a_deadlock(machine: Contract) -> None:
+    def program(m: Machine) -> Program:
+        m.mark("lost", [m.signal("never")])
+        yield m.wait()
+
+    with pytest.raises(DeadlockError, match="mark 'lost' of rank 0"):
+        machine.run(program)
+
+
+def test_who_begins_with_what_is_each_ranks_own_affair(machine: Contract) -> None:
+    def program(m: Machine) -> Program:
+        m.flag("f", rank=m.along("tensor", 1), initial=1)
+        yield m.wait()
+
+    with pytest.raises(ValueError, match="flag f: rank 0 cannot say what rank 1 begins with"):
+        machine.run(program, mesh={"tensor": 2})
+
+
+def test_a_collective_publishes_nothing() -> None:
+    away = Publication("go", 0, put("p", elements=1, axis="tensor", dtype="bf16"))
+    with pytest.raises(ValueError, match="go has to be published by a local op"):
+        Graph("g", (meet("m", 1, 2),), (away,))
+
+
 def test_a_stop_of_what_is_done_changes_nothing(machine: Contract) -> None:
     def program(m: Machine) -> Program:
         ticket = m.launch(toys("s", 10), repeat=2)
