@@ -15,10 +15,14 @@ from pydantic.dataclasses import dataclass
 
 from simcore.files import (
     STRICT,
+    Bytes,
     Count,
     InputError,
-    NonNegative,
-    Positive,
+    Name,
+    PerSecond,
+    Seconds,
+    Share,
+    Spread,
     read_yaml,
     unknown_name,
     validated,
@@ -50,9 +54,9 @@ SOURCED = (
 class Efficiency:
     """The share of a datasheet rate that kernels reach, 0 to 1; `low` and `high` bound 90 % of them."""
 
-    value: Positive
-    low: Positive
-    high: Positive
+    value: Share
+    low: Share
+    high: Share
     source: str
 
     def __post_init__(self) -> None:
@@ -73,12 +77,12 @@ class Link:
 
     kind: str
     topology: Topology
-    bytes_per_s: Positive
-    latency_s: NonNegative
-    setup_s: NonNegative
-    step_s: NonNegative
-    per_peer_s: NonNegative
-    relative_error: NonNegative
+    bytes_per_s: PerSecond
+    latency_s: Seconds
+    setup_s: Seconds
+    step_s: Seconds
+    per_peer_s: Seconds
+    relative_error: Spread
     max_devices: Count
     algorithms: tuple[Algorithm, ...]
     source: str
@@ -103,17 +107,17 @@ class DeviceSpec:
     other figures to where they come from.
     """
 
-    name: str
+    name: Name
     vendor: str
     description: str
-    memory_bytes: Positive
-    hbm_bytes_per_s: Positive
-    l2_bytes: Positive
-    flops_per_s: dict[str, Positive]
+    memory_bytes: Bytes
+    hbm_bytes_per_s: PerSecond
+    l2_bytes: Bytes
+    flops_per_s: dict[str, PerSecond]
     links: dict[str, Link]
     default_link: str | None
     overheads: Overheads
-    kernel_s: NonNegative
+    kernel_s: Seconds
     hbm_efficiency: Efficiency
     flops_efficiency: Efficiency
     tensor_parallel: dict[str, TensorParallelStyle]
@@ -127,8 +131,8 @@ class DeviceSpec:
         if self.default_link is not None and self.default_link not in self.links:
             raise InputError(f"default_link: {unknown_name('link', self.default_link, self.links)}")
         for field, seconds in asdict(self.overheads).items():
-            if seconds < 0:
-                raise InputError(f"overheads.{field}: must not be negative, got {seconds}")
+            if not 0.0 <= seconds <= 1.0:
+                raise InputError(f"overheads.{field}: is {seconds}; 0 to 1 second is allowed")
         if "default" not in self.tensor_parallel:
             raise InputError("missing key 'tensor_parallel.default'")
         for ranks in self.tensor_parallel:
@@ -182,4 +186,7 @@ def load_device(name_or_path: str) -> DeviceSpec:
         path = CATALOG / f"{name_or_path}.yaml"
     else:
         raise InputError(unknown_name("device", name_or_path, device_names()))
-    return validated(DeviceSpec, read_yaml(path), str(path))
+    spec = validated(DeviceSpec, read_yaml(path), str(path))
+    if spec.name in device_names() and path.absolute().parent != CATALOG:
+        raise InputError(f"{path}: name: {spec.name!r} is taken by the catalogue; another one is needed")
+    return spec

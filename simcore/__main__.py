@@ -1,6 +1,17 @@
 """`python -m simcore`: see simcore.cli."""
 
-from simcore.cli import main
+import sys
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C while it is still being loaded is an interrupt like any other."""
+    try:
+        from simcore import cli  # noqa: PLC0415
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

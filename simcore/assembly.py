@@ -17,9 +17,10 @@ from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, Link, load_device
 from simcore import laws
 from simcore.decode import Bench, Hardware, HitRow
-from simcore.files import InputError, read_text, unknown_name
+from simcore.files import InputError, unknown_name
 from simcore.models import DecoderConfig, Dtypes, Style, load_config
-from simcore.ops import DTYPE_BYTES, Pricer
+from simcore.ops import Pricer
+from simcore.published import Published, read_published
 from simcore.scenario import DecodeScenario
 from simcore.study import Outcome
 
@@ -38,7 +39,7 @@ class Parts:
 
     bench: Bench
     hits: list[HitRow]
-    published: list[dict[str, str]]
+    published: list[Published]
     warnings: list[str]
     profile: str | None
     described: dict[str, Any]
@@ -51,7 +52,9 @@ def model_names() -> list[str]:
 
 def assemble(scenario: DecodeScenario, where: str) -> Parts:
     """Resolves a scenario's names. Raises InputError or ModelError with one line."""
-    spec = _named(where, "device", load_device, scenario.device)
+    spec: DeviceSpec = _named(where, "device", load_device, scenario.device)
+    if "bf16" not in spec.flops_per_s:
+        raise InputError(f"{where}: device: {spec.name} has no flops_per_s of bf16, which activations are")
     link = _link(where, spec, scenario.link)
     config = _model(where, scenario.model)
     profile, warnings = _profile(where, scenario, spec, config)
@@ -60,11 +63,13 @@ def assemble(scenario: DecodeScenario, where: str) -> Parts:
         "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
         "link": asdict(cast(Any, link)) if link else None,
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
+        "formats": _formats(hardware.dtypes),
     }
-    published = [row for name in scenario.published for row in _published(where, name)]
-    here = [row for row in published if (row["device"], row["model"]) == (spec.name, config.name)]
+    published = [row for name in scenario.published for row in read_published(*_published(where, name))]
+    here = [row for row in published if (row.device, row.model) == (spec.name, config.name)]
     if published and not here:
         warnings.append(f"published: no figure is for {config.name} on {spec.name}; nothing is compared")
+    warnings += _format_warnings(spec, hardware.dtypes)
     return Parts(
         Bench(scenario, config, hardware), _hits(config.name), here, warnings,
         profile.name if profile else None, described,
@@ -126,9 +131,8 @@ def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) 
             name = theirs.name if same else f"{name} with other dimensions"
     reasons = (profile.applies_to(name, batch, profile.ranks[0]) for batch in scenario.batch)
     reason = next((reason for reason in reasons if reason), None)
-    fixed = {"dtype", "dtypes"} & scenario.model_fields_set
-    if reason is None and fixed:
-        field = min(fixed)
+    field = "dtype" if scenario.dtype else "dtypes" if scenario.dtypes else None
+    if reason is None and field:
         return f"profile {profile.name} fixes the number formats; leave out {field}, or set profile: none"
     return reason
 
@@ -172,10 +176,28 @@ def _hardware(
 
 def _dtypes(scenario: DecodeScenario, profile: Profile | None) -> Dtypes:
     each = dict(profile.dtypes) if profile else dict(scenario.dtypes)
-    kv = each.pop("kv", scenario.dtype)
+    weights = scenario.dtype or "bf16"
+    kv = each.pop("kv", weights)
     activation = each.pop("activation", "bf16")
-    assert kv in DTYPE_BYTES
-    return Dtypes(scenario.dtype, kv, activation, tuple(sorted(each.items())))
+    return Dtypes(weights, kv, activation, tuple(sorted(each.items())))
+
+
+def _formats(dtypes: Dtypes) -> str:
+    """The number formats of a run, in words."""
+    others: dict[str, list[str]] = {}
+    for name, dtype in (*dtypes.each, ("KV cache", dtypes.kv)):
+        if dtype != dtypes.weights:
+            others.setdefault(dtype, []).append(name)
+    return "; ".join([dtypes.weights, *(f"{dtype}: {', '.join(names)}" for dtype, names in others.items())])
+
+
+def _format_warnings(spec: DeviceSpec, dtypes: Dtypes) -> list[str]:
+    used = {dtypes.weights, *(dtype for _, dtype in dtypes.each)}
+    missing = sorted(used - spec.flops_per_s.keys())
+    if not missing:
+        return []
+    names = ", ".join(missing)
+    return [f"{spec.name} has no rate for {names}: such weights are read as they are and multiplied as bf16"]
 
 
 def _hits(model: str) -> list[HitRow]:
@@ -190,20 +212,12 @@ def published_names() -> list[str]:
     return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
 
 
-def _published(where: str, name: str) -> list[dict[str, str]]:
+def _published(where: str, name: str) -> tuple[str, Path]:
     if "/" in name or name.endswith(".csv"):
-        path = Path(name)
-    elif name in published_names():
-        path = PUBLISHED / f"{name}.csv"
-    else:
-        raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
-    rows = list(csv.DictReader(read_text(path).splitlines()))
-    needed = ("device", "model", "strategy", "ranks", "groups", "context_tokens", "batch", "hit_rate",
-              "metric", "value", "role", "source")  # fmt: skip
-    missing = [column for column in needed if rows and column not in rows[0]]
-    if missing or not rows:
-        raise InputError(f"{where}: published: {path} lacks {', '.join(missing) or 'rows'}")
-    return rows
+        return f"{where}: published", Path(name)
+    if name in published_names():
+        return f"{where}: published", PUBLISHED / f"{name}.csv"
+    raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
 
 
 VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")

@@ -6,12 +6,13 @@ Results go to stdout and are the same for the same input; progress and wall-cloc
 Bad input: one line, exit code 2.
 """
 
-import difflib
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,19 +21,21 @@ import typer
 from devices.profile import profile_names
 from devices.spec import device_names, load_device
 from simcore import decode, rundir, screen
-from simcore.assembly import MODELS, assemble, model_names, provenance
+from simcore.assembly import MODELS, Parts, assemble, model_names, provenance
 from simcore.files import InputError
 from simcore.laws import LawError
 from simcore.models import ModelError, load_config
+from simcore.published import Published
 from simcore.scenario import json_schema, load_scenario, resolved
 from simcore.schedules import alspec, alspec_pipelined, tensor_parallel
-from simcore.study import compare, flat
+from simcore.study import Outcome, compare, flat
 from simcore.tape import record
 
 MACHINES = ("sim", "tape")
 BROKEN = 1
 USAGE = 2
 INTERRUPTED = 130
+READER_GONE = 141
 
 app = typer.Typer(
     add_completion=False,
@@ -68,13 +71,14 @@ def run(
     if on == "tape":
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
-        typer.echo("\n".join(decode.tape(parts.bench, parts.hits, record)))
+        with _told_of(file):
+            typer.echo("\n".join(decode.tape(parts.bench, parts.hits, record)))
         return
     target = out or Path("runs") / scenario.name / "sim"
     rundir.check_target(target)
-    outcome = decode.run(parts.bench, parts.hits, screen.progress("simulating"))
-    outcome.warnings = [*parts.warnings, *outcome.warnings]
-    comparison = compare(outcome.rows, parts.published, parts.profile)
+    outcome = _ran(parts, file)
+    comparison, alone = compare(outcome.rows, parts.published, parts.profile)
+    outcome.warnings = [*parts.warnings, *outcome.warnings, *_not_compared(alone, len(parts.published))]
     elapsed_s = time.perf_counter() - begun_s
     command = shlex.join(["python", "-m", "simcore", "run", str(file), *_given(settings, out)])
     record_ = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
@@ -90,7 +94,29 @@ def run(
         typer.echo(json.dumps({**found, "comparison": comparison}, indent=1, allow_nan=False))
     else:
         screen.show(outcome, comparison, target, quiet=quiet)
-    typer.echo(f"{time.perf_counter() - begun_s:.1f} s", err=True)
+    screen.note(f"{time.perf_counter() - begun_s:.1f} s")
+
+
+def _ran(parts: Parts, file: Path) -> Outcome:
+    with _told_of(file):
+        return decode.run(parts.bench, parts.hits, screen.progress())
+
+
+@contextmanager
+def _told_of(file: Path) -> Iterator[None]:
+    """Puts the scenario's name before what is wrong with it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+
+
+def _not_compared(alone: Sequence[Published], of: int) -> list[str]:
+    if not alone:
+        return []
+    first = alone[0]
+    where = f"{first.strategy}, ranks {first.ranks}, {first.context_tokens:,} tokens, {first.metric}"
+    return [f"{len(alone)} of {of} published figures are not of this run (the first: {where})"]
 
 
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:
@@ -114,7 +140,11 @@ def report(
     for name in ("results.csv", rundir.MARK):
         if not (folder / name).is_file():
             raise InputError(f"{folder}: is no run directory: {name} is missing")
-    typer.echo(_build_report(folder))
+    try:
+        page = _build_report(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no report can be built: {error}") from None
+    typer.echo(page)
 
 
 @app.command()
@@ -156,16 +186,21 @@ COMMANDS = ("run", "report", "schema", "devices", "models", "schedules")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point; exits with 0, 1 (a law is broken), 2 (bad input) or 130 (interrupted)."""
+    """The entry point; exits with 0, 1 (a law is broken), 2 (bad input), 130 (interrupted) or 141 (whoever
+    read the output has gone)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        words = ["run", *words]
     try:
-        code = _run_app(words)
+        code = _run_app(_with_command(words))
     except (InputError, ModelError) as error:
-        code = _fail(f"{error}{_meant(words)}", USAGE)
+        code = _fail(str(error), USAGE)
     except LawError as error:
         code = _fail(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
+    except BrokenPipeError:
+        # What is left in the buffer must not be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = READER_GONE
+    except OSError as error:
+        code = _fail(str(error), USAGE)
     except Exception as error:
         # typer's own errors: a missing argument, an unknown option.
         if not hasattr(error, "format_message"):
@@ -174,23 +209,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _with_command(words: Sequence[str]) -> list[str]:
+    """A file name alone means `run`. Raises InputError for what is neither a command nor a file."""
+    if not words or words[0].startswith("-") or words[0] in COMMANDS:
+        return list(words)
+    first = words[0]
+    if "/" in first or first.endswith((".yaml", ".yml")) or Path(first).is_file():
+        return ["run", *words]
+    raise InputError(f"{first!r} is neither a file nor a command{screen.nearest(first, COMMANDS)}")
+
+
 def _run_app(words: Sequence[str]) -> int:
-    # typer turns Ctrl-C into an exit of its own, without a word.
     try:
         code = int(app(words, prog_name="python -m simcore", standalone_mode=False) or 0)
-    except (KeyboardInterrupt, SystemExit) as ended:
-        code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except SystemExit as ended:
+        # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
+        code = READER_GONE if ended.code == 1 else int(ended.code or 0)
     return _fail("interrupted; nothing was written", code) if code == INTERRUPTED else code
 
 
-def _meant(words: Sequence[str]) -> str:
-    """A hint for a command that was taken for a file."""
-    first = words[1] if len(words) > 1 else ""
-    near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.6)
-    return f"; did you mean the command {near[0]!r}?" if near and not Path(first).exists() else ""
-
-
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    typer.echo(f"error: {line}", err=True)
+    screen.note(f"error: {' '.join(message.split())}")
     return code

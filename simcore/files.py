@@ -20,6 +20,13 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+# What no device is outside of: beyond these a unit was mistaken.
+PerSecond = Annotated[float, Field(ge=1e3, le=1e21)]
+Bytes = Annotated[float, Field(ge=1e3, le=1e18)]
+Seconds = Annotated[float, Field(ge=0.0, le=1.0)]
+Share = Annotated[float, Field(ge=1e-3, le=1.0)]
+Spread = Annotated[float, Field(ge=0.0, le=10.0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 T = TypeVar("T")
 
@@ -29,13 +36,15 @@ class InputError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: PyYAML reads 1.1, where 4.8e12 without a sign in its exponent is a string."""
+    """YAML 1.2 numbers: PyYAML reads 1.1, where 4.8e12 is a string, 1:30 is 90 and 010 is 8."""
 
 
 def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     """A mapping whose keys differ: PyYAML would silently keep the last of two."""
     seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a field is a word", key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"{key.value!r} is given twice", key.start_mark
@@ -44,7 +53,14 @@ def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -61,7 +77,8 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
 def read_text(path: Path) -> str:
     """The text of a file. Raises InputError where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        # utf-8-sig: spreadsheets begin a CSV with a byte order mark.
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}") from None
@@ -92,8 +109,15 @@ def validated(kind: type[T], document: object, where: str) -> T:
         raise InputError(f"{where}: {_line(kind, error)}") from None
 
 
+def worst(error: ValidationError) -> Any:
+    """The fault to tell of: a key that nobody knows before one that is missing, for it may be that one."""
+    faults = error.errors(include_url=False)
+    unknown = (f for f in faults if f["type"] in ("extra_forbidden", "unexpected_keyword_argument"))
+    return next(unknown, faults[0]) if faults[0]["type"] == "missing" else faults[0]
+
+
 def _line(kind: type, error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+    first = worst(error)
     location = tuple(str(part) for part in first["loc"] if part != "[key]")
     field = ".".join(location)
     message = first["msg"].removeprefix("Value error, ")

@@ -104,8 +104,8 @@ _REFUSED: Mapping[str, str] = {
 def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     """Reads a Hugging Face `config.json`.
 
-    Missing num_key_value_heads means as many as heads, missing head_dim hidden/heads, missing
-    intermediate_size four times hidden. Raises ModelError, naming the key.
+    As there, missing num_key_value_heads means as many as heads, missing head_dim hidden/heads, and GPT-J's
+    missing n_inner four times n_embd. Raises ModelError, naming the key.
     """
     _check_kind(name, config)
     found = {field_: _integer(name, config, keys) for field_, keys in _KEYS.items()}
@@ -121,17 +121,25 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
             f"{name}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
         )
     parallel = config.get("model_type") in _PARALLEL
+    four_times = 4 * hidden if parallel else None
     return DecoderConfig(
         name=name,
-        intermediate=_integer(name, config, ("intermediate_size", "n_inner"), 4 * hidden),
+        intermediate=_integer(name, config, ("intermediate_size", "n_inner"), four_times),
         kv_heads=kv_heads,
         head_dim=head_dim,
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        tied_embeddings=_tied(name, config),
         gated=not parallel,
         parallel_residual=parallel,
         qk_norm=config["model_type"] in _QK_NORM,
         **found,
     )
+
+
+def _tied(name: str, config: Mapping[str, Any]) -> bool:
+    tied = config.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise ModelError(f"{name}: tie_word_embeddings is {tied!r} (allowed: true, false)")
+    return tied
 
 
 def _check_kind(name: str, config: Mapping[str, Any]) -> None:
@@ -160,11 +168,14 @@ def load_config(path: Path) -> DecoderConfig:
         config = json.loads(path.read_text())
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is no JSON ({error})") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: holds no JSON object")
-    return config_from_hugging_face(path.stem, config)
+    try:
+        return config_from_hugging_face(path.stem, config)
+    except ModelError as error:
+        raise ModelError(f"{path.name}: {str(error).removeprefix(f'{path.stem}: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)

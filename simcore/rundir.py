@@ -30,6 +30,13 @@ MARK = "provenance.json"
 
 def check_target(target: Path) -> None:
     """Raises InputError where a run directory cannot be written at `target`."""
+    try:
+        _check_target(target)
+    except OSError as error:
+        raise InputError(f"--out {target}: cannot be written: {error.strerror}") from None
+
+
+def _check_target(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise InputError(f"--out {target}: is a file; a directory is needed")
     if target.is_dir() and any(target.iterdir()) and not (target / MARK).exists():

@@ -23,7 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
-from simcore.files import InputError, parse_yaml, read_yaml
+from simcore.files import InputError, Name, parse_yaml, read_yaml, worst
 from simcore.ops import DTYPE_BYTES
 
 T = TypeVar("T")
@@ -152,7 +152,6 @@ class ErrorBounds(_Strict):
 
 
 CrossoverAxis = Literal["context_tokens", "hit_rate", "link_latency_s"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
 class DecodeScenario(_Strict):
@@ -166,9 +165,9 @@ class DecodeScenario(_Strict):
     context_tokens: Many[Context]
     profile: str | None = Field(None, description="a profile of the device, 'none', or the device's default")
     link: str | None = Field(None, description="a link of the device, or its default")
-    dtype: Dtype = Field("bf16", description="of weights and KV cache; `dtypes` and a profile go before it")
+    dtype: Dtype | None = Field(None, description="of weights and KV cache: the profile's, else bf16")
     dtypes: dict[str, Dtype] = Field(
-        {}, description="by matrix: qkv, o, gate, up, gate_up, down, lm_head, embedding, kv"
+        {}, description="by matrix: qkv, o, gate, up, down, lm_head, embedding, kv"
     )
     batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = [1]
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 1
@@ -200,7 +199,7 @@ def load_scenario(path: Path, settings: Sequence[str] = ()) -> Scenario:
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
     for setting in settings:
         _set(document, setting)
-    return parse_scenario(document, str(path))
+    return parse_scenario(_with_paths(document, path.absolute().parent), str(path))
 
 
 def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
@@ -222,9 +221,26 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
     return scenario
 
 
+def _found(name: Any, folder: Path, ending: str) -> Any:
+    """A path in a scenario is meant from the scenario's folder, else from where one is."""
+    if not isinstance(name, str) or not ("/" in name or name.endswith(ending)):
+        return name
+    beside = folder / name
+    return str(beside.absolute() if beside.exists() else Path(name).absolute())
+
+
+def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    endings = {"device": ".yaml", "profile": ".yaml", "model": ".json"}
+    found = {key: _found(document[key], folder, ending) for key, ending in endings.items() if key in document}
+    names = document.get("published")
+    if isinstance(names, list):
+        found["published"] = [_found(name, folder, ".csv") for name in names]
+    return {**document, **found}
+
+
 def _set(document: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise InputError(f"--set {setting}: KEY=VALUE is needed, such as --set seed=2")
     place: Any = document
     *path, last = key.split(".")
@@ -253,7 +269,7 @@ def _inside(place: Any, part: str, setting: str) -> Any:
 
 
 def _line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+    first = worst(error)
     path = _path(first["loc"])
     field, kind, given = ".".join(path), first["type"], first["input"]
     context = first.get("ctx", {})
@@ -269,8 +285,18 @@ def _line(error: ValidationError) -> str:
         return f"{field}{tag}: is {_shown(found)}{_nearest(str(found), allowed)}"
     if kind == "value_error":
         return f"{field}: {context['error']}"
-    message = first["msg"][0].lower() + first["msg"][1:]
+    message = _WORDS.get(kind) or first["msg"][0].lower() + first["msg"][1:]
     return f"{field}: is {_shown(given)}; {message.replace('input should', 'it should')}"
+
+
+_MAPPING = "a mapping of fields is needed"
+_WORDS: Mapping[str, str] = {
+    "too_short": "at least one value is needed",
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-' are allowed, a letter or digit first",
+}
 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:

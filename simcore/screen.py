@@ -4,6 +4,7 @@ import difflib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from simcore.study import Outcome
 
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
+A_LINE_EVERY_S = 5.0
 
 
 def nearest(name: str, allowed: Sequence[str]) -> str:
@@ -24,15 +26,29 @@ def nearest(name: str, allowed: Sequence[str]) -> str:
     return f"{hint} (allowed: {', '.join(allowed)})"
 
 
-def progress(doing: str) -> Callable[[int, int], None]:
-    """A line on stderr that counts, once a run takes more than a second; nothing where nobody looks."""
-    begun_s = time.perf_counter()
+def note(text: str) -> None:
+    """A line on stderr; a stderr that is closed or full is no reason to fail."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
-    def show(done: int, total: int) -> None:
-        if not sys.stderr.isatty() or time.perf_counter() - begun_s < SILENT_FOR_S:
+
+def progress() -> Callable[[str, int, int], None]:
+    """Counts on stderr, once a run takes more than a second: in place on a terminal, else a line now and
+    then."""
+    begun_s = last_s = time.perf_counter()
+
+    def show(doing: str, done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
             return
-        end = "\r" if done < total else "\n"
-        print(f"\r{doing} {done} of {total}", end=end, file=sys.stderr, flush=True)
+        text = f"{doing} {done} of {total}"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif now_s - last_s >= A_LINE_EVERY_S:
+            last_s = now_s
+            note(text)
 
     return show
 
@@ -42,12 +58,13 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
     console = Console(highlight=False, soft_wrap=False)
     if quiet:
         for warning in outcome.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            note(f"warning: {warning}")
         console.print(escape(outcome.answer), soft_wrap=True)
         return
-    console.print(_table(outcome))
-    if comparison:
-        console.print(_errors(comparison))
+    for table in (_table(outcome), *([_errors(comparison)] if comparison else [])):
+        # Numbers are never cut: a table that is too wide runs over the edge.
+        needed = console.measure(table).minimum
+        console.print(table, width=max(console.width, needed), crop=False, overflow="ignore")
     for warning in outcome.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"\n[bold]{escape(outcome.answer)}[/bold]\n", soft_wrap=True)
@@ -61,12 +78,12 @@ def _table(outcome: Outcome) -> Table:
     contexts = sorted({context for _, context in found})
     batches = {axes.batch for axes, _ in found}
     table = Table(title="latency per token, ms", title_justify="left", header_style="bold")
-    table.add_column("strategy", overflow="fold")
+    table.add_column("strategy", min_width=12)
     if len(batches) > 1:
         table.add_column("batch", justify="right")
-    table.add_column("hits", justify="right")
+    table.add_column("hits", justify="right", no_wrap=True)
     for context in contexts:
-        table.add_column(tokens(context), justify="right")
+        table.add_column(tokens(context), justify="right", no_wrap=True)
     best: dict[tuple[int, int], float] = {}
     for (axes, context), value in found.items():
         if value is not None:

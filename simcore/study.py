@@ -7,10 +7,11 @@ what comes out of a run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from simcore.published import Published
 from simcore.trace import Trace
 
 # Bisection stops when the bracket is this narrow, relative to its place.
@@ -98,9 +99,10 @@ class Outcome:
 
 
 def compare(
-    rows: Iterable[Row], published: Iterable[Mapping[str, str]], profile: str | None
-) -> list[dict[str, Any]]:
-    """Predictions beside published figures, where a row has the same axes and metric.
+    rows: Iterable[Row], published: Iterable[Published], profile: str | None
+) -> tuple[list[dict[str, Any]], list[Published]]:
+    """Predictions beside published figures, where a row has the same axes and metric; and the figures that
+    have no row.
 
     A figure that the profile in use was derived from (`fitted_by`) has the role "fitted": agreement with it
     is no evidence.
@@ -109,30 +111,36 @@ def compare(
     for row in rows:
         if row.value is not None and not row.op_kind:
             found.setdefault(_key(row.axes, row.metric), []).append(row)
-    table = []
-    for line in published:
-        rate = round(float(line["hit_rate"]), 9) if line["hit_rate"] else None
-        numbers = tuple(int(line[name]) for name in ("ranks", "groups", "context_tokens", "batch"))
-        reference = float(line["value"])
-        fitted = bool(profile) and line.get("fitted_by") == profile
+    table: list[dict[str, Any]] = []
+    alone = []
+    for figure in published:
+        rate = None if figure.hit_rate is None else round(figure.hit_rate, 9)
+        place = (figure.strategy, figure.ranks, figure.groups, figure.context_tokens, figure.batch, rate)
         # Variants that differ in what no published figure tells (chunk, overlap) are a line each.
-        table += [
-            {
-                "strategy": line["strategy"],
-                "label": row.axes.label,
-                **dict(zip(("ranks", "groups", "context_tokens", "batch"), numbers, strict=True)),
-                "hit_rate": rate,
-                "metric": line["metric"],
-                "reference": reference,
-                "predicted": row.value,
-                "error_pct": 100.0 * (row.value - reference) / reference,
-                "role": "fitted" if fitted else line["role"],
-                "source": line["source"],
-            }
-            for row in found.get((line["strategy"], *numbers, rate, line["metric"]), [])
-            if row.value is not None
-        ]
-    return table
+        here = found.get((*place, figure.metric), [])
+        table += [_line(figure, row, profile) for row in here]
+        alone += [] if here else [figure]
+    return table, alone
+
+
+def _line(figure: Published, row: Row, profile: str | None) -> dict[str, Any]:
+    assert row.value is not None
+    fitted = bool(profile) and figure.fitted_by == profile
+    return {
+        "strategy": figure.strategy,
+        "label": row.axes.label,
+        "ranks": figure.ranks,
+        "groups": figure.groups,
+        "context_tokens": figure.context_tokens,
+        "batch": figure.batch,
+        "hit_rate": figure.hit_rate,
+        "metric": figure.metric,
+        "reference": figure.value,
+        "predicted": row.value,
+        "error_pct": 100.0 * (row.value - figure.value) / figure.value,
+        "role": "fitted" if fitted else figure.role,
+        "source": figure.source,
+    }
 
 
 def _key(axes: Axes, metric: str) -> tuple[Any, ...]:

@@ -88,7 +88,8 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "says"),
     [
         (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
-        (["modles"], "did you mean the command 'models'?"),
+        (["modles"], "'modles' is neither a file nor a command; did you mean 'models'?"),
+        (["rn", QUICK], "'rn' is neither a file nor a command; did you mean 'run'?"),
         (["run", QUICK, "--on", "cuda"], "--on cuda: no such machine (allowed: sim, tape)"),
         (["run", QUICK, "--set", "device=h200"], "did you mean 'h200-sxm'?"),
         (["run", QUICK, "--set", "model=lama-7b"], "did you mean 'llama-7b'?"),
@@ -135,6 +136,46 @@ def test_an_earlier_run_is_replaced(here: Path) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet", "--set", "strategies.0.ranks=1") == 0
     assert 'tensor_parallel,"tensor parallel, 4' not in (here / "run" / "results.csv").read_text()
     assert {path.name for path in (here / "run").iterdir()} == FILES
+
+
+def test_a_run_can_be_repeated_from_what_it_left(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the model is a file of one's own, beside a scenario elsewhere."""
+    (here / "mine").mkdir()
+    model = (ROOT / "scenarios/models/llama-3.1-8b.json").read_text()
+    (here / "mine" / "copy.json").write_text(model)
+    (here / "mine" / "x.yaml").write_text(Path(QUICK).read_text().replace("llama-3.1-8b", "copy.json"))
+    assert call("run", "mine/x.yaml", *SMALL, "--out", "first") == 0
+    assert call("run", "first/scenario.yaml", "--out", "second") == 0
+    capsys.readouterr()
+    for name in ("results.csv", "scenario.yaml", "summary.json"):
+        assert (here / "first" / name).read_bytes() == (here / "second" / name).read_bytes(), name
+
+
+def test_a_report_of_garbage_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
+    capsys.readouterr()
+    for name in ("results.csv", "summary.json", "provenance.json", "timeline.json"):
+        kept = (here / "run" / name).read_bytes()
+        (here / "run" / name).write_text("garbage{")
+        assert call("report", "run") == 2
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1
+        assert name in printed.err
+        (here / "run" / name).write_bytes(kept)
+
+
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m simcore schema | head -0; echo ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, check=True)
+    assert found.stdout.decode().strip() in ("0", "141")
+    assert found.stderr == b""
+
+
+def test_figures_that_are_not_of_the_run_are_told_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(QUICK, *SMALL) == 0
+    # The measured speed-up at 96K, which a run at 1K does not have.
+    assert "1 of 5 published figures are not of this run" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

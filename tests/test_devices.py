@@ -148,7 +148,7 @@ def test_weights_without_a_peak_are_multiplied_as_bf16() -> None:
 def document(**changes: object) -> dict[str, object]:
     found = yaml.load((spec.CATALOG / "h200-sxm.yaml").read_text(), Loader=yaml.SafeLoader)
     text = {"memory_bytes": 141e9, "hbm_bytes_per_s": 4.8e12, "l2_bytes": 6e7}
-    return {**found, **text, **changes}
+    return {**found, **text, "name": "mine", **changes}
 
 
 @pytest.mark.parametrize(
@@ -159,19 +159,23 @@ def document(**changes: object) -> dict[str, object]:
         ({"memory_bytes": True}, "memory_bytes: input should be a valid number"),
         ({"memory_bytes": float("nan")}, "memory_bytes: input should be a finite number"),
         ({"memory_bytes": float("inf")}, "memory_bytes: input should be a finite number"),
-        ({"memory_bytes": -1.0}, "memory_bytes: input should be greater than 0"),
-        ({"memory_bytes": 0}, "memory_bytes: input should be greater than 0"),
-        ({"flops_per_s": {"bf61": 1.0}}, "unknown dtype 'bf61'; did you mean 'bf16'"),
+        ({"memory_bytes": -1.0}, "memory_bytes: input should be greater than or equal to 1000"),
+        ({"memory_bytes": 0}, "memory_bytes: input should be greater than or equal to 1000"),
+        ({"flops_per_s": {"bf61": 1e12}}, "unknown dtype 'bf61'; did you mean 'bf16'"),
         ({"default_link": "nvlnk"}, "unknown link 'nvlnk'; did you mean 'nvlink'"),
         ({"overheads": {"launch": 1.0}}, "unknown key 'overheads.launch'; did you mean 'overheads.launch_s'"),
-        ({"overheads": {"launch_s": -1.0}}, "overheads.launch_s: must not be negative"),
+        ({"overheads": {"launch_s": -1.0}}, "overheads.launch_s: is -1.0; 0 to 1 second is allowed"),
+        ({"hbm_bytes_per_s": 1e-300}, "hbm_bytes_per_s: input should be greater than or equal to 1000"),
+        ({"kernel_s": 1e30}, "kernel_s: input should be less than or equal to 1"),
+        ({"name": "h200-sxm"}, "is taken by the catalogue"),
+        ({"name": "../x"}, "name: "),
         ({"tensor_parallel": {"default": "al_reduce"}}, "did you mean 'all_reduce'"),
         ({"tensor_parallel": {2: "all_reduce"}}, "missing key 'tensor_parallel.default'"),
         ({"sources": {}}, "missing key 'sources.memory_bytes'"),
         ({"hbm_efficiency": {"value": 0.5, "low": 0.6, "high": 0.9, "source": ""}}, "low <= value <= high"),
         (
             {"hbm_efficiency": {"value": 0.9, "low": 0.6, "high": 1.1, "source": ""}},
-            "high <= 1 does not hold",
+            "hbm_efficiency.high: input should be less than or equal to 1",
         ),
         ({"hbm_efficiency": {"value": 0.5, "lo": 0.6}}, "hbm_efficiency"),
     ],

@@ -95,7 +95,7 @@ def test_what_may_be_missing() -> None:
     assert read(LLAMA, head_dim=64).head_dim == 64
     assert read(LLAMA, head_dim=None).head_dim == 128
     assert read(LLAMA, num_key_value_heads="missing").kv_heads == 32
-    assert read(LLAMA, intermediate_size="missing").intermediate == 4 * 4096
+    assert read(GPT_J, n_inner=None).intermediate == 4 * 4096
     assert read(LLAMA).gated
     assert not read(LLAMA).parallel_residual
 
@@ -112,6 +112,8 @@ def test_gpt_j_keeps_the_names_of_gpt_2() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        ({"intermediate_size": "missing"}, "intermediate_size or n_inner is missing"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes' (allowed: true, false)"),
         ({"hidden_size": "missing"}, "hidden_size or n_embd is missing"),
         ({"num_hidden_layers": "missing"}, "num_hidden_layers or n_layer is missing"),
         ({"num_attention_heads": "missing"}, "num_attention_heads or n_head is missing"),

@@ -105,6 +105,20 @@ def test_missing_fields_are_named() -> None:
             parse_scenario(document, "x.yaml")
 
 
+def test_a_misspelt_required_field_is_told_of_as_such() -> None:
+    document = {key: value for key, value in GOOD.items() if key != "context_tokens"}
+    with pytest.raises(InputError, match="contxt_tokens: no such field; did you mean 'context_tokens'"):
+        parse_scenario({**document, "contxt_tokens": 1024}, "x.yaml")
+
+
+@pytest.mark.parametrize("number", ["1:30", "010", "0x10", "0b1"])
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "context_tokens": "HERE"}).replace("HERE", number))
+    with pytest.raises(InputError, match=f"context_tokens.0.: is '{number}'"):
+        load_scenario(file)
+
+
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "twice.yaml"
     file.write_text("name: a\nseed: 1\nseed: 2\n")
@@ -117,7 +131,9 @@ def test_a_field_is_a_word() -> None:
         parse_scenario({**GOOD, 1: 2}, "x.yaml")
 
 
-@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text", "a: [1\n", "a: &x [*x]\n"])
+@pytest.mark.parametrize(
+    "text", ["", "- a\n- b\n", "just text", "a: [1\n", "a: &x [*x]\n", "[1, 2]: x\n", "5: x\n"]
+)
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "odd.yaml"
     file.write_text(text)

@@ -6,21 +6,17 @@ from pathlib import Path
 import pytest
 
 from simcore import rundir
+from simcore.files import InputError
+from simcore.published import Published, read_published
 from simcore.study import Axes, Row, compare, crossing
 
-LINE = {
-    "strategy": "alspec",
-    "ranks": "4",
-    "groups": "2",
-    "context_tokens": "1024",
-    "batch": "1",
-    "hit_rate": "0.65",
-    "metric": "token_latency_s",
-    "value": "2.0",
-    "role": "measured",
-    "fitted_by": "p",
-    "source": "somewhere",
-}
+HEAD = (
+    "device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source"
+)
+GOOD = "d,m,alspec,4,2,1024,1,0.65,token_latency_s,2.0,s,measured,p,somewhere"
+LINE = Published(
+    "d", "m", "alspec", 4, 2, 1024, 1, "token_latency_s", 2.0, "measured", "somewhere", "s", 0.65, "p"
+)
 
 
 def row(label: str, value: float | None, rate: float = 0.65) -> Row:
@@ -41,17 +37,63 @@ def test_a_whole_crossing_is_the_first_whole_number_behind_it() -> None:
 
 def test_variants_that_a_figure_does_not_tell_apart_are_a_line_each() -> None:
     for rows in ([row("a", 1.0), row("b", 3.0)], [row("b", 3.0), row("a", 1.0)]):
-        lines = {line["label"]: line["error_pct"] for line in compare(rows, [LINE], None)}
+        lines = {line["label"]: line["error_pct"] for line in compare(rows, [LINE], None)[0]}
         assert lines == {"a": -50.0, "b": 50.0}
 
 
 def test_what_a_profile_was_made_from_is_fitted() -> None:
-    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "p")] == ["fitted"]
-    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "q")] == ["measured"]
+    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "p")[0]] == ["fitted"]
+    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "q")[0]] == ["measured"]
 
 
 def test_other_axes_and_missing_values_are_not_compared() -> None:
-    assert compare([row("a", 2.0, rate=0.66), row("b", None)], [LINE], None) == []
+    assert compare([row("a", 2.0, rate=0.66), row("b", None)], [LINE], None) == ([], [LINE])
+
+
+def test_published_figures_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "z.csv"
+    path.write_text(f"\ufeff{HEAD}\n{GOOD}\n", encoding="utf-8")
+    assert read_published("published", path) == [LINE]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("2.0", "0", "value: is '0'"),
+        ("2.0", "fast", "value: is 'fast'"),
+        ("2.0", "nan", "value: is 'nan'"),
+        ("2.0", "inf", "value: is 'inf'"),
+        ("2.0", "-1", "value: is '-1'"),
+        ("1024", "", "context_tokens: is ''"),
+        ("measured", "mesured", "role: is 'mesured'; input should be 'measured', 'projected' or 'derived'"),
+        ("token_latency_s", "token_latencys", "metric: is 'token_latencys'"),
+        ("alspec", "alspecs", "strategy: is 'alspecs'"),
+        (",4,2,", ",-1,2,", "ranks: is '-1'"),
+        ("0.65", "87", "hit_rate: is '87'"),
+        (",somewhere", "", "has not as many cells"),
+        ("somewhere", "some,where", "has not as many cells"),
+    ],
+)
+def test_a_broken_figure_is_refused_by_line_and_column(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "z.csv"
+    path.write_text(f"{HEAD}\n{GOOD.replace(old, new, 1)}\n")
+    with pytest.raises(InputError) as raised:
+        read_published("published", path)
+    assert str(raised.value).startswith("published: z.csv, line 2: ")
+    assert says in str(raised.value)
+
+
+def test_a_file_without_a_column_or_with_one_too_many_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "z.csv"
+    path.write_text(f"{HEAD.removeprefix('device,')}\n{GOOD.removeprefix('d,')}\n")
+    with pytest.raises(InputError, match="column device is missing"):
+        read_published("published", path)
+    path.write_text(f"{HEAD},note\n{GOOD},x\n")
+    with pytest.raises(InputError, match="note is no column"):
+        read_published("published", path)
+    path.write_text(HEAD)
+    with pytest.raises(InputError, match="holds no figures"):
+        read_published("published", path)
 
 
 def test_a_failed_replacement_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

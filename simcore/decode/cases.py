@@ -67,7 +67,7 @@ def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: H
 def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) -> HitRow:
     tasks = sorted({row.task for row in tables})
     if hits.task not in tasks:
-        allowed = ", ".join(tasks) or "none"
+        allowed = ", ".join(tasks) or "none; they are for llama-3.1-8b and llama-3.1-70b"
         raise InputError(
             f"hits.task: ALSpec's tables have no {hits.task!r} for this model (allowed: {allowed})"
         )

@@ -3,7 +3,7 @@
 gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = where it changes its sign
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from simcore.decode.bench import Bench, Case, Hits
@@ -16,7 +16,7 @@ RATE_GRID = (0.0, 0.5, 1.0)
 LATENCY_GRID_S = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
 
-def crossovers(bench: Bench, fitting: Sequence[Case]) -> list[Row]:
+def crossovers(bench: Bench, fitting: Sequence[Case], progress: Callable[[str, int, int], None]) -> list[Row]:
     """Rows of the crossings that a scenario asks for, its `source` says in words where ALSpec is ahead."""
     found: list[Row] = []
     speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
@@ -26,7 +26,9 @@ def crossovers(bench: Bench, fitting: Sequence[Case]) -> list[Row]:
             "hit_rate": _over_rate,
             "link_latency_s": _over_latency,
         }[axis]
-        found += search(bench, speculative)
+        for done, row in enumerate(search(bench, speculative), 1):
+            found.append(row)
+            progress(f"crossovers in {axis}:", done, len(speculative))
     return found
 
 

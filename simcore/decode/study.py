@@ -20,7 +20,7 @@ from simcore.ops import Pricer
 from simcore.speculation import high_probability_bound, worst_case_bound
 from simcore.study import Axes, Outcome, Row
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
@@ -30,18 +30,21 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     fitting = [case for case in wanted if reasons[case] is None]
     warnings = fit_warnings(reasons)
     if not fitting:
-        raise InputError(f"{bench.scenario.name}: nothing fits; {warnings[0]}")
+        raise InputError(f"nothing fits; {warnings[0]}")
     for done, case in enumerate(fitting):
-        progress(done, len(fitting))
+        progress("simulating", done, len(fitting))
         bench.run(case)
-    progress(len(fitting), len(fitting))
+    progress("simulating", len(fitting), len(fitting))
     shown = shown_case(fitting)
     for case in {fitting[0], shown}:
         if not bench.repeatable(case):
             raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
     baseline = {(c.context, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
-    rows = [row for case in fitting for row in _rows(bench, case, baseline)]
-    crossings = crossovers(bench, fitting)
+    rows: list[Row] = []
+    for done, case in enumerate(fitting, 1):
+        rows += _rows(bench, case, baseline)
+        progress("working out", done, len(fitting))
+    crossings = crossovers(bench, fitting, progress)
     return Outcome(
         rows=rows + crossings,
         answer=answer(bench, fitting, baseline, crossings),
