@@ -17,8 +17,9 @@ from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, Link, load_device
 from simcore import laws
 from simcore.decode import Bench, Hardware, HitRow
+from simcore.decoder_config import DecoderConfig, load_config
 from simcore.files import InputError, unknown_name
-from simcore.models import DecoderConfig, Dtypes, Style, load_config
+from simcore.models import Dtypes, Style
 from simcore.ops import Pricer
 from simcore.published import Published, read_published
 from simcore.scenario import DecodeScenario

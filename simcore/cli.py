@@ -22,9 +22,9 @@ from devices.profile import profile_names
 from devices.spec import device_names, load_device
 from simcore import decode, rundir, screen
 from simcore.assembly import MODELS, Parts, assemble, model_names, provenance
+from simcore.decoder_config import ModelError, load_config
 from simcore.files import InputError
 from simcore.laws import LawError
-from simcore.models import ModelError, load_config
 from simcore.published import Published
 from simcore.scenario import json_schema, load_scenario, resolved
 from simcore.schedules import alspec, alspec_pipelined, tensor_parallel

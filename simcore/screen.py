@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from simcore.study import Outcome
@@ -63,8 +64,9 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
         return
     for table in (_table(outcome), *([_errors(comparison)] if comparison else [])):
         # Numbers are never cut: a table that is too wide runs over the edge.
-        needed = console.measure(table).minimum
-        console.print(table, width=max(console.width, needed), crop=False, overflow="ignore")
+        needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
+        wide = Console(highlight=False, width=max(console.width, needed))
+        wide.print(table)
     for warning in outcome.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"\n[bold]{escape(outcome.answer)}[/bold]\n", soft_wrap=True)
@@ -115,9 +117,9 @@ def tokens(count: int) -> str:
 
 def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:
     """Errors against published figures, by role: what was fitted is no evidence."""
-    table = Table(title="against published figures", title_justify="left", header_style="bold")
-    for name in ("metric", "role", "figures", "median error", "worst error"):
-        table.add_column(name, justify="left" if name in ("metric", "role") else "right")
+    table = Table(title="error against published figures", title_justify="left", header_style="bold")
+    for name in ("metric", "role", "n", "median", "worst"):
+        table.add_column(name, justify="left" if name in ("metric", "role") else "right", no_wrap=True)
     groups = dict.fromkeys((line["metric"], line["role"]) for line in comparison)
     for metric, role in groups:
         errors = [

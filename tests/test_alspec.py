@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcore import laws
+from simcore.decoder_config import DecoderConfig
 from simcore.machine import Overheads
 from simcore.metrics import tokens as tokens_of
-from simcore.models import Decoder, DecoderConfig
+from simcore.models import Decoder
 from simcore.ops import Pricer
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.models import (
-    STYLES,
-    Decoder,
-    DecoderConfig,
-    Dtypes,
-    ModelError,
-    Style,
-    config_from_hugging_face,
-    load_config,
-    why_not,
-)
+from simcore.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
+from simcore.models import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.ops import Graph, Op
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"

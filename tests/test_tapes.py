@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from simcore.decoder_config import DecoderConfig
 from simcore.machine import Machine, Program
-from simcore.models import STYLES, Decoder, DecoderConfig, Style
+from simcore.models import STYLES, Decoder, Style
 from simcore.ops import Graph
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined

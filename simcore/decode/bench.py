@@ -11,8 +11,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from simcore import laws, metrics
+from simcore.decoder_config import DecoderConfig
 from simcore.machine import Machine, Overheads, Program
-from simcore.models import GROUP, TENSOR, Decoder, DecoderConfig, Dtypes, Style
+from simcore.models import GROUP, TENSOR, Decoder, Dtypes, Style
 from simcore.ops import Pricer, Roofline, SourceKind
 from simcore.scenario import DecodeScenario
 from simcore.schedules.alspec import alspec
@@ -93,9 +94,9 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one simulation gave, averaged over its tokens. Seconds per token. `free`: ops that were assumed
-    to take no time."""
+class Result:
+    """What one simulation gave, or several averaged by weight. Seconds per token. `interval` says what low
+    and high are; `free`: ops that were assumed to take no time; `tokens`: those of the last simulation."""
 
     latency_s: float
     low_s: float
@@ -106,23 +107,7 @@ class Run:
     price_shares: Mapping[SourceKind, float]
     free: frozenset[str]
     tokens: tuple[metrics.Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What the runs of a case gave, averaged by weight; fields as in Run. `interval` says what low and high
-    are; `steps` are the tokens of the last run."""
-
-    latency_s: float
-    low_s: float
-    high_s: float
-    interval: str
-    by_kind: Mapping[str, float]
-    attention_s: float
-    outside_s: float
-    price_shares: Mapping[str, float]
-    free: frozenset[str]
-    steps: tuple[metrics.Token, ...]
+    interval: str = "90 % price interval"
 
 
 @dataclass
@@ -133,7 +118,7 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     results: dict[Case, Result] = field(default_factory=dict)
-    runs: dict[tuple[Case, HitPattern], Run] = field(default_factory=dict)
+    runs: dict[tuple[Case, HitPattern], Result] = field(default_factory=dict)
     models: dict[tuple[int, int, int], Decoder] = field(default_factory=dict)
 
     def model(self, case: Case) -> Decoder:
@@ -169,7 +154,7 @@ class Bench:
             self.results[case] = _average([(w, self._run(case, p)) for w, p in draws], case)
         return self.results[case]
 
-    def _run(self, case: Case, pattern: HitPattern) -> Run:
+    def _run(self, case: Case, pattern: HitPattern) -> Result:
         # Counted hits come back at many rates: what a run gives depends on its pattern alone.
         same = replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
         if (same, pattern) not in self.runs:
@@ -218,14 +203,14 @@ def _student_t(freedom: int) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-def _summary(trace: Trace) -> Run:
+def _summary(trace: Trace) -> Result:
     tokens = metrics.tokens(trace)
     by_kind: dict[str, float] = defaultdict(float)
     for token in tokens:
         for kind, seconds in token.by_kind().items():
             by_kind[kind] += seconds / len(tokens)
     intervals = [metrics.interval(trace, token) for token in tokens]
-    return Run(
+    return Result(
         mean(token.latency_s for token in tokens),
         mean(low_s for low_s, _ in intervals),
         mean(high_s for _, high_s in intervals),
@@ -238,28 +223,26 @@ def _summary(trace: Trace) -> Run:
     )
 
 
-def _average(runs: Sequence[tuple[float, Run]], case: Case) -> Result:
-    def weighted(value: Callable[[Run], float]) -> float:
+def _average(runs: Sequence[tuple[float, Result]], case: Case) -> Result:
+    def weighted(value: Callable[[Result], float]) -> float:
         return sum(weight * value(run) for weight, run in runs)
 
     kinds = dict.fromkeys(kind for _, run in runs for kind in run.by_kind)
     sources = dict.fromkeys(source for _, run in runs for source in run.price_shares)
-    latency_s = weighted(lambda run: run.latency_s)
-    low_s, high_s = weighted(lambda run: run.low_s), weighted(lambda run: run.high_s)
-    interval = "90 % price interval"
-    if case.hits is not None and case.hits.random and len(runs) > 1:
-        spread_s = stdev(run.latency_s for _, run in runs)
-        half_s = _student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
-        low_s, high_s, interval = latency_s - half_s, latency_s + half_s, f"95 % over {len(runs)} replicas"
-    return Result(
-        latency_s,
-        low_s,
-        high_s,
-        interval,
-        {kind: weighted(lambda run, kind=kind: run.by_kind.get(kind, 0.0)) for kind in kinds},  # type: ignore[misc]
+    average = Result(
+        weighted(lambda run: run.latency_s),
+        weighted(lambda run: run.low_s),
+        weighted(lambda run: run.high_s),
+        {kind: sum(w * run.by_kind.get(kind, 0.0) for w, run in runs) for kind in kinds},
         weighted(lambda run: run.attention_s),
         weighted(lambda run: run.outside_s),
-        {name: weighted(lambda run, name=name: run.price_shares.get(name, 0.0)) for name in sources},  # type: ignore[misc]
+        {name: sum(w * run.price_shares.get(name, 0.0) for w, run in runs) for name in sources},
         frozenset().union(*(run.free for _, run in runs)),
         runs[-1][1].tokens,
     )
+    if case.hits is None or not case.hits.random or len(runs) == 1:
+        return average
+    spread_s = stdev(run.latency_s for _, run in runs)
+    half_s = _student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
+    low_s, high_s = average.latency_s - half_s, average.latency_s + half_s
+    return replace(average, low_s=low_s, high_s=high_s, interval=f"95 % over {len(runs)} replicas")

@@ -159,7 +159,7 @@ def _price(bench: Bench, case: Case) -> Pricer:
 
 def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     axes = case.axes
-    for token in bench.run(case).steps:
+    for token in bench.run(case).tokens:
         yield {
             "label": axes.label,
             "context_tokens": axes.context_tokens,
