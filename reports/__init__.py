@@ -27,7 +27,8 @@ def build(run_dir: Path) -> Path:
     """Writes `report.html` into a run directory and returns its path.
 
     The same files give the same bytes. Raises FileNotFoundError where results.csv is missing; every
-    other file is optional, and what it would have shown is left out.
+    other file is optional, and what it would have shown is left out. Raises ValueError, with one line
+    that names the file, where a file is there and cannot be read.
     """
     run = read_run(Path(run_dir))
     opening, sections = STUDIES.get(run.study, ANY_STUDY)

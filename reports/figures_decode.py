@@ -28,6 +28,8 @@ from reports.text import (
 STRATEGY_ORDER = ("tensor_parallel", "alspec", "alspec_pipelined")
 LOG_SCALE_FROM = 4.0
 RARE_BELOW = 0.01
+ATTENTION = ("speculative_attention", "decode_attention")
+SHORTEST_SPAN_S = 1e-12
 CELLS_WITH_NUMBERS = (10, 12)
 ROW_PX = 44
 LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
@@ -122,7 +124,8 @@ def _hover(row: pd.Series, value: str, bounds: str) -> str:
     lines = [
         f"<b>{in_figure(row['label'])}</b>",
         f"{tokens(row['context_tokens'])} tokens{hits}",
-        f"{value} per token" + (f" ({bounds})" if bounds else ""),
+        f"{value} per token",
+        *([f"90 % interval: {bounds} ms"] if bounds else []),
     ]
     return "<br>".join([*lines, *([in_figure(row["source"])] if row["source"] else [])])
 
@@ -136,9 +139,6 @@ def _latency_hover(rows: pd.DataFrame) -> list[str]:
 
 def _latency_line(rows: pd.DataFrame, variant: Variant) -> go.Scatter:
     guessed = rows["source"].str.contains("extrapolated")
-    above, below = (rows["high"] - rows["value"]) * 1e3, (rows["value"] - rows["low"]) * 1e3
-    spread = above.notna().any() and (above.fillna(0) + below.fillna(0)).max() > 0
-    errors = {"array": above.fillna(0).tolist(), "arrayminus": below.fillna(0).tolist()}
     return go.Scatter(
         x=rows["context_tokens"].tolist(),
         y=(rows["value"] * 1e3).tolist(),
@@ -152,9 +152,6 @@ def _latency_line(rows: pd.DataFrame, variant: Variant) -> go.Scatter:
             "color": [style.HOLLOW[0] if g else variant.colour for g in guessed],
             "line": {"color": variant.colour, "width": 1.5},
         },
-        error_y={"type": "data", "symmetric": False, "thickness": 1, "width": 3, **errors}
-        if spread
-        else None,
         hoverinfo="text",
         hovertext=_latency_hover(rows),
     )
@@ -169,7 +166,7 @@ def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
     for fill, edge in zip((None, "tonexty"), ends, strict=True):
         line = _latency_line(edge, variant)
         line.update(name=f"{in_figure(variant.label)}, {span}", showlegend=fill is not None)
-        line.update(line={"width": 1.25}, marker={"size": 6}, error_y=None)
+        line.update(line={"width": 1.25}, marker={"size": 6})
         if fill:
             line.update(fill=fill, fillcolor=style.faint(variant.colour))
         traces.append(line)
@@ -317,24 +314,35 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
 
 
 def _segment(spans: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Spans in microseconds since the first priority exchange, and how long the segment is."""
+    """Spans that take time, in microseconds since the first priority exchange, and how long the
+    segment is."""
     exchanges = spans.loc[spans["op_kind"] == "exchange_priority", "start_s"]
     start = exchanges.min() if len(exchanges) else spans["start_s"].min()
     end = exchanges.max() if len(exchanges) and exchanges.max() > start else spans["end_s"].max()
     times_us = {"start": (spans["start_s"] - start) * 1e6, "end": (spans["end_s"] - start) * 1e6}
-    return spans.assign(**times_us), float((end - start) * 1e6)
+    seen = spans["end_s"] - spans["start_s"] > SHORTEST_SPAN_S
+    return spans.assign(**times_us)[seen], float((end - start) * 1e6)
+
+
+def _sender(spans: pd.DataFrame) -> float:
+    """The group that attends first: it sends its speculation, and the others go on with it."""
+    attends = spans[spans["op_kind"].isin(ATTENTION) & (spans["state"] == "run")]
+    if attends.empty:
+        return math.nan
+    return float(attends["group"].iloc[int(attends["start_s"].to_numpy().argmin())])
 
 
 def _lanes(spans: pd.DataFrame) -> list[tuple[tuple[float, str], str]]:
-    """(rank, stream) of every lane with its name, top to bottom."""
-    one_each = spans["tensor"].nunique() < 2
+    """(rank, stream) of every lane with its name, top to bottom: who sends, its wire, who goes on."""
+    one_each, sender = spans["tensor"].nunique() < 2, _sender(spans)
     keys = spans[["group", "tensor", "rank", "lane"]].drop_duplicates()
-    keys = keys.assign(below=keys["lane"] != "main").sort_values(
-        ["group", "tensor", "rank", "below", "lane"], kind="stable"
-    )
+    keys = keys.assign(below=keys["lane"] != "main", receives=keys["group"] != sender)
+    keys = keys.sort_values(["receives", "group", "tensor", "rank", "below", "lane"], kind="stable")
     lanes = []
     for _, key in keys.iterrows():
-        rank = f"group {key['group']:.0f}" + ("" if one_each else f", rank {key['rank']:.0f}")
+        rank = f"group {key['group']:.0f}" if one_each else f"rank {key['rank']:.0f}"
+        if known(sender):
+            rank += ", goes on" if key["receives"] else ", sends"
         lanes.append(((key["rank"], key["lane"]), in_figure(key["lane"]) if key["below"] else rank))
     return lanes
 
@@ -351,7 +359,7 @@ def _look(part: str, state: str) -> tuple[str, dict[str, object]]:
 
 def _span_hover(spans: pd.DataFrame) -> list[str]:
     return [
-        f"<b>{in_figure(s['name'] or s['op_kind'])}</b>, rank {s['rank']:.0f}"
+        f"<b>{in_figure(s['name'] or s['op_kind'])}</b>, rank {s['rank']:.0f} of group {s['group']:.0f}"
         f"<br>{in_figure(s['op_kind'])}, {in_figure(s['state'])}"
         f"<br>{significant(s['start'], 4)} to {significant(s['end'], 4)} µs"
         f" ({significant(s['end'] - s['start'], 3)} µs)"
@@ -407,10 +415,11 @@ def _lane_axis(names: Sequence[str], bottom: float, top: float) -> dict[str, Any
 
 
 def timeline(spans: pd.DataFrame) -> go.Figure:
-    """One layer, from one priority exchange to the next, a lane for every rank and its wire; a hit
-    above a miss on one time axis (ALSpec Figure 6). `spans`: the rows of one case."""
+    """One layer, from one priority exchange to the next, a lane for every rank and its wire, who sends
+    above who goes on; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one case."""
     spans = spans.assign(lane=spans["stream"].where(spans["state"] != "wire", "wire"))
     blocks = [(o, *_segment(spans[spans["outcome"] == o])) for o in _outcomes(spans)]
+    blocks = [block for block in blocks if len(block[1])]
     lanes = [_lanes(rows) for _, rows, _ in blocks]
     inner = sum(LANE_PX * len(own) + HEADING_PX for own in lanes)
     figure, top = go.Figure(), 1.0

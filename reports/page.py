@@ -49,11 +49,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. `align` has a letter for each column: l or r; l for those beyond it."""
+    """Rows of text. `align` has a letter for each column: l or r; l for those beyond it. `wraps`: text
+    breaks into lines in every column but the first, so that all columns stay in sight."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     align: str = ""
+    wraps: bool = False
 
     def side(self, column: int) -> str:
         """The CSS class of a column."""

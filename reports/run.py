@@ -1,10 +1,14 @@
-"""Reads a run directory: whatever is missing becomes empty, so that figures never ask twice."""
+"""Reads a run directory: whatever is missing becomes empty, so that figures never ask twice, and whatever
+is garbage is refused, so that no page is made of it."""
 
+import csv
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -16,6 +20,8 @@ COMPARED_NUMBERS = (
 )  # fmt: skip
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
+SUMMARY_TYPES: Mapping[str, type] = {"answer": str, "warnings": list, "notes": list, "price_shares": dict}
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -52,37 +58,101 @@ def extreme(rows: pd.DataFrame, by: "pd.Series[float]", largest: bool = True) ->
     return rows.iloc[int(by.to_numpy().argmax() if largest else by.to_numpy().argmin())]
 
 
-def _typed(frame: pd.DataFrame, text: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:
-    frame = frame.reindex(columns=[*text, *numbers])
+def _typed(frame: pd.DataFrame, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    missing = [name for name in (*text, *numbers) if name not in frame.columns]
+    if missing:
+        raise ValueError(f"has no {', '.join(missing)}")
     words = {name: frame[name].astype(object).where(frame[name].notna(), "").map(str) for name in text}
-    figures = {name: pd.to_numeric(frame[name], errors="coerce").astype(float) for name in numbers}
-    return pd.DataFrame({**words, **figures})
+    return pd.DataFrame({**words, **{name: _numbers(frame[name]) for name in numbers}})
 
 
-def _csv(path: Path) -> pd.DataFrame:
-    if not path.exists() or not path.read_text(encoding="utf-8").strip():
-        return pd.DataFrame()
-    return pd.read_csv(path, dtype=str, keep_default_na=True)
+def _numbers(column: "pd.Series[Any]") -> "pd.Series[float]":
+    figures = pd.to_numeric(column, errors="coerce").astype(float)
+    wrong = column[(column.notna() & figures.isna()) | np.isinf(figures)]
+    if len(wrong):
+        raise ValueError(f"{column.name} {str(wrong.iloc[0])[:40]!r} is no number")
+    return figures
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _table(content: str, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    head, *lines = list(csv.reader(content.splitlines(keepends=True), strict=True)) or [[]]
+    if len(set(head)) < len(head):
+        raise ValueError("has a column twice")
+    for number, line in enumerate(lines, start=2):
+        if len(line) != len(head):
+            raise ValueError(f"row {number} has {len(line)} of {len(head)} fields")
+    cells = [[cell or None for cell in line] for line in lines]
+    return _typed(pd.DataFrame(cells, columns=head, dtype=object), text, numbers)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"holds {name}")
+
+
+def _object(content: str) -> dict[str, Any]:
+    tree = json.loads(content, parse_constant=_no_constant)
+    if not isinstance(tree, dict):
+        raise ValueError("holds no JSON object")
+    return tree
+
+
+def _summary(content: str) -> dict[str, Any]:
+    summary = _object(content)
+    for key, kind in SUMMARY_TYPES.items():
+        if not isinstance(summary.get(key), kind | None):
+            raise ValueError(f"{key} is no {kind.__name__}")
+    return summary
+
+
+def _spans(content: str) -> pd.DataFrame:
+    spans = json.loads(content, parse_constant=_no_constant)
+    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
+        raise ValueError("holds no list of spans")
+    columns = (*SPAN_TEXT, *SPAN_NUMBERS)
+    missing = sorted({name for span in spans for name in columns if name not in span})
+    if missing:
+        raise ValueError(f"has spans without {', '.join(missing)}")
+    return _typed(pd.DataFrame(spans, columns=columns, dtype=object), SPAN_TEXT, SPAN_NUMBERS)
+
+
+def _scenario(content: str) -> tuple[str, dict[str, Any]]:
+    scenario = yaml.safe_load(content)
+    if not isinstance(scenario, dict):
+        raise ValueError("holds no mapping")
+    return content, scenario
+
+
+def _read(path: Path, parse: Callable[[str], Parsed], otherwise: Parsed) -> Parsed:
+    """A file's content, or `otherwise` where there is no such file. Raises ValueError, with one line
+    that names the file, where it is not what it should be."""
+    if not path.exists():
+        return otherwise
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, csv.Error, yaml.YAMLError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"{path}: {' '.join(str(reason).split())}") from None
 
 
 def read_run(run_dir: Path) -> Run:
-    """Reads every file that a report shows. Raises FileNotFoundError where results.csv is missing."""
+    """Reads every file that a report shows. Raises FileNotFoundError where results.csv is missing and
+    ValueError where a file is not what it should be."""
     results = run_dir / "results.csv"
     if not results.exists():
         raise FileNotFoundError(f"{run_dir} holds no results.csv: it is not a run directory")
-    scenario = run_dir / "scenario.yaml"
-    text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
-    loaded = yaml.safe_load(text) if text else None
+
+    def table(name: str, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+        nothing = pd.DataFrame(columns=[*text, *numbers], dtype=object)
+        return _read(run_dir / name, lambda c: _table(c, text, numbers), _typed(nothing, text, numbers))
+
+    no_scenario: tuple[str, dict[str, Any]] = ("", {})
+    text, scenario = _read(run_dir / "scenario.yaml", _scenario, no_scenario)
     return Run(
-        results=_typed(_csv(results), TEXT, NUMBERS),
-        comparison=_typed(_csv(run_dir / "comparison.csv"), COMPARED_TEXT, COMPARED_NUMBERS),
-        timeline=_typed(pd.DataFrame(_json(run_dir / "timeline.json") or []), SPAN_TEXT, SPAN_NUMBERS),
-        summary=_json(run_dir / "summary.json") or {},
+        results=table("results.csv", TEXT, NUMBERS),
+        comparison=table("comparison.csv", COMPARED_TEXT, COMPARED_NUMBERS),
+        timeline=_read(run_dir / "timeline.json", _spans, _spans("[]")),
+        summary=_read(run_dir / "summary.json", _summary, {}),
         scenario_text=text,
-        scenario=loaded if isinstance(loaded, dict) else {},
-        provenance=_json(run_dir / "provenance.json") or {},
+        scenario=scenario,
+        provenance=_read(run_dir / "provenance.json", _object, {}),
     )

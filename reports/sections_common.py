@@ -9,9 +9,11 @@ from reports import figures_common as figures
 from reports.page import Definition, Details, Opening, Plot, Section, Table
 from reports.run import Run, extreme
 from reports.text import (
+    counted,
     known,
     listed,
     percent,
+    recorded,
     signed_percent,
     significant,
     size_percent,
@@ -51,24 +53,20 @@ def sections(run: Run) -> list[Section]:
 
 
 def _about(run: Run) -> str:
-    model = run.scenario.get("model")
-    named = model.get("kind") if isinstance(model, dict) else model
-    parts = [
-        f"{run.study} study" if run.study else "",
-        run.scenario.get("device"),
-        named,
-        run.scenario.get("dtype"),
-    ]
+    device = _named(run.provenance.get("device")) or _named(run.scenario.get("device"))
+    study = f"{run.study} study" if run.study else ""
+    parts = [study, device, _named(run.scenario.get("model")), run.provenance.get("formats")]
     return " · ".join(str(part) for part in parts if part)
 
 
+def _named(thing: Any) -> str:
+    found = thing.get("name") or thing.get("kind") if isinstance(thing, dict) else thing
+    return str(found or "")
+
+
 def _command(run: Run) -> str:
-    given = run.provenance.get("command")
-    if given:
-        return str(given)
-    machine = run.provenance.get("machine")
-    on = f" --on {machine}" if machine and machine != "sim" else ""
-    return f"python -m simcore run scenario.yaml{on}"
+    # The scenario beside the page has every setting in it; how the run was called is in the provenance.
+    return "python -m simcore run scenario.yaml" if run.scenario_text else ""
 
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -77,9 +75,10 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
         return [row for key, value in tree.items() for row in flat(value, (*path, str(key)))]
     if isinstance(tree, list):
         tree = "; ".join(
-            ", ".join(f"{k} {v}" for k, v in x.items()) if isinstance(x, dict) else str(x) for x in tree
+            ", ".join(f"{k} {recorded(v)}" for k, v in x.items()) if isinstance(x, dict) else recorded(x)
+            for x in tree
         )
-    return [(" › ".join(path).replace("_", " "), "" if tree is None else str(tree))]
+    return [(" › ".join(path).replace("_", " "), recorded(tree))]
 
 
 # -- predicted against published -------------------------------------------------------------------
@@ -145,33 +144,41 @@ def predictions(run: Run) -> pd.DataFrame:
     return rows[rows["role"] != FITTED]
 
 
+def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
+    if len(rows) == 1 and ahead.empty:
+        return "The one figure compared here was used for fitting; it is not a prediction."
+    if ahead.empty:
+        return "Every figure compared here was used for fitting; none of them is a prediction."
+    without = "predicted without having been used"
+    if len(ahead) == 1:
+        error = signed_percent(ahead["error_pct"].iloc[0])
+        return f"1 published figure was {without}, with an error of {error}."
+    sizes = ahead["error_pct"].abs()
+    return (
+        f"{counted(len(ahead), 'published figure')} were {without}: half of them within "
+        f"{size_percent(sizes.median())}, the worst off by {size_percent(sizes.max())}."
+    )
+
+
 def comparison(run: Run) -> list[Section]:
     """Predicted against published, by role, so that what was fitted never passes for a prediction."""
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
         return []
-    ahead = predictions(run)
-    lead = "Every figure compared here was used for fitting; none of them is a prediction."
-    if len(ahead):
-        sizes = ahead["error_pct"].abs()
-        middle, worst = size_percent(sizes.median()), size_percent(sizes.max())
-        lead = (
-            f"{len(ahead)} published figures were predicted without having been used: "
-            f"half of them within {middle}, the worst off by {worst}."
-        )
     hollow = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
     figure = figures.errors(rows, _roles(rows))
     plot = Plot("errors", "error of every predicted figure, by role", {(): figure})
+    every = f"All {len(rows):,} compared figures" if len(rows) > 1 else "The compared figure"
     return [
         Section(
             key="published",
             heading="Predicted against published",
             short="Against published",
-            lead=lead,
+            lead=_compared_lead(rows, predictions(run)),
             plots=[plot],
             table=error_summary(rows),
             notes=[hollow] if (rows["role"] == FITTED).any() else [],
-            details=[Details(f"All {len(rows)} compared figures", table=_compared(rows))],
+            details=[Details(every, table=_compared(rows))],
         )
     ]
 

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,7 @@ from reports import sections_common as common
 from reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
 from reports.run import Run, extreme
 from reports.text import (
+    counted,
     duration,
     interval,
     known,
@@ -22,6 +23,7 @@ from reports.text import (
     percent,
     scientific,
     signed,
+    signed_percent,
     significant,
     size_percent,
     times,
@@ -31,6 +33,7 @@ from reports.text import (
 CASE = ["label", "context_tokens", "batch", "hit_rate"]
 SUMS_WITHIN = 1e-3
 CROSSOVERS_SHOWN = 14
+PLACES_SHOWN = 4
 
 FORMULAS: Sequence[tuple[str, Definition]] = [
     (
@@ -196,9 +199,12 @@ def _values(rows: pd.DataFrame, column: str) -> list[float]:
     return sorted(float(v) for v in rows[column].dropna().unique())
 
 
-def _batches(rows: pd.DataFrame) -> Dimension:
+def _batches(run: Run, rows: pd.DataFrame) -> Dimension:
+    """The batches of these rows; opens on the one that the answer is about."""
     found = _values(rows, "batch") or [math.nan]
-    return "Batch", [(f"{b:.0f}" if known(b) else "", b) for b in found], 0
+    _, wanted = _place(run)
+    opens = found.index(wanted) if wanted in found else len(found) - 1
+    return "Batch", [(f"{b:.0f}" if known(b) else "", b) for b in found], opens
 
 
 def _hit_rates(rows: pd.DataFrame) -> list[Option]:
@@ -213,14 +219,31 @@ def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
 # -- key figures -----------------------------------------------------------------------------------
 
 
+def _place(run: Run) -> tuple[float, float]:
+    """The context and batch that the answer is about: the longest context, the largest batch there."""
+    rows = run.metric("token_latency_s")
+    context = rows["context_tokens"].max()
+    return context, _at(rows, "context_tokens", context)["batch"].max()
+
+
+def _there(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the context and batch that the answer is about."""
+    context, batch = _place(run)
+    return _at(_at(rows, "context_tokens", context), "batch", batch).reset_index(drop=True)
+
+
+def _at_place(run: Run) -> str:
+    """That context, and the batch where the run has several: " at 128K tokens, batch 8"."""
+    context, batch = _place(run)
+    several = run.metric("token_latency_s")["batch"].nunique() > 1
+    parts = [f"{tokens(context)} tokens"] if known(context) else []
+    parts += [f"batch {batch:,.0f}"] if several and known(batch) else []
+    return " at " + ", ".join(parts) if parts else ""
+
+
 def _longest(run: Run) -> pd.DataFrame:
     rows = run.metric("token_latency_s")
-    rows = rows[rows["value"] > 0]
-    if rows.empty:
-        return rows
-    rows = _at(rows, "batch", _batches(rows)[1][0][1])
-    longest: pd.DataFrame = rows[rows["context_tokens"] == rows["context_tokens"].max()]
-    return longest.reset_index(drop=True)
+    return _there(run, rows[rows["value"] > 0])
 
 
 def _where(row: pd.Series) -> str:
@@ -232,9 +255,7 @@ def _fastest(run: Run) -> Tile | None:
     if rows.empty:
         return None
     best = extreme(rows, rows["value"], largest=False)
-    return Tile(
-        milliseconds(best["value"]), f"Fastest token at {tokens(best['context_tokens'])} tokens", _where(best)
-    )
+    return Tile(milliseconds(best["value"]), f"Fastest token{_at_place(run)}", _where(best))
 
 
 def _best_tensor(run: Run) -> Tile | None:
@@ -243,20 +264,18 @@ def _best_tensor(run: Run) -> Tile | None:
     if own.empty or len(own) == len(rows):
         return None
     best = extreme(own, own["value"], largest=False)
-    return Tile(
-        milliseconds(best["value"]),
-        f"Best of tensor parallelism at {tokens(best['context_tokens'])}",
-        _where(best),
-    )
+    return Tile(milliseconds(best["value"]), f"Best of tensor parallelism{_at_place(run)}", _where(best))
 
 
 def _gain(run: Run) -> Tile | None:
-    ratio = _ratios(run)
+    ratio = _there(run, _ratios(run))
     if ratio.empty:
         return None
     best = extreme(ratio, ratio["ratio"])
-    where = f"{_where(best)}, {tokens(best['context_tokens'])} tokens"
-    return Tile(times(best["ratio"]), "Largest speed-up on the same devices", where)
+    means = "Largest speed-up on as many devices"
+    if best["ratio"] < 1:
+        means = "ALSpec against tensor parallelism on as many devices, at best"
+    return Tile(times(best["ratio"]), means, _where(best) + "," + _at_place(run))
 
 
 def _communication(run: Run) -> Tile | None:
@@ -277,12 +296,12 @@ def _accuracy(run: Run) -> Tile | None:
     rows = common.predictions(run)
     if rows.empty:
         return None
-    sizes = rows["error_pct"].abs()
-    return Tile(
-        size_percent(sizes.median()),
-        "Median error against published",
-        f"{len(rows)} figures, none of them fitted",
-    )
+    count = counted(len(rows), "figure")
+    if len(rows) == 1:
+        error = signed_percent(rows["error_pct"].iloc[0])
+        return Tile(error, "Error against published", f"{count}, not fitted")
+    middle = size_percent(rows["error_pct"].abs().median())
+    return Tile(middle, "Median error against published", f"{count}, none of them fitted")
 
 
 # -- latency ---------------------------------------------------------------------------------------
@@ -339,13 +358,26 @@ def _without_empty_columns(table: Table) -> Table:
     )
 
 
-def _latency_notes(rows: pd.DataFrame, one_context: bool) -> list[str]:
+def _if_priced(run: Run) -> list[str]:
+    """What the fastest of the cases that take something as free needs where nothing is."""
+    priced = _there(run, run.metric("latency_if_priced_s"))
+    joined = _longest(run).merge(priced, on=CASE, suffixes=("", "_priced"))
+    if joined.empty:
+        return []
+    best = extreme(joined, joined["value"], largest=False)
+    latency = f"{_where(best)} {milliseconds(best['value_priced'])}{_at_place(run)}"
+    return [f"With what the profile takes as free priced by link and roofline: {latency}."]
+
+
+def _latency_notes(run: Run, rows: pd.DataFrame, one_context: bool) -> list[str]:
     notes = []
     if not one_context and rows.groupby("label")["hit_rate"].nunique().gt(1).any():
         notes.append("A band reaches from the fewest hits (upper edge) to the most (lower edge).")
     if rows["source"].str.contains("extrapolated").any():
         notes.append("Hollow: the price is extrapolated beyond what was measured or published.")
-    return notes
+    if (rows["low"] < rows["high"]).any():
+        notes.append("90 % intervals: on hover and in the table.")
+    return [*_if_priced(run), *([" ".join(notes)] if notes else [])]
 
 
 def _latency(run: Run) -> list[Section]:
@@ -356,7 +388,7 @@ def _latency(run: Run) -> list[Section]:
     one_context = rows["context_tokens"].nunique() < 2
     rates = _hit_rates(rows)
     every = [("all" if len(rates) > 1 else "", None)]
-    dimensions: list[Dimension] = [_batches(rows)]
+    dimensions: list[Dimension] = [_batches(run, rows)]
     if not one_context:
         dimensions.append(("Hit rate", [*every, *(rates if len(rates) > 1 else [])], 0))
 
@@ -369,6 +401,7 @@ def _latency(run: Run) -> list[Section]:
     at = f" at {tokens(rows['context_tokens'].iloc[0])} tokens" if one_context else " against context"
     lead = "Time from one token to the next, for one user. Lower is better."
     baseline = run.summary.get("baseline")
+    every_latency = f"All {len(rows):,} latencies" if len(rows) > 1 else "The latency"
     return [
         Section(
             key="latency",
@@ -376,8 +409,8 @@ def _latency(run: Run) -> list[Section]:
             short="Latency",
             lead=f"{lead} The baseline is {baseline}." if baseline else lead,
             plots=[Plot("latency", f"latency per token{at}, by strategy", **_views(dimensions, draw))],
-            notes=_latency_notes(rows, one_context),
-            details=[Details(f"All {len(rows)} latencies as a table", table=_all_figures(run))],
+            notes=_latency_notes(run, rows, one_context),
+            details=[Details(f"{every_latency} as a table", table=_all_figures(run))],
         )
     ]
 
@@ -400,7 +433,7 @@ def _critical_path(run: Run) -> list[Section]:
     contexts = [(tokens(c), c) for c in _values(parts, "context_tokens")] or [("", math.nan)]
     rates: list[Option] = _hit_rates(parts) or [("", None)]
     dimensions = [
-        _batches(parts),
+        _batches(run, parts),
         ("Context", contexts, len(contexts) - 1),
         ("Hit rate", rates, len(rates) // 2),
     ]
@@ -467,7 +500,8 @@ def _ratios(run: Run) -> pd.DataFrame:
     return figures.same_devices_ratio(run.metric("token_latency_s"))
 
 
-def _maps(ratio: pd.DataFrame, labels: Iterable[str]) -> list[Plot]:
+def _maps(run: Run) -> list[Plot]:
+    ratio, labels = _ratios(run), [v.label for v in figures.variants(run.results)]
     rows = ratio[ratio["hit_rate"].notna()]
     if rows.empty:
         return []
@@ -484,7 +518,9 @@ def _maps(ratio: pd.DataFrame, labels: Iterable[str]) -> list[Plot]:
 
         heading = f"{label}, over tensor parallelism on {devices:.0f} devices"
         key = f"speed-up-{len(plots)}"
-        plots.append(Plot(key, f"speed-up of {heading}", heading=heading, **_views([_batches(own)], draw)))
+        plots.append(
+            Plot(key, f"speed-up of {heading}", heading=heading, **_views([_batches(run, own)], draw))
+        )
     return plots
 
 
@@ -495,43 +531,88 @@ CROSSOVERS: Sequence[tuple[str, str, Callable[[float], str]]] = [
 ]
 
 
-def _crossover_rows(run: Run, wanted: Iterable[str]) -> list[list[str]]:
-    """Crossovers with the same answer share a row."""
-    found: dict[tuple[str, str, str, str], list[str]] = {}
+Place = tuple[float, float]  # context and hit rate, nan where the crossover is not at one
+
+
+@dataclass(frozen=True)
+class _Crossing:
+    """Crossovers of one strategy with the same answer, and where they were searched."""
+
+    name: str
+    label: str
+    value: str
+    remark: str
+    batches: tuple[float, ...]
+    places: tuple[Place, ...]
+
+
+def _crossings(run: Run) -> list[_Crossing]:
+    """Places with the same answer share an entry, and so do batches with the same places."""
+    entries: list[_Crossing] = []
     for metric, name, show in CROSSOVERS:
-        if metric not in wanted:
-            continue
-        for _, row in run.results[run.results["metric"] == metric].iterrows():
-            at = [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
-            at += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
-            value = show(row["value"]) if known(row["value"]) else "none"
-            found.setdefault((name, row["label"], value, row["source"]), []).append(", ".join(at))
-    return [
-        [name, label, _together(places), value, remark]
-        for (name, label, value, remark), places in found.items()
+        rows = run.results[run.results["metric"] == metric]
+        found: dict[tuple[str, float | None, str, str], list[Place]] = {}
+        for label, batch in itertools.product(dict.fromkeys(rows["label"]), _sorted_batches(rows)):
+            own = _at(rows[rows["label"] == label], "batch", batch)
+            for _, row in own.iterrows():
+                value = show(row["value"]) if known(row["value"]) else "none"
+                key = (label, batch if known(batch) else None, value, row["source"])
+                found.setdefault(key, []).append((row["context_tokens"], row["hit_rate"]))
+        together: dict[tuple[str, str, str, str], list[tuple[float | None, list[Place]]]] = {}
+        for (label, number, value, remark), places in found.items():
+            same = (label, value, remark, str(places))
+            together.setdefault(same, []).append((number, places))
+        for (label, value, remark, _), members in together.items():
+            batches = tuple(number for number, _ in members if number is not None)
+            entries.append(_Crossing(name, label, value, remark, batches, tuple(members[0][1])))
+    return entries
+
+
+def _sorted_batches(rows: pd.DataFrame) -> list[float]:
+    return [*_values(rows, "batch"), *([math.nan] if rows["batch"].isna().any() else [])]
+
+
+def _where_searched(places: Sequence[Place], at_most: int | None) -> str:
+    """ "50 % and 75 % hits"; "1K and 32K tokens, 50 % hits"; "1K tokens, 50 % hits and 3 more"."""
+    contexts = list(dict.fromkeys(c for c, _ in places if known(c)))
+    rates = list(dict.fromkeys(h for _, h in places if known(h)))
+    if len(places) == max(1, len(contexts)) * max(1, len(rates)):
+        parts = [listed((tokens(c) for c in contexts), at_most) + " tokens"] if contexts else []
+        parts += [listed((percent(h) for h in rates), at_most) + " hits"] if rates else []
+        return ", ".join(parts)
+    one_by_one = [_where_searched([place], None) for place in places]
+    few = one_by_one[: at_most - 1] if at_most is not None and len(places) > at_most else one_by_one
+    rest = len(places) - len(few)
+    return "; ".join(few) + (f" and {rest} more" if rest else "")
+
+
+def _crossover_table(run: Run, entries: Sequence[_Crossing], at_most: int | None) -> Table:
+    several = run.results["batch"].nunique() > 1
+    lines = [
+        [
+            entry.name,
+            entry.label,
+            listed(f"{b:,.0f}" for b in entry.batches) if several else "",
+            _where_searched(entry.places, at_most),
+            entry.value,
+            entry.remark,
+        ]
+        for entry in entries
     ]
-
-
-def _together(places: Sequence[str]) -> str:
-    """ "50 % hits", "75 % hits" -> "50 % and 75 % hits"."""
-    for ending in (" hits", " tokens"):
-        if all(place.endswith(ending) and "," not in place for place in places):
-            return listed(place.removesuffix(ending) for place in places) + ending
-    return "; ".join(place for place in places if place)
+    head = ["break-even", "strategy", "batch", "at", "value", "remark"]
+    return replace(_without_empty_columns(Table(head, lines, "llrlr")), wraps=True)
 
 
 def _crossover(run: Run) -> list[Section]:
-    ratio = _ratios(run)
-    plots = _maps(ratio, [v.label for v in figures.variants(run.results)])
-    every = _crossover_rows(run, [m for m, _, _ in CROSSOVERS])
+    plots, every = _maps(run), _crossings(run)
     if not plots and not every:
         return []
-    head = ["break-even", "strategy", "at", "value", "remark"]
-    few = every if len(every) <= CROSSOVERS_SHOWN else _crossover_rows(run, ["crossover_context_tokens"])
-    few = few if 0 < len(few) <= CROSSOVERS_SHOWN else every[:CROSSOVERS_SHOWN]
-    details = []
-    if len(few) < len(every):
-        details = [Details(f"All {len(every)} crossovers", table=Table(head, every, "lllr"))]
+    first = [entry for entry in every if entry.name == CROSSOVERS[0][1]]
+    few = every if len(every) <= CROSSOVERS_SHOWN else (first or every)[:CROSSOVERS_SHOWN]
+    table = _crossover_table(run, few, PLACES_SHOWN)
+    whole = _crossover_table(run, every, None)
+    count = int(run.results["metric"].isin([metric for metric, _, _ in CROSSOVERS]).sum())
+    hidden = table.rows != whole.rows
     lead = (
         "Cells give the speed-up of ALSpec over tensor parallelism on as many devices: blue where ALSpec is "
         "faster, brown where tensor parallelism is, a line where both take as long."
@@ -543,8 +624,8 @@ def _crossover(run: Run) -> list[Section]:
             short="Crossover",
             lead=lead if plots else "",
             plots=plots,
-            table=_without_empty_columns(Table(head, few, "lllr")) if few else None,
-            details=details,
+            table=table if few else None,
+            details=[Details(f"All {count:,} crossovers", table=whole)] if hidden else [],
         )
     ]
 

@@ -76,6 +76,27 @@ def scientific(value: float) -> str:
     return f"{mantissa} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}"
 
 
+def recorded(value: Any) -> str:
+    """A recorded value of any kind: numbers with at most four digits that count, whole ones in full.
+
+    >>> recorded(5e10), recorded(5.679e-06), recorded(0.2746438), recorded(131072), recorded("a")
+    ('5 × 10¹⁰', '5.679 × 10⁻⁶', '0.2746', '131,072', 'a')
+    """
+    if isinstance(value, bool) or not known(value):
+        return "" if value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{float(f'{value:.4g}'):,.10g}"
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{float(mantissa):g} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """ "1 figure", "2 figures"."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
 def strategy_name(strategy: str) -> str:
     """A strategy's name in a sentence."""
     return STRATEGY_NAMES.get(strategy, strategy.replace("_", " "))
@@ -128,9 +149,11 @@ def interval(low: float, high: float, scale: float = 1.0) -> str:
     return f"{significant(low * scale, 4)} to {significant(high * scale, 4)}"
 
 
-def listed(parts: Iterable[str]) -> str:
-    """ "a, b and c"."""
+def listed(parts: Iterable[str], at_most: int | None = None) -> str:
+    """ "a, b and c", or "a, b and 3 more" where there are more than `at_most`."""
     items = list(parts)
+    if at_most is not None and len(items) > at_most:
+        items = [*items[: at_most - 1], f"{len(items) - at_most + 1} more"]
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 import reports
-from reports import figures_common, figures_decode, sections_common, style
+from reports import figures_common, figures_decode, sections_common, sections_decode, style
 from reports.run import read_run
 
 CONTEXTS = (1024, 8192, 32768, 65536, 98304, 131072)
@@ -432,10 +432,34 @@ def test_timeline_counts_from_the_exchange(everything: Path) -> None:
     drawn = sum(len(trace["x"]) for trace in plot["figures"]["0,1"]["data"])
     assert drawn == len(timeline())
     lanes = plot["figures"]["0,1"]["layout"]["yaxis"]["ticktext"]
-    assert lanes[:2] == ["group 0, rank 0", "wire"]
+    assert lanes[:2] == ["rank 0, sends", "wire"]
     assert len(lanes) == 12
-    assert plot["figures"]["0,0"]["layout"]["yaxis"]["ticktext"] == ["group 0", "wire", "group 1"]
     assert "362 µs" in plot["figures"]["0,0"]["layout"]["annotations"][0]["text"]
+
+
+def _swapped(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the groups exchanged on a miss, as a run leaves it: who sends changes every time."""
+    return [
+        {**s, "rank": (s["rank"] + 4) % 8, "group": 1 - s["group"]} if s["outcome"] == "miss" else s
+        for s in spans
+    ]
+
+
+def test_both_panes_of_a_layer_have_the_sender_above_who_goes_on() -> None:
+    spans = pd.DataFrame([s for s in _swapped(timeline()) if s["tensor"] == 0])
+    layout = figures_decode.timeline(spans).layout
+    assert list(layout.yaxis.ticktext) == ["group 0, sends", "wire", "group 1, goes on"]
+    assert list(layout.yaxis2.ticktext) == ["group 1, sends", "wire", "group 0, goes on"]
+
+
+def test_what_takes_no_time_has_neither_row_nor_key() -> None:
+    spans = pd.DataFrame([s for s in _swapped(timeline()) if s["tensor"] == 0])
+    free = spans["op_kind"].isin(["put", "receive_speculation"]) | (spans["state"] == "skipped")
+    spans["end_s"] = spans["end_s"].where(~free, spans["start_s"])
+    figure = figures_decode.timeline(spans[spans["op_kind"] != "exchange_priority"])
+    assert list(figure.layout.yaxis.ticktext) == ["group 0, sends", "group 1, goes on"]
+    assert list(figure.layout.yaxis2.ticktext) == ["group 1, sends", "group 0, goes on"]
+    assert not {"skipped", "speculation"} & {trace.name for trace in figure.data}
 
 
 def test_map_is_the_ratio_on_as_many_devices(everything: Path) -> None:
@@ -501,6 +525,142 @@ def test_scenario_formulas_and_provenance_close_the_page(everything: Path) -> No
         assert said in text
 
 
+def test_the_provenance_is_printed_in_numbers_that_people_read(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, few())
+    recorded = {"link": {"bytes_per_s": 50000000000.0, "latency_s": 5.679e-06}, "share": 0.2746438474348996}
+    made = {"command": "python -m simcore run x.yaml --set a=1", "device": {"name": "n300"}, **recorded}
+    made["formats"] = "weights bfp8, cache bf16"
+    (run_dir / "provenance.json").write_text(json.dumps(made), encoding="utf-8")
+    text = _own_text(reports.build(run_dir).read_text(encoding="utf-8"))
+    for said in ("5 × 10¹⁰", "5.679 × 10⁻⁶", "0.2746<", "n300 · llama-3.1-8b · weights bfp8, cache bf16"):
+        assert said in text
+    header, footer = text[: text.index("<h1>")], text[text.index("<footer>") :]
+    assert "bfp8 ·" not in header
+    assert text.count("--set a=1") == 1
+    assert ">python -m simcore run scenario.yaml<" in footer
+
+
+def test_latency_lines_have_no_error_bars_and_intervals_on_hover(everything: Path) -> None:
+    traces = _traces(everything, "latency", "0,3").values()
+    assert not any("error_y" in trace for trace in traces)
+    assert all("90 % interval" in text for trace in traces for text in trace["hovertext"])
+    assert "90 % intervals: on hover and in the table." in everything.read_text(encoding="utf-8")
+
+
+def test_latency_with_nothing_free_is_told_of_the_fastest_at_the_longest_context(tmp_path: Path) -> None:
+    rows = few()
+    priced = rows[(rows["metric"] == "token_latency_s") & (rows["strategy"] == "alspec")]
+    priced = priced.assign(metric="latency_if_priced_s", value=priced["value"] + 1e-3)
+    best = priced[priced["context_tokens"] == 32768].sort_values("value").iloc[0]
+    text = _own_text(
+        reports.build(write_run(tmp_path, pd.concat([rows, priced]))).read_text(encoding="utf-8")
+    )
+    said = f"{best['label']}, 75\u00a0% hits {best['value'] * 1e3:.2f}\u00a0ms at 32K tokens."
+    assert f"priced by link and roofline: {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("roles", "lead", "tile"),
+    [
+        (
+            ["measured"],
+            "1 published figure was predicted without having been used, with an error",
+            "1 figure,",
+        ),
+        (["measured"] * 2, "2 published figures were predicted", "2 figures, none of them fitted"),
+        (["fitted"], "The one figure compared here was used for fitting", ""),
+    ],
+)
+def test_one_figure_is_spoken_of_in_the_singular(
+    roles: list[str], lead: str, tile: str, tmp_path: Path
+) -> None:
+    run_dir = write_run(tmp_path, few())
+    comparison().head(len(roles)).assign(role=roles).to_csv(run_dir / "comparison.csv", index=False)
+    text = _own_text(reports.build(run_dir).read_text(encoding="utf-8"))
+    assert lead in text
+    assert tile in text
+    assert not re.search(r"\b1 (published )?figures", text)
+
+
+# -- several batches -------------------------------------------------------------------------------
+
+
+def _two_batches() -> pd.DataFrame:
+    rows = few()
+    of_batch_8 = rows.assign(batch=8, value=rows["value"] * 3, low=rows["low"] * 3, high=rows["high"] * 3)
+    slower = (of_batch_8["strategy"] == "alspec") & (of_batch_8["metric"] == "token_latency_s")
+    of_batch_8.loc[slower, "value"] *= 2
+    return pd.concat([rows, of_batch_8])
+
+
+def test_tiles_are_about_the_context_and_batch_of_the_answer(tmp_path: Path) -> None:
+    rows = _two_batches()
+    latency = rows[(rows["metric"] == "token_latency_s") & (rows["context_tokens"] == 32768)]
+    there = latency[latency["batch"] == 8]
+    run = read_run(write_run(tmp_path, rows, optional=False))
+    tiles = {tile.means: tile for tile in sections_decode.opening(run).tiles}
+    fastest = f"{there['value'].min() * 1e3:.2f}\u00a0ms"
+    assert tiles["Fastest token at 32K tokens, batch 8"].value == fastest
+    assert "Best of tensor parallelism at 32K tokens, batch 8" in tiles
+    against = tiles["ALSpec against tensor parallelism on as many devices, at best"]
+    ratio = figures_decode.same_devices_ratio(there)["ratio"].max()
+    assert ratio < 1
+    assert against.value == f"{ratio:.2f}×"
+    assert against.where.endswith("at 32K tokens, batch 8")
+
+
+def test_a_batch_is_named_only_where_there_are_several(everything: Path) -> None:
+    assert "batch 1" not in _own_text(everything.read_text(encoding="utf-8")).split("<main>")[0]
+
+
+def test_selectors_open_on_the_batch_of_the_answer(tmp_path: Path) -> None:
+    page = reports.build(write_run(tmp_path, _two_batches(), optional=False))
+    plots = _page_data(page.read_text(encoding="utf-8"))["plots"]
+    assert {"latency", "critical-path", "speed-up-0"} <= set(plots)
+    for key in ("latency", "critical-path", "speed-up-0", "speed-up-1"):
+        assert plots[key]["chosen"][0] == 1
+
+
+def _crossings(answers: Mapping[Any, float]) -> pd.DataFrame:
+    rows = few()
+    row = rows[rows["metric"] == "crossover_link_latency_s"].iloc[0]
+    made = [
+        {**row, "batch": batch, "context_tokens": context, "hit_rate": rate, "value": value, "source": "why"}
+        for (batch, context, rate), value in answers.items()
+    ]
+    others = rows[~rows["metric"].str.startswith("crossover_")]
+    return pd.concat([others, others.assign(batch=8), pd.DataFrame(made)])
+
+
+def _break_even(run_dir: Path, rows: pd.DataFrame) -> tuple[list[list[str]], list[str]]:
+    page = _own_text(reports.build(write_run(run_dir, rows, optional=False)).read_text(encoding="utf-8"))
+    section = page[page.index('<section id="crossover"') :]
+    table = section[section.index("<table") : section.index("</table>")]
+    lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in table.split("</thead>")[1].split("<tr>")]
+    return [line for line in lines if line], re.findall(r"<th[^>]*>(.*?)</th>", table)
+
+
+def test_batches_are_a_column_of_the_break_even_table(tmp_path: Path) -> None:
+    places = [(c, h) for c in (1024, 32768) for h in (0.5, 0.75)]
+    answers = {(b, c, h): math.nan if b == 1 else 17e-6 for b in (1, 8) for c, h in places}
+    lines, head = _break_even(tmp_path / "apart", _crossings(answers))
+    assert head == ["break-even", "strategy", "batch", "at", "value", "remark"]
+    at = "1K and 32K tokens, 50\u00a0% and 75\u00a0% hits"
+    assert [line[2:] for line in lines] == [["1", at, "none", "why"], ["8", at, "17\u00a0µs", "why"]]
+    lines, _ = _break_even(tmp_path / "together", _crossings(dict.fromkeys(answers, math.nan)))
+    assert [line[2:] for line in lines] == [["1 and 8", at, "none", "why"]]
+
+
+def test_a_row_of_the_break_even_table_names_a_few_places(tmp_path: Path) -> None:
+    diagonal = {(1, 1024 * 2**i, 0.5 + i / 100): math.nan for i in range(6)}
+    lines, _ = _break_even(tmp_path / "pairs", _crossings(diagonal))
+    assert lines[0][3].endswith("and 3 more")
+    assert lines[0][3].count(";") == 2
+    many = {(1, 1024 * 2**i, 0.5): math.nan for i in range(6)}
+    lines, _ = _break_even(tmp_path / "many", _crossings(many))
+    assert lines[0][3] == "1K, 2K, 4K and 3 more tokens, 50\u00a0% hits"
+
+
 # -- what may be missing ---------------------------------------------------------------------------
 
 
@@ -563,6 +723,50 @@ def test_a_study_without_figures_of_its_own_has_a_page(tmp_path: Path) -> None:
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no results\.csv"):
         reports.build(tmp_path)
+
+
+BROKEN = {
+    "no columns of ours": ("results.csv", "a,b\n1,2\n"),
+    "empty results": ("results.csv", ""),
+    "a word for a number": ("results.csv", None),
+    "bytes": ("results.csv", b"\xff\xfe\x00\x80"),
+    "comparison without our columns": ("comparison.csv", "hello\n"),
+    "comparison cut off": ("comparison.csv", comparison().to_csv(index=False)[:-40]),
+    "summary is no JSON": ("summary.json", "{"),
+    "summary is a list": ("summary.json", "[1]"),
+    "warnings are a number": ("summary.json", '{"warnings": 3}'),
+    "timeline is an object": ("timeline.json", "{}"),
+    "timeline of strings": ("timeline.json", '["a"]'),
+    "spans without times": ("timeline.json", '[{"case": "a"}]'),
+    "timeline of bytes": ("timeline.json", b"\x80"),
+    "provenance is a number": ("provenance.json", "3"),
+    "provenance holds NaN": ("provenance.json", '{"a": NaN}'),
+    "scenario is no YAML": ("scenario.yaml", "a: [1\nb: {"),
+    "scenario is a word": ("scenario.yaml", "hello"),
+}
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_no_page_is_made_of_garbage(case: str, tmp_path: Path) -> None:
+    name, content = BROKEN[case]
+    run_dir = write_run(tmp_path, few())
+    if content is None:
+        content = (run_dir / name).read_text(encoding="utf-8")
+        content = content.replace(",1024.0,", ",long,", 1)
+    (run_dir / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=re.escape(name)) as raised:
+        reports.build(run_dir)
+    assert "\n" not in str(raised.value)
+    assert not (run_dir / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["results.csv", "summary.json", "timeline.json", "scenario.yaml"])
+def test_a_folder_in_the_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, few())
+    (run_dir / name).unlink()
+    (run_dir / name).mkdir()
+    with pytest.raises(ValueError, match=re.escape(name)):
+        reports.build(run_dir)
 
 
 # -- colours ---------------------------------------------------------------------------------------

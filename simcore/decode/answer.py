@@ -56,9 +56,7 @@ def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> str:
             if rivals and min(rivals) < bench.run(replace(case, free=False)).latency_s:
                 lost.append(case.context)
     priced_ms = bench.run(replace(best, free=False)).latency_s * 1e3
-    text = (
-        f"; the profile takes its own communication as free: priced by the link it needs {priced_ms:.2f} ms"
-    )
+    text = f"; the profile takes ALSpec's messages as free: priced by the link it needs {priced_ms:.2f} ms"
     return text + (f" and loses to tensor parallelism at {_tokens(lost)}" if lost else "")
 
 

@@ -14,16 +14,15 @@ from simcore.trace import Span, Trace, op_events
 
 
 def shown_case(fitting: Sequence[Case]) -> Case:
-    """The case whose trace is kept: two-group speculation on most devices at the longest context."""
-    return max(
-        fitting,
-        key=lambda c: (
-            c.axes.strategy == "alspec",
-            c.context,
-            c.axes.devices,
-            c.axes.hit_rate or 0.0,
-        ),
-    )
+    """The case whose trace is kept: two-group speculation at the longest context and the largest batch, on
+    most devices, with most hits."""
+
+    def order(case: Case) -> tuple[bool, int, int, int, float]:
+        axes = case.axes
+        speculates = axes.strategy == "alspec"
+        return speculates, case.context, axes.batch, axes.devices, axes.hit_rate or 0.0
+
+    return max(fitting, key=order)
 
 
 def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
