@@ -118,7 +118,7 @@ def test_what_a_profile_takes_as_free_is_priced_beside() -> None:
     assert priced["alspec", 4, 1024] > latency["alspec", 4, 1024] + 32 * 15e-6
     assert latency["alspec", 4, 1024] < latency["tensor_parallel", 4, 1024] < priced["alspec", 4, 1024]
     assert any("takes as free: exchange, receive" in warning for warning in outcome.warnings)
-    assert "loses to tensor parallelism at 1,024 tokens" in outcome.answer
+    assert "behind tensor parallelism at 1,024 tokens" in outcome.answer
 
 
 def test_what_is_fused_hides_its_communication_and_says_so() -> None:

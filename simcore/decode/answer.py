@@ -56,8 +56,8 @@ def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> str:
             if rivals and min(rivals) < bench.run(replace(case, free=False)).latency_s:
                 lost.append(case.context)
     priced_ms = bench.run(replace(best, free=False)).latency_s * 1e3
-    text = f"; the profile takes ALSpec's messages as free: priced by the link it needs {priced_ms:.2f} ms"
-    return text + (f" and loses to tensor parallelism at {_tokens(lost)}" if lost else "")
+    text = f"; if its messages are not free, as the profile has them, {priced_ms:.2f} ms"
+    return text + (f" and behind tensor parallelism at {_tokens(lost)}" if lost else "")
 
 
 def _tokens(contexts: Sequence[int]) -> str:
@@ -75,7 +75,7 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
     if lost:
         ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
     elif len(winners) > 1:
-        ends.append(f"it is the fastest from {min(winners):,} tokens on")
+        ends.append(f"it leads from {min(winners):,} tokens on")
     for row in found:
         here = (row.axes.label, row.axes.batch, row.axes.context_tokens)
         if (
@@ -83,7 +83,7 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
             and here == (label, best.axes.batch, best.context)
             and row.value
         ):
-            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices overtakes it")
+            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices is faster")
     return "".join(f"; {end}" for end in ends)
 
 
@@ -99,16 +99,16 @@ def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
 
 
 def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
-    """One line for each context and batch at which something does not fit."""
-    found: dict[tuple[int, int], dict[str, str]] = {}
-    for case, reason in reasons.items():
-        if reason:
-            found.setdefault((case.context, case.axes.batch), {})[case.axes.label] = reason
-    return [
-        f"at {context:,} tokens{'' if batch == 1 else f' and batch {batch:,}'} these do not fit into memory: "
-        + "; ".join(f"{label} ({reason})" for label, reason in labels.items())
-        for (context, batch), labels in found.items()
+    """What does not fit into memory, in one line: each strategy from its smallest such context on."""
+    first: dict[tuple[str, int], Case] = {}
+    for case in sorted(reasons, key=lambda case: case.context):
+        if reasons[case]:
+            first.setdefault((case.axes.label, case.axes.batch), case)
+    parts = [
+        f"{label}{'' if batch == 1 else f', batch {batch:,}'}, from {case.context:,} tokens on ({reasons[case]})"
+        for (label, batch), case in first.items()
     ]
+    return [f"does not fit into memory: {'; '.join(parts)}"] if parts else []
 
 
 def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
