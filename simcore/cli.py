@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = READER_GONE
     except OSError as error:
-        code = _fail(str(error), USAGE)
+        code = _fail(f"{error.filename or 'output'}: {error.strerror or error}", USAGE)
     except Exception as error:
         # typer's own errors: a missing argument, an unknown option.
         if not hasattr(error, "format_message"):

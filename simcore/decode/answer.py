@@ -99,16 +99,19 @@ def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
 
 
 def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
-    """What does not fit into memory, in one line: each strategy from its smallest such context on."""
+    """What does not fit into memory, each strategy from its smallest such context on."""
     first: dict[tuple[str, int], Case] = {}
     for case in sorted(reasons, key=lambda case: case.context):
         if reasons[case]:
             first.setdefault((case.axes.label, case.axes.batch), case)
-    parts = [
-        f"{label}{'' if batch == 1 else f', batch {batch:,}'}, from {case.context:,} tokens on ({reasons[case]})"
-        for (label, batch), case in first.items()
+    together: dict[tuple[int, int, str | None], list[str]] = {}
+    for (label, batch), case in first.items():
+        together.setdefault((case.context, batch, reasons[case]), []).append(label)
+    return [
+        f"does not fit into memory from {context:,} tokens on{'' if batch == 1 else f' at batch {batch:,}'}"
+        f" ({reason}): {'; '.join(labels)}"
+        for (context, batch, reason), labels in together.items()
     ]
-    return [f"does not fit into memory: {'; '.join(parts)}"] if parts else []
 
 
 def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:

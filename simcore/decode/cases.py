@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from simcore.decode.bench import Bench, Case, HitRow, Hits
-from simcore.files import InputError
+from simcore.files import InputError, unknown_name
 from simcore.models import why_not
 from simcore.scenario import (
     MOST_RUNS,
@@ -66,11 +66,12 @@ def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: H
 
 def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) -> HitRow:
     tasks = sorted({row.task for row in tables})
-    if hits.task not in tasks:
-        allowed = ", ".join(tasks) or "none; they are for llama-3.1-8b and llama-3.1-70b"
+    if not tasks:
         raise InputError(
-            f"hits.task: ALSpec's tables have no {hits.task!r} for this model (allowed: {allowed})"
+            "hits.kind: ALSpec's tables are for llama-3.1-8b and llama-3.1-70b, not for this model"
         )
+    if hits.task not in tasks:
+        raise InputError(f"hits.task: {unknown_name('task', hits.task, tasks)}")
     rows = {row.threshold: row for row in tables if row.task == hits.task}
     if threshold not in rows:
         raise InputError(
