@@ -69,6 +69,9 @@ class Simulation:
 
     `price` and `roofline` say what an op costs and the least it can cost; `overheads` what the verbs
     cost; `outcomes` gives, by verdict name, what the device decides for a key; `mesh` as in Machine.
+
+    `lockstep` names axes whose ranks do the same at the same time: the first of them is simulated and
+    stands for all. It is up to the caller that they do; their collectives then start when it arrives.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Simulation:
         overheads: Overheads | None = None,
         outcomes: Outcomes | None = None,
         rates: Rates = max_min_rates,
+        lockstep: Sequence[str] = (),
     ) -> None:
         self.env = simpy.Environment()
         self.trace = Trace()
@@ -90,6 +94,7 @@ class Simulation:
         self.loops: list[tuple[int, str, simpy.Process]] = []
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
+        self._lockstep = frozenset(lockstep)
         self._price = price
         self._roofline = roofline
         self._outcomes = outcomes or {}
@@ -112,10 +117,11 @@ class Simulation:
 
         Raises DeadlockError if something still waits when nothing can happen any more.
         """
-        hosts = [self.env.process(self.host(m, program(m))) for m in self.machines]
+        running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
+        hosts = [self.env.process(self.host(m, program(m))) for m in running]
         with _collector_paused():
             self.env.run()
-        stuck = [f"program of rank {rank}" for rank, host in enumerate(hosts) if host.is_alive]
+        stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what, process in self.loops if process.is_alive]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
@@ -283,15 +289,15 @@ class Simulation:
     def _members(self, rank: int, axis: str) -> tuple[int, ...]:
         key = (rank, axis)
         if key not in self._groups:
-            self._groups[key] = layout.members(self.mesh, rank, axis)
+            alone = axis in self._lockstep
+            self._groups[key] = (rank,) if alone else layout.members(self.mesh, rank, axis)
         return self._groups[key]
 
     def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
         """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
-        if len(members) != op.ranks:
-            raise MismatchError(
-                f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {len(members)}"
-            )
+        size = self.mesh.get(op.axis, 1)
+        if size != op.ranks:
+            raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
         turn = self._met[op.axis, stream.name, rank]
         self._met[op.axis, stream.name, rank] += 1
         meetings = self._meetings[op.axis, stream.name, members]

@@ -158,7 +158,7 @@ class Bench:
         # Counted hits come back at many rates: what a run gives depends on its pattern alone.
         same = replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
         if (same, pattern) not in self.runs:
-            self.runs[same, pattern] = _summary(self._simulate(case, pattern))
+            self.runs[same, pattern] = _summary(self._simulate(case, pattern, lockstep=(TENSOR,)))
         return self.runs[same, pattern]
 
     def repeatable(self, case: Case) -> bool:
@@ -167,15 +167,22 @@ class Bench:
 
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
-        return self._simulate(case, case.hits.draws[-1][1] if case.hits else no_hits)
+        return self._simulate(case, _last_pattern(case))
 
-    def _simulate(self, case: Case, pattern: HitPattern) -> Trace:
+    def keeps_step(self, case: Case) -> bool:
+        """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: all ranks of
+        a case simulated, its tokens end when they do with one."""
+        whole = [token.end_s for token in metrics.tokens(self.trace(case))]
+        return whole == [token.end_s for token in self._run(case, _last_pattern(case)).tokens]
+
+    def _simulate(self, case: Case, pattern: HitPattern, lockstep: Sequence[str] = ()) -> Trace:
         simulation = Simulation(
             self.hardware.price(case.axes.ranks, case.link_latency_s, case.free),
             mesh=mesh_of(case.axes),
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
             outcomes={"hit": pattern},
+            lockstep=lockstep,
         )
         trace = simulation.run(self.program(case))
         laws.enforce(trace)
@@ -187,6 +194,10 @@ def mesh_of(axes: Axes) -> dict[str, int]:
     if axes.strategy == "tensor_parallel":
         return {TENSOR: axes.ranks}
     return {GROUP: axes.groups, TENSOR: axes.ranks}
+
+
+def _last_pattern(case: Case) -> HitPattern:
+    return case.hits.draws[-1][1] if case.hits else no_hits
 
 
 def no_hits(token: int, layer: int) -> bool:

@@ -36,9 +36,11 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         bench.run(case)
     progress("simulating", len(fitting), len(fitting))
     shown = shown_case(fitting)
-    for case in {fitting[0], shown}:
+    for case in dict.fromkeys((fitting[0], shown)):
         if not bench.repeatable(case):
             raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+        if not bench.keeps_step(case):
+            raise LawError(f"lockstep: the ranks of {case.axes.label} do not all do the same")
     baseline = {(c.context, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
     rows: list[Row] = []
     for done, case in enumerate(fitting, 1):

@@ -1,0 +1,67 @@
+"""One rank of a tensor-parallel group may stand for all: then each token ends at the same instant."""
+
+from pathlib import Path
+
+import pytest
+
+from simcore import decode, metrics
+from simcore.assembly import assemble
+from simcore.decode import Bench
+from simcore.machine import Machine, Program
+from simcore.ops import Graph
+from simcore.scenario import load_scenario
+from simcore.sim import MismatchError, Simulation
+from tests.programs import meet, toy_price, toys
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench(file: str, *settings: str) -> tuple[Bench, list[decode.Case]]:
+    path = ROOT / "scenarios" / file
+    parts = assemble(load_scenario(path, settings), str(path))
+    return parts.bench, decode.cases(parts.bench, parts.hits)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("quickstart.yaml", ["context_tokens=[1024, 131072]", "tokens=3"]),
+        ("papers/alspec_h100_table3.yaml", ["context_tokens=32768"]),
+        ("h200/alspec_long_context.yaml", ["context_tokens=131072", "tokens=2", "batch=2"]),
+    ],
+)
+def test_all_ranks_simulated_end_each_token_when_one_does(file: str, settings: list[str]) -> None:
+    runs, cases = bench(file, *settings)
+    checked = [case for case in cases if not decode.does_not_fit(runs, case)]
+    assert len(checked) >= 2
+    assert all(runs.keeps_step(case) for case in checked)
+
+
+def test_the_critical_path_of_one_rank_is_that_of_all() -> None:
+    runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=131072")
+    case = next(case for case in cases if case.axes.strategy == "alspec" and case.axes.ranks == 4)
+    (whole,) = metrics.tokens(runs.trace(case))
+    hits = case.hits
+    assert hits is not None
+    one = runs._run(case, hits.draws[-1][1])
+    assert one.by_kind == pytest.approx(whole.by_kind())
+
+
+def test_only_the_first_of_ranks_in_lockstep_is_simulated() -> None:
+    graph = Graph("g", (*toys("a", 3).ops, meet("m", 2, 4)))
+
+    def program(m: Machine) -> Program:
+        ticket = m.launch(graph)
+        yield m.wait(ticket)
+        assert m.now() == pytest.approx(0.05)
+
+    trace = Simulation(toy_price, mesh={"tensor": 4}, lockstep=["tensor"]).run(program)
+    assert {span.rank for span in trace.spans} == {0}
+
+
+def test_a_collective_for_another_number_of_ranks_is_refused_all_the_same() -> None:
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(Graph("g", (meet("m", 2, 2),))))
+
+    with pytest.raises(MismatchError, match="is for 2 ranks; axis 'tensor' has 4"):
+        Simulation(toy_price, mesh={"tensor": 4}, lockstep=["tensor"]).run(program)
