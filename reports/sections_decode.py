@@ -65,7 +65,8 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         Definition(
             "Latency if nothing is free",
             "latency with every op that the profile assumes to take no time priced by link and roofline",
-            "Exchange of priorities, the put of the speculated attention, its receipt, the sum of the norms.",
+            "Exchange of priorities, the put of the speculated attention, its receipt, the sum of the norms, "
+            "the early part of attention. Host and gate costs are those of the run.",
         ),
     ),
     (
@@ -527,6 +528,7 @@ def _maps(run: Run) -> list[Plot]:
 CROSSOVERS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("crossover_context_tokens", "context", lambda v: f"{tokens(v)} tokens"),
     ("crossover_hit_rate", "hit rate", percent),
+    ("crossover_hit_rate_if_priced", "hit rate, nothing free", percent),
     ("crossover_link_latency_s", "link latency", duration),
 ]
 

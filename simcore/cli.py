@@ -23,7 +23,7 @@ from devices.spec import device_names, load_device
 from simcore import decode, rundir, screen
 from simcore.assembly import MODELS, Parts, assemble, model_names, provenance
 from simcore.decoder_config import ModelError, load_config
-from simcore.files import InputError
+from simcore.files import InputError, nearest
 from simcore.laws import LawError
 from simcore.published import Published
 from simcore.scenario import json_schema, load_scenario, resolved
@@ -65,7 +65,7 @@ def run(
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
     if on not in MACHINES:
-        raise InputError(f"--on {on}: no such machine{screen.nearest(on, MACHINES)}")
+        raise InputError(f"--on {on}: no such machine{nearest(on, MACHINES)}")
     scenario = load_scenario(file, settings)
     parts = assemble(scenario, str(file))
     if on == "tape":
@@ -211,12 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _with_command(words: Sequence[str]) -> list[str]:
     """A file name alone means `run`. Raises InputError for what is neither a command nor a file."""
-    if not words or words[0].startswith("-") or words[0] in COMMANDS:
+    if not words:
+        return ["--help"]
+    if words[0].startswith("-") or words[0] in COMMANDS:
         return list(words)
     first = words[0]
     if "/" in first or first.endswith((".yaml", ".yml")) or Path(first).is_file():
         return ["run", *words]
-    raise InputError(f"{first!r} is neither a file nor a command{screen.nearest(first, COMMANDS)}")
+    raise InputError(f"{first!r} is neither a file nor a command{nearest(first, COMMANDS)}")
 
 
 def _run_app(words: Sequence[str]) -> int:

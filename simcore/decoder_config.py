@@ -65,6 +65,8 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gptj")
 # Attention and MLP side by side, MLP without a gate.
 _PARALLEL = ("gptj",)
 _QK_NORM = ("qwen3",)
+# Where a missing head_dim is not hidden / heads.
+_HEAD_DIM: Mapping[str, int] = {"qwen3": 128}
 _REFUSED: Mapping[str, str] = {
     "num_local_experts": "mixtures of experts",
     "num_experts": "mixtures of experts",
@@ -77,14 +79,16 @@ _REFUSED: Mapping[str, str] = {
 def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     """Reads a Hugging Face `config.json`.
 
-    As there, missing num_key_value_heads means as many as heads, missing head_dim hidden/heads, and GPT-J's
-    missing n_inner four times n_embd. Raises ModelError, naming the key.
+    As there, missing num_key_value_heads means as many as heads, missing head_dim hidden/heads (Qwen3: 128),
+    missing tie_word_embeddings false, and GPT-J's missing n_inner four times n_embd. Raises ModelError,
+    naming the key.
     """
     _check_kind(name, config)
     found = {field_: _integer(name, config, keys) for field_, keys in _KEYS.items()}
     hidden, heads = found["hidden"], found["q_heads"]
     kv_heads = _integer(name, config, ("num_key_value_heads",), heads)
-    head_dim = _integer(name, config, ("head_dim",), hidden // heads)
+    default_dim = _HEAD_DIM.get(str(config["model_type"]), hidden // heads)
+    head_dim = _integer(name, config, ("head_dim",), default_dim)
     if "head_dim" not in config and hidden % heads:
         raise ModelError(
             f"{name}: head_dim is missing, and hidden_size {hidden} does not divide by {heads} heads"
@@ -109,7 +113,7 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
 
 
 def _tied(name: str, config: Mapping[str, Any]) -> bool:
-    tied = config.get("tie_word_embeddings", True)
+    tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise ModelError(f"{name}: tie_word_embeddings is {tied!r} (allowed: true, false)")
     return tied

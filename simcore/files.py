@@ -35,8 +35,13 @@ class InputError(ValueError):
     """What a user gave makes no sense; the message is one line that says where and what is allowed."""
 
 
+# What PyYAML reads as YAML 1.1 has it: 4.8e12 is a string, 1:30 is 90, 010 is 8, no is false, and
+# 2024-01-01 is a date.
+OWN_RULES = ("int", "float", "bool", "timestamp")
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers: PyYAML reads 1.1, where 4.8e12 is a string, 1:30 is 90 and 010 is 8."""
+    """Scalars by the core schema of YAML 1.2; no key twice."""
 
 
 def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -54,24 +59,30 @@ def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in OWN_RULES]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+for _name, _pattern, _first in (
+    ("int", r"^[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
+    ("float", r"^[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+)$", "-+.0123456789"),
+    ("float", r"^([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$", "-+."),
+    ("bool", r"^(true|True|TRUE|false|False|FALSE)$", "tTfF"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list(_first))
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The end of a line about a name that is none of `allowed`: the nearest of them, and all."""
+    names = list(allowed)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{hint} (allowed: {', '.join(names) or 'none'})"
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     """The line for a name that is none of `allowed`, with the nearest of them."""
-    names = sorted(allowed)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint} (allowed: {', '.join(names) or 'none'})"
+    return f"unknown {what} {name!r}{nearest(name, sorted(allowed))}"
 
 
 def read_text(path: Path) -> str:

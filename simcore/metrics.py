@@ -130,13 +130,16 @@ def exposed_communication_s(by_kind: Mapping[str, float]) -> float:
 
 
 def assumed_free(trace: Trace) -> frozenset[str]:
-    """Names of the ops of a run that are assumed to take no time."""
-    return frozenset(
-        priced.op.name
-        for span in trace.spans
-        for priced in span.ops
-        if priced.price.source == "assumed" and priced.price.seconds == 0.0
-    )
+    """Names of the ops of a run that are assumed to take no time, and "early part" where a speculative
+    attention is assumed to give that out at once."""
+    found: set[str] = set()
+    for span in trace.spans:
+        for priced in span.ops:
+            if priced.price.source == "assumed" and priced.price.seconds == 0.0:
+                found.add(priced.op.name)
+            if priced.price.early_s == 0.0:
+                found.add("early part")
+    return frozenset(found)
 
 
 def price_shares(trace: Trace) -> dict[SourceKind, float]:

@@ -24,8 +24,21 @@ from simcore.files import InputError
 from simcore.study import COLUMNS, Outcome, flat
 from simcore.trace import write_chrome_trace
 
-# A directory that holds this file is one that a run has written.
+# A directory that holds this file, and none but these, is one that a run has written.
 MARK = "provenance.json"
+FILES = frozenset(
+    {
+        "scenario.yaml",
+        "results.csv",
+        "comparison.csv",
+        "steps.parquet",
+        "timeline.json",
+        "summary.json",
+        "trace.json.gz",
+        "report.html",
+        MARK,
+    }
+)
 
 
 def check_target(target: Path) -> None:
@@ -37,9 +50,12 @@ def check_target(target: Path) -> None:
 
 
 def _check_target(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise InputError(f"--out {target}: is a file; a directory is needed")
-    if target.is_dir() and any(target.iterdir()) and not (target / MARK).exists():
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise InputError(f"--out {target}: is a file or a link; a directory is needed")
+    if target.resolve() == Path.cwd() or target.resolve() in Path.cwd().parents:
+        raise InputError(f"--out {target}: is the current directory, or holds it, and cannot be replaced")
+    inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    if inside and (MARK not in inside or inside - FILES):
         raise InputError(f"--out {target}: holds other files; an empty directory or an earlier run is needed")
     parent = next(path for path in (target, *target.absolute().parents) if path.exists())
     if not parent.is_dir():
@@ -75,12 +91,13 @@ def written_whole(target: Path) -> Iterator[Path]:
 def _replace(target: Path, draft: Path) -> None:
     """Puts a draft in the place of an earlier run, which stays where it is if that fails."""
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    target.rename(aside / "old")
     try:
-        draft.rename(target)
-    except BaseException:
-        (aside / "old").rename(target)
-        raise
+        target.rename(aside / "old")
+        try:
+            draft.rename(target)
+        except BaseException:
+            (aside / "old").rename(target)
+            raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -7,7 +7,6 @@ A field means the same in every study. A list in a field multiplies the runs:
 Names (device, profile, model, published data) are resolved when the run is put together, not here.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
-from simcore.files import InputError, Name, parse_yaml, read_yaml, worst
+from simcore.files import InputError, Name, nearest, parse_yaml, read_yaml, worst
 from simcore.ops import DTYPE_BYTES
 
 T = TypeVar("T")
@@ -47,9 +46,7 @@ def _distinct(values: list[T]) -> list[T]:
 
 def _dtype(name: str) -> str:
     if name not in DTYPE_BYTES:
-        near = difflib.get_close_matches(name, DTYPE_BYTES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown dtype {name!r}{hint} (allowed: {', '.join(DTYPE_BYTES)})")
+        raise ValueError(f"unknown dtype {name!r}{nearest(name, DTYPE_BYTES)}")
     return name
 
 
@@ -217,7 +214,7 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
         raise InputError(f"{where}: {_line(error)}") from None
     for key in scenario.dtypes:
         if key not in DTYPE_KEYS:
-            raise InputError(f"{where}: dtypes.{key}: no such matrix{_nearest(key, DTYPE_KEYS)}")
+            raise InputError(f"{where}: dtypes.{key}: no such matrix{nearest(key, DTYPE_KEYS)}")
     return scenario
 
 
@@ -274,7 +271,7 @@ def _line(error: ValidationError) -> str:
     field, kind, given = ".".join(path), first["type"], first["input"]
     context = first.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{field}: no such field{_nearest(path[-1], _fields(first['loc'][:-1]))}"
+        return f"{field}: no such field{nearest(path[-1], _fields(first['loc'][:-1]))}"
     if kind in ("missing", "union_tag_not_found"):
         return f"{field}{'' if kind == 'missing' else '.kind'}: is missing"
     if kind in ("union_tag_invalid", "literal_error"):
@@ -282,7 +279,7 @@ def _line(error: ValidationError) -> str:
         allowed = re.findall(r"'([^']*)'", expected)
         tag = "" if kind == "literal_error" else ".kind"
         found = context.get("tag", given)
-        return f"{field}{tag}: is {_shown(found)}{_nearest(str(found), allowed)}"
+        return f"{field}{tag}: is {_shown(found)}{nearest(str(found), allowed)}"
     if kind == "value_error":
         return f"{field}: {context['error']}"
     message = _WORDS.get(kind) or first["msg"][0].lower() + first["msg"][1:]
@@ -328,12 +325,6 @@ def _fields(location: tuple[int | str, ...]) -> list[str]:
     names = (part for part in reversed(location) if isinstance(part, str))
     model = next((models[name] for name in names if name in models), DecodeScenario)
     return list(model.model_fields)
-
-
-def _nearest(name: str, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (allowed: {', '.join(allowed)})"
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,5 @@
 """What a person sees in the terminal: the table, the answer, the progress."""
 
-import difflib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,6 @@ from simcore.study import Outcome
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
-
-
-def nearest(name: str, allowed: Sequence[str]) -> str:
-    """The end of a line about a name that is none of `allowed`."""
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (allowed: {', '.join(allowed)})"
 
 
 def note(text: str) -> None:

@@ -8,11 +8,9 @@ runs ahead of the event clock: each verb adds its cost to it, and the next wait 
 (`repeat`) without flags, signals or collectives is one event however long it is.
 """
 
-import gc
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -119,8 +117,7 @@ class Simulation:
         """
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
         hosts = [self.env.process(self.host(m, program(m))) for m in running]
-        with _collector_paused():
-            self.env.run()
+        self.env.run()
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what, process in self.loops if process.is_alive]
@@ -378,18 +375,6 @@ class Simulation:
     def next_launch(self) -> int:
         """A number for the next launch."""
         return next(self._launches)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No search for garbage cycles while events run: it would find next to none, in half of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _succeed(event: simpy.Event) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from simcore import rundir
 from simcore.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,17 +19,7 @@ QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
 N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
 SETTINGS = ("crossover=[]", "context_tokens=1024", "strategies.1.ranks=2", "strategies.1.hits.value=0.5")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
-FILES = {
-    "scenario.yaml",
-    "results.csv",
-    "comparison.csv",
-    "steps.parquet",
-    "timeline.json",
-    "summary.json",
-    "provenance.json",
-    "trace.json.gz",
-    "report.html",
-}
+FILES = rundir.FILES
 
 
 def call(*words: str) -> int:
@@ -106,6 +97,7 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["run", QUICK, "--set", "model=nowhere.json"], "nowhere.json: cannot be read"),
         (["run", QUICK, "--set", "dtype=fp8", "--set", "profile=alspec-tables"], "leave out dtype"),
         (["run", QUICK, "--out", QUICK], "is a file"),
+        (["run", QUICK, "--out", "."], "is the current directory"),
         (["run"], "FILE"),
         (["run", QUICK, "--jsno"], "--jsno"),
         (["report", "nowhere"], "is no run directory"),
@@ -129,6 +121,13 @@ def test_a_directory_of_other_files_is_not_replaced(here: Path, capsys: pytest.C
     assert call(QUICK, *SMALL, "--out", "mine") == 2
     assert (here / "mine" / "thesis.tex").read_text() == "years of work"
     assert "holds other files" in capsys.readouterr().err
+
+
+def test_what_a_user_put_into_a_run_directory_stays(here: Path) -> None:
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
+    (here / "run" / "note.txt").write_text("mine")
+    assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 2
+    assert (here / "run" / "note.txt").read_text() == "mine"
 
 
 def test_an_earlier_run_is_replaced(here: Path) -> None:

@@ -75,8 +75,9 @@ def test_a_layer_counts_each_matrix() -> None:
     assert read(LLAMA).parameters == 32 * sum(layer.values()) + 2 * 128256 * 4096
 
 
-def test_tied_embeddings_are_counted_once_and_are_the_default() -> None:
-    apart, tied = read(LLAMA), read(LLAMA, tie_word_embeddings="missing")
+def test_tied_embeddings_are_counted_once_and_are_not_the_default() -> None:
+    """Hugging Face's LlamaConfig and Qwen3Config: tie_word_embeddings is false where it is missing."""
+    apart, tied = read(LLAMA, tie_word_embeddings="missing"), read(LLAMA, tie_word_embeddings=True)
     assert (apart.tied_embeddings, tied.tied_embeddings) == (False, True)
     assert apart.parameters - tied.parameters == 128256 * 4096
 
@@ -89,6 +90,10 @@ def test_what_may_be_missing() -> None:
     assert read(GPT_J, n_inner=None).intermediate == 4 * 4096
     assert read(LLAMA).gated
     assert not read(LLAMA).parallel_residual
+
+
+def test_qwen3_has_heads_of_128_where_none_are_given() -> None:
+    assert read(LLAMA, model_type="qwen3", hidden_size=5120, num_attention_heads=64).head_dim == 128
 
 
 def test_gpt_j_keeps_the_names_of_gpt_2() -> None:

@@ -111,12 +111,21 @@ def test_a_misspelt_required_field_is_told_of_as_such() -> None:
         parse_scenario({**document, "contxt_tokens": 1024}, "x.yaml")
 
 
-@pytest.mark.parametrize("number", ["1:30", "010", "0x10", "0b1"])
+@pytest.mark.parametrize("number", ["1:30", "1:30.5", "010", "0x10", "0b1", "1_000", "2024-01-01", "no"])
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, number: str) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({**GOOD, "context_tokens": "HERE"}).replace("HERE", number))
     with pytest.raises(InputError, match=f"context_tokens.0.: is '{number}'"):
         load_scenario(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-6", 1e-6), (".5", 0.5), ("1.", 1.0), ("+2E-3", 2e-3), ("0", 0)]
+)
+def test_floats_are_read_as_people_write_them(tmp_path: Path, text: str, value: float) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "overheads": {"launch_s": "HERE"}}).replace("HERE", text))
+    assert load_scenario(file).overheads.launch_s == value
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

@@ -14,20 +14,32 @@ PUBLISHED_CHUNK = 128
 def answer(
     bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case], found: Sequence[Row]
 ) -> str:
-    """Which strategy wins at the longest context, by how much, and where it stops winning: one sentence."""
+    """Which strategy wins at the longest context and the largest batch there, by how much, and where it
+    stops winning: one sentence."""
     context = max(case.context for case in fitting)
     batch = max(case.axes.batch for case in fitting if case.context == context)
     here = [c for c in fitting if (c.context, c.axes.batch) == (context, batch)]
     best = min(here, key=lambda case: bench.run(case).latency_s)
-    latency_s = bench.run(best).latency_s
-    rate = "" if best.axes.hit_rate is None else f" with {best.axes.hit_rate:.1%} hits"
+    several = f" and batch {batch:,}" if batch > 1 or len(bench.scenario.batch) > 1 else ""
+    alone = len({case.axes.label for case in here}) == 1
+    priced = _if_priced(bench, best, fitting)
+    flipped = priced is not None and context in priced[1]
+    verdict = "is fastest, if what its profile takes as free is so:" if flipped else "is fastest:"
     text = (
-        f"At {context:,} tokens of context{'' if batch == 1 else f' and batch {batch}'}, {best.axes.label}"
-        f" of {bench.hardware.name}{rate} is fastest: {latency_s * 1e3:.2f} ms a token"
+        f"At {context:,} tokens of context{several}, {_named(best)} on {bench.hardware.name}"
+        f" {'takes' if alone else verdict} {bench.run(best).latency_s * 1e3:.2f} ms a token"
     )
     text += _against(bench, best, here, baseline.get((context, batch)))
-    ends = _where_it_ends(bench, fitting, best, found)
-    return f"{text}{ends}{_if_priced(bench, best, fitting)}."
+    text += _where_it_ends(bench, fitting, best, found)
+    if priced is not None:
+        text += f"; {priced[0] * 1e3:.2f} ms with nothing free"
+        text += f", and behind tensor parallelism at {_tokens(priced[1])}" if priced[1] else ""
+    return f"{text}."
+
+
+def _named(case: Case) -> str:
+    rate = "" if case.axes.hit_rate is None else f" with {case.axes.hit_rate:.1%} hits"
+    return f"{case.axes.label}{rate}"
 
 
 def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | None) -> str:
@@ -38,26 +50,31 @@ def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | N
         return ""
     ratio = bench.run(reference).latency_s / bench.run(best).latency_s
     close = ratio < 1.005
-    return f", {'hardly faster than' if close else f'{ratio:.2f}x the speed of'} {reference.axes.label}"
+    return f", {'hardly faster than' if close else f'{ratio:.2f}x the speed of'} {_named(reference)}"
 
 
-def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> str:
-    """What becomes of a speculative winner where what its profile takes as free is priced."""
+def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> tuple[float, list[int]] | None:
+    """What becomes of a speculative winner where what its profile takes as free is priced: its latency, and
+    the contexts at which tensor parallelism, its free ops priced too, is ahead of it. None where nothing of
+    speculation is free."""
     if best.hits is None or not bench.run(best).free - {"sample"}:
-        return ""
+        return None
+
+    def latency_s(case: Case) -> float:
+        return bench.run(replace(case, free=False)).latency_s
+
+    same = [
+        case
+        for case in fitting
+        if (case.axes.label, case.hits, case.axes.batch) == (best.axes.label, best.hits, best.axes.batch)
+    ]
     lost = []
-    for case in fitting:
-        if (case.axes.label, case.hits, case.axes.batch) == (best.axes.label, best.hits, best.axes.batch):
-            rivals = [
-                bench.run(other).latency_s
-                for other in fitting
-                if other.hits is None and (other.context, other.axes.batch) == (case.context, case.axes.batch)
-            ]
-            if rivals and min(rivals) < bench.run(replace(case, free=False)).latency_s:
-                lost.append(case.context)
-    priced_ms = bench.run(replace(best, free=False)).latency_s * 1e3
-    text = f"; if its messages are not free, as the profile has them, {priced_ms:.2f} ms"
-    return text + (f" and behind tensor parallelism at {_tokens(lost)}" if lost else "")
+    for case in same:
+        place = (case.context, case.axes.batch)
+        rivals = [c for c in fitting if c.hits is None and (c.context, c.axes.batch) == place]
+        if rivals and min(map(latency_s, rivals)) < latency_s(case):
+            lost.append(case.context)
+    return latency_s(best), lost
 
 
 def _tokens(contexts: Sequence[int]) -> str:
@@ -76,14 +93,7 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
         ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
     elif len(winners) > 1:
         ends.append(f"it leads from {min(winners):,} tokens on")
-    for row in found:
-        here = (row.axes.label, row.axes.batch, row.axes.context_tokens)
-        if (
-            row.metric == "crossover_hit_rate"
-            and here == (label, best.axes.batch, best.context)
-            and row.value
-        ):
-            ends.append(f"below {row.value:.0%} hits tensor parallelism on as many devices is faster")
+    ends += _break_even(best, found)
     return "".join(f"; {end}" for end in ends)
 
 
@@ -96,6 +106,24 @@ def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
             total[source] += share * result.latency_s
     whole = sum(total.values())
     return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
+
+
+def _break_even(best: Case, found: Sequence[Row]) -> list[str]:
+    """Below which hit rate tensor parallelism overtakes, if there is one such rate; with nothing free too."""
+    where = replace(best.axes, hit_rate=None)
+    rates = {row.metric: row for row in found if row.axes == where and row.value and _ahead_above(row)}
+    plain, priced = (rates.get(f"crossover_hit_rate{end}") for end in ("", "_if_priced"))
+    if plain is None or plain.value is None:
+        return []
+    bracket = f" ({priced.value:.0%} with nothing free)" if priced is not None and priced.value else ""
+    return [f"below {plain.value:.0%} hits{bracket} tensor parallelism on as many devices is faster"]
+
+
+def _ahead_above(row: Row) -> bool:
+    """Whether the row's place is the only one, with ALSpec ahead above it."""
+    return (
+        row.source.startswith("ALSpec is ahead from") and " on (" in row.source and " and " not in row.source
+    )
 
 
 def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:

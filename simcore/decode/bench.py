@@ -96,7 +96,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What one simulation gave, or several averaged by weight. Seconds per token. `interval` says what low
-    and high are; `free`: ops that were assumed to take no time; `tokens`: those of the last simulation."""
+    and high are; `free`: ops that were assumed to take no time; `tokens`: those of the last simulation;
+    `standard_error_s`: of the mean over replicas of random hits."""
 
     latency_s: float
     low_s: float
@@ -108,6 +109,7 @@ class Result:
     free: frozenset[str]
     tokens: tuple[metrics.Token, ...]
     interval: str = "90 % price interval"
+    standard_error_s: float | None = None
 
 
 @dataclass
@@ -255,5 +257,7 @@ def _average(runs: Sequence[tuple[float, Result]], case: Case) -> Result:
         return average
     spread_s = stdev(run.latency_s for _, run in runs)
     half_s = _student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
-    low_s, high_s = average.latency_s - half_s, average.latency_s + half_s
-    return replace(average, low_s=low_s, high_s=high_s, interval=f"95 % over {len(runs)} replicas")
+    low_s, high_s = average.low_s - half_s, average.high_s + half_s
+    error_s = spread_s / math.sqrt(len(runs))
+    interval = f"90 % price interval, widened by 95 % over {len(runs)} replicas"
+    return replace(average, low_s=low_s, high_s=high_s, interval=interval, standard_error_s=error_s)

@@ -178,5 +178,6 @@ def rival_of(bench: Bench, case: Case) -> Case | None:
         return None
     label = label_of("tensor_parallel", devices, 1)
     axes = replace(case.axes, strategy="tensor_parallel", label=label, ranks=devices, groups=1, hit_rate=None)
-    rival = Case(axes, None, bench.hardware.chunk, link_latency_s=case.link_latency_s)
+    chunk, latency_s = bench.hardware.chunk, case.link_latency_s
+    rival = Case(axes, None, chunk, link_latency_s=latency_s, free=case.free)
     return None if does_not_fit(bench, rival) else rival

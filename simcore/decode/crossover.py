@@ -50,6 +50,8 @@ def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
         contexts = (c for c in sorted(bench.scenario.context_tokens) if c <= case.context)
         grid = [c for c in contexts if rival_of(bench, _at(case, c)) is not None]
         if len(grid) < 2:
+            why = "it takes two contexts at which both fit"
+            yield Row(axes, "crossover_context_tokens", None, "tokens", source=why)
             continue
 
         def gain(context: float, case: Case = case) -> float:
@@ -68,18 +70,26 @@ def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
     seen: set[Axes] = set()
     for case in speculative:
         axes = replace(case.axes, hit_rate=None)
-        if axes in seen or case.hits is None or case.hits.random:
+        if axes in seen:
             continue
         seen.add(axes)
+        if case.hits is None or case.hits.random:
+            why = "hits are drawn at random: give a rate that is counted"
+            yield Row(axes, "crossover_hit_rate", None, "", source=why)
+            continue
+        yield _rate_row(bench, case, axes, "crossover_hit_rate", free=True)
+        if bench.run(case).free - {"sample"}:
+            yield _rate_row(bench, case, axes, "crossover_hit_rate_if_priced", free=False)
 
-        def gain(rate: float, case: Case = case) -> float:
-            draws = tuple(balanced(hit_draws(rate, bench.config.layers, "fractional")))
-            hits = Hits(rate, draws, False, "")
-            return _gain(bench, replace(case, hits=hits, axes=replace(case.axes, hit_rate=rate)))
 
-        where = crossing(gain, RATE_GRID)
-        text = _phrase(where, "", "0 % to 100 % hits")
-        yield Row(axes, "crossover_hit_rate", where.at, "", source=text)
+def _rate_row(bench: Bench, case: Case, axes: Axes, metric: str, *, free: bool) -> Row:
+    def gain(rate: float) -> float:
+        draws = tuple(balanced(hit_draws(rate, bench.config.layers, "fractional")))
+        hits = Hits(rate, draws, False, "")
+        return _gain(bench, replace(case, free=free, hits=hits, axes=replace(case.axes, hit_rate=rate)))
+
+    where = crossing(gain, RATE_GRID)
+    return Row(axes, metric, where.at, "", source=_phrase(where, "", "0 % to 100 % hits"))
 
 
 def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:

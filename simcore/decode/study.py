@@ -17,7 +17,7 @@ from simcore.decode.timeline import shown_case, timeline
 from simcore.files import InputError
 from simcore.laws import LawError
 from simcore.ops import Pricer
-from simcore.speculation import high_probability_bound, worst_case_bound
+from simcore.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.study import Axes, Outcome, Row
 
 Progress = Callable[[str, int, int], None]
@@ -73,6 +73,8 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     yield Row(axes, "token_latency_s", latency_s, "s", result.low_s, result.high_s, about)
     fastest = 1.0 / result.low_s if result.low_s > 0 else None
     yield Row(axes, "tokens_per_s_per_user", 1.0 / latency_s, "1/s", 1.0 / result.high_s, fastest, about)
+    if result.standard_error_s is not None:
+        yield Row(axes, "standard_error_s", result.standard_error_s, "s", source="of the mean over replicas")
     for kind, seconds in sorted(result.by_kind.items()):
         yield Row(axes, "critical_path_s", seconds, "s", op_kind=kind)
     share = result.attention_s / latency_s
@@ -136,7 +138,11 @@ def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
     layers, given = bench.config.layers, bench.scenario.error_bounds
     worst = worst_case_bound([threshold] * layers, given.alpha, given.beta, given.f_r)
     text = f"App. A.1 with alpha {given.alpha:g}, beta {given.beta:g}, f(R) {given.f_r:g}, delta = threshold"
+    if given.alpha == 0.0 and given.beta * given.f_r == 0.0:
+        text += ": layers that amplify nothing, so that errors merely add up; no real model is as mild"
     yield "error_bound_worst_case", worst, text
+    linear = linear_bound(layers, given.alpha, given.beta, given.f_r, threshold)
+    yield "error_bound_linear", linear, "App. A.2: A.1 to first order in alpha and f(R) beta"
     likely = high_probability_bound(threshold, layers, given.c, given.failure_probability)
     text = f"App. A.3 with c {given.c:g}, but for a probability of {given.failure_probability:g}"
     yield "error_bound_high_probability", likely, text
