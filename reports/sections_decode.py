@@ -436,7 +436,7 @@ def _critical_path(run: Run) -> list[Section]:
     dimensions = [
         _batches(run, parts),
         ("Context", contexts, len(contexts) - 1),
-        ("Hit rate", rates, len(rates) // 2),
+        ("Hit rate", rates, len(rates) - 1),
     ]
 
     def draw(batch: float, context: float, hit_rate: float | None) -> go.Figure:
