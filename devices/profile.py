@@ -23,6 +23,7 @@ from simcore.files import (
     InputError,
     NonNegative,
     Positive,
+    is_path,
     read_text,
     read_yaml,
     unknown_name,
@@ -158,7 +159,7 @@ def load_profile(device: str, name_or_path: str) -> Profile:
 
     Raises InputError with one line where the name or anything in the files is not as it must be.
     """
-    if "/" in name_or_path or name_or_path.endswith(".yaml"):
+    if is_path(name_or_path, ".yaml"):
         given = Path(name_or_path)
         path = given if given.suffix == ".yaml" else given / "profile.yaml"
     elif name_or_path in profile_names(device):

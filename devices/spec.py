@@ -23,6 +23,7 @@ from simcore.files import (
     Seconds,
     Share,
     Spread,
+    is_path,
     read_yaml,
     unknown_name,
     validated,
@@ -180,7 +181,7 @@ def load_device(name_or_path: str) -> DeviceSpec:
 
     Raises InputError with one line where the name or anything in the file is not as it must be.
     """
-    if "/" in name_or_path or name_or_path.endswith(".yaml"):
+    if is_path(name_or_path, ".yaml"):
         path = Path(name_or_path)
     elif name_or_path in device_names():
         path = CATALOG / f"{name_or_path}.yaml"

@@ -176,7 +176,7 @@ def formulas(run: Run) -> list[Definition]:
     found = [definition for metric, definition in FORMULAS if metric in present]
     if run.results["strategy"].str.startswith("alspec").any():
         found += APPENDIX_F
-    if any(m.startswith("error_bound") for m in present) or run.summary.get("bounds"):
+    if any(m.startswith("error_bound") for m in present):
         found += BOUNDS
     found += [common.PRICE_SHARE] if "price_share" in present else []
     return found + ([common.ERROR_PCT] if len(run.comparison) else [])

@@ -18,7 +18,7 @@ from devices.spec import DeviceSpec, Link, load_device
 from simcore import laws
 from simcore.decode import Bench, Hardware, HitRow
 from simcore.decoder_config import DecoderConfig, load_config
-from simcore.files import InputError, unknown_name
+from simcore.files import InputError, is_path, unknown_name
 from simcore.models import Dtypes, Style
 from simcore.ops import Pricer
 from simcore.published import Published, read_published
@@ -66,7 +66,7 @@ def assemble(scenario: DecodeScenario, where: str) -> Parts:
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "formats": _formats(hardware.dtypes),
     }
-    published = [row for name in scenario.published for row in read_published(*_published(where, name))]
+    published = [row for name in scenario.published for row in _published(where, name)]
     here = [row for row in published if (row.device, row.model) == (spec.name, config.name)]
     if published and not here:
         warnings.append(f"published: no figure is for {config.name} on {spec.name}; nothing is compared")
@@ -92,7 +92,7 @@ def _link(where: str, spec: DeviceSpec, name: str | None) -> Link | None:
 
 
 def _model(where: str, name: str) -> DecoderConfig:
-    if "/" in name or name.endswith(".json"):
+    if is_path(name, ".json"):
         path = Path(name)
     elif name in model_names():
         path = MODELS / f"{name}.json"
@@ -213,12 +213,14 @@ def published_names() -> list[str]:
     return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
 
 
-def _published(where: str, name: str) -> tuple[str, Path]:
-    if "/" in name or name.endswith(".csv"):
-        return f"{where}: published", Path(name)
-    if name in published_names():
-        return f"{where}: published", PUBLISHED / f"{name}.csv"
-    raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
+def _published(where: str, name: str) -> list[Published]:
+    if is_path(name, ".csv"):
+        path = Path(name)
+    elif name in published_names():
+        path = PUBLISHED / f"{name}.csv"
+    else:
+        raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
+    return read_published(f"{where}: published", path)
 
 
 VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")

@@ -21,14 +21,14 @@ import typer
 from devices.profile import profile_names
 from devices.spec import device_names, load_device
 from simcore import decode, rundir, screen
-from simcore.assembly import MODELS, Parts, assemble, model_names, provenance
+from simcore.assembly import MODELS, assemble, model_names, provenance
 from simcore.decoder_config import ModelError, load_config
 from simcore.files import InputError, nearest
 from simcore.laws import LawError
 from simcore.published import Published
 from simcore.scenario import json_schema, load_scenario, resolved
 from simcore.schedules import alspec, alspec_pipelined, tensor_parallel
-from simcore.study import Outcome, compare, flat
+from simcore.study import compare, flat
 from simcore.tape import record
 
 MACHINES = ("sim", "tape")
@@ -76,18 +76,16 @@ def run(
         return
     target = out or Path("runs") / scenario.name / "sim"
     rundir.check_target(target)
-    outcome = _ran(parts, file)
+    with _told_of(file):
+        outcome = decode.run(parts.bench, parts.hits, screen.progress())
     comparison, alone = compare(outcome.rows, parts.published, parts.profile)
     outcome.warnings = [*parts.warnings, *outcome.warnings, *_not_compared(alone, len(parts.published))]
     elapsed_s = time.perf_counter() - begun_s
     command = shlex.join(["python", "-m", "simcore", "run", str(file), *_given(settings, out)])
-    record_ = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
-
-    def files(folder: Path) -> None:
-        rundir.write(folder, scenario.study, resolved(scenario), outcome, comparison, record_)
+    origin = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
+    with rundir.written_whole(target) as folder:
+        rundir.write(folder, scenario.study, resolved(scenario), outcome, comparison, origin)
         _build_report(folder)
-
-    rundir.save(target, files)
     if as_json:
         rows = [flat(scenario.study, row) for row in outcome.rows]
         found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
@@ -95,11 +93,6 @@ def run(
     else:
         screen.show(outcome, comparison, target, quiet=quiet)
     screen.note(f"{time.perf_counter() - begun_s:.1f} s")
-
-
-def _ran(parts: Parts, file: Path) -> Outcome:
-    with _told_of(file):
-        return decode.run(parts.bench, parts.hits, screen.progress())
 
 
 @contextmanager
@@ -120,9 +113,8 @@ def _not_compared(alone: Sequence[Published], of: int) -> list[str]:
 
 
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)] + (
-        ["--out", str(out)] if out else []
-    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    return [*words, "--out", str(out)] if out else words
 
 
 def _build_report(folder: Path) -> Path:

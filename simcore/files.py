@@ -85,6 +85,12 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     return f"unknown {what} {name!r}{nearest(name, sorted(allowed))}"
 
 
+def is_path(name: str, ending: str) -> bool:
+    """Whether a name that may stand for something of ours is a file of one's own: it has a '/' in it, or
+    ends so."""
+    return "/" in name or name.endswith(ending)
+
+
 def read_text(path: Path) -> str:
     """The text of a file. Raises InputError where it cannot be read."""
     try:

@@ -11,7 +11,7 @@ import csv
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,6 @@ def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[
         "notes": outcome.notes,
         "warnings": outcome.warnings,
         "hits": outcome.hits,
-        "bounds": outcome.bounds,
         "price_shares": outcome.sources,
         "baseline": outcome.baseline,
     }
@@ -145,9 +144,3 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def save(target: Path, write_files: Callable[[Path], None]) -> None:
-    """Runs `write_files` on a draft of the run directory and puts it in place."""
-    with written_whole(target) as draft:
-        write_files(draft)

@@ -22,7 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
-from simcore.files import InputError, Name, nearest, parse_yaml, read_yaml, worst
+from simcore.files import InputError, Name, Seconds, is_path, nearest, parse_yaml, read_yaml, worst
 from simcore.ops import DTYPE_BYTES
 
 T = TypeVar("T")
@@ -131,10 +131,10 @@ class Baseline(_Strict):
 class HostOverheads(_Strict):
     """Costs of the machine's verbs in seconds, in the place of the device's own."""
 
-    launch_s: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    wait_s: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    message_s: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    gate_s: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    launch_s: Seconds | None = None
+    wait_s: Seconds | None = None
+    message_s: Seconds | None = None
+    gate_s: Seconds | None = None
 
 
 class ErrorBounds(_Strict):
@@ -220,7 +220,7 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
 
 def _found(name: Any, folder: Path, ending: str) -> Any:
     """A path in a scenario is meant from the scenario's folder, else from where one is."""
-    if not isinstance(name, str) or not ("/" in name or name.endswith(ending)):
+    if not isinstance(name, str) or not is_path(name, ending):
         return name
     beside = folder / name
     return str(beside.absolute() if beside.exists() else Path(name).absolute())

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -112,12 +113,11 @@ def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="error against published figures", title_justify="left", header_style="bold")
     for name in ("metric", "role", "n", "median", "worst"):
         table.add_column(name, justify="left" if name in ("metric", "role") else "right", no_wrap=True)
-    groups = dict.fromkeys((line["metric"], line["role"]) for line in comparison)
-    for metric, role in groups:
-        errors = [
-            line["error_pct"] for line in comparison if (line["metric"], line["role"]) == (metric, role)
-        ]
-        middle = sorted(abs(error) for error in errors)[len(errors) // 2]
+    groups: dict[tuple[str, str], list[float]] = {}
+    for line in comparison:
+        groups.setdefault((line["metric"], line["role"]), []).append(line["error_pct"])
+    for (metric, role), errors in groups.items():
+        middle = median(abs(error) for error in errors)
         worst = max(errors, key=abs)
         table.add_row(metric, role, str(len(errors)), f"{middle:.2f} %", f"{worst:+.2f} %")
     return table

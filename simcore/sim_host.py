@@ -41,12 +41,12 @@ def then(event: simpy.Event, action: Callable[[simpy.Event], object]) -> None:
 class SimTicket:
     """A launch or a host loop that will be done; `end` is its last span and when it ended."""
 
-    __slots__ = ("_env", "_event", "end", "launch", "ran", "stopper")
+    __slots__ = ("_env", "_event", "end", "ran", "stopper")
 
-    def __init__(self, env: simpy.Environment, stopper: Callable[[], None] | None = None) -> None:
+    def __init__(self, env: simpy.Environment) -> None:
         self._env = env
         self._event: simpy.Event | None = None
-        self.stopper = stopper
+        self.stopper: Callable[[], None] | None = None
         self.end: Cause | None = None
         self.ran = 0
 

@@ -91,7 +91,6 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     baseline: str = ""
     hits: list[str] = field(default_factory=list)
-    bounds: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, float] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     timeline: list[dict[str, Any]] = field(default_factory=list)
@@ -159,6 +158,11 @@ class Crossing:
     def at(self) -> float | None:
         """The first place, or None where there is none."""
         return self.places[0] if self.places else None
+
+    @property
+    def turns_once_to_ahead(self) -> bool:
+        """Whether the gain is negative below one place and positive above it."""
+        return len(self.places) == 1 and not self.ahead_at_low
 
 
 def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:

@@ -61,7 +61,6 @@ class Span:
     meeting: int | None = None
     members: tuple[int, ...] = ()
     replay: int = 0
-    label: str = ""
 
     def op_times(self) -> Iterator[tuple[PricedOp, float, float]]:
         """Each op with its start and end, from the times at which its share of the work was done."""
@@ -130,10 +129,6 @@ class Trace:
     def end_s(self) -> float:
         """When the last span ended."""
         return max((span.end_s for span in self.spans), default=0.0)
-
-    def marked(self, name: str, rank: int) -> list[Mark]:
-        """The marks of one name on one rank, in order."""
-        return [mark for mark in self.marks if mark.name == name and mark.rank == rank]
 
 
 def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:

@@ -34,7 +34,7 @@ def test_all_ranks_simulated_end_each_token_when_one_does(file: str, settings: l
     runs, cases = bench(file, *settings)
     checked = [case for case in cases if not decode.does_not_fit(runs, case)]
     assert len(checked) >= 2
-    assert all(runs.keeps_step(case) for case in checked)
+    assert all(runs.keeps_step(case, runs.trace(case)) for case in checked)
 
 
 def test_the_critical_path_of_one_rank_is_that_of_all() -> None:

@@ -247,7 +247,6 @@ SUMMARY: dict[str, Any] = {
     "notes": ["Device time only: dispatch is not counted, as in the paper."],
     "warnings": ["Prices at 131,072 tokens on 8 ranks are extrapolated from 4 ranks."],
     "hits": {"ALSpec, 4+4 devices": "given rates 0.5 to 0.875, spread evenly over the layers"},
-    "bounds": {"layers": 32, "lambda": 0.5},
     "price_shares": {"published": 0.86, "interpolated": 0.1, "extrapolated": 0.04},
     "baseline": "tensor parallel, 4 devices",
 }

@@ -98,7 +98,8 @@ def test_a_file_without_a_column_or_with_one_too_many_is_refused(tmp_path: Path)
 
 def test_a_failed_replacement_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "run"
-    rundir.save(target, lambda folder: (folder / rundir.MARK).write_text("first") and None)
+    with rundir.written_whole(target) as folder:
+        (folder / rundir.MARK).write_text("first")
     rename = Path.rename
 
     def fails(self: Path, to: Path) -> Path:
@@ -107,19 +108,20 @@ def test_a_failed_replacement_leaves_the_earlier_run(tmp_path: Path, monkeypatch
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="disk full"):
-        rundir.save(target, lambda folder: (folder / rundir.MARK).write_text("second") and None)
+    with pytest.raises(OSError, match="disk full"), rundir.written_whole(target) as folder:
+        (folder / rundir.MARK).write_text("second")
     assert (target / rundir.MARK).read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_failed_run_leaves_nothing_not_even_new_parents(tmp_path: Path) -> None:
-    def fails(folder: Path) -> None:
-        (folder / "half").write_text("written")
-        raise RuntimeError
+    def fails() -> None:
+        with rundir.written_whole(tmp_path / "a" / "b") as folder:
+            (folder / "half").write_text("written")
+            raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        rundir.save(tmp_path / "a" / "b", fails)
+        fails()
     assert list(tmp_path.iterdir()) == []
 
 

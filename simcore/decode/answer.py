@@ -5,14 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simcore.decode.bench import Bench, Case
-from simcore.study import Row
+from simcore.decode.crossover import Crossover
 
 # The first and last tokens that ALSpec's Tables 1 and 2 speculate on (section 5.1).
 PUBLISHED_CHUNK = 128
 
 
 def answer(
-    bench: Bench, fitting: Sequence[Case], baseline: Mapping[tuple[int, int], Case], found: Sequence[Row]
+    bench: Bench,
+    fitting: Sequence[Case],
+    baseline: Mapping[tuple[int, int], Case],
+    found: Sequence[Crossover],
 ) -> str:
     """Which strategy wins at the longest context and the largest batch there, by how much, and where it
     stops winning: one sentence."""
@@ -57,7 +60,7 @@ def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> tuple[float
     """What becomes of a speculative winner where what its profile takes as free is priced: its latency, and
     the contexts at which tensor parallelism, its free ops priced too, is ahead of it. None where nothing of
     speculation is free."""
-    if best.hits is None or not bench.run(best).free - {"sample"}:
+    if best.hits is None or not bench.run(best).free_speculation:
         return None
 
     def latency_s(case: Case) -> float:
@@ -81,7 +84,7 @@ def _tokens(contexts: Sequence[int]) -> str:
     return ", ".join(f"{context:,}" for context in sorted(contexts)) + " tokens"
 
 
-def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Row]) -> str:
+def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Crossover]) -> str:
     """At which contexts another one is faster, and where the search for crossings found an end."""
     label, ends = best.axes.label, []
     winners: dict[int, str] = {}
@@ -108,22 +111,19 @@ def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
     return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
 
 
-def _break_even(best: Case, found: Sequence[Row]) -> list[str]:
+def _break_even(best: Case, found: Sequence[Crossover]) -> list[str]:
     """Below which hit rate tensor parallelism overtakes, if there is one such rate; with nothing free too."""
-    where = replace(best.axes, hit_rate=None)
-    rates = {row.metric: row for row in found if row.axes == where and row.value and _ahead_above(row)}
-    plain, priced = (rates.get(f"crossover_hit_rate{end}") for end in ("", "_if_priced"))
-    if plain is None or plain.value is None:
+    axes = replace(best.axes, hit_rate=None)
+    rates = {
+        crossover.row.metric: crossover.row.value
+        for crossover in found
+        if crossover.row.axes == axes and crossover.where is not None and crossover.where.turns_once_to_ahead
+    }
+    plain, priced = rates.get("crossover_hit_rate"), rates.get("crossover_hit_rate_if_priced")
+    if plain is None:
         return []
-    bracket = f" ({priced.value:.0%} with nothing free)" if priced is not None and priced.value else ""
-    return [f"below {plain.value:.0%} hits{bracket} tensor parallelism on as many devices is faster"]
-
-
-def _ahead_above(row: Row) -> bool:
-    """Whether the row's place is the only one, with ALSpec ahead above it."""
-    return (
-        row.source.startswith("ALSpec is ahead from") and " on (" in row.source and " and " not in row.source
-    )
+    bracket = "" if priced is None else f" ({priced:.0%} with nothing free)"
+    return [f"below {plain:.0%} hits{bracket} tensor parallelism on as many devices is faster"]
 
 
 def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
@@ -160,7 +160,7 @@ def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -
             f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
             f" {bench.hardware.name}"
         )
-    free = sorted(frozenset().union(*(bench.run(case).free for case in fitting)) - {"sample"})
+    free = sorted(frozenset().union(*(bench.run(case).free_speculation for case in fitting)))
     if free:
         names = ", ".join(free)
         found.append(f"the profile takes as free: {names} (latency_if_priced_s has them priced)")

@@ -111,6 +111,11 @@ class Result:
     interval: str = "90 % price interval"
     standard_error_s: float | None = None
 
+    @property
+    def free_speculation(self) -> frozenset[str]:
+        """What is free and not part of every strategy, as sampling is."""
+        return self.free - {"sample"}
+
 
 @dataclass
 class Bench:
@@ -163,18 +168,14 @@ class Bench:
             self.runs[same, pattern] = _summary(self._simulate(case, pattern, lockstep=(TENSOR,)))
         return self.runs[same, pattern]
 
-    def repeatable(self, case: Case) -> bool:
-        """Law 8 on one case: simulated again, it leaves the same bytes."""
-        return laws.repeatable(lambda: self.trace(case))
-
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
         return self._simulate(case, _last_pattern(case))
 
-    def keeps_step(self, case: Case) -> bool:
-        """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: all ranks of
-        a case simulated, its tokens end when they do with one."""
-        whole = [token.end_s for token in metrics.tokens(self.trace(case))]
+    def keeps_step(self, case: Case, trace: Trace) -> bool:
+        """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: in the trace
+        of all ranks of a case, its tokens end when they do with one."""
+        whole = [token.end_s for token in metrics.tokens(trace)]
         return whole == [token.end_s for token in self._run(case, _last_pattern(case)).tokens]
 
     def _simulate(self, case: Case, pattern: HitPattern, lockstep: Sequence[str] = ()) -> Trace:

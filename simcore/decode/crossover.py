@@ -4,7 +4,7 @@ gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = where
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from simcore.decode.bench import Bench, Case, Hits
 from simcore.decode.cases import rival_of
@@ -16,9 +16,20 @@ RATE_GRID = (0.0, 0.5, 1.0)
 LATENCY_GRID_S = (1e-7, 1e-5, 1e-3)
 
 
-def crossovers(bench: Bench, fitting: Sequence[Case], progress: Callable[[str, int, int], None]) -> list[Row]:
-    """Rows of the crossings that a scenario asks for, its `source` says in words where ALSpec is ahead."""
-    found: list[Row] = []
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """A crossing that a scenario asked for: its row, whose `source` says in words where ALSpec is ahead, and
+    where the gain changes its sign (None: it could not be searched)."""
+
+    row: Row
+    where: Crossing | None = None
+
+
+def crossovers(
+    bench: Bench, fitting: Sequence[Case], progress: Callable[[str, int, int], None]
+) -> list[Crossover]:
+    """The crossings that a scenario asks for."""
+    found: list[Crossover] = []
     speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
     for axis in bench.scenario.crossover:
         search = {
@@ -26,8 +37,8 @@ def crossovers(bench: Bench, fitting: Sequence[Case], progress: Callable[[str, i
             "hit_rate": _over_rate,
             "link_latency_s": _over_latency,
         }[axis]
-        for done, row in enumerate(search(bench, speculative), 1):
-            found.append(row)
+        for done, crossover in enumerate(search(bench, speculative), 1):
+            found.append(crossover)
             progress(f"crossovers in {axis}:", done, len(speculative))
     return found
 
@@ -43,15 +54,18 @@ def _at(case: Case, context: int) -> Case:
     return replace(case, axes=replace(case.axes, context_tokens=context))
 
 
-def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossover]:
     # A strategy's longest context that fits stands for all of them.
-    longest = {replace(case.axes, context_tokens=None): case for case in sorted(speculative, key=_context)}
+    longest = {
+        replace(case.axes, context_tokens=None): case
+        for case in sorted(speculative, key=lambda case: case.context)
+    }
     for axes, case in longest.items():
         contexts = (c for c in sorted(bench.scenario.context_tokens) if c <= case.context)
         grid = [c for c in contexts if rival_of(bench, _at(case, c)) is not None]
         if len(grid) < 2:
             why = "it takes two contexts at which both fit"
-            yield Row(axes, "crossover_context_tokens", None, "tokens", source=why)
+            yield Crossover(Row(axes, "crossover_context_tokens", None, "tokens", source=why))
             continue
 
         def gain(context: float, case: Case = case) -> float:
@@ -59,14 +73,10 @@ def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
 
         where = crossing(gain, grid, whole=True)
         text = _phrase(where, "tokens", f"{grid[0]:,} to {grid[-1]:,} tokens")
-        yield Row(axes, "crossover_context_tokens", where.at, "tokens", source=text)
+        yield Crossover(Row(axes, "crossover_context_tokens", where.at, "tokens", source=text), where)
 
 
-def _context(case: Case) -> int:
-    return case.context
-
-
-def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossover]:
     seen: set[Axes] = set()
     for case in speculative:
         axes = replace(case.axes, hit_rate=None)
@@ -75,28 +85,29 @@ def _over_rate(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
         seen.add(axes)
         if case.hits is None or case.hits.random:
             why = "hits are drawn at random: give a rate that is counted"
-            yield Row(axes, "crossover_hit_rate", None, "", source=why)
+            yield Crossover(Row(axes, "crossover_hit_rate", None, "", source=why))
             continue
-        yield _rate_row(bench, case, axes, "crossover_hit_rate", free=True)
-        if bench.run(case).free - {"sample"}:
-            yield _rate_row(bench, case, axes, "crossover_hit_rate_if_priced", free=False)
+        yield _in_rate(bench, case, axes, "crossover_hit_rate", free=True)
+        if bench.run(case).free_speculation:
+            yield _in_rate(bench, case, axes, "crossover_hit_rate_if_priced", free=False)
 
 
-def _rate_row(bench: Bench, case: Case, axes: Axes, metric: str, *, free: bool) -> Row:
+def _in_rate(bench: Bench, case: Case, axes: Axes, metric: str, *, free: bool) -> Crossover:
     def gain(rate: float) -> float:
         draws = tuple(balanced(hit_draws(rate, bench.config.layers, "fractional")))
         hits = Hits(rate, draws, False, "")
         return _gain(bench, replace(case, free=free, hits=hits, axes=replace(case.axes, hit_rate=rate)))
 
     where = crossing(gain, RATE_GRID)
-    return Row(axes, metric, where.at, "", source=_phrase(where, "", "0 % to 100 % hits"))
+    text = _phrase(where, "", "0 % to 100 % hits")
+    return Crossover(Row(axes, metric, where.at, "", source=text), where)
 
 
-def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
+def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossover]:
     for case in speculative:
         if bench.hardware.link_latency_s is None:
             fixed = "the profile fixes what collectives take"
-            yield Row(case.axes, "crossover_link_latency_s", None, "s", source=fixed)
+            yield Crossover(Row(case.axes, "crossover_link_latency_s", None, "s", source=fixed))
             continue
 
         def gain(latency_s: float, case: Case = case) -> float:
@@ -104,7 +115,7 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Row]:
 
         where = crossing(gain, LATENCY_GRID_S)
         text = _phrase(where, "s", "0.1 us to 1 ms")
-        yield Row(case.axes, "crossover_link_latency_s", where.at, "s", source=text)
+        yield Crossover(Row(case.axes, "crossover_link_latency_s", where.at, "s", source=text), where)
 
 
 def _phrase(where: Crossing, unit: str, searched: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from simcore import metrics
+from simcore import laws, metrics
 from simcore.decode.answer import answer, fit_warnings, source_warnings, sources
 from simcore.decode.bench import Bench, Case, HitRow, Result, mesh_of, no_hits
 from simcore.decode.cases import cases, does_not_fit, rival_of
@@ -19,6 +19,7 @@ from simcore.laws import LawError
 from simcore.ops import Pricer
 from simcore.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.study import Axes, Outcome, Row
+from simcore.trace import Trace
 
 Progress = Callable[[str, int, int], None]
 
@@ -36,11 +37,9 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         bench.run(case)
     progress("simulating", len(fitting), len(fitting))
     shown = shown_case(fitting)
-    for case in dict.fromkeys((fitting[0], shown)):
-        if not bench.repeatable(case):
-            raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
-        if not bench.keeps_step(case):
-            raise LawError(f"lockstep: the ranks of {case.axes.label} do not all do the same")
+    trace = _checked_trace(bench, shown)
+    if fitting[0] != shown:
+        _checked_trace(bench, fitting[0])
     baseline = {(c.context, c.axes.batch): c for c in fitting if _is_baseline(bench, c)}
     rows: list[Row] = []
     for done, case in enumerate(fitting, 1):
@@ -48,7 +47,7 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         progress("working out", done, len(fitting))
     crossings = crossovers(bench, fitting, progress)
     return Outcome(
-        rows=rows + crossings,
+        rows=rows + [crossover.row for crossover in crossings],
         answer=answer(bench, fitting, baseline, crossings),
         warnings=warnings + source_warnings(bench, fitting),
         baseline=next((case.axes.label for case in baseline.values()), ""),
@@ -56,8 +55,19 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         sources=sources(bench, fitting),
         steps=[step for case in fitting for step in _steps(bench, case)],
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
-        trace=bench.trace(shown),
+        trace=trace,
     )
+
+
+def _checked_trace(bench: Bench, case: Case) -> Trace:
+    """The trace of a case on all its ranks. Raises LawError where a second run leaves other bytes, or where
+    one rank could not have stood for the others of its tensor-parallel group."""
+    trace = bench.trace(case)
+    if not laws.repeatable(lambda: bench.trace(case), trace):
+        raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+    if not bench.keeps_step(case, trace):
+        raise LawError(f"lockstep: the ranks of {case.axes.label} do not all do the same")
+    return trace
 
 
 def _is_baseline(bench: Bench, case: Case) -> bool:

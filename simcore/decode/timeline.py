@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simcore.decode.bench import Bench, Case, Hits
+from simcore import mesh as layout
+from simcore.decode.bench import Bench, Case, Hits, mesh_of
+from simcore.models import GROUP, TENSOR
 from simcore.speculation import CountHits
 from simcore.trace import Span, Trace, op_events
 
@@ -51,6 +53,7 @@ def _layer_events(trace: Trace, case: Case, layer: int, title: str, outcome: str
             exchanges[span.rank].append(span)
     start_s = min(spans[layer].start_s for spans in exchanges.values())
     end_s = max(spans[layer + 1].end_s for spans in exchanges.values())
+    mesh = mesh_of(case.axes)
     last_end_s: dict[int, float] = {}
     for span in sorted(trace.spans, key=lambda s: (s.start_s, s.end_s, s.id)):
         if span.end_s <= start_s or span.start_s >= end_s:
@@ -59,8 +62,8 @@ def _layer_events(trace: Trace, case: Case, layer: int, title: str, outcome: str
             "case": title,
             "outcome": outcome,
             "rank": span.rank,
-            "group": span.rank // case.axes.ranks,
-            "tensor": span.rank % case.axes.ranks,
+            "group": layout.coordinate(mesh, span.rank, GROUP),
+            "tensor": layout.coordinate(mesh, span.rank, TENSOR),
             "stream": span.stream,
         }
         if span.stream == "main":
