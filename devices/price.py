@@ -3,11 +3,13 @@
     floor     max(flops / peak, hbm_bytes / bandwidth, wire_bytes / link rate)
     roofline  kernel_s + max(flops / (peak * efficiency), hbm_bytes / (bandwidth * efficiency))
     fused     the sum of its parts, unless a profile has a row of it
+    iteration a profile's, linear in the sequences it computes
 
 A price names its source, so that a report can say how much of a run rests on what.
 """
 
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -174,7 +176,7 @@ def _collective(tariff: _Tariff, op: Op) -> Price:
 def _from_profile(tariff: _Tariff, op: Op) -> Price | None:
     """The price that the profile gives, or None where it has no row for this op."""
     profile = tariff.profile
-    if profile is None or not _same_batch(op, profile.batch):
+    if profile is None or (profile.batch is not None and not _same_batch(op, profile.batch)):
         return None
     row = tariff.table.get(op.name) or tariff.table.get(op.kind)
     if row:
@@ -187,11 +189,13 @@ def _from_profile(tariff: _Tariff, op: Op) -> Price | None:
 
 def _same_batch(op: Op, batch: int) -> bool:
     """Whether an op works on one token of each sequence: a prefill must not take a decode's time."""
-    own = all(op[name] == batch for name, _ in op.shape if name in ("batch", "tokens", "m"))
+    own = all(op[name] == batch for name, _ in op.shape if name in ("batch", "tokens", "m", "sequences"))
     return own and all(_same_batch(part, batch) for part in op.parts)
 
 
 def _from_points(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
+    if row[0].sequences is not None:
+        return _iteration(tariff, op, row)
     if row[0].context_tokens is None:
         return _published(row[0])
     context = _context(op, tariff.context_tokens)
@@ -200,14 +204,61 @@ def _from_points(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
     by_context = {point.context_tokens or 0: point for point in row}
     if context in by_context:
         return _published(by_context[context])
-    below = max((c for c in by_context if c < context), default=None)
-    above = min((c for c in by_context if c > context), default=None)
+    below, above = _around(by_context, context)
     if below is not None and above is not None:
         share = (context - below) / (above - below)
-        return _interpolated(by_context[below], by_context[above], share)
+        return _interpolated(by_context[below], by_context[above], share, f"{below} and {above} tokens")
     nearest = below if below is not None else above
     assert nearest is not None  # a row has at least one point
     return _extrapolated(tariff, op, by_context[nearest], context)
+
+
+def _around(places: Iterable[int], at: int) -> tuple[int | None, int | None]:
+    """The nearest of the places below and above; None where there is none."""
+    ordered = sorted(places)
+    here = bisect(ordered, at)
+    return (ordered[here - 1] if here else None), (ordered[here] if here < len(ordered) else None)
+
+
+def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
+    """A whole iteration at the number of sequences that the op's shape names."""
+    sequences = op["sequences"]
+    points = {point.sequences or 0: point for point in row}
+    if sequences in points:
+        return _published(points[sequences])
+    below, above = _around(points, sequences)
+    if below is not None and above is not None:
+        share = (sequences - below) / (above - below)
+        return _interpolated(points[below], points[above], share, f"{below} and {above} sequences")
+    floor_s = tariff.floor(op).seconds
+    if below is None:
+        return _fewer_sequences(row[0], sequences, floor_s)
+    return _more_sequences(points, sequences, floor_s)
+
+
+def _fewer_sequences(smallest: Point, sequences: int, floor_s: float) -> Price:
+    """The time of the smallest point, which is at least what fewer sequences take."""
+    known = _published(smallest)
+    detail = f"{sequences} sequences at the time of {smallest.sequences}, the fewest; {smallest.detail}"
+    return replace(known, low_s=min(known.low_s, floor_s), source="extrapolated", detail=detail)
+
+
+def _more_sequences(points: Mapping[int, Point], sequences: int, floor_s: float) -> Price:
+    """Beyond the largest point by the slope of the last two, and never below the floor; from a single point,
+    which has no slope, anything between the same time and one in proportion."""
+    *others, largest = sorted(points)
+    end = _published(points[largest])
+    low_s, seconds, high_s = end.low_s, end.seconds, end.high_s * sequences / largest
+    by = "without a slope"
+    if others:
+        start, share = _published(points[others[-1]]), (sequences - largest) / (largest - others[-1])
+        low_s = end.low_s + share * (end.low_s - start.high_s)
+        seconds = end.seconds + share * (end.seconds - start.seconds)
+        high_s = end.high_s + share * (end.high_s - start.low_s)
+        by = f"by the slope from {others[-1]} on"
+    low_s, seconds, high_s = (max(floor_s, value) for value in (low_s, seconds, high_s))
+    detail = f"from {largest} to {sequences} sequences {by}; {end.detail}"
+    return Price(seconds, low_s, high_s, "extrapolated", detail)
 
 
 def _context(op: Op, given: int | None) -> int | None:
@@ -220,14 +271,14 @@ def _published(point: Point) -> Price:
     return Price(point.seconds, low_s, point.seconds + point.plus_minus_s, "published", point.detail)
 
 
-def _interpolated(below: Point, above: Point, share: float) -> Price:
+def _interpolated(below: Point, above: Point, share: float, between: str) -> Price:
     a, b = _published(below), _published(above)
     return Price(
         a.seconds + share * (b.seconds - a.seconds),
         a.low_s + share * (b.low_s - a.low_s),
         a.high_s + share * (b.high_s - a.high_s),
         "interpolated",
-        f"linear between {below.context_tokens} and {above.context_tokens} tokens; {below.detail}",
+        f"linear between {between}; {below.detail}",
     )
 
 

@@ -5,7 +5,10 @@ be assumed, `ops.csv` has the times. Several rows may belong to one op of the mo
 
     seconds(op, ranks, context) = sum of nanoseconds of its rows * 1e-9
 
-A row without a context holds at every context.
+A row without a context holds at every context. Where a source times only whole decode iterations, the table
+has the one op `iteration`, and its rows differ in how many sequences it computes:
+
+    seconds(iteration, ranks, sequences) = likewise
 """
 
 import csv
@@ -31,21 +34,23 @@ from simcore.files import (
 )
 from simcore.ops import DTYPE_BYTES
 
-__all__ = ["Assumed", "Point", "Profile", "Row", "load_profile", "points", "profile_names"]
+__all__ = ["ITERATION", "Assumed", "Point", "Profile", "Row", "load_profile", "points", "profile_names"]
 
 PROFILES = Path(__file__).parent / "profiles"
+ITERATION = "iteration"
 WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Row:
-    """One line of `ops.csv`. `op_code` is the source's own name, `op` that of our model's op; `how` is
-    "derived" where the source prints other figures, from which this one follows; `plus_minus_ns` is
-    half of the last printed digit."""
+    """One line of `ops.csv`. `table` is where it stands in the source, `op_code` the source's own name, `op`
+    that of our model's op; `how` is "derived" where the source prints other figures, from which this one
+    follows; `plus_minus_ns` is half of the last printed digit. `sequences` is for iterations only, whose
+    `part` is "whole"."""
 
     table: str
     ranks: Count
-    part: Literal["layer", "outside"]
+    part: Literal["layer", "outside", "whole"]
     row: Count
     op_code: str
     nanoseconds: Positive
@@ -53,6 +58,7 @@ class Row:
     context_tokens: Count | None = None
     how: Literal["measured", "derived"] = "measured"
     plus_minus_ns: NonNegative = 0.0
+    sequences: Count | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -65,12 +71,13 @@ class Assumed:
 
 @dataclass(frozen=True, config=STRICT)
 class Profile:
-    """The times of one model at one batch.
+    """The times of one model at one batch (None: at any, which is so for iterations only).
 
     `context_tokens` are the contexts at which the tables hold, `chunk_tokens` the chunk of the
     speculative attention, `ranks` the tensor-parallel rank counts that were run. `granularity` is
-    "ops", or "parts" where only attention and the rest are told apart. `assumed` is keyed by an op's
-    name or kind, or "early_part" for when a speculative attention sends its early part.
+    "ops", or "parts" where only attention and the rest are told apart, or "iteration" where only whole
+    decode iterations were timed. `assumed` is keyed by an op's name or kind ("pre_processing", a prompt's
+    pass through the model, say), or "early_part" for when a speculative attention sends its early part.
     """
 
     name: str
@@ -78,9 +85,9 @@ class Profile:
     source: str
     device: str
     model: str
-    batch: Count
+    batch: Count | None
     context_tokens: tuple[Count, ...]
-    granularity: Literal["ops", "parts"]
+    granularity: Literal["ops", "parts", "iteration"]
     dtypes: dict[str, str]
     chunk_tokens: Count | None
     ranks: tuple[Count, ...]
@@ -97,12 +104,22 @@ class Profile:
         there = sorted({row.ranks for row in self.rows})
         if there != sorted(self.ranks):
             raise InputError(f"ranks says {sorted(self.ranks)}, the rows have {there}")
+        self._check_granularity()
+
+    def _check_granularity(self) -> None:
+        whole = self.granularity == ITERATION
+        if (self.batch is None) != whole:
+            raise InputError("batch: is null with granularity iteration, which holds for any, and only then")
+        if whole and any(row.op != ITERATION or row.context_tokens for row in self.rows):
+            raise InputError("with granularity iteration, rows are of op iteration, without context_tokens")
+        if any((row.sequences is not None) != whole for row in self.rows):
+            raise InputError("every row has sequences with granularity iteration, and no row otherwise")
 
     def applies_to(self, model: str, batch: int, ranks: int) -> str | None:
         """None where this profile holds for such a run, else one line that says why it does not."""
         if model != self.model:
             return f"profile {self.name} holds for model {self.model}, not {model}"
-        if batch != self.batch:
+        if self.batch is not None and batch != self.batch:
             return f"profile {self.name} holds for batch {self.batch}, not {batch}"
         if ranks not in self.ranks:
             return f"profile {self.name} has ranks {', '.join(map(str, self.ranks))}, not {ranks}"
@@ -111,40 +128,45 @@ class Profile:
 
 @plain_dataclass(frozen=True, slots=True)
 class Point:
-    """The time of an op at one context (None: at every context), with half its rounding, in seconds."""
+    """The time of an op at one context (None: at every context), with half its rounding, in seconds; that of
+    an iteration is at a number of sequences."""
 
     context_tokens: int | None
     seconds: float
     plus_minus_s: float
     detail: str
+    sequences: int | None = None
 
 
 def points(profile: Profile, ranks: int) -> Mapping[str, tuple[Point, ...]]:
-    """The points of each op at this rank count, by context.
+    """The points of each op at this rank count, by context or by sequences.
 
     Raises InputError where an op has rows both with and without a context.
     """
     rows: dict[str, dict[int | None, list[Row]]] = {}
     for row in profile.rows:
         if row.ranks == ranks:
-            rows.setdefault(row.op, {}).setdefault(row.context_tokens, []).append(row)
-    for op, contexts in rows.items():
-        if None in contexts and len(contexts) > 1:
+            place = row.context_tokens if row.sequences is None else row.sequences
+            rows.setdefault(row.op, {}).setdefault(place, []).append(row)
+    for op, places in rows.items():
+        if None in places and len(places) > 1:
             raise InputError(f"profile {profile.name}: {op} has rows both with and without a context")
     return {
-        op: tuple(_point(contexts[context]) for context in sorted(contexts, key=lambda c: c or 0))
-        for op, contexts in rows.items()
+        op: tuple(_point(places[place]) for place in sorted(places, key=lambda p: p or 0))
+        for op, places in rows.items()
     }
 
 
 def _point(rows: list[Row]) -> Point:
     codes = " + ".join(row.op_code for row in rows)
     derived = "derived from " if any(row.how == "derived" for row in rows) else ""
+    table = f"table {rows[0].table}" if rows[0].table.isdecimal() else rows[0].table
     return Point(
         rows[0].context_tokens,
         sum(row.nanoseconds for row in rows) * 1e-9,
         sum(row.plus_minus_ns for row in rows) * 1e-9,
-        f"{derived}table {rows[0].table}, {rows[0].ranks} ranks: {codes}",
+        f"{derived}{table}, {rows[0].ranks} rank{'s' * (rows[0].ranks > 1)}: {codes}",
+        rows[0].sequences,
     )
 
 

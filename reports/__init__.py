@@ -2,14 +2,14 @@
 
     build(run_dir) -> run_dir / "report.html"
 
-A study adds its own sections and figures (`sections_decode.py`, `figures_decode.py`) and one line in
+A study adds its own sections and figures (as `sections_decode.py`, `figures_decode.py`) and one line in
 `STUDIES`; what every study shows alike is in `sections_common.py`.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from reports import sections_common, sections_decode
+from reports import sections_common, sections_decode, sections_serving
 from reports.page import Opening, Section, render
 from reports.run import Run, read_run
 
@@ -19,6 +19,7 @@ Study = tuple[Callable[[Run], Opening], Callable[[Run], list[Section]]]
 
 STUDIES: Mapping[str, Study] = {
     "decode": (sections_decode.opening, sections_decode.sections),
+    "serving": (sections_serving.opening, sections_serving.sections),
 }
 ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
 

@@ -1,25 +1,94 @@
 """Figures that every study shows: errors against published figures, and sources of prices."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from reports import style
-from reports.text import in_figure, known, percent, signed_percent, significant, strategy_name, tokens
+from reports.text import (
+    counted,
+    in_figure,
+    known,
+    percent,
+    recorded,
+    signed_percent,
+    significant,
+    strategy_name,
+    tokens,
+)
 
 ROW_PX = 44
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A strategy variant as every figure shows it."""
+
+    label: str
+    strategy: str
+    devices: float
+    colour: str
+    symbol: str
+
+
+def variants(results: pd.DataFrame, by: Sequence[str] = ("devices", "groups", "label")) -> list[Variant]:
+    """The strategy variants of a study in the order of `style.STRATEGY`, those of one strategy in the order
+    of the columns `by`, which is few devices before many, or else in that of the file."""
+    rows = results[results["label"] != ""].drop_duplicates(["strategy", "label"])
+    rank = {name: i for i, name in enumerate(style.STRATEGY)}
+    order = rows["strategy"].map(lambda name: rank.get(name, len(rank)))
+    rows = rows.assign(order=order).sort_values(["order", "strategy", *by], kind="stable")
+    found: list[Variant] = []
+    for strategy, group in rows.groupby("strategy", sort=False):
+        colours = style.ramp(str(strategy), len(group))
+        symbol = style.SYMBOL.get(str(strategy), "circle")
+        for (_, row), colour in zip(group.iterrows(), colours, strict=True):
+            found.append(Variant(row["label"], row["strategy"], row["devices"], colour, symbol))
+    return found
+
+
+def spaced(places: Sequence[float], apart: float) -> list[float]:
+    """The places of an axis that may carry a label: at least this share of the axis apart, the last
+    one always among them."""
+    if len(places) < 2 or places[-1] == places[0]:
+        return list(places)
+    length, kept = places[-1] - places[0], [places[-1]]
+    for place in reversed(places[:-1]):
+        if (kept[-1] - place) / length >= apart:
+            kept.append(place)
+    return kept[::-1]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten that lie between two values, or just beyond."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**d for d in decades for m in (1, 2, 5) if low * 0.8 <= m * 10.0**d <= high * 1.25]
+
+
+def compared_place(row: pd.Series) -> list[str]:
+    """Who and where a compared figure is of: strategy, devices, and whichever other axes the study has."""
+    devices = row["devices"]
+    if not known(devices):
+        devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
+    parts = [str(row["label"] or strategy_name(row["strategy"]))]
+    parts += [counted(round(devices), "device")] if known(devices) else []
+    parts += [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
+    parts += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
+    parts += [f"{recorded(row['rate_per_s'])} requests/s"] if known(row["rate_per_s"]) else []
+    parts += [counted(round(row["requests"]), "request")] if known(row["requests"]) else []
+    lengths = [recorded(row[name]) for name in ("prompt_tokens", "output_tokens") if known(row[name])]
+    return [part for part in (*parts, " + ".join(lengths) + " tokens" if lengths else "") if part]
+
+
 def _error_hover(row: pd.Series) -> str:
-    where = [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
-    where += [f"hits {percent(row['hit_rate'])}"] if known(row["hit_rate"]) else []
-    devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
-    where += [f"{devices:.0f} devices"] if known(devices) else []
     said_by = in_figure(f"{row['role']}; {row['source']}")
+    who, *where = compared_place(row)
     return "<br>".join(
         [
-            f"<b>{in_figure(strategy_name(row['strategy']))}</b>, {in_figure(row['metric'])}",
+            f"<b>{in_figure(who)}</b>, {in_figure(row['metric'])}",
             in_figure(", ".join(where)),
             f"published {significant(row['reference'], 4)}, predicted {significant(row['predicted'], 4)}",
             f"<b>{signed_percent(row['error_pct'])}</b>, {said_by}",

@@ -7,13 +7,13 @@ screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zo
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from reports import style
+from reports.figures_common import ROW_PX, Variant, log_ticks, spaced
 from reports.text import (
     in_figure,
     interval,
@@ -25,59 +25,17 @@ from reports.text import (
     tokens,
 )
 
-STRATEGY_ORDER = ("tensor_parallel", "alspec", "alspec_pipelined")
 LOG_SCALE_FROM = 4.0
 RARE_BELOW = 0.01
 ATTENTION = ("speculative_attention", "decode_attention")
 SHORTEST_SPAN_S = 1e-12
 CELLS_WITH_NUMBERS = (10, 12)
-ROW_PX = 44
 LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A strategy variant as every figure shows it."""
-
-    label: str
-    strategy: str
-    devices: float
-    colour: str
-    symbol: str
-
-
-def variants(results: pd.DataFrame) -> list[Variant]:
-    """The strategy variants of a study: tensor parallelism first, few devices before many."""
-    rows = results[results["label"] != ""].drop_duplicates(["strategy", "label"])
-    rank = {name: i for i, name in enumerate(STRATEGY_ORDER)}
-    order = rows["strategy"].map(lambda name: rank.get(name, len(rank)))
-    rows = rows.assign(order=order).sort_values(
-        ["order", "strategy", "devices", "groups", "label"], kind="stable"
-    )
-    found: list[Variant] = []
-    for strategy, group in rows.groupby("strategy", sort=False):
-        colours = style.ramp(str(strategy), len(group))
-        symbol = style.SYMBOL.get(str(strategy), "circle")
-        for (_, row), colour in zip(group.iterrows(), colours, strict=True):
-            found.append(Variant(row["label"], row["strategy"], row["devices"], colour, symbol))
-    return found
 
 
 def at_hit_rate(rows: pd.DataFrame, hit_rate: float | None) -> pd.DataFrame:
     """Rows of one hit rate, with those of strategies that do not speculate; None: all rows."""
     return rows if hit_rate is None else rows[rows["hit_rate"].isna() | (rows["hit_rate"] == hit_rate)]
-
-
-def spaced(places: Sequence[float], apart: float) -> list[float]:
-    """The places of an axis that may carry a label: at least this share of the axis apart, the last
-    one always among them."""
-    if len(places) < 2 or places[-1] == places[0]:
-        return list(places)
-    length, kept = places[-1] - places[0], [places[-1]]
-    for place in reversed(places[:-1]):
-        if (kept[-1] - place) / length >= apart:
-            kept.append(place)
-    return kept[::-1]
 
 
 def _context_axis(contexts: Sequence[float]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,16 +58,11 @@ def _context_axis(contexts: Sequence[float]) -> tuple[dict[str, Any], dict[str, 
     return axis, on_narrow
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    return [m * 10.0**d for d in decades for m in (1, 2, 5) if low * 0.8 <= m * 10.0**d <= high * 1.25]
-
-
 def _latency_axis(values: Sequence[float]) -> dict[str, object]:
     low, high = min(values), max(values)
     if low <= 0 or high / low < LOG_SCALE_FROM:
         return {"title": {"text": "latency per token (ms)"}, "range": [0, high * 1.08]}
-    ticks = _log_ticks(low, high)
+    ticks = log_ticks(low, high)
     return {
         "title": {"text": "latency per token (ms, log scale)"},
         "type": "log",

@@ -4,33 +4,83 @@ is garbage is refused, so that no page is made of it."""
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import yaml
+from pyarrow import parquet
 
-TEXT = ("study", "strategy", "label", "metric", "op_kind", "unit", "source")
-NUMBERS = ("ranks", "groups", "devices", "context_tokens", "batch", "hit_rate", "value", "low", "high")
+TEXT = ("study", "strategy", "label", "metric", "unit", "source")
+NUMBERS = ("value", "low", "high")
 COMPARED_TEXT = ("strategy", "metric", "role", "source")
-COMPARED_NUMBERS = (
-    "ranks", "groups", "context_tokens", "batch", "hit_rate", "reference", "predicted", "error_pct",
+COMPARED_NUMBERS = ("reference", "predicted", "error_pct")
+REQUEST_TEXT = ("label", "status")
+REQUEST_NUMBERS = (
+    "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "replica", "request", "arrival_s",
+    "scheduled_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "preemptions",
+)  # fmt: skip
+LEVEL_TEXT = ("label",)
+LEVEL_NUMBERS = (
+    "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "t_s", "queue", "batch", "kv_share",
+    "tokens",
 )  # fmt: skip
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SUMMARY_TYPES: Mapping[str, type] = {"answer": str, "warnings": list, "notes": list, "price_shares": dict}
+UNREADABLE = (
+    OSError, ValueError, TypeError, csv.Error, yaml.YAMLError, pa.ArrowException, RecursionError
+)  # fmt: skip
 Parsed = TypeVar("Parsed")
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What tells a study's cases apart: columns of its results and comparison beside those of every study."""
+
+    text: Names = ()
+    numbers: Names = ()
+    compared_text: Names = ()
+    compared_numbers: Names = ()
+
+
+AXES: Mapping[str, Axes] = {
+    "decode": Axes(
+        text=("op_kind",),
+        numbers=("ranks", "groups", "devices", "context_tokens", "batch", "hit_rate"),
+        compared_numbers=("ranks", "groups", "context_tokens", "batch", "hit_rate"),
+    ),
+    "serving": Axes(
+        numbers=("devices", "ranks", "requests", "rate_per_s", "prompt_tokens", "output_tokens"),
+        compared_text=("label",),
+        compared_numbers=(
+            "devices", "ranks", "requests", "rate_per_s", "prompt_tokens", "output_tokens", "low", "high",
+        ),
+    ),
+}  # fmt: skip
+
+
+def _of_every_study(part: str) -> Names:
+    return tuple(dict.fromkeys(name for axes in AXES.values() for name in getattr(axes, part)))
+
+
+EVERY_AXIS = Axes(*(_of_every_study(part.name) for part in fields(Axes)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory in memory. Frames always have their columns, perhaps no rows."""
+    """A run directory in memory. Frames always have their columns, perhaps no rows; axes that only other
+    studies have are columns without values. `requests` and `levels` are the serving study's."""
 
     results: pd.DataFrame
     comparison: pd.DataFrame
     timeline: pd.DataFrame
+    requests: pd.DataFrame
+    levels: pd.DataFrame
     summary: dict[str, Any]
     scenario_text: str
     scenario: dict[str, Any]
@@ -39,8 +89,7 @@ class Run:
     @property
     def study(self) -> str:
         """Which study this is: the summary's word, or else the scenario's, or else the results'."""
-        in_results = next((s for s in self.results["study"] if s), "")
-        return str(self.summary.get("study") or self.scenario.get("study") or in_results)
+        return _study(self.summary, self.scenario, self.results)
 
     @property
     def name(self) -> str:
@@ -51,6 +100,11 @@ class Run:
         """The rows of one metric that have a value, in the order of the file."""
         rows = self.results[(self.results["metric"] == name) & self.results["value"].notna()]
         return rows.reset_index(drop=True)
+
+
+def _study(summary: Mapping[str, Any], scenario: Mapping[str, Any], results: pd.DataFrame) -> str:
+    in_results = next((s for s in results.get("study", ()) if s), "")
+    return str(summary.get("study") or scenario.get("study") or in_results)
 
 
 def extreme(rows: pd.DataFrame, by: "pd.Series[float]", largest: bool = True) -> "pd.Series[Any]":
@@ -74,7 +128,7 @@ def _numbers(column: "pd.Series[Any]") -> "pd.Series[float]":
     return figures
 
 
-def _table(content: str, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+def _cells(content: str) -> pd.DataFrame:
     head, *lines = list(csv.reader(content.splitlines(keepends=True), strict=True)) or [[]]
     if len(set(head)) < len(head):
         raise ValueError("has a column twice")
@@ -82,7 +136,24 @@ def _table(content: str, text: Sequence[str], numbers: Sequence[str]) -> pd.Data
         if len(line) != len(head):
             raise ValueError(f"row {number} has {len(line)} of {len(head)} fields")
     cells = [[cell or None for cell in line] for line in lines]
-    return _typed(pd.DataFrame(cells, columns=head, dtype=object), text, numbers)
+    return pd.DataFrame(cells, columns=head, dtype=object)
+
+
+def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
+    """Typed columns; of the axes only those that are `needed` must be there."""
+    absent = [name for name in (*text, *numbers) if name not in cells.columns and name not in needed]
+    return _typed(cells.assign(**dict.fromkeys(absent)), text, numbers)
+
+
+def _results(cells: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    needed = (*TEXT, *NUMBERS, *axes.text, *axes.numbers)
+    return _with_axes(cells, needed, (*TEXT, *EVERY_AXIS.text), (*EVERY_AXIS.numbers, *NUMBERS))
+
+
+def _comparison(cells: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    needed = (*COMPARED_TEXT, *COMPARED_NUMBERS, *axes.compared_text, *axes.compared_numbers)
+    text = (*COMPARED_TEXT, *EVERY_AXIS.compared_text)
+    return _with_axes(cells, needed, text, (*EVERY_AXIS.compared_numbers, *COMPARED_NUMBERS))
 
 
 def _no_constant(name: str) -> None:
@@ -122,37 +193,65 @@ def _scenario(content: str) -> tuple[str, dict[str, Any]]:
     return content, scenario
 
 
-def _read(path: Path, parse: Callable[[str], Parsed], otherwise: Parsed) -> Parsed:
-    """A file's content, or `otherwise` where there is no such file. Raises ValueError, with one line
+def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    """Some columns of a Parquet file; text as categories, since a file may have a million rows."""
+    there = set(parquet.read_schema(path).names)
+    missing = [name for name in (*text, *numbers) if name not in there]
+    if missing:
+        raise ValueError(f"has no {', '.join(missing)}")
+    with parquet.ParquetFile(path, read_dictionary=list(text)) as file:
+        frame = file.read(columns=[*text, *numbers]).to_pandas()
+    words = {name: frame[name].astype("category") for name in text}
+    return pd.DataFrame({**words, **{name: _numbers(frame[name]) for name in numbers}})
+
+
+def _read(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
+    """What is in a file, or `otherwise` where there is no such file. Raises ValueError, with one line
     that names the file, where it is not what it should be."""
     if not path.exists():
         return otherwise
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, csv.Error, yaml.YAMLError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return parse(path)
+    except UNREADABLE as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(f"{path}: {' '.join(str(reason).split())}") from None
+
+
+def _text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
+    return lambda path: parse(path.read_text(encoding="utf-8"))
+
+
+def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    return _typed(pd.DataFrame(columns=[*text, *numbers], dtype=object), text, numbers)
 
 
 def read_run(run_dir: Path) -> Run:
     """Reads every file that a report shows. Raises FileNotFoundError where results.csv is missing and
     ValueError where a file is not what it should be."""
-    results = run_dir / "results.csv"
-    if not results.exists():
+    if not (run_dir / "results.csv").exists():
         raise FileNotFoundError(f"{run_dir} holds no results.csv: it is not a run directory")
-
-    def table(name: str, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-        nothing = pd.DataFrame(columns=[*text, *numbers], dtype=object)
-        return _read(run_dir / name, lambda c: _table(c, text, numbers), _typed(nothing, text, numbers))
-
     no_scenario: tuple[str, dict[str, Any]] = ("", {})
-    text, scenario = _read(run_dir / "scenario.yaml", _scenario, no_scenario)
+    text, scenario = _read(run_dir / "scenario.yaml", _text(_scenario), no_scenario)
+    summary = _read(run_dir / "summary.json", _text(_summary), {})
+
+    def results(content: str) -> pd.DataFrame:
+        cells = _cells(content)
+        return _results(cells, AXES.get(_study(summary, scenario, cells), Axes()))
+
+    def rows(name: str, words: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+        return _read(run_dir / name, lambda p: _parquet(p, words, numbers), _nothing(words, numbers))
+
+    read = _read(run_dir / "results.csv", _text(results), pd.DataFrame())
+    axes = AXES.get(_study(summary, scenario, read), Axes())
+    compared = _comparison(pd.DataFrame(columns=[*COMPARED_TEXT, *COMPARED_NUMBERS], dtype=object), Axes())
     return Run(
-        results=table("results.csv", TEXT, NUMBERS),
-        comparison=table("comparison.csv", COMPARED_TEXT, COMPARED_NUMBERS),
-        timeline=_read(run_dir / "timeline.json", _spans, _spans("[]")),
-        summary=_read(run_dir / "summary.json", _summary, {}),
+        results=read,
+        comparison=_read(run_dir / "comparison.csv", _text(lambda c: _comparison(_cells(c), axes)), compared),
+        timeline=_read(run_dir / "timeline.json", _text(_spans), _spans("[]")),
+        requests=rows("requests.parquet", REQUEST_TEXT, REQUEST_NUMBERS),
+        levels=rows("levels.parquet", LEVEL_TEXT, LEVEL_NUMBERS),
+        summary=summary,
         scenario_text=text,
         scenario=scenario,
-        provenance=_read(run_dir / "provenance.json", _object, {}),
+        provenance=_read(run_dir / "provenance.json", _text(_object), {}),
     )

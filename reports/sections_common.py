@@ -1,12 +1,14 @@
 """Sections that every study has: errors against published figures, price sources, the scenario as run."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from reports import figures_common as figures
-from reports.page import Definition, Details, Opening, Plot, Section, Table
+from reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
 from reports.run import Run, extreme
 from reports.text import (
     counted,
@@ -17,7 +19,6 @@ from reports.text import (
     signed_percent,
     significant,
     size_percent,
-    strategy_name,
     tokens,
 )
 
@@ -81,6 +82,31 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     return [(" › ".join(path).replace("_", " "), recorded(tree))]
 
 
+# -- choices and tables --------------------------------------------------------------------------
+
+Option = tuple[str, Any]
+Dimension = tuple[str, Sequence[Option], int]
+
+
+def views(dimensions: Sequence[Dimension], draw: Callable[..., go.Figure]) -> dict[str, Any]:
+    """Choices and one figure for each combination of them, as a Plot takes them."""
+    choices = tuple(Choice(name, tuple(text for text, _ in options), at) for name, options, at in dimensions)
+    places = itertools.product(*(range(len(options)) for _, options, _ in dimensions))
+    drawn = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
+    return {"choices": choices, "figures": drawn}
+
+
+def without_empty_columns(table: Table) -> Table:
+    """The table without columns that have no text in any row."""
+    kept = [i for i in range(len(table.head)) if any(row[i] for row in table.rows)]
+    sides = table.align.ljust(len(table.head), "l")
+    return Table(
+        [table.head[i] for i in kept],
+        [[row[i] for i in kept] for row in table.rows],
+        "".join(sides[i] for i in kept),
+    )
+
+
 # -- predicted against published -------------------------------------------------------------------
 
 
@@ -92,12 +118,7 @@ def _roles(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def _place(row: pd.Series) -> str:
-    devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
-    parts = [strategy_name(row["strategy"])]
-    parts += [f"{devices:.0f} devices"] if known(devices) else []
-    parts += [f"{tokens(row['context_tokens'])} tokens"] if known(row["context_tokens"]) else []
-    parts += [f"{percent(row['hit_rate'])} hits"] if known(row["hit_rate"]) else []
-    return ", ".join(part for part in parts if part)
+    return ", ".join(figures.compared_place(row))
 
 
 def error_summary(rows: pd.DataFrame) -> Table:
@@ -142,6 +163,19 @@ def predictions(run: Run) -> pd.DataFrame:
     """The compared figures that the model has not seen: fitted ones are left out."""
     rows = run.comparison[run.comparison["error_pct"].notna()]
     return rows[rows["role"] != FITTED]
+
+
+def accuracy(run: Run) -> Tile | None:
+    """How far off the predictions of published figures are; None where nothing is compared."""
+    rows = predictions(run)
+    if rows.empty:
+        return None
+    count = counted(len(rows), "figure")
+    if len(rows) == 1:
+        error = signed_percent(rows["error_pct"].iloc[0])
+        return Tile(error, "Error against published", f"{count}, not fitted")
+    middle = size_percent(rows["error_pct"].abs().median())
+    return Tile(middle, "Median error against published", f"{count}, none of them fitted")
 
 
 def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:

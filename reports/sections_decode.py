@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 
 from reports import figures_decode as figures
 from reports import sections_common as common
-from reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
+from reports.figures_common import variants
+from reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
 from reports.run import Run, extreme
 from reports.text import (
-    counted,
     duration,
     interval,
     known,
@@ -23,9 +23,7 @@ from reports.text import (
     percent,
     scientific,
     signed,
-    signed_percent,
     significant,
-    size_percent,
     times,
     tokens,
 )
@@ -150,7 +148,7 @@ BOUNDS = [
 
 def opening(run: Run) -> Opening:
     """The top of the page with up to five key figures."""
-    made = (_fastest(run), _best_tensor(run), _gain(run), _communication(run), _accuracy(run))
+    made = (_fastest(run), _best_tensor(run), _gain(run), _communication(run), common.accuracy(run))
     return replace(common.opening(run), tiles=[tile for tile in made if tile])
 
 
@@ -184,23 +182,12 @@ def formulas(run: Run) -> list[Definition]:
 
 # -- choices ---------------------------------------------------------------------------------------
 
-Option = tuple[str, Any]
-Dimension = tuple[str, Sequence[Option], int]
-
-
-def _views(dimensions: Sequence[Dimension], draw: Callable[..., go.Figure]) -> dict[str, Any]:
-    """Choices and one figure for each combination of them, as a Plot takes them."""
-    choices = tuple(Choice(name, tuple(text for text, _ in options), at) for name, options, at in dimensions)
-    places = itertools.product(*(range(len(options)) for _, options, _ in dimensions))
-    drawn = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
-    return {"choices": choices, "figures": drawn}
-
 
 def _values(rows: pd.DataFrame, column: str) -> list[float]:
     return sorted(float(v) for v in rows[column].dropna().unique())
 
 
-def _batches(run: Run, rows: pd.DataFrame) -> Dimension:
+def _batches(run: Run, rows: pd.DataFrame) -> common.Dimension:
     """The batches of these rows; opens on the one that the answer is about."""
     found = _values(rows, "batch") or [math.nan]
     _, wanted = _place(run)
@@ -208,7 +195,7 @@ def _batches(run: Run, rows: pd.DataFrame) -> Dimension:
     return "Batch", [(f"{b:.0f}" if known(b) else "", b) for b in found], opens
 
 
-def _hit_rates(rows: pd.DataFrame) -> list[Option]:
+def _hit_rates(rows: pd.DataFrame) -> list[common.Option]:
     return [(percent(h), h) for h in _values(rows, "hit_rate")]
 
 
@@ -293,18 +280,6 @@ def _communication(run: Run) -> Tile | None:
     return Tile(percent(seconds / of, 2), means, f"{milliseconds(seconds)} of {milliseconds(of)}")
 
 
-def _accuracy(run: Run) -> Tile | None:
-    rows = common.predictions(run)
-    if rows.empty:
-        return None
-    count = counted(len(rows), "figure")
-    if len(rows) == 1:
-        error = signed_percent(rows["error_pct"].iloc[0])
-        return Tile(error, "Error against published", f"{count}, not fitted")
-    middle = size_percent(rows["error_pct"].abs().median())
-    return Tile(middle, "Median error against published", f"{count}, none of them fitted")
-
-
 # -- latency ---------------------------------------------------------------------------------------
 
 TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
@@ -346,17 +321,7 @@ def _all_figures(run: Run) -> Table:
         *(n for _, n, _ in metrics),
         "source",
     ]
-    return _without_empty_columns(Table(head, lines, "lrrrrr" + "r" * len(metrics)))
-
-
-def _without_empty_columns(table: Table) -> Table:
-    kept = [i for i in range(len(table.head)) if any(row[i] for row in table.rows)]
-    sides = table.align.ljust(len(table.head), "l")
-    return Table(
-        [table.head[i] for i in kept],
-        [[row[i] for i in kept] for row in table.rows],
-        "".join(sides[i] for i in kept),
-    )
+    return common.without_empty_columns(Table(head, lines, "lrrrrr" + "r" * len(metrics)))
 
 
 def _if_priced(run: Run) -> list[str]:
@@ -385,11 +350,11 @@ def _latency(run: Run) -> list[Section]:
     rows = run.metric("token_latency_s")
     if rows.empty:
         return []
-    shown = figures.variants(run.results)
+    shown = variants(run.results)
     one_context = rows["context_tokens"].nunique() < 2
     rates = _hit_rates(rows)
     every = [("all" if len(rates) > 1 else "", None)]
-    dimensions: list[Dimension] = [_batches(run, rows)]
+    dimensions: list[common.Dimension] = [_batches(run, rows)]
     if not one_context:
         dimensions.append(("Hit rate", [*every, *(rates if len(rates) > 1 else [])], 0))
 
@@ -409,7 +374,7 @@ def _latency(run: Run) -> list[Section]:
             heading=f"Latency per token{at}",
             short="Latency",
             lead=f"{lead} The baseline is {baseline}." if baseline else lead,
-            plots=[Plot("latency", f"latency per token{at}, by strategy", **_views(dimensions, draw))],
+            plots=[Plot("latency", f"latency per token{at}, by strategy", **common.views(dimensions, draw))],
             notes=_latency_notes(run, rows, one_context),
             details=[Details(f"{every_latency} as a table", table=_all_figures(run))],
         )
@@ -430,9 +395,9 @@ def _critical_path(run: Run) -> list[Section]:
     parts = run.metric("critical_path_s")
     if parts.empty:
         return []
-    shown = figures.variants(run.results)
+    shown = variants(run.results)
     contexts = [(tokens(c), c) for c in _values(parts, "context_tokens")] or [("", math.nan)]
-    rates: list[Option] = _hit_rates(parts) or [("", None)]
+    rates: list[common.Option] = _hit_rates(parts) or [("", None)]
     dimensions = [
         _batches(run, parts),
         ("Context", contexts, len(contexts) - 1),
@@ -454,7 +419,9 @@ def _critical_path(run: Run) -> list[Section]:
             short="Critical path",
             lead="Only the critical path counts: what overlaps it costs nothing and is not shown.",
             flags=[off] if gap > SUMS_WITHIN else [],
-            plots=[Plot("critical-path", "latency per token by kind of op", **_views(dimensions, draw))],
+            plots=[
+                Plot("critical-path", "latency per token by kind of op", **common.views(dimensions, draw))
+            ],
             notes=[f"{sums} {rare}" if gap <= SUMS_WITHIN else rare],
         )
     ]
@@ -470,7 +437,7 @@ def _timeline(run: Run) -> list[Section]:
         return []
     cases = [(case, case) for case in dict.fromkeys(spans["case"])]
     several = spans["tensor"].nunique() > 1
-    ranks: list[Option] = [("one of each group", True), ("all", False)] if several else [("", False)]
+    ranks: list[common.Option] = [("one of each group", True), ("all", False)] if several else [("", False)]
 
     def draw(case: str, one_each: bool) -> go.Figure:
         own = spans[spans["case"] == case]
@@ -481,14 +448,14 @@ def _timeline(run: Run) -> list[Section]:
         "The receiving group runs ahead on the speculated attention. On a hit its result counts and the "
         "sender skips what follows; on a miss the sender runs all of it itself."
     )
-    dimensions: list[Dimension] = [("Case", cases, 0), ("Ranks", ranks, 0)]
+    dimensions: list[common.Dimension] = [("Case", cases, 0), ("Ranks", ranks, 0)]
     return [
         Section(
             key="timeline",
             heading="One layer on every rank" if not both else "One layer on every rank, hit and miss",
             short="One layer",
             lead=described if both else "",
-            plots=[Plot("timeline", "timeline of one layer on every rank", **_views(dimensions, draw))],
+            plots=[Plot("timeline", "timeline of one layer on every rank", **common.views(dimensions, draw))],
             notes=["On a wide screen, drag along the time axis to zoom; double-click to return."],
         )
     ]
@@ -502,7 +469,7 @@ def _ratios(run: Run) -> pd.DataFrame:
 
 
 def _maps(run: Run) -> list[Plot]:
-    ratio, labels = _ratios(run), [v.label for v in figures.variants(run.results)]
+    ratio, labels = _ratios(run), [v.label for v in variants(run.results)]
     rows = ratio[ratio["hit_rate"].notna()]
     if rows.empty:
         return []
@@ -520,7 +487,7 @@ def _maps(run: Run) -> list[Plot]:
         heading = f"{label}, over tensor parallelism on {devices:.0f} devices"
         key = f"speed-up-{len(plots)}"
         plots.append(
-            Plot(key, f"speed-up of {heading}", heading=heading, **_views([_batches(run, own)], draw))
+            Plot(key, f"speed-up of {heading}", heading=heading, **common.views([_batches(run, own)], draw))
         )
     return plots
 
@@ -602,7 +569,7 @@ def _crossover_table(run: Run, entries: Sequence[_Crossing], at_most: int | None
         for entry in entries
     ]
     head = ["break-even", "strategy", "batch", "at", "value", "remark"]
-    return replace(_without_empty_columns(Table(head, lines, "llrlr")), wraps=True)
+    return replace(common.without_empty_columns(Table(head, lines, "llrlr")), wraps=True)
 
 
 def _crossover(run: Run) -> list[Section]:
@@ -649,7 +616,7 @@ def _scores(run: Run) -> Table | None:
             [row["label"], hits, significant(row["value"]), significant(base), change, row["source"]]
         )
     unique = [list(line) for line in dict.fromkeys(tuple(line) for line in lines)]
-    return _without_empty_columns(
+    return common.without_empty_columns(
         Table(
             ["strategy", "hits", "score", "without speculation", "change", "threshold and task"],
             unique,
@@ -683,7 +650,7 @@ def _speculation(run: Run) -> list[Section]:
         if scores or bounds
         else "This run takes its hit rates as given; it says nothing of the task's score."
     )
-    bound_table = _without_empty_columns(
+    bound_table = common.without_empty_columns(
         Table(["bound on the output's error", "at", "value", "remark"], bounds, "llr")
     )
     return [

@@ -23,37 +23,70 @@ PAGE: Mapping[str, tuple[str, str]] = {
 }
 
 # The baseline is grey and what is compared with it has a hue; more devices stand out more.
-STRATEGY: Mapping[str, Sequence[tuple[str, str]]] = {
-    "tensor_parallel": [
-        ("#a9b1bb", "#5b6570"),
-        ("#8b94a0", "#7a8490"),
-        ("#6b7580", "#9ca5b0"),
-        ("#4a535e", "#bfc6ce"),
-        ("#272e36", "#e3e7eb"),
-    ],
-    "alspec": [
-        ("#93c4ec", "#2f6ea8"),
-        ("#5aa2db", "#4a8fcd"),
-        ("#2f80c2", "#6fb1eb"),
-        ("#155f9e", "#98caf6"),
-        ("#0a4475", "#c2e1fc"),
-    ],
-    "alspec_pipelined": [
-        ("#e3b06b", "#8a5a17"),
-        ("#cf9038", "#b07826"),
-        ("#ad7016", "#d0983f"),
-        ("#87530a", "#e5b768"),
-        ("#5f3a04", "#f3d39c"),
-    ],
-}
-OTHER_STRATEGY: Sequence[tuple[str, str]] = [
+Shades = Sequence[tuple[str, str]]
+GREY: Shades = [
+    ("#a9b1bb", "#5b6570"),
+    ("#8b94a0", "#7a8490"),
+    ("#6b7580", "#9ca5b0"),
+    ("#4a535e", "#bfc6ce"),
+    ("#272e36", "#e3e7eb"),
+]
+BLUE: Shades = [
+    ("#93c4ec", "#2f6ea8"),
+    ("#5aa2db", "#4a8fcd"),
+    ("#2f80c2", "#6fb1eb"),
+    ("#155f9e", "#98caf6"),
+    ("#0a4475", "#c2e1fc"),
+]
+OCHRE: Shades = [
+    ("#e3b06b", "#8a5a17"),
+    ("#cf9038", "#b07826"),
+    ("#ad7016", "#d0983f"),
+    ("#87530a", "#e5b768"),
+    ("#5f3a04", "#f3d39c"),
+]
+VIOLET: Shades = [
+    ("#c6abe3", "#66489a"),
+    ("#a580d3", "#8464bd"),
+    ("#8458bd", "#a586da"),
+    ("#653aa0", "#c3aaee"),
+    ("#452270", "#ddcdf8"),
+]
+RED: Shades = [
+    ("#efab9d", "#8f3a29"),
+    ("#e0806c", "#b45341"),
+    ("#ca5742", "#d9735f"),
+    ("#a63a27", "#f09b89"),
+    ("#742316", "#f8c5ba"),
+]
+GREEN: Shades = [
     ("#7cc4ab", "#1f6b54"),
     ("#45a686", "#2d8a6e"),
     ("#128665", "#4aaa8b"),
     ("#096349", "#7cc9ae"),
     ("#04432f", "#b0e3d1"),
 ]
-SYMBOL: Mapping[str, str] = {"tensor_parallel": "circle", "alspec": "diamond", "alspec_pipelined": "square"}
+STRATEGY: Mapping[str, Shades] = {
+    "tensor_parallel": GREY,
+    "alspec": BLUE,
+    "alspec_pipelined": OCHRE,
+    "concurrent_instances": GREY,
+    "dynamic_batching": RED,
+    "temporal_fusion": BLUE,
+    "iteration_batching": VIOLET,
+    "continuous_batching": GREEN,
+}
+OTHER_STRATEGY = GREEN
+SYMBOL: Mapping[str, str] = {
+    "tensor_parallel": "circle",
+    "alspec": "diamond",
+    "alspec_pipelined": "square",
+    "concurrent_instances": "circle",
+    "dynamic_batching": "square",
+    "temporal_fusion": "diamond",
+    "iteration_batching": "square",
+    "continuous_batching": "circle",
+}
 
 # Parts of a token's critical path, in the order in which they are stacked.
 PART: Mapping[str, tuple[str, str]] = {
@@ -123,6 +156,11 @@ def ramp(strategy: str, count: int) -> list[str]:
     if count in (2, 3):
         steps = [1, 3] if count == 2 else [0, 2, 4]
     return [shades[step] for step in steps]
+
+
+def light_tone(strategy: str) -> str:
+    """The lightest colour of a strategy's hue."""
+    return STRATEGY.get(strategy, OTHER_STRATEGY)[0][0]
 
 
 def faint(colour: str) -> str:

@@ -6,7 +6,7 @@ Beside simcore.cli the only module of this package that knows the catalogue of d
 import csv
 import importlib.metadata
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,15 +15,17 @@ from typing import Any, cast
 from devices.price import pricer, roofline
 from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, Link, load_device
-from simcore import laws
-from simcore.decode import Bench, Hardware, HitRow
+from simcore import decode, laws, serving
+from simcore.decode import HitRow
 from simcore.decoder_config import DecoderConfig, load_config
 from simcore.files import InputError, is_path, unknown_name
+from simcore.hardware import Hardware
 from simcore.models import Dtypes, Style
 from simcore.ops import Pricer
-from simcore.published import Published, read_published
-from simcore.scenario import DecodeScenario
-from simcore.study import Outcome
+from simcore.published import Published, ServingPublished, read_published, read_serving_published
+from simcore.scenario import DecodeScenario, Scenario
+from simcore.serving_scenario import ServingScenario, SharedMemory
+from simcore.study import Outcome, Progress, Study, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "scenarios" / "models"
@@ -35,15 +37,69 @@ DEFAULT_CHUNK = 128
 
 @dataclass(frozen=True)
 class Parts:
-    """A scenario put together. `hits`: what ALSpec's tables say of its model; `published`: figures to
+    """A scenario put together. `described`: device, link, profile and number formats, for the provenance."""
+
+    study: Study
+    warnings: list[str]
+    described: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DecodeStudy:
+    """A decode scenario put together. `hits`: what ALSpec's tables say of its model; `published`: figures to
     compare with; `profile`: the name of the profile in use."""
 
-    bench: Bench
+    bench: decode.Bench
     hits: list[HitRow]
     published: list[Published]
-    warnings: list[str]
     profile: str | None
-    described: dict[str, Any]
+
+    def run(self, progress: Progress) -> Outcome:
+        """See Study."""
+        return decode.run(self.bench, self.hits, progress)
+
+    def tape(self, record: Callable[..., Any]) -> list[str]:
+        """See Study."""
+        return decode.tape(self.bench, self.hits, record)
+
+    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """See Study."""
+        lines, alone = compare(outcome.rows, self.published, self.profile)
+        if alone:
+            first = alone[0]
+            where = f"{first.strategy}, ranks {first.ranks}, {first.context_tokens:,} tokens, {first.metric}"
+            outcome.warnings.append(_not_compared(len(alone), len(self.published), where))
+        return lines
+
+
+@dataclass(frozen=True)
+class ServingStudy:
+    """A serving scenario put together. `fitted`: what is in use that figures were fitted to."""
+
+    bench: serving.Bench
+    published: list[ServingPublished]
+    fitted: frozenset[str]
+
+    def run(self, progress: Progress) -> Outcome:
+        """See Study."""
+        return serving.run(self.bench, progress)
+
+    def tape(self, record: Callable[..., Any]) -> list[str]:
+        """See Study."""
+        return serving.tape(self.bench, record)
+
+    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """See Study."""
+        lines, alone = serving.compare(outcome.rows, self.published, self.fitted)
+        if alone:
+            first = alone[0]
+            where = f"{first.strategy}, {first.metric}, {first.source}"
+            outcome.warnings.append(_not_compared(len(alone), len(self.published), where))
+        return lines
+
+
+def _not_compared(alone: int, of: int, first: str) -> str:
+    return f"{alone} of {of} published figures are not of this run (the first: {first})"
 
 
 def model_names() -> list[str]:
@@ -51,7 +107,7 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
-def assemble(scenario: DecodeScenario, where: str) -> Parts:
+def assemble(scenario: Scenario, where: str) -> Parts:
     """Resolves a scenario's names. Raises InputError or ModelError with one line."""
     spec: DeviceSpec = _named(where, "device", load_device, scenario.device)
     if "bf16" not in spec.flops_per_s:
@@ -66,15 +122,42 @@ def assemble(scenario: DecodeScenario, where: str) -> Parts:
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "formats": _formats(hardware.dtypes),
     }
-    published = [row for name in scenario.published for row in _published(where, name)]
+    study: Study
+    if isinstance(scenario, ServingScenario):
+        figures = _comparable(where, scenario, read_serving_published, spec, config, warnings)
+        study = ServingStudy(serving.Bench(scenario, config, hardware), figures, _fitted(scenario, profile))
+    else:
+        here = _comparable(where, scenario, read_published, spec, config, warnings)
+        name = profile.name if profile else None
+        study = DecodeStudy(decode.Bench(scenario, config, hardware), _hits(config.name), here, name)
+    warnings += _format_warnings(spec, hardware.dtypes)
+    return Parts(study, warnings, described)
+
+
+def _comparable(
+    where: str,
+    scenario: Scenario,
+    read: Callable[[str, Path], list[Any]],
+    spec: DeviceSpec,
+    config: DecoderConfig,
+    warnings: list[str],
+) -> list[Any]:
+    """The published figures that are for this model on this device."""
+    published = [row for name in scenario.published for row in _published(where, name, read)]
     here = [row for row in published if (row.device, row.model) == (spec.name, config.name)]
     if published and not here:
         warnings.append(f"published: no figure is for {config.name} on {spec.name}; nothing is compared")
-    warnings += _format_warnings(spec, hardware.dtypes)
-    return Parts(
-        Bench(scenario, config, hardware), _hits(config.name), here, warnings,
-        profile.name if profile else None, described,
-    )  # fmt: skip
+    return here
+
+
+# What the published figures call the constant of `contention: {kind: shared_memory}`.
+FITTED_CONTENTION = "contention at 20 ms"
+
+
+def _fitted(scenario: ServingScenario, profile: Profile | None) -> frozenset[str]:
+    shared = isinstance(scenario.contention, SharedMemory) and scenario.contention.reuse_s > 0.0
+    names = [*([profile.name] if profile else []), *([FITTED_CONTENTION] if shared else [])]
+    return frozenset(names)
 
 
 def _named(where: str, field: str, load: Any, *names: str) -> Any:
@@ -105,7 +188,7 @@ def _model(where: str, name: str) -> DecoderConfig:
 
 
 def _profile(
-    where: str, scenario: DecodeScenario, spec: DeviceSpec, config: DecoderConfig
+    where: str, scenario: Scenario, spec: DeviceSpec, config: DecoderConfig
 ) -> tuple[Profile | None, list[str]]:
     """The profile in use, and what to warn of: a default one that does not hold is left out, one that was
     asked for is refused."""
@@ -122,7 +205,15 @@ def _profile(
     return None, [f"{reason}; prices come from the roofline instead"]
 
 
-def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) -> str | None:
+def _why_not(profile: Profile, scenario: Scenario, config: DecoderConfig) -> str | None:
+    iterations = profile.granularity == "iteration"
+    if iterations != isinstance(scenario, ServingScenario):
+        timed = (
+            "whole iterations, which only a serving study takes"
+            if iterations
+            else ("single ops at one batch, which a serving study cannot take")
+        )
+        return f"profile {profile.name} has the times of {timed}"
     # A model of one's own may bear a catalogue name: what counts is that it is the same model.
     name = config.name
     if profile.model in model_names():
@@ -130,7 +221,8 @@ def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) 
         same = replace(config, name=theirs.name) == theirs
         if same or name == theirs.name:
             name = theirs.name if same else f"{name} with other dimensions"
-    reasons = (profile.applies_to(name, batch, profile.ranks[0]) for batch in scenario.batch)
+    batches = scenario.batch if isinstance(scenario, DecodeScenario) else [1]
+    reasons = (profile.applies_to(name, batch, profile.ranks[0]) for batch in batches)
     reason = next((reason for reason in reasons if reason), None)
     field = "dtype" if scenario.dtype else "dtypes" if scenario.dtypes else None
     if reason is None and field:
@@ -138,9 +230,7 @@ def _why_not(profile: Profile, scenario: DecodeScenario, config: DecoderConfig) 
     return reason
 
 
-def _hardware(
-    scenario: DecodeScenario, spec: DeviceSpec, link: Link | None, profile: Profile | None
-) -> Hardware:
+def _hardware(scenario: Scenario, spec: DeviceSpec, link: Link | None, profile: Profile | None) -> Hardware:
     given = scenario.overheads.model_dump(exclude_none=True)
 
     # One pricer for each: it remembers the price of every op.
@@ -172,10 +262,11 @@ def _hardware(
         dtypes=_dtypes(scenario, profile),
         chunk=(profile.chunk_tokens if profile else None) or DEFAULT_CHUNK,
         parts=profile is not None and profile.granularity == "parts",
+        whole=profile is not None and profile.granularity == "iteration",
     )
 
 
-def _dtypes(scenario: DecodeScenario, profile: Profile | None) -> Dtypes:
+def _dtypes(scenario: Scenario, profile: Profile | None) -> Dtypes:
     each = dict(profile.dtypes) if profile else dict(scenario.dtypes)
     weights = scenario.dtype or "bf16"
     kv = each.pop("kv", weights)
@@ -213,21 +304,21 @@ def published_names() -> list[str]:
     return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
 
 
-def _published(where: str, name: str) -> list[Published]:
+def _published(where: str, name: str, read: Callable[[str, Path], list[Any]]) -> list[Any]:
     if is_path(name, ".csv"):
         path = Path(name)
     elif name in published_names():
         path = PUBLISHED / f"{name}.csv"
     else:
         raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
-    return read_published(f"{where}: published", path)
+    return read(f"{where}: published", path)
 
 
 VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")
 
 
 def provenance(
-    scenario: DecodeScenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float
+    scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float
 ) -> dict[str, Any]:
     """Where the figures of a run come from."""
     versions = {name: _version(name) for name in VERSIONS}

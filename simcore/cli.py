@@ -20,18 +20,36 @@ import typer
 
 from devices.profile import profile_names
 from devices.spec import device_names, load_device
-from simcore import decode, rundir, screen
+from simcore import rundir, screen
 from simcore.assembly import MODELS, assemble, model_names, provenance
 from simcore.decoder_config import ModelError, load_config
 from simcore.files import InputError, nearest
 from simcore.laws import LawError
-from simcore.published import Published
 from simcore.scenario import json_schema, load_scenario, resolved
-from simcore.schedules import alspec, alspec_pipelined, tensor_parallel
-from simcore.study import compare, flat
+from simcore.schedules import (
+    alspec,
+    alspec_pipelined,
+    concurrent_instances,
+    continuous_batching,
+    dynamic_batching,
+    iteration_batching,
+    temporal_fusion,
+    tensor_parallel,
+)
+from simcore.study import flat
 from simcore.tape import record
 
 MACHINES = ("sim", "tape")
+SCHEDULES = (
+    tensor_parallel,
+    alspec,
+    alspec_pipelined,
+    temporal_fusion,
+    dynamic_batching,
+    concurrent_instances,
+    iteration_batching,
+    continuous_batching,
+)
 BROKEN = 1
 USAGE = 2
 INTERRUPTED = 130
@@ -72,14 +90,14 @@ def run(
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
         with _told_of(file):
-            typer.echo("\n".join(decode.tape(parts.bench, parts.hits, record)))
+            typer.echo("\n".join(parts.study.tape(record)))
         return
     target = out or Path("runs") / scenario.name / "sim"
     rundir.check_target(target)
     with _told_of(file):
-        outcome = decode.run(parts.bench, parts.hits, screen.progress())
-    comparison, alone = compare(outcome.rows, parts.published, parts.profile)
-    outcome.warnings = [*parts.warnings, *outcome.warnings, *_not_compared(alone, len(parts.published))]
+        outcome = parts.study.run(screen.progress())
+    comparison = parts.study.compare(outcome)
+    outcome.warnings = [*parts.warnings, *outcome.warnings]
     elapsed_s = time.perf_counter() - begun_s
     command = shlex.join(["python", "-m", "simcore", "run", str(file), *_given(settings, out)])
     origin = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
@@ -91,7 +109,7 @@ def run(
         found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
         typer.echo(json.dumps({**found, "comparison": comparison}, indent=1, allow_nan=False))
     else:
-        screen.show(outcome, comparison, target, quiet=quiet)
+        screen.show(scenario.study, outcome, comparison, target, quiet=quiet)
     screen.note(f"{time.perf_counter() - begun_s:.1f} s")
 
 
@@ -102,14 +120,6 @@ def _told_of(file: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-
-
-def _not_compared(alone: Sequence[Published], of: int) -> list[str]:
-    if not alone:
-        return []
-    first = alone[0]
-    where = f"{first.strategy}, ranks {first.ranks}, {first.context_tokens:,} tokens, {first.metric}"
-    return [f"{len(alone)} of {of} published figures are not of this run (the first: {where})"]
 
 
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:
@@ -168,7 +178,7 @@ def models() -> None:
 @app.command()
 def schedules() -> None:
     """List the strategies."""
-    for module in (tensor_parallel, alspec, alspec_pipelined):
+    for module in SCHEDULES:
         kind = module.__name__.rpartition(".")[2]
         first = (module.__doc__ or "").strip().splitlines()[0]
         typer.echo(f"{kind:<18} {first}")

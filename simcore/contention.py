@@ -1,28 +1,40 @@
 """How much graphs that run on one device at the same time slow each other down.
 
 Fluid model. A graph that takes s seconds alone and has to move b bytes and do f operations keeps a
-share d = (b / bandwidth) / s of the memory and (f / peak) / s of the arithmetic busy. Each resource is
-divided max-min fairly: nobody gets more than it asks for, and what the modest leave over goes to the
-greedy. A graph then runs at the rate of its scarcest resource:
+share d = (b / bandwidth) / s of the memory and (f / peak) / s of the arithmetic busy, and its launches a
+share of the host's thread. Each resource is divided max-min fairly: nobody gets more than it asks for, and
+what the modest leave over goes to the greedy. A graph then runs at the rate of its scarcest resource:
 
     rate = min over resources of allotted / demanded        (1 where it demands nothing)
 
 So two graphs that each keep the memory fully busy run at half speed, and one that is bound by
-arithmetic runs beside one that is bound by memory at full speed. Not modelled: cache thrash, the
-interference of launches, collectives (they run at their own price). A calibrated device may put its
-own function in the place of `max_min_rates`.
+arithmetic runs beside one that is bound by memory at full speed. What is known ends there. Three laws:
+
+    max_min_rates        the above: no constant
+    shared_reads(t)      the above, but instances of one model that started within about t seconds of each
+                         other find the weights in the cache that the one before has just read:
+                         a gap g to the one before saves exp(-g / t) of its memory traffic
+    throughput(c)        n instances together do 1 + c (n - 1) times what one does, whatever they run
+
+The constants t and c are for calibration. Not modelled: the interference of collectives (they run at their
+own price). A calibrated device may put its own function in the place of these.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import exp
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Share of each resource that a graph keeps busy while it runs alone, 0 to 1."""
+    """Share of each resource that a graph keeps busy while it runs alone, 0 to 1: of the memory, the
+    arithmetic and the host's thread. `since_s`: when its stream last began to work."""
 
     memory: float
     compute: float
+    launch: float = 0.0
+    since_s: float = 0.0
 
 
 Rates = Callable[[Sequence[Demand]], list[float]]
@@ -49,12 +61,62 @@ def max_min_rates(running: Sequence[Demand]) -> list[float]:
     >>> max_min_rates([Demand(1.0, 0.1), Demand(1.0, 0.1)])
     [0.5, 0.5]
     """
+    return _rates(running, 1.0)
+
+
+def _rates(running: Sequence[Demand], memory: float) -> list[float]:
+    """Rates where the memory serves `memory` times what it could without reuse."""
     if len(running) == 1:
         return [1.0]
     rates = [1.0] * len(running)
-    for demands in ([d.memory for d in running], [d.compute for d in running]):
-        if sum(demands) > 1.0:
-            for i, share in enumerate(max_min_shares(demands)):
-                if demands[i] > 0.0:
-                    rates[i] = min(rates[i], share / demands[i])
+    _limit(rates, [d.memory for d in running], memory)
+    _limit(rates, [d.compute for d in running], 1.0)
+    _limit(rates, [d.launch for d in running], 1.0)
     return rates
+
+
+def _limit(rates: list[float], demands: Sequence[float], capacity: float) -> None:
+    if sum(demands) > capacity:
+        for i, share in enumerate(max_min_shares(demands, capacity)):
+            if demands[i] > 0.0:
+                rates[i] = min(rates[i], share / demands[i])
+
+
+def shared_reads(reuse_s: float) -> Rates:
+    """The law that reckons with weights found in the cache; `reuse_s` 0 is `max_min_rates`.
+
+    >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
+    >>> shared_reads(0.01)(both)
+    [1.0, 1.0]
+    """
+
+    def rates(running: Sequence[Demand]) -> list[float]:
+        if len(running) == 1 or reuse_s == 0.0:
+            return _rates(running, 1.0)
+        order = sorted(running, key=lambda demand: demand.since_s)
+        read = order[0].memory
+        for before, demand in pairwise(order):
+            read += demand.memory * (1.0 - exp((before.since_s - demand.since_s) / reuse_s))
+        asked = sum(demand.memory for demand in running)
+        return _rates(running, asked / read if read > 0.0 else 1.0)
+
+    return rates
+
+
+def throughput(gain: float) -> Rates:
+    """The law 1 + gain (n - 1) for the throughput of n instances.
+
+    >>> throughput(0.05)([Demand(1.0, 0.0)] * 5)
+    [0.24, 0.24, 0.24, 0.24, 0.24]
+    """
+
+    def rates(running: Sequence[Demand]) -> list[float]:
+        n = len(running)
+        return [min(1.0, (1.0 + gain * (n - 1)) / n)] * n
+
+    return rates
+
+
+def alone(running: Sequence[Demand]) -> list[float]:
+    """No contention: everybody runs as if alone."""
+    return [1.0] * len(running)

@@ -9,6 +9,8 @@
 7  capacity       no gauge exceeds its limit
 8  repeatability  the same run gives the same bytes (`repeatable`; it takes two runs)
 
+Launches that are noted as rows (`Trace.rows`) are held to laws 2, 3, 5 and 6 as whole launches.
+
 Times that are equal but for rounding count as equal: 1e-9 of the time they were reckoned at.
 """
 
@@ -17,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import inf, isfinite
+
+import numpy as np
 
 from simcore.trace import Message, Span, Trace
 
@@ -129,6 +133,33 @@ def roofline(trace: Trace) -> Iterator[str]:
                 )
 
 
+def rows(trace: Trace) -> Iterator[str]:
+    """Laws 2, 3, 5 and 6 for launches that are noted as rows."""
+    table = trace.rows.table()
+    names = ("issued_s", "ready_s", "start_s", "end_s", "work_s", "floor_s")
+    if not all(np.isfinite(table[name]).all() and (table[name] >= 0.0).all() for name in names):
+        yield "a launch has a time that is negative or not finite"
+        return
+    start_s, end_s = table["start_s"], table["end_s"]
+    slack_s = ROUNDING * np.maximum(1e-3, end_s)
+    took_s = end_s - start_s
+    for broken, text in (
+        (start_s < table["issued_s"] - slack_s, "starts before it was issued"),
+        (start_s < table["ready_s"] - slack_s, "starts before what it waits for has ended"),
+        (took_s < table["work_s"] - slack_s, "takes less than its work does alone on the device"),
+        (table["work_s"] < table["floor_s"] * (1.0 - ROUNDING) - slack_s, "is faster than its roofline"),
+    ):
+        yield from (f"launch {table['launch'][i]:.0f} {text}" for i in np.flatnonzero(broken)[:MOST_PER_LAW])
+    order = np.lexsort((end_s, start_s, table["stream"], table["rank"]))
+    same = np.ones(max(0, len(order) - 1), np.bool_)
+    for name in ("stream", "rank"):
+        same &= np.diff(table[name][order]) == 0.0
+    overlaps = same & (start_s[order][1:] < (end_s - slack_s)[order][:-1])
+    for i in np.flatnonzero(overlaps)[:MOST_PER_LAW]:
+        one, other = table["launch"][order[i]], table["launch"][order[i + 1]]
+        yield f"launches {one:.0f} and {other:.0f} of one stream overlap"
+
+
 def capacity(trace: Trace) -> Iterator[str]:
     """Law 7."""
     for gauge in trace.gauges:
@@ -144,6 +175,7 @@ LAWS: Mapping[str, Callable[[Trace], Iterator[str]]] = {
     "clock": clock,
     "roofline": roofline,
     "capacity": capacity,
+    "rows": rows,
 }
 
 
@@ -170,6 +202,7 @@ def digest(trace: Trace) -> str:
     state = hashlib.sha256()
     for record in (*trace.spans, *trace.messages, *trace.gauges, *trace.marks):
         state.update(repr(record).encode())
+    state.update(trace.rows.numbers.tobytes())
     return state.hexdigest()
 
 

@@ -21,8 +21,9 @@ What a launch means, on every machine:
    still have to look at the flag and return.
 4. A collective in a graph starts when its last rank arrives.
 5. At the end of the launch its `sets` are written, all of them from the values of that moment.
-6. `repeat=k` is k launches of the same graph, each size one larger than before; `stop()` ends it at
-   the next boundary between two of them.
+6. `repeat=k` is k launches of the same graph, each size larger than before by what `advance` says (one,
+   where it says nothing at all); `stop()` ends it at the next boundary between two of them, and so does
+   an item that comes into the inbox `until` (one replay runs even if an item is there already).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -136,7 +137,9 @@ class Machine(Protocol):
         stream: str = "main",
         after: Sequence[Ticket] = (),
         sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
         repeat: int = 1,
+        until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
@@ -157,6 +160,9 @@ class Machine(Protocol):
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """Yield it: the host gets the next item of its inbox, or None after `timeout_s`."""
+
+    def poll(self, inbox: str) -> list[Any]:
+        """All items that have come into an inbox and were not taken yet; does not wait."""
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank's host."""

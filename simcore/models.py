@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from simcore import ops
 from simcore.decoder_config import DecoderConfig, ModelError
-from simcore.ops import DTYPE_BYTES, Graph, Op, Publication, Size
+from simcore.ops import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
 
 Style = Literal["all_reduce", "scatter_gather", "fused_gather"]
 STYLES: tuple[Style, ...] = ("all_reduce", "scatter_gather", "fused_gather")
@@ -80,7 +80,7 @@ class Decoder:
 
     config: DecoderConfig
     ranks: int = 1
-    batch: int = 1
+    batch: Dim = 1
     dtypes: Dtypes = field(default_factory=Dtypes)
     style: Style = "all_reduce"
     chunk: int = 128
@@ -121,14 +121,14 @@ class Decoder:
     def _speculate(self, name: str, elements: int) -> Graph:
         attention = ops.speculative_attention(chunk=self.chunk, **self._attention_arguments())
         # Two squared norms a sequence; each rank has those of its own heads.
-        verify = self._meet(ops.all_reduce, "verify_reduce", 2 * self.batch, "fp32")
+        verify = self._meet(ops.all_reduce, "verify_reduce", 2 * self._sequences, "fp32")
         hop = ops.put("speculated", elements=elements, axis=GROUP, dtype=self.dtypes.activation)
         return Graph(name, (attention, *verify), (Publication(SPECULATED, 0, hop),))
 
     @cached_property
     def receive(self) -> Graph:
         """Takes the speculated attention output of another group as this rank's x."""
-        width = self._attended // self.batch
+        width = self._q_heads * self.config.head_dim
         op = ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation)
         return Graph("receive", (op,))
 
@@ -201,10 +201,14 @@ class Decoder:
     def _bytes(self, elements: Mapping[str, int]) -> float:
         return sum(count * DTYPE_BYTES[self.dtypes.of(name)] for name, count in elements.items())
 
+    @property
+    def kv_width(self) -> int:
+        """Elements that one rank caches of a token, in all layers."""
+        return 2 * self._kv_heads * self.config.head_dim * self.config.layers
+
     def kv_bytes(self, context: int) -> float:
         """Device memory that one rank's KV cache takes at a context length."""
-        per_token = 2.0 * self._kv_heads * self.config.head_dim * DTYPE_BYTES[self.dtypes.kv]
-        return per_token * self.config.layers * self.batch * context
+        return self.kv_width * DTYPE_BYTES[self.dtypes.kv] * self._sequences * context
 
     # -- ops -----------------------------------------------------------------------------------------
 
@@ -217,21 +221,28 @@ class Decoder:
         return max(1, self.config.kv_heads // self.ranks)
 
     @property
+    def _sequences(self) -> int:
+        """The batch, where it has to be a number: speculation is captured for one batch."""
+        if isinstance(self.batch, Size):
+            raise ModelError(f"{self.config.name}: speculation needs a batch that is a number")
+        return self.batch
+
+    @property
     def _scattered(self) -> bool:
         return self.style != "all_reduce"
 
     @property
     def _attended(self) -> int:
         """Elements of one rank's attention output."""
-        return self.batch * self._q_heads * self.config.head_dim
+        return self._sequences * self._q_heads * self.config.head_dim
 
     @property
     def _residual_and_kv(self) -> int:
         """Elements of one rank's residual stream and of its new K and V of one layer."""
         width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
-        return self.batch * (width + 2 * self._kv_heads * self.config.head_dim)
+        return self._sequences * (width + 2 * self._kv_heads * self.config.head_dim)
 
-    def _meet(self, kind: Any, name: str, elements: int, dtype: str | None = None) -> tuple[Op, ...]:
+    def _meet(self, kind: Any, name: str, elements: Dim, dtype: str | None = None) -> tuple[Op, ...]:
         """A collective over the tensor axis, or nothing on one rank."""
         if self.ranks == 1:
             return ()

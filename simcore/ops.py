@@ -39,9 +39,16 @@ class UnboundSizeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A dimension that a captured graph reads from device memory at each replay."""
+    """A dimension that a captured graph reads from device memory at each replay: `scale` times the number
+    that stands there under this name."""
 
     name: str
+    scale: int = 1
+
+    def __mul__(self, factor: int) -> "Size":
+        return Size(self.name, self.scale * factor)
+
+    __rmul__ = __mul__
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,8 @@ class Work:
         )
 
 
-Shape = tuple[tuple[str, int | Size], ...]
+Dim = int | Size
+Shape = tuple[tuple[str, Dim], ...]
 Formula = Callable[["Op"], Work]
 
 
@@ -111,7 +119,7 @@ class Op:
         """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
         if not self.reads:
             return self
-        shape = tuple((k, sizes[v.name] if isinstance(v, Size) else v) for k, v in self.shape)
+        shape = tuple((k, sizes[v.name] * v.scale if isinstance(v, Size) else v) for k, v in self.shape)
         return replace(self, shape=shape, parts=tuple(part.at(sizes) for part in self.parts))
 
 
@@ -148,6 +156,11 @@ class Graph:
     def meets(self) -> bool:
         """Whether a collective is among the ops."""
         return any(op.ranks > 1 for op in self.ops)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes along which its collectives meet."""
+        return frozenset(op.axis for op in self.ops if op.ranks > 1)
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -213,7 +226,7 @@ def _matmul(op: Op) -> Work:
     return Work(2.0 * m * n * k, k * n * _bytes(op.dtype) + m * (k + n) * ACTIVATION_BYTES)
 
 
-def matmul(name: str, *, m: int, n: int, k: int, dtype: str) -> Op:
+def matmul(name: str, *, m: Dim, n: int, k: int, dtype: str) -> Op:
     """y[m, n] = x[m, k] @ W[k, n]; `dtype` is that of the weights, activations are bf16."""
     return Op("matmul", name, (("m", m), ("n", n), ("k", k)), dtype, _matmul)
 
@@ -222,7 +235,7 @@ def _embedding(op: Op) -> Work:
     return Work(0.0, op["tokens"] * op["hidden"] * (_bytes(op.dtype) + ACTIVATION_BYTES))
 
 
-def embedding(*, tokens: int, hidden: int, dtype: str) -> Op:
+def embedding(*, tokens: Dim, hidden: int, dtype: str) -> Op:
     """x[tokens, hidden] = table[ids]; only the rows that are read count."""
     return Op("embedding", "embedding", (("tokens", tokens), ("hidden", hidden)), dtype, _embedding)
 
@@ -235,7 +248,7 @@ def _norm(op: Op) -> Work:
     return Work(4.0 * elements, 2.0 * elements * _bytes(op.dtype))
 
 
-def norm(name: str, *, tokens: int, hidden: int, dtype: str) -> Op:
+def norm(name: str, *, tokens: Dim, hidden: int, dtype: str) -> Op:
     """RMS or layer norm of x[tokens, hidden]: read once, written once."""
     return Op("norm", name, (("tokens", tokens), ("hidden", hidden)), dtype, _norm)
 
@@ -245,7 +258,7 @@ def _rotary(op: Op) -> Work:
     return Work(6.0 * elements, 2.0 * elements * _bytes(op.dtype))
 
 
-def rotary(*, tokens: int, q_heads: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
+def rotary(*, tokens: Dim, q_heads: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
     """Split of qkv into heads and rotary embedding of q and k."""
     shape = (("tokens", tokens), ("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim))
     return Op("rotary", "rotary", shape, dtype, _rotary)
@@ -257,7 +270,7 @@ def _activation(op: Op) -> Work:
     return Work((4.0 + op["gated"]) * elements, (inputs + 1.0) * elements * _bytes(op.dtype))
 
 
-def activation(*, tokens: int, width: int, gated: bool, dtype: str) -> Op:
+def activation(*, tokens: Dim, width: int, gated: bool, dtype: str) -> Op:
     """act(gate) * up (gated) or act(x): [tokens, width] out."""
     shape = (("tokens", tokens), ("width", width), ("gated", int(gated)))
     return Op("activation", "activation", shape, dtype, _activation)
@@ -268,7 +281,7 @@ def _residual(op: Op) -> Work:
     return Work(1.0 * elements, 3.0 * elements * _bytes(op.dtype))
 
 
-def residual(name: str, *, tokens: int, hidden: int, dtype: str) -> Op:
+def residual(name: str, *, tokens: Dim, hidden: int, dtype: str) -> Op:
     """x += y over [tokens, hidden]."""
     return Op("residual", name, (("tokens", tokens), ("hidden", hidden)), dtype, _residual)
 
@@ -281,7 +294,7 @@ def _kv_append(op: Op) -> Work:
     return Work(0.0, elements * (ACTIVATION_BYTES + _bytes(op.dtype)))
 
 
-def kv_append(*, tokens: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
+def kv_append(*, tokens: Dim, kv_heads: int, head_dim: int, dtype: str) -> Op:
     """Writes k and v of the new tokens into the cache; `dtype` is that of the cache."""
     shape = (("tokens", tokens), ("kv_heads", kv_heads), ("head_dim", head_dim))
     return Op("kv_append", "kv_append", shape, dtype, _kv_append)
@@ -298,7 +311,7 @@ def _decode_attention(op: Op) -> Work:
     return _attend(op, op["context"])
 
 
-def _attention_shape(batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size) -> Shape:
+def _attention_shape(batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim) -> Shape:
     return (
         ("batch", batch),
         ("q_heads", q_heads),
@@ -309,7 +322,7 @@ def _attention_shape(batch: int, q_heads: int, kv_heads: int, head_dim: int, con
 
 
 def decode_attention(
-    *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size, dtype: str
+    *, batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim, dtype: str
 ) -> Op:
     """softmax(q K^T) V for one query token a sequence over `context` cached tokens (Flash-Decoding).
 
@@ -327,7 +340,7 @@ def _speculative_attention(op: Op) -> Work:
 
 
 def speculative_attention(
-    *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int | Size, chunk: int, dtype: str
+    *, batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim, chunk: int, dtype: str
 ) -> Op:
     """Decode attention that gives out the part over the first and last `chunk` tokens early, finishes
     exactly, and verifies ||speculated - exact|| < lambda ||exact|| (ALSpec Algorithm 3, section 4.1).
@@ -354,20 +367,131 @@ def _receive_speculation(op: Op) -> Work:
     return Work(0.0, 2.0 * op["tokens"] * op["width"] * _bytes(op.dtype))
 
 
-def receive_speculation(*, tokens: int, width: int, dtype: str) -> Op:
+def receive_speculation(*, tokens: Dim, width: int, dtype: str) -> Op:
     """Takes a speculated attention output [tokens, width] from the receive buffer as this rank's x."""
     return Op(
         "receive_speculation", "receive", (("tokens", tokens), ("width", width)), dtype, _receive_speculation
     )
 
 
+def _paged_attention(op: Op) -> Work:
+    q_heads, d, cached = op["q_heads"], op["head_dim"], op["kv_tokens"]
+    cache = 2.0 * cached * op["kv_heads"] * d * _bytes(op.dtype)
+    query_and_output = 2.0 * op["sequences"] * q_heads * d * ACTIVATION_BYTES
+    return Work(4.0 * q_heads * d * cached, cache + query_and_output)
+
+
+def paged_attention(
+    *, sequences: Dim, kv_tokens: Dim, q_heads: int, kv_heads: int, head_dim: int, dtype: str
+) -> Op:
+    """Decode attention of sequences of different lengths: one query token each, over `kv_tokens` cached
+    tokens in all (PagedAttention, Kwon et al. 2023: the cache is read where its blocks lie)."""
+    shape = (
+        ("sequences", sequences),
+        ("kv_tokens", kv_tokens),
+        ("q_heads", q_heads),
+        ("kv_heads", kv_heads),
+        ("head_dim", head_dim),
+    )
+    return Op("paged_attention", "attention", shape, dtype, _paged_attention)
+
+
+def _prefill_attention(op: Op) -> Work:
+    q_heads, d = op["q_heads"], op["head_dim"]
+    cache = 2.0 * op["kv_tokens"] * op["kv_heads"] * d * _bytes(op.dtype)
+    query_and_output = 2.0 * op["tokens"] * q_heads * d * ACTIVATION_BYTES
+    return Work(4.0 * q_heads * d * op["pairs"], cache + query_and_output)
+
+
+def prefill_attention(
+    *,
+    tokens: Dim,
+    kv_tokens: Dim,
+    pairs: Dim,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+) -> Op:
+    """Causal attention of `tokens` prompt tokens over `kv_tokens` cached ones, themselves included;
+    `pairs`: how many (query, key) pairs the causal mask leaves (FlashAttention: the cache is read once)."""
+    shape = (
+        ("tokens", tokens),
+        ("kv_tokens", kv_tokens),
+        ("pairs", pairs),
+        ("q_heads", q_heads),
+        ("kv_heads", kv_heads),
+        ("head_dim", head_dim),
+    )
+    return Op("prefill_attention", "prefill_attention", shape, dtype, _prefill_attention)
+
+
+def _kv_copy(op: Op) -> Work:
+    return Work(0.0, 2.0 * op["tokens"] * op["width"] * _bytes(op.dtype))
+
+
+def kv_copy(*, tokens: Dim, width: int, dtype: str) -> Op:
+    """Moves the cache of `tokens` tokens, `width` elements a token over all layers, to another slot: read
+    and written once (Flover, Algorithm 3)."""
+    return Op("kv_copy", "kv_copy", (("tokens", tokens), ("width", width)), dtype, _kv_copy)
+
+
 def _sample(op: Op) -> Work:
     return Work(1.0 * op["tokens"] * op["vocab"], op["tokens"] * op["vocab"] * _bytes(op.dtype))
 
 
-def sample(*, tokens: int, vocab: int, dtype: str) -> Op:
+def sample(*, tokens: Dim, vocab: int, dtype: str) -> Op:
     """Greedy choice over logits [tokens, vocab]."""
     return Op("sample", "sample", (("tokens", tokens), ("vocab", vocab)), dtype, _sample)
+
+
+# -- whole iterations ----------------------------------------------------------------------------
+
+
+def _iteration(op: Op) -> Work:
+    rows, cached = op["tokens"], op["kv_tokens"]
+    flops = 2.0 * op["parameters"] * rows + 4.0 * op["width"] * cached
+    return Work(flops, op["weight_bytes"] + cached * op["kv_bytes"])
+
+
+def _whole(kind: str, tokens: str, **dimensions: Dim) -> Op:
+    count = dimensions.pop("count")
+    shape = ((tokens, count), ("tokens", count), *dimensions.items())
+    return Op(kind, kind, shape, "bf16", _iteration)
+
+
+def iteration(
+    *, sequences: Dim, kv_tokens: Dim, parameters: int, width: int, weight_bytes: int, kv_bytes: int
+) -> Op:
+    """A token for each of `sequences` sequences, through the whole model, as one op: for devices on which
+    only whole iterations were timed. `parameters` that take part in matrix products, `width` elements of all
+    layers' queries, `kv_bytes` of one cached token; `kv_tokens` are attended over in all."""
+    return _whole(
+        "iteration",
+        "sequences",
+        count=sequences,
+        kv_tokens=kv_tokens,
+        parameters=parameters,
+        width=width,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+    )
+
+
+def pre_processing(
+    *, prompt_tokens: Dim, kv_tokens: Dim, parameters: int, width: int, weight_bytes: int, kv_bytes: int
+) -> Op:
+    """A prompt of `prompt_tokens` tokens through the whole model, as one op, beside `iteration`."""
+    return _whole(
+        "pre_processing",
+        "prompt_tokens",
+        count=prompt_tokens,
+        kv_tokens=kv_tokens,
+        parameters=parameters,
+        width=width,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+    )
 
 
 # -- collectives and puts ------------------------------------------------------------------------
@@ -390,27 +514,27 @@ def _two_passes(op: Op) -> Work:
 
 
 def _collective(
-    kind: str, name: str, elements: int, ranks: int, axis: str, dtype: str, formula: Formula
+    kind: str, name: str, elements: Dim, ranks: int, axis: str, dtype: str, formula: Formula
 ) -> Op:
     return Op(kind, name, (("elements", elements), ("ranks", ranks)), dtype, formula, axis)
 
 
-def all_gather(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+def all_gather(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """Every rank of `axis` ends with the whole tensor, of which each held 1/ranks."""
     return _collective("all_gather", name, elements, ranks, axis, dtype, _one_pass)
 
 
-def reduce_scatter(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+def reduce_scatter(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """Every rank of `axis` ends with 1/ranks of the sum of the ranks' tensors."""
     return _collective("reduce_scatter", name, elements, ranks, axis, dtype, _one_pass)
 
 
-def all_reduce(name: str, *, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+def all_reduce(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """Every rank of `axis` ends with the sum of the ranks' tensors."""
     return _collective("all_reduce", name, elements, ranks, axis, dtype, _two_passes)
 
 
-def exchange_priority(*, elements: int, ranks: int, axis: str, dtype: str) -> Op:
+def exchange_priority(*, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """All-gather of the priority vector p, with the residual stream and the new K and V of the rank that
     holds them, written in place (ALSpec Algorithm 2 and its footnote 2). `elements`: what one rank gives."""
     return _collective("exchange_priority", "exchange", elements * ranks, ranks, axis, dtype, _one_pass)
@@ -421,7 +545,7 @@ def _put(op: Op) -> Work:
     return Work(0.0, size, size)
 
 
-def put(name: str, *, elements: int, axis: str, dtype: str) -> Op:
+def put(name: str, *, elements: Dim, axis: str, dtype: str) -> Op:
     """One rank writes `elements` into the memory of the next rank along `axis`."""
     return Op("put", name, (("elements", elements),), dtype, _put, axis)
 
@@ -441,7 +565,7 @@ def fuse(kind: str, name: str, parts: tuple[Op, ...]) -> Op:
     axes = {part.axis for part in parts if part.axis}
     if len(axes) > 1:
         raise ValueError(f"fused op {name}: its parts meet along several axes: {sorted(axes)}")
-    shapes: dict[str, int | Size] = {}
+    shapes: dict[str, Dim] = {}
     for part in parts:
         for dimension, value in part.shape:
             if isinstance(value, Size):

@@ -1,18 +1,24 @@
-"""Published figures to compare predictions with: a CSV, one figure a row.
+"""Published figures to compare predictions with: a CSV, one figure a row. Of a decode study:
 
     device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source
 
-`role` is measured, projected or derived; `fitted_by` names the profile that was made from the figure.
+and of a serving study:
+
+    device,model,strategy,label,devices,ranks,requests,rate_per_s,prompt_tokens,output_tokens,metric,value,unit,
+    role,fitted_by,source
+
+`role` is measured, projected or derived; `fitted_by` names what was made from the figure: a profile, or a
+constant.
 """
 
 import csv
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from simcore.files import InputError, read_text, worst
+from simcore.files import InputError, Positive, read_text, unknown_name, worst
 
 Empty = BeforeValidator(lambda value: None if value == "" else value)
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -28,6 +34,24 @@ Metric = Literal[
     "speedup_over_tensor_parallel",
     "attention_share",
 ]
+# Metrics of a serving study: latencies of requests by statistic, and what is counted over a run.
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+RUN_METRICS = (
+    *("request_throughput_per_s", "output_throughput_tokens_per_s", "total_throughput_tokens_per_s"),
+    *("goodput_per_s", "slo_attainment", "slo_attainment_ttft", "slo_attainment_tpot", "slo_attainment_e2e"),
+    *("duration_s", "utilisation", "mean_batch", "max_batch", "mean_queue", "max_queue"),
+    *("mean_kv_share", "max_kv_share", "preemptions", "rejected", "completed"),
+    *("iterations", "overlap", "speedup"),
+)
+SERVING_METRICS = (*(f"{name}_{what}_s" for name in LATENCIES for what in STATISTICS), *RUN_METRICS)
+Role = Literal["measured", "projected", "derived"]
+
+
+def _serving_metric(name: str) -> str:
+    if name not in SERVING_METRICS:
+        raise ValueError(unknown_name("metric", name, SERVING_METRICS))
+    return name
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -42,25 +66,68 @@ class Published:
     context_tokens: Whole
     batch: Whole
     metric: Metric
-    value: Annotated[float, Field(gt=0.0)]
-    role: Literal["measured", "projected", "derived"]
+    value: Positive
+    role: Role
     source: str
     unit: str = ""
     hit_rate: Annotated[Rate | None, Empty] = None
     fitted_by: str = ""
 
 
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class ServingPublished:
+    """One figure of a server, in SI units. `rate_per_s` is the mean rate at which requests come, in requests
+    per second, `prompt_tokens` and `output_tokens` are mean lengths. What is empty is not said: it holds for
+    any value, and an empty `label` for every variant of the strategy."""
+
+    device: str
+    model: str
+    strategy: Literal[
+        "temporal_fusion",
+        "dynamic_batching",
+        "concurrent_instances",
+        "iteration_batching",
+        "continuous_batching",
+    ]
+    devices: Whole
+    ranks: Whole
+    metric: Annotated[str, AfterValidator(_serving_metric)]
+    value: Positive
+    role: Role
+    source: str
+    label: str = ""
+    requests: Annotated[Whole | None, Empty] = None
+    rate_per_s: Annotated[Positive | None, Empty] = None
+    prompt_tokens: Annotated[Positive | None, Empty] = None
+    output_tokens: Annotated[Positive | None, Empty] = None
+    unit: str = ""
+    fitted_by: str = ""
+
+
+Figure = TypeVar("Figure", Published, ServingPublished)
+
+
 def read_published(where: str, path: Path) -> list[Published]:
     """All figures of a file. Raises InputError, naming line, column and what is allowed."""
+    return _read(Published, where, path)
+
+
+def read_serving_published(where: str, path: Path) -> list[ServingPublished]:
+    """All figures of a serving study's file. Raises InputError, naming line, column and what is allowed."""
+    return _read(ServingPublished, where, path)
+
+
+def _read(kind: type[Figure], where: str, path: Path) -> list[Figure]:
     try:
         text = read_text(path)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    adapter = TypeAdapter(kind)
     reader = csv.DictReader(text.splitlines())
     figures = []
     try:
         for row in reader:
-            figures.append(_figure(row, f"{where}: {path.name}, line {reader.line_num}"))
+            figures.append(_figure(adapter, row, f"{where}: {path.name}, line {reader.line_num}"))
     except csv.Error as error:
         raise InputError(f"{where}: {path.name}, line {reader.line_num}: {error}") from None
     if not figures:
@@ -68,11 +135,11 @@ def read_published(where: str, path: Path) -> list[Published]:
     return figures
 
 
-def _figure(row: dict[str, str], where: str) -> Published:
+def _figure(adapter: TypeAdapter[Figure], row: dict[str, str], where: str) -> Figure:
     if None in row or None in row.values():
         raise InputError(f"{where}: has not as many cells as the head of the file")
     try:
-        return TypeAdapter(Published).validate_python(row)
+        return adapter.validate_python(row)
     except ValidationError as error:
         fault = worst(error)
         column = str(fault["loc"][0]) if fault["loc"] else "row"
@@ -80,5 +147,6 @@ def _figure(row: dict[str, str], where: str) -> Published:
             raise InputError(f"{where}: column {column} is missing") from None
         if fault["type"] == "unexpected_keyword_argument":
             raise InputError(f"{where}: {column} is no column of such a file") from None
-        message = fault["msg"][0].lower() + fault["msg"][1:]
+        message = fault["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
         raise InputError(f"{where}: {column}: is {fault['input']!r}; {message}") from None

@@ -1,7 +1,7 @@
 """Writes what a run left behind into its run directory: whole or not at all.
 
-    scenario.yaml  results.csv  comparison.csv  steps.parquet  timeline.json  summary.json
-    provenance.json  trace.json.gz  report.html
+    scenario.yaml  results.csv  comparison.csv  summary.json  provenance.json  trace.json.gz  report.html
+    and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
 
 Everything is written into a temporary neighbour first, which then takes the place of the directory; only
 a directory that a run has written before is replaced.
@@ -32,6 +32,8 @@ FILES = frozenset(
         "results.csv",
         "comparison.csv",
         "steps.parquet",
+        "requests.parquet",
+        "levels.parquet",
         "timeline.json",
         "summary.json",
         "trace.json.gz",
@@ -112,11 +114,13 @@ def write(
 ) -> None:
     """Writes all files of a run but its report."""
     (folder / "scenario.yaml").write_text(yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True))
-    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS)
+    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS[study])
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
-    pq.write_table(pa.Table.from_pylist(outcome.steps), folder / "steps.parquet")
-    _write_json(folder / "timeline.json", outcome.timeline)
+    for name, columns in outcome.tables.items():
+        pq.write_table(pa.table(dict(columns)), folder / name)
+    if outcome.timeline:
+        _write_json(folder / "timeline.json", outcome.timeline)
     _write_json(folder / "summary.json", _summary(study, scenario, outcome))
     left_out = write_chrome_trace(outcome.trace, folder / "trace.json.gz")
     _write_json(folder / MARK, {**provenance, "trace_events_left_out": left_out})
@@ -132,6 +136,7 @@ def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[
         "hits": outcome.hits,
         "price_shares": outcome.sources,
         "baseline": outcome.baseline,
+        "slo": outcome.slo,
     }
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from simcore.study import Outcome
+from simcore.study import Axes, Outcome, ServingAxes
 
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
@@ -47,7 +47,9 @@ def progress() -> Callable[[str, int, int], None]:
     return show
 
 
-def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path, *, quiet: bool) -> None:
+def show(
+    study: str, outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path, *, quiet: bool
+) -> None:
     """Prints a run: its table, how it compares, warnings, and the answer last, where the eye is."""
     console = Console(highlight=False, soft_wrap=False)
     if quiet:
@@ -55,7 +57,7 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
             note(f"warning: {warning}")
         console.print(escape(outcome.answer), soft_wrap=True)
         return
-    for table in (_table(outcome), *([_errors(comparison)] if comparison else [])):
+    for table in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
         # Numbers are never cut: a table that is too wide runs over the edge.
         needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
         wide = Console(highlight=False, width=max(console.width, needed))
@@ -68,8 +70,11 @@ def show(outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path
 
 def _table(outcome: Outcome) -> Table:
     """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
-    latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
-    found = {(row.axes, row.axes.context_tokens or 0): row.value for row in latencies}
+    found = {
+        (row.axes, row.axes.context_tokens or 0): row.value
+        for row in outcome.rows
+        if row.metric == "token_latency_s" and isinstance(row.axes, Axes)
+    }
     contexts = sorted({context for _, context in found})
     batches = {axes.batch for axes, _ in found}
     table = Table(title="latency per token, ms", title_justify="left", header_style="bold")
@@ -92,6 +97,53 @@ def _table(outcome: Outcome) -> Table:
         which = [escape(label), *([f"{batch:,}"] if len(batches) > 1 else []), hits]
         table.add_row(*which, *(cells.get(context, "-") for context in contexts))
     return table
+
+
+SERVED = (
+    ("TTFT p50", "ttft_p50_s", 1e3),
+    ("TTFT p99", "ttft_p99_s", 1e3),
+    ("TPOT p50", "tpot_p50_s", 1e3),
+    ("E2E p50", "e2e_p50_s", 1e3),
+    ("E2E p99", "e2e_p99_s", 1e3),
+    ("tokens/s", "output_throughput_tokens_per_s", 1.0),
+    ("SLOs met", "slo_attainment", 100.0),
+    ("speed-up", "speedup", 1.0),
+)
+
+
+def _served(outcome: Outcome) -> Table:
+    """Latencies of a serving study: a line per load and strategy."""
+    found: dict[ServingAxes, dict[str, float]] = {}
+    for row in outcome.rows:
+        assert isinstance(row.axes, ServingAxes)
+        if row.value is not None:
+            found.setdefault(row.axes, {})[row.metric] = row.value
+    shown = [column for column in SERVED if any(column[1] in values for values in found.values())]
+    table = Table(title="latency in ms, SLOs in %", title_justify="left", header_style="bold")
+    table.add_column("requests/s", justify="right", no_wrap=True)
+    several = len({axes.devices for axes in found}) > 1
+    if several:
+        table.add_column("devices", justify="right")
+    table.add_column("strategy", min_width=16)
+    for title, _, _ in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    before: object = None
+    for axes, values in found.items():
+        load = (axes.rate_per_s, axes.devices, axes.requests, axes.output_tokens)
+        if before not in (None, load):
+            table.add_section()
+        before = load
+        rate = f"{axes.requests:,} in all" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g}"
+        cells = [_significant(values[name] * scale) if name in values else "-" for _, name, scale in shown]
+        table.add_row(rate, *([str(axes.devices)] if several else []), escape(axes.label), *cells)
+    return table
+
+
+def _significant(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+TABLES = {"decode": _table, "serving": _served}
 
 
 def _cell(value: float | None, best: float) -> str:

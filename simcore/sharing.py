@@ -1,16 +1,17 @@
 """The graphs that run on one device now, each at its share of it.
 
     work done by a piece = integral of its rate;  rates change only when a piece comes or goes, or, while
-    several run, when one of them passes the boundary between two replays
+    several run, when one of them comes to replays that ask something else of the device
 
 No clock of its own: whoever drives it says what time it is and asks when to come back. Alone on the
 device, a burst of any length therefore needs one event.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from simcore.contention import Demand, Rates
 from simcore.ops import Publication
@@ -19,13 +20,105 @@ from simcore.ops import Publication
 ROUNDING = 1e-12
 
 
+class Replays(Protocol):
+    """The work of a launch: how its replays follow each other, in seconds of work alone on the device."""
+
+    @property
+    def replays(self) -> int:
+        """How many there are."""
+
+    @property
+    def total_s(self) -> float:
+        """Work of all of them."""
+
+    def end_s(self, replay: int) -> float:
+        """Work after which a replay ends."""
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done."""
+
+    def next_change(self, replay: int) -> int:
+        """The last replay that asks the same of the device as this one and all between."""
+
+    def demand(self, replay: int) -> Demand:
+        """What a replay asks of the device."""
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many."""
+
+
+class Listed:
+    """Replays whose ends and demands are listed one by one."""
+
+    __slots__ = ("_demands", "_ends")
+
+    def __init__(self, ends: list[float], demands: Sequence[Demand]) -> None:
+        self._ends = ends
+        self._demands = demands
+
+    @property
+    def replays(self) -> int:
+        """How many there are."""
+        return len(self._ends)
+
+    @property
+    def total_s(self) -> float:
+        """Work of all of them."""
+        return self._ends[-1]
+
+    def end_s(self, replay: int) -> float:
+        """Work after which a replay ends."""
+        return self._ends[replay]
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done."""
+        return min(bisect_right(self._ends, work_s), len(self._ends) - 1)
+
+    def next_change(self, replay: int) -> int:
+        """This replay itself: the next may ask anything."""
+        return replay
+
+    def demand(self, replay: int) -> Demand:
+        """What a replay asks of the device."""
+        return self._demands[replay]
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many."""
+        del self._ends[replays:]
+
+
+class Work(Protocol):
+    """What runs on a device: `work_s` seconds of its `work` are done, at `rate` of its speed alone."""
+
+    work_s: float
+    rate: float
+
+    @property
+    def work(self) -> Any:
+        """Its replays (`Replays`)."""
+
+    @property
+    def publications(self) -> deque[tuple[float, Publication]]:
+        """What leaves it, and after how much work."""
+
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+
+    def target_s(self, alone: bool) -> float:
+        """The next point of its work at which something happens."""
+
+    def publish(self, publication: Publication) -> None:
+        """Something leaves it now."""
+
+    def finish(self) -> None:
+        """Its work is done."""
+
+
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Local work in progress. `ends[i]` and `demands[i]` belong to replay i: seconds of work after which
-    it ends, and what it asks of the device. `progress` collects (time, work) where the rate changes."""
+    """Work in progress. `progress` collects (time, work) where the rate changes."""
 
-    ends: list[float]
-    demands: Sequence[Demand]
+    work: Replays
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
@@ -33,30 +126,38 @@ class Piece:
     rate: float = 1.0
     progress: list[tuple[float, float]] = field(default_factory=list)
 
-    def replay(self) -> int:
-        """Which replay it is in."""
-        return min(bisect_right(self.ends, self.work_s), len(self.ends) - 1)
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+        if not once or self.progress[-1][0] < now_s:
+            self.progress.append((now_s, self.work_s))
 
     def target_s(self, alone: bool) -> float:
         """The next point of its work at which something happens."""
-        end = self.ends[-1] if alone else self.ends[self.replay()]
-        return min(self.publications[0][0], end) if self.publications else end
+        work = self.work
+        end_s = work.total_s if alone else work.end_s(work.next_change(work.replay_at(self.work_s)))
+        return min(self.publications[0][0], end_s) if self.publications else end_s
 
 
 class SharedDevice:
     """See the head of this file. All times in seconds."""
 
+    __slots__ = ("rates", "running", "updated_s")
+
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self.running: list[Piece] = []
+        self.running: list[Work] = []
         self.updated_s = 0.0
 
-    def start(self, piece: Piece, now_s: float) -> None:
+    def start(self, piece: Work, now_s: float) -> None:
         """Adds a piece; everybody's rate may change."""
-        self.advance(now_s)
-        piece.progress.append((now_s, 0.0))
+        if self.running:
+            self.advance(now_s)
+        else:
+            self.updated_s = now_s
+        piece.note(now_s)
         self.running.append(piece)
-        self._reprice(now_s)
+        if len(self.running) > 1:
+            self._reprice(now_s)
 
     def advance(self, now_s: float) -> None:
         """Credits the running pieces with what they did since the last change."""
@@ -65,23 +166,37 @@ class SharedDevice:
         for piece in self.running:
             piece.work_s += elapsed_s * piece.rate
 
-    def stop(self, piece: Piece, now_s: float) -> None:
+    def stop(self, piece: Work, now_s: float) -> None:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
         self.advance(now_s)
-        reached = bisect_left(piece.ends, piece.work_s - ROUNDING * max(now_s, piece.work_s))
-        del piece.ends[reached + 1 :]
+        slack = ROUNDING * max(now_s, piece.work_s)
+        work = piece.work
+        replay = work.replay_at(max(0.0, piece.work_s - slack))
+        # Work that has just come to the end of a replay has not passed it.
+        if replay > 0 and work.end_s(replay - 1) >= piece.work_s - slack:
+            replay -= 1
+        work.shorten(replay + 1)
 
-    def next_due(self) -> tuple[float, Piece] | None:
+    def next_due(self) -> tuple[float, Work] | None:
         """Seconds until something happens, and to which piece."""
         if not self.running:
             return None
-        alone = len(self.running) == 1
-        waits = [((p.target_s(alone) - p.work_s) / p.rate, p) for p in self.running]
+        if len(self.running) == 1:
+            piece = self.running[0]
+            return max(0.0, (piece.target_s(True) - piece.work_s) / piece.rate), piece
+        waits = [((p.target_s(False) - p.work_s) / p.rate, p) for p in self.running]
         delay_s, piece = min(waits, key=lambda wait: wait[0])
         return max(0.0, delay_s), piece
 
-    def arrive(self, due: Piece, now_s: float) -> None:
+    def arrive(self, due: Work, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
+        if len(self.running) == 1 and not due.publications:
+            self.running.clear()
+            self.updated_s = now_s
+            due.work_s = due.work.total_s
+            due.note(now_s)
+            due.finish()
+            return
         # Asked before the work is credited: rounding could carry it past the boundary that is due.
         target_s = due.target_s(len(self.running) == 1)
         self.advance(now_s)
@@ -91,24 +206,33 @@ class SharedDevice:
             slack = ROUNDING * max(piece.work_s, now_s)
             while piece.publications and piece.publications[0][0] <= piece.work_s + slack:
                 piece.publish(piece.publications.popleft()[1])
-            boundary = bisect_left(piece.ends, piece.work_s - slack)
-            if boundary < len(piece.ends) and piece.ends[boundary] <= piece.work_s + slack:
-                piece.work_s = piece.ends[boundary]
-            if piece.work_s >= piece.ends[-1]:
+            _snap(piece, slack)
+            if piece.work_s >= piece.work.total_s:
                 finished.append(piece)
         for piece in finished:
             self.running.remove(piece)
-            piece.work_s = piece.ends[-1]
-            piece.progress.append((now_s, piece.work_s))
+            piece.work_s = piece.work.total_s
+            piece.note(now_s)
             piece.finish()
         self._reprice(now_s)
 
     def _reprice(self, now_s: float) -> None:
-        if not self.running:
+        running = self.running
+        if not running:
             return
-        rates = self.rates([piece.demands[piece.replay()] for piece in self.running])
-        for piece, rate in zip(self.running, rates, strict=True):
+        rates = self.rates([piece.work.demand(piece.work.replay_at(piece.work_s)) for piece in running])
+        for piece, rate in zip(running, rates, strict=True):
             if rate != piece.rate:
-                if piece.progress[-1][0] < now_s:
-                    piece.progress.append((now_s, piece.work_s))
+                piece.note(now_s, once=True)
                 piece.rate = rate
+
+
+def _snap(piece: Work, slack: float) -> None:
+    """Work that is within `slack` of a replay's end has reached it."""
+    work = piece.work
+    if piece.work_s + slack >= work.total_s:
+        piece.work_s = max(piece.work_s, work.total_s)
+        return
+    end_s = work.end_s(work.replay_at(piece.work_s))
+    if end_s <= piece.work_s + slack:
+        piece.work_s = end_s

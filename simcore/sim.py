@@ -12,6 +12,7 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import simpy
@@ -20,11 +21,14 @@ from simcore import mesh as layout
 from simcore.contention import Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
+from simcore.ramps import Tariff
 from simcore.segments import Segment, cut
-from simcore.sharing import Piece, SharedDevice
-from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
+from simcore.sharing import Listed, Piece, SharedDevice, Work
+from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, succeed, then
+from simcore.sim_rows import RowLaunch
 from simcore.trace import Cause, PricedOp, Span, State, Trace
 
+Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
 
 
@@ -46,10 +50,13 @@ def no_floor(op: Op) -> Floor:
 class _Stream:
     rank: int
     name: str
-    queue: deque[Launch] = field(default_factory=deque)
+    number: int
+    queue: deque[Launch | RowLaunch] = field(default_factory=deque)
     working: bool = False
     free: Cause = field(default_factory=lambda: Cause(None, 0.0))
-    waiting_for: str = ""
+    since_s: float = 0.0
+    waiting_for: str = "a launch that never ends"
+    go_on: Callable[[], None] = print
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +77,10 @@ class Simulation:
 
     `lockstep` names axes whose ranks do the same at the same time: the first of them is simulated and
     stands for all. It is up to the caller that they do; their collectives then start when it arrives.
+
+    `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
+    out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
+    messages are not noted.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class Simulation:
         outcomes: Outcomes | None = None,
         rates: Rates = max_min_rates,
         lockstep: Sequence[str] = (),
+        rows: bool = False,
     ) -> None:
         self.env = simpy.Environment()
         self.trace = Trace()
@@ -93,6 +105,9 @@ class Simulation:
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
         self._lockstep = frozenset(lockstep)
+        self.rows = rows
+        self._tariff = Tariff(price, roofline)
+        self.trace.rows.sources = self._tariff.sources
         self._price = price
         self._roofline = roofline
         self._outcomes = outcomes or {}
@@ -105,6 +120,7 @@ class Simulation:
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         self._graphs: dict[int, Graph] = {}
+        self._closed: dict[int, bool] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -127,13 +143,15 @@ class Simulation:
         self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
         return self.trace
 
-    def feed(self, rank: int, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Puts items into an inbox at given times (seconds, ascending)."""
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says
+        for an item when it comes."""
 
         def source() -> Steps:
             for at_s, item in arrivals:
                 yield self.env.timeout(max(0.0, at_s - self.env.now))
-                self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, host=True))
+                for rank in (to,) if isinstance(to, int) else to(item):
+                    self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, True))
 
         self.env.process(source())
 
@@ -147,17 +165,37 @@ class Simulation:
 
     def submit(self, launch: Launch) -> None:
         """Queues a launch; its stream works it off in order."""
-        key = (launch.rank, launch.stream)
-        stream = self._streams.setdefault(key, _Stream(*key))
+        self._queue(self._stream(launch.rank, launch.stream), launch)
+
+    def _stream(self, rank: int, name: str) -> _Stream:
+        stream = self._streams.get((rank, name))
+        if stream is None:
+            numbers = self.trace.rows.streams
+            stream = _Stream(rank, name, numbers.setdefault(name, len(numbers)))
+            stream.go_on = partial(self._go_on, stream)
+            self._streams[rank, name] = stream
+        return stream
+
+    def _queue(self, stream: _Stream, launch: Launch | RowLaunch) -> None:
         stream.queue.append(launch)
         if not stream.working:
             stream.working = True
             self.env.process(self._work_off(stream))
 
+    def _go_on(self, stream: _Stream) -> None:
+        """What has been queued meanwhile has its turn."""
+        if stream.queue:
+            self.env.process(self._work_off(stream))
+        else:
+            stream.working = False
+
     def _work_off(self, stream: _Stream) -> Steps:
         while stream.queue:
             launch = stream.queue.popleft()
-            yield from self._execute(stream, launch)
+            if isinstance(launch, RowLaunch):
+                yield from self._row(stream, launch)
+            else:
+                yield from self._execute(stream, launch)
         stream.working = False
 
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
@@ -191,6 +229,126 @@ class Simulation:
         stream.free = cause
         launch.ticket.finish(cause)
 
+    # -- launches in closed form ---------------------------------------------------------------------
+
+    def closed_form(self, graph: Graph) -> bool:
+        """Whether launches of a graph, tied to no flag and no signal, are worked out in closed form."""
+        found = self._closed.get(id(graph))
+        if found is None:
+            alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = self._closed[id(graph)] = self.rows and alone
+        return found
+
+    def submit_row(self, launch: RowLaunch) -> None:
+        """Queues a launch in closed form; it begins at once where nothing is in its way."""
+        stream = self._stream(launch.rank, launch.stream)
+        if stream.working or any(ticket.end is None for ticket in launch.after):
+            self._queue(stream, launch)
+            return
+        stream.working = True
+        launch.done_with = stream.go_on
+        self._begin(stream, launch)
+
+    def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
+        """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
+        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        launch.work = work
+        free_s = ready_s = stream.free.at_s
+        for ticket in launch.after:
+            if ticket.end is not None and ticket.end.at_s > ready_s:
+                ready_s = ticket.end.at_s
+        now_s = self.env.now
+        start_s = max(now_s, launch.issued_s)
+        launch.ready_s, launch.begun_s = ready_s, start_s
+        if start_s > free_s:
+            stream.since_s = start_s
+        work.since_s = stream.since_s
+        work.launch_s = self.overheads.launch_s
+        device = self._devices[launch.rank]
+        if start_s > now_s and device.running:
+            then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
+        else:
+            # Alone, it may as well begin a little later than now.
+            device.start(launch, start_s)
+            self._set_alarm(launch.rank)
+
+    def _join(self, launch: RowLaunch) -> None:
+        if launch.end is None:
+            self._devices[launch.rank].start(launch, self.env.now)
+            self._set_alarm(launch.rank)
+
+    def _row(self, stream: _Stream, launch: RowLaunch) -> Steps:
+        """A launch in closed form that had to queue."""
+        if launch.issued_s > self.env.now:
+            yield self.env.timeout(launch.issued_s - self.env.now)
+        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
+        for ticket in launch.after:
+            yield from ticket.done()
+        if launch.stopped:
+            launch.end = Cause(None, self.env.now)
+            launch.finish()
+            return
+        done = self.env.event()
+        launch.done_with = partial(succeed, done)
+        self._begin(stream, launch)
+        yield done
+
+    def end_row(self, launch: RowLaunch) -> None:
+        """The work of a launch in closed form is done now: writes its row."""
+        work = launch.work
+        if work is None or launch.end is not None:
+            return
+        stream, end_s = self._streams[launch.rank, launch.stream], self.env.now
+        rows = self.trace.rows
+        graph = rows.graphs.get(launch.graph.name)
+        if graph is None:
+            graph = rows.graphs[launch.graph.name] = len(rows.graphs)
+        rows.numbers.extend(
+            (
+                launch.id, launch.rank, stream.number, graph, launch.issued_s, launch.ready_s, launch.begun_s,
+                end_s, work.total_s, work.floor_s(), work.replays,
+            )
+        )  # fmt: skip
+        self._tariff.count(work)
+        launch.ran = work.replays
+        launch.end = stream.free = Cause(None, end_s)
+
+    def curtail(self, launch: Launch | RowLaunch) -> None:
+        """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
+        if isinstance(launch, Launch):
+            if launch.piece is not None:
+                self.stop(launch)
+            else:
+                launch.repeat = 1
+        elif launch.end is not None:
+            return
+        elif launch.work is None:
+            launch.repeat = 1
+        elif launch.begun_s < self.env.now:
+            self._devices[launch.rank].stop(launch, self.env.now)
+            self._set_alarm(launch.rank)
+        else:
+            launch.work.shorten(1)
+            self._set_alarm(launch.rank)
+
+    def stop_row(self, launch: RowLaunch) -> None:
+        """Ends a launch in closed form at its next replay boundary."""
+        launch.stopped = True
+        device, work = self._devices[launch.rank], launch.work
+        if launch.end is not None or work is None:
+            return
+        if launch.begun_s <= self.env.now and launch in device.running:
+            device.stop(launch, self.env.now)
+        else:
+            # Not begun: nothing of it runs.
+            if launch in device.running:
+                device.running.remove(launch)
+            launch.end = Cause(None, self.env.now)
+            launch.finish()
+        self._set_alarm(launch.rank)
+
     def _replay(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         for segment in self._cut(launch, replay):
             if segment.collective:
@@ -210,10 +368,10 @@ class Simulation:
         id_ = next(self._ids)
         start_s = self.env.now
         done = self.env.event()
+        ends = list(itertools.accumulate(segment.seconds for segment in replays))
         piece = Piece(
-            list(itertools.accumulate(segment.seconds for segment in replays)),
-            [segment.demand for segment in replays],
-            lambda: _succeed(done),
+            Listed(ends, [segment.demand for segment in replays]),
+            lambda: succeed(done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
         )
@@ -223,8 +381,8 @@ class Simulation:
         yield done
         launch.piece = None
         if launch.is_burst():
-            launch.ticket.ran = len(piece.ends)
-        ops = tuple(priced for segment in replays[: len(piece.ends)] for priced in segment.ops)
+            launch.ticket.ran = piece.work.replays
+        ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
 
@@ -237,19 +395,18 @@ class Simulation:
 
     def _set_alarm(self, rank: int) -> None:
         """Comes back when something is due on a device; an alarm set before is void."""
-        self._alarms[rank] += 1
-        number = self._alarms[rank]
-        due = self._devices[rank].next_due()
-        if due is None:
-            return
-        delay_s, piece = due
+        number = self._alarms[rank] = self._alarms[rank] + 1
+        device, env = self._devices[rank], self.env
+        due = device.next_due()
+        if due is not None:
+            # A device that was idle may begin a little later than now.
+            delay_s = due[0] + max(0.0, device.updated_s - env.now)
+            then(env.timeout(delay_s), partial(self._ring, rank, number, due[1]))
 
-        def ring(_: simpy.Event) -> None:
-            if number == self._alarms[rank]:
-                self._devices[rank].arrive(piece, self.env.now)
-                self._set_alarm(rank)
-
-        then(self.env.timeout(delay_s), ring)
+    def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
+        if number == self._alarms[rank]:
+            self._devices[rank].arrive(piece, self.env.now)
+            self._set_alarm(rank)
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
@@ -341,11 +498,11 @@ class Simulation:
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
         """The launch's graph at the sizes of one replay, priced once."""
-        graph, sizes = launch.graph, launch.sizes
-        key = (id(graph), tuple(sizes[name] + replay for name in graph.reads))
+        graph = launch.graph
+        sizes = launch.sizes_at(replay)
+        key = (id(graph), tuple(sizes[name] for name in graph.reads))
         found = self._segments.get(key)
         if found is None:
-            sizes = {name: value + replay for name, value in sizes.items()}
             # A graph that is gone could leave its id to another one: keep it.
             self._graphs[id(graph)] = graph
             found = self._segments[key] = tuple(cut(graph, sizes, self._price, self._roofline))
@@ -375,7 +532,3 @@ class Simulation:
     def next_launch(self) -> int:
         """A number for the next launch."""
         return next(self._launches)
-
-
-def _succeed(event: simpy.Event) -> None:
-    event.succeed()

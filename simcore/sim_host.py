@@ -10,6 +10,7 @@ All host loops of a rank share one host thread, and so one clock.
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import simpy
@@ -18,6 +19,7 @@ from simcore import mesh as layout
 from simcore.machine import Condition, Flag, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.sharing import Piece
+from simcore.sim_rows import RowLaunch
 from simcore.trace import Cause, Gauge, Mark, Message
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Steps = Generator[simpy.Event, Any, Any]
 CauseSteps = Generator[simpy.Event, Any, Cause]
+Item = tuple[Message | None, object, Cause]
 
 
 def latest(a: Cause, b: Cause) -> Cause:
@@ -41,11 +44,11 @@ def then(event: simpy.Event, action: Callable[[simpy.Event], object]) -> None:
 class SimTicket:
     """A launch or a host loop that will be done; `end` is its last span and when it ended."""
 
-    __slots__ = ("_env", "_event", "end", "ran", "stopper")
+    __slots__ = ("_env", "_waiters", "end", "ran", "stopper")
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._event: simpy.Event | None = None
+        self._waiters: list[Callable[[], None]] | None = None
         self.stopper: Callable[[], None] | None = None
         self.end: Cause | None = None
         self.ran = 0
@@ -58,19 +61,32 @@ class SimTicket:
     def done(self) -> CauseSteps:
         """Waits until it is done."""
         if self.end is None:
-            if self._event is None:
-                self._event = self._env.event()
-            yield self._event
+            event = self._env.event()
+            self.tell(lambda: succeed(event))
+            yield event
         assert self.end is not None
         return self.end
+
+    def tell(self, waiter: Callable[[], None]) -> None:
+        """Calls `waiter` once it is done, which it is not yet."""
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
 
     def finish(self, end: Cause) -> None:
         """Done: whoever waits goes on."""
         self.end = end
         # What is done cannot be stopped; and ticket and launch no longer hold each other.
         self.stopper = None
-        if self._event is not None:
-            self._event.succeed()
+        if self._waiters is not None:
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                waiter()
+
+
+def succeed(event: simpy.Event) -> None:
+    """Lets an event come now."""
+    event.succeed()
 
 
 class SignalTicket:
@@ -132,17 +148,31 @@ class Launch:
     after: tuple[SimTicket, ...]
     signals: tuple[SignalTicket, ...]
     sizes: Mapping[str, int]
+    advance: Mapping[str, int] | None
     repeat: int
+    until: str | None
     when: Condition | None
     sets: Mapping[Flag, Setting]
     ticket: SimTicket
     stopped: bool = False
     piece: Piece | None = None
+    begun_s: float = 0.0
+
+    def is_plain(self) -> bool:
+        """Nothing happens at its inner boundaries but, perhaps, collectives."""
+        return not (self.when is not None or self.sets or self.signals or self.graph.publishes)
 
     def is_burst(self) -> bool:
         """A burst is priced at once: nothing happens at its inner boundaries."""
-        tied = self.when is not None or self.sets or self.signals or self.graph.publishes
-        return self.repeat > 1 and not tied and not self.graph.meets
+        return self.repeat > 1 and self.is_plain() and not self.graph.meets
+
+    def sizes_at(self, replay: int) -> Mapping[str, int]:
+        """The sizes that a replay reads."""
+        by = self.advance
+        return {
+            name: value + replay * (1 if by is None else by.get(name, 0))
+            for name, value in self.sizes.items()
+        }
 
 
 class SimMachine:
@@ -157,12 +187,14 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
-        self._items: dict[str, deque[tuple[Message, object, Cause]]] = defaultdict(deque)
+        self._items: dict[str, deque[Item]] = defaultdict(deque)
+        self._watched: dict[str, list[Launch | RowLaunch]] = {}
         self._receivers: dict[str, deque[simpy.Event]] = defaultdict(deque)
 
     def now(self) -> float:
         """The time on this host's clock: the event clock, or later while the host is busy."""
-        return max(float(self._env.now), self._busy_until_s)
+        now_s: float = self._env.now
+        return now_s if now_s > self._busy_until_s else self._busy_until_s
 
     def _spend(self, seconds: float) -> float:
         self._busy_until_s = self.now() + seconds
@@ -186,32 +218,51 @@ class SimMachine:
         stream: str = "main",
         after: Sequence[Ticket] = (),
         sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
         repeat: int = 1,
+        until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
-        given = dict(sizes or {})
+        if repeat < 1:
+            raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
+        given = {} if sizes is None else sizes
+        sim = self._sim
+        if until is not None and self._items[until]:
+            repeat = 1
+        issued_s = self._spend(sim.overheads.launch_s)
+        tickets = tuple([t for t in after if not isinstance(t, SignalTicket)]) if after else ()
+        closed = when is None and sets is None and len(tickets) == len(after) and sim.closed_form(graph)
+        if closed:
+            row = RowLaunch(
+                sim, self.rank, stream, graph, issued_s, cast(Any, tickets), given, advance, repeat, until
+            )
+            if until is not None and repeat > 1:
+                self._watched.setdefault(until, []).append(row)
+            sim.submit_row(row)
+            return row
         if missing := graph.reads - given.keys():
             raise ValueError(
                 f"graph {graph.name} needs sizes that its launch does not give: {sorted(missing)}"
             )
-        if repeat < 1:
-            raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
-        issued = Cause(self._host.span, self._spend(self._sim.overheads.launch_s), host=True)
         ticket = SimTicket(self._env)
-        tickets = tuple(t for t in after if isinstance(t, SimTicket))
-        signals = tuple(t for t in after if isinstance(t, SignalTicket))
+        signals = tuple([t for t in after if isinstance(t, SignalTicket)]) if after else ()
         launch = Launch(
-            self._sim.next_launch(), self.rank, stream, graph, issued, tickets, signals, given, repeat,
-            when, dict(sets or {}), ticket,
+            sim.next_launch(), self.rank, stream, graph, Cause(self._host.span, issued_s, True),
+            cast(Any, tickets), signals, given, advance, repeat, until, when, sets or {}, ticket,
         )  # fmt: skip
-        ticket.stopper = lambda: self._at_host_time(lambda: self._sim.stop(launch))
-        self._sim.submit(launch)
+        ticket.stopper = partial(self._stop, launch)
+        if until is not None and repeat > 1:
+            self._watched.setdefault(until, []).append(launch)
+        sim.submit(launch)
         return ticket
 
-    def _at_host_time(self, action: Callable[[], None]) -> None:
-        """Now, or when the event clock has come to where this host's clock is."""
+    def _stop(self, launch: Launch) -> None:
+        self.at_host_time(lambda: self._sim.stop(launch))
+
+    def at_host_time(self, action: Callable[[], None]) -> None:
+        """Does something now, or when the event clock has come to where this host's clock is."""
         if self._busy_until_s <= self._env.now:
             action()
         else:
@@ -232,7 +283,42 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
-        return self._env.process(self._wait(tickets))
+        if any(isinstance(ticket, SignalTicket) for ticket in tickets):
+            return self._env.process(self._wait(tickets))
+        waited = cast(Sequence[SimTicket | RowLaunch], tickets)
+        if len(waited) == 1 and waited[0].end is None:
+            event = self._env.event()
+            waited[0].tell(partial(self._wake, event, waited))
+            return event
+        event = self._env.event()
+        missing = [ticket for ticket in waited if ticket.end is None]
+        left = len(missing)
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self._wake(event, waited)
+
+        if not missing:
+            one_less()
+        for ticket in missing:
+            ticket.tell(one_less)
+        return event
+
+    def _wake(self, event: simpy.Event, waited: Sequence[Any]) -> None:
+        """The host goes on once it has seen that what it waited for is done."""
+        if not self._sim.rows:
+            for ticket in waited:
+                assert ticket.end is not None
+                self._go_on_after(ticket.end)
+        delay_s = self._sim.overheads.wait_s
+        if self._busy_until_s > self._env.now or delay_s > 0.0:
+            delay_s = self._spend(delay_s) - self._env.now
+        if delay_s > 0.0:
+            then(self._env.timeout(delay_s), lambda _: succeed(event))
+        else:
+            event.succeed()
 
     def _wait(self, tickets: Sequence[Ticket]) -> Steps:
         for ticket in tickets:
@@ -269,14 +355,30 @@ class SimMachine:
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None
-            message, item, cause = cast(tuple[Message, object, Cause], came.value)
+            message, item, cause = cast(Item, came.value)
             self._host = cause
         else:
             message, item, _ = self._items[inbox].popleft()
-        message.received_s = self._env.now
+        if message is not None:
+            message.received_s = self._env.now
         self._spend(self._sim.overheads.message_s)
         yield from self._catch_up()
         return item
+
+    def poll(self, inbox: str) -> list[Any]:
+        """All items that have come and were not taken yet."""
+        waiting = self._items[inbox]
+        if not waiting:
+            return []
+        found = []
+        for message, item, cause in waiting:
+            if message is not None:
+                message.received_s = self._env.now
+            self._host = latest(self._host, cause)
+            found.append(item)
+        waiting.clear()
+        self._spend(self._sim.overheads.message_s * len(found))
+        return found
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank's host, when this host's clock gets there."""
@@ -290,12 +392,16 @@ class SimMachine:
 
     def deliver(self, inbox: str, item: object, cause: Cause) -> None:
         """An item comes into an inbox of this rank now."""
-        message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
-        self._sim.trace.messages.append(message)
+        message = None
+        if not self._sim.rows:
+            message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
+            self._sim.trace.messages.append(message)
         if self._receivers[inbox]:
             self._receivers[inbox].popleft().succeed((message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))
+        for launch in self._watched.pop(inbox, ()):
+            self._sim.curtail(launch)
 
     def spawn(self, program: Program) -> Ticket:
         """One more host loop, on the same host thread."""
@@ -326,5 +432,5 @@ class SimMachine:
 
 
 def _done(ticket: Ticket) -> CauseSteps:
-    assert isinstance(ticket, SimTicket | SignalTicket)
+    assert isinstance(ticket, SimTicket | SignalTicket | RowLaunch)
     return ticket.done()

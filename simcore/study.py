@@ -7,13 +7,15 @@ what comes out of a run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from simcore.published import Published
 from simcore.trace import Trace
 
+# (what is being done, how much of it is done, of how much)
+Progress = Callable[[str, int, int], None]
 # Bisection stops when the bracket is this narrow, relative to its place.
 PRECISION = 1e-2
 
@@ -37,10 +39,25 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True)
+class ServingAxes:
+    """Where in a serving study a figure belongs. `rate_per_s` is what is offered (None: closed loop),
+    `prompt_tokens` and `output_tokens` are mean lengths."""
+
+    strategy: str
+    label: str
+    devices: int
+    ranks: int
+    requests: int
+    rate_per_s: float | None
+    prompt_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One figure of a study, as a line of results.csv. A value of None: there is none, `source` says why."""
 
-    axes: Axes
+    axes: Axes | ServingAxes
     metric: str
     value: float | None
     unit: str
@@ -50,31 +67,25 @@ class Row:
     op_kind: str = ""
 
 
-COLUMNS = (
-    "study",
-    "strategy",
-    "label",
-    "ranks",
-    "groups",
-    "devices",
-    "context_tokens",
-    "batch",
-    "hit_rate",
-    "metric",
-    "op_kind",
-    "value",
-    "low",
-    "high",
-    "unit",
-    "source",
-)
+FIGURE = ("value", "low", "high", "unit", "source")
+# Columns of results.csv by study.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "decode": (
+        *("study", "strategy", "label", "ranks", "groups", "devices", "context_tokens", "batch", "hit_rate"),
+        *("metric", "op_kind", *FIGURE),
+    ),
+    "serving": (
+        *("study", "strategy", "label", "devices", "ranks", "requests", "rate_per_s", "prompt_tokens"),
+        *("output_tokens", "metric", *FIGURE),
+    ),
+}
 
 
 def flat(study: str, row: Row) -> dict[str, Any]:
     """A row as results.csv has it."""
     own = {name: value for name, value in asdict(row).items() if name != "axes"}
     values = {"study": study, **asdict(row.axes), "devices": row.axes.devices, **own}
-    return {name: values[name] for name in COLUMNS}
+    return {name: values[name] for name in COLUMNS[study]}
 
 
 @dataclass(slots=True)
@@ -82,7 +93,8 @@ class Outcome:
     """What a study found, before it is written.
 
     `trace` is that of the run shown on the timeline; `sources` the share of predicted device time by
-    origin of its price; `steps` one entry a token.
+    origin of its price; `tables` are the columns of each Parquet file, by its name; `slo` what a service
+    promises.
     """
 
     rows: list[Row]
@@ -92,9 +104,31 @@ class Outcome:
     baseline: str = ""
     hits: list[str] = field(default_factory=list)
     sources: dict[str, float] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    tables: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    slo: dict[str, float | None] = field(default_factory=dict)
     timeline: list[dict[str, Any]] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
+
+
+class Study(Protocol):
+    """A scenario put together: what the command line runs, whatever the study."""
+
+    def run(self, progress: Progress) -> Outcome:
+        """Simulates all of it. Raises InputError where nothing can be run."""
+
+    def tape(self, record: Callable[..., Any]) -> list[str]:
+        """What each strategy launches, printed by the machine that prints."""
+
+    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Predictions beside published figures, as rows of comparison.csv; may add warnings."""
+
+
+def student_t(freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's t."""
+    # A third of the time that `--help` takes would be the import of SciPy, which only intervals need.
+    from scipy.special import stdtrit  # noqa: PLC0415
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def compare(
@@ -108,7 +142,7 @@ def compare(
     """
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row.value is not None and not row.op_kind:
+        if row.value is not None and not row.op_kind and isinstance(row.axes, Axes):
             found.setdefault(_key(row.axes, row.metric), []).append(row)
     table: list[dict[str, Any]] = []
     alone = []

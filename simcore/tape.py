@@ -10,10 +10,13 @@ with a closed form.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simcore.machine import Condition, Flag, Machine, Program, Setting, Ticket, Verdict, Wait
 from simcore.mesh import Mesh
+from simcore.models import TENSOR
 from simcore.ops import Graph, Op, Price
+from simcore.requests import END, REQUESTS, Request
 from simcore.sim import Outcomes, Simulation
 
 
@@ -36,10 +39,17 @@ class Tape:
 
 
 def record(
-    program: Callable[[Machine], Program], *, mesh: Mesh | None = None, outcomes: Outcomes | None = None
+    program: Callable[[Machine], Program],
+    *,
+    mesh: Mesh | None = None,
+    outcomes: Outcomes | None = None,
+    inbox: Sequence[Request] = (),
 ) -> Tape:
-    """Runs a program on every rank and keeps what it launches."""
-    simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes)
+    """Runs a program on every rank and keeps what it launches; on one of each tensor-parallel group where
+    `inbox` holds requests, which rank 0 gets at the start."""
+    simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes, lockstep=(TENSOR,) if inbox else ())
+    if inbox:
+        simulation.feed(0, REQUESTS, [(0.0, item) for item in (*inbox, END)])
     tape = Tape()
     simulation.run(lambda m: program(_TapeMachine(m, tape)))
     return tape
@@ -63,21 +73,24 @@ class _TapeMachine:
         stream: str = "main",
         after: Sequence[Ticket] = (),
         sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
         repeat: int = 1,
+        until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
         """Prints the launch."""
         ticket = self._machine.launch(
-            graph, stream=stream, after=after, sizes=sizes, repeat=repeat, when=when, sets=sets
-        )
+            graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
+            when=when, sets=sets,
+        )  # fmt: skip
         parts = [f"rank {self.rank}  {stream}  {graph.name}: {' '.join(op.name for op in graph.ops) or '-'}"]
         if after:
             parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
         if read := {name: value for name, value in (sizes or {}).items() if name in graph.reads}:
             parts.append(", ".join(f"{name} {value}" for name, value in read.items()))
         if repeat > 1:
-            parts.append(f"repeat {repeat}")
+            parts.append(f"repeat {repeat}" + (f" until {until}" if until else ""))
         if when:
             parts.append("when " + self._condition(when))
         if sets:
@@ -141,6 +154,10 @@ class _TapeMachine:
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """See Machine."""
         return self._machine.recv(inbox, timeout_s)
+
+    def poll(self, inbox: str) -> list[Any]:
+        """See Machine."""
+        return self._machine.poll(inbox)
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """See Machine."""

@@ -12,12 +12,16 @@ so that a critical path can be walked back from any span to the start of the run
 
 import gzip
 import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from simcore.ops import Op, Price
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.ops import Op, Price, SourceKind
 
 State = Literal["run", "collective", "wire", "skipped"]
 
@@ -31,8 +35,7 @@ class PricedOp:
     floor_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(NamedTuple):
     """Why something started when it did: the moment `at_s` of span `span`; for the host, `span` is what
     it had waited for before (None: the start of the run) and the host was busy from then on."""
 
@@ -112,6 +115,39 @@ class Mark:
     cause: Cause
 
 
+# Columns of a trace's rows, in order.
+ROW = (
+    "launch",
+    "rank",
+    "stream",
+    "graph",
+    "issued_s",
+    "ready_s",
+    "start_s",
+    "end_s",
+    "work_s",
+    "floor_s",
+    "replays",
+)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Launches of long runs, a row of numbers each instead of a span: `ready_s` is when its stream was free
+    and its tickets done, `work_s` what its replays take alone on the device, `floor_s` the least that they
+    can take. Streams and graphs by number: `streams[number]`, `graphs[number]`."""
+
+    numbers: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
+    streams: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, int] = field(default_factory=dict)
+    sources: dict[SourceKind, float] = field(default_factory=dict)
+
+    def table(self) -> dict[str, NDArray[np.float64]]:
+        """The columns of `ROW`, each [launches]."""
+        rows = np.frombuffer(self.numbers, dtype=np.float64).reshape(-1, len(ROW))
+        return {name: rows[:, i] for i, name in enumerate(ROW)}
+
+
 @dataclass(slots=True)
 class Trace:
     """Everything that one run of one program left behind."""
@@ -120,6 +156,7 @@ class Trace:
     messages: list[Message] = field(default_factory=list)
     gauges: list[Gauge] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
 
     def by_id(self) -> dict[int, Span]:
         """Spans by their id."""
@@ -158,18 +195,13 @@ def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000) -> int:
             if len(events) >= limit:
                 left_out += 1
                 continue
+            args: dict[str, object] = {"graph": span.graph, "state": span.state, "launch": span.launch}
             events.append(
-                {
-                    "ph": "X",
-                    "pid": span.rank,
-                    "tid": threads[span.rank, span.stream],
-                    "name": name,
-                    "cat": kind,
-                    "ts": start_s * 1e6,
-                    "dur": (end_s - start_s) * 1e6,
-                    "args": {"graph": span.graph, "state": span.state, "launch": span.launch},
-                }
+                _event(span.rank, threads[span.rank, span.stream], name, kind, start_s, end_s, args)
             )
+    rows = _row_events(trace.rows, limit - len(events))
+    events += rows
+    left_out += len(trace.rows.numbers) // len(ROW) - sum(event["ph"] == "X" for event in rows)
     if left_out:
         note = f"{left_out} events left out"
         events.append({"ph": "i", "pid": 0, "tid": 0, "ts": 0, "s": "g", "name": note})
@@ -177,6 +209,27 @@ def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000) -> int:
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
         file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
     return left_out
+
+
+def _row_events(rows: Rows, limit: int) -> list[dict[str, object]]:
+    """The first so many launches that are noted as rows, and the names of their streams."""
+    streams, graphs = list(rows.streams), list(rows.graphs)
+    numbers = np.frombuffer(rows.numbers, dtype=np.float64).reshape(-1, len(ROW))[: max(0, limit)]
+    ranks = {(int(row[1]), int(row[2])) for row in numbers}
+    events = [_metadata("process_name", rank, stream, f"rank {rank}") for rank, stream in sorted(ranks)]
+    events += [_metadata("thread_name", rank, stream, streams[stream]) for rank, stream in sorted(ranks)]
+    for launch, rank, stream, graph, _, _, start_s, end_s, _, _, replays in numbers.tolist():
+        name = graphs[int(graph)]
+        args: dict[str, object] = {"launch": int(launch), "replays": int(replays)}
+        events.append(_event(int(rank), int(stream), name, name, start_s, end_s, args))
+    return events
+
+
+def _event(
+    rank: int, thread: int, name: str, kind: str, start_s: float, end_s: float, args: dict[str, object]
+) -> dict[str, object]:
+    times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": args}
 
 
 def _metadata(name: str, rank: int, thread: int, value: str) -> dict[str, object]:

@@ -44,10 +44,12 @@ def event_loop(strategy: int) -> str:
     file = ROOT / "scenarios" / "quickstart.yaml"
     parts = assemble(load_scenario(file, ["tokens=20", "context_tokens=1024", "crossover=[]"]), str(file))
     kinds = ("tensor_parallel", "alspec")
-    case = [c for c in decode.cases(parts.bench, parts.hits) if c.axes.strategy == kinds[strategy]][-1]
-    parts.bench.trace(case)
+    case = [
+        c for c in decode.cases(parts.study.bench, parts.study.hits) if c.axes.strategy == kinds[strategy]
+    ][-1]
+    parts.study.bench.trace(case)
     begun_s = time.perf_counter()
-    trace = parts.bench.trace(case)
+    trace = parts.study.bench.trace(case)
     elapsed_s = time.perf_counter() - begun_s
     return f"{len(trace.spans) / elapsed_s:,.0f} spans/s, {20 / elapsed_s:,.1f} tokens/s, laws checked"
 

@@ -19,7 +19,7 @@ QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
 N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
 SETTINGS = ("crossover=[]", "context_tokens=1024", "strategies.1.ranks=2", "strategies.1.hits.value=0.5")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
-FILES = rundir.FILES
+FILES = rundir.FILES - {"requests.parquet", "levels.parquet"}
 
 
 def call(*words: str) -> int:

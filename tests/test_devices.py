@@ -582,3 +582,116 @@ def test_published_attention_grows_with_context(what: tuple, context: int, more:
     check(price(here))
     assert price(here).seconds <= price(there).seconds
     assert price(here).low_s >= floor(here).seconds
+
+
+# -- whole iterations ----------------------------------------------------------------------------
+
+A100 = load_device("a100-sxm-80gb")
+FLOVER = load_profile("a100-sxm-80gb", "flover-gptj")
+ALONE_S = 5.8 / 512
+
+
+def iteration(sequences: int, hbm_bytes: float = 12.1e9, *, kind: str = "iteration") -> Op:
+    """A whole iteration: 12.1 GB are GPT-J's weights in fp16."""
+    shape = (("sequences", sequences), ("tokens", sequences))
+    return Op(kind, kind, shape, "fp16", lambda op: ops.Work(0.0, hbm_bytes))
+
+
+def test_the_iterations_of_flover_are_its_sentences() -> None:
+    price = pricer(A100, profile=FLOVER)
+    assert 512 * price(iteration(1)).seconds == pytest.approx(5.8, rel=1e-12)
+    for sequences, longer in ((8, 1.03), (32, 1.08)):
+        found = price(iteration(sequences))
+        assert found.seconds == pytest.approx(longer * ALONE_S, rel=1e-12)
+        assert found.source == "published"
+        assert "derived from Figure 4(c)" in found.detail
+        check(found)
+        # Half a percent of rounding, and 50 ms of 5800.
+        assert found.high_s - found.seconds == pytest.approx(0.005 * ALONE_S + longer * 0.05 / 512)
+    assert all(row.how == "derived" and row.plus_minus_ns > 0 for row in FLOVER.rows)
+
+
+def test_iterations_between_the_points_and_beyond() -> None:
+    price = pricer(A100, profile=FLOVER)
+    between = price(iteration(20))
+    assert between.source == "interpolated"
+    assert "between 8 and 32 sequences" in between.detail
+    assert between.seconds == pytest.approx(1.055 * ALONE_S)
+    beyond = price(iteration(56))
+    assert beyond.source == "extrapolated"
+    assert "from 32 to 56 sequences" in beyond.detail
+    assert beyond.seconds == pytest.approx(1.13 * ALONE_S)
+    assert beyond.high_s - beyond.low_s > 2 * (between.high_s - between.low_s)
+    for found in (between, beyond, price(iteration(10_000))):
+        check(found)
+    # Never below the floor, which 10000 caches may well be.
+    assert price(iteration(33, 100e9)).seconds == pytest.approx(100e9 / 2.039e12)
+
+
+def test_fewer_sequences_than_the_fewest_and_a_single_point() -> None:
+    few = replace(FLOVER, rows=FLOVER.rows[1:2])
+    price = pricer(A100, profile=few)
+    below, above = price(iteration(3)), price(iteration(24))
+    assert below.seconds == above.seconds == pytest.approx(1.03 * ALONE_S)
+    assert below.source == above.source == "extrapolated"
+    assert below.low_s == pytest.approx(12.1e9 / 2.039e12)
+    assert above.high_s == pytest.approx(3 * price(iteration(8)).high_s)
+    check(below)
+    check(above)
+
+
+@given(st.integers(1, 4096))
+def test_an_iteration_of_more_sequences_takes_no_less(sequences: int) -> None:
+    price = pricer(A100, profile=FLOVER)
+    one, next_ = price(iteration(sequences)), price(iteration(sequences + 1))
+    check(one)
+    assert ALONE_S <= one.seconds <= next_.seconds
+
+
+def test_such_a_profile_holds_for_any_batch_and_prices_nothing_else() -> None:
+    assert FLOVER.batch is None
+    assert [FLOVER.applies_to("gpt-j-6b", batch, 1) for batch in (1, 7, 32)] == [None] * 3
+    assert "not 2" in str(FLOVER.applies_to("gpt-j-6b", 1, 2))
+    price = pricer(A100, profile=FLOVER)
+    assert price(attention(1024)).source == "roofline"
+    prompt = price(iteration(8, kind="pre_processing"))
+    assert (prompt.seconds, prompt.source) == (0.0, "assumed")
+    assert "1 %" in prompt.detail
+    assert pricer(A100)(iteration(8)).source == "roofline"
+
+
+def test_ops_over_several_sequences_do_not_take_the_time_of_one() -> None:
+    shape = (("sequences", 8), ("kv_tokens", 8192))
+    op = Op("paged_attention", "attention", shape, "bf16", lambda op: ops.Work(0.0, 1e6))
+    assert pricer(H100, profile=TABLE3, ranks=4, context_tokens=1024)(op).source == "roofline"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("profile.yaml", "batch: null", "batch: 1", "batch: is null with granularity iteration"),
+        ("profile.yaml", "granularity: iteration", "granularity: ops", "batch: is null with granularity"),
+        ("profile.yaml", "granularity: iteration", "granularity: iterations", "did you mean 'iteration'"),
+        ("ops.csv", "iteration,,", "token_step,,", "rows are of op iteration"),
+        ("ops.csv", "iteration,,", "iteration,1024,", "without context_tokens"),
+        ("ops.csv", "97656.25,1\n", "97656.25,\n", "every row has sequences"),
+        ("ops.csv", "97656.25,1\n", "97656.25,0\n", "sequences: input should be greater than or equal to 1"),
+    ],
+)
+def test_a_fault_in_a_profile_of_iterations(tmp_path: Path, file: str, old: str, new: str, says: str) -> None:
+    for name in ("profile.yaml", "ops.csv"):
+        text = (PROFILES / "a100-sxm-80gb" / "flover-gptj" / name).read_text()
+        (tmp_path / name).write_text(text.replace(old, new, 1) if name == file else text)
+    with pytest.raises(InputError) as raised:
+        load_profile("a100-sxm-80gb", str(tmp_path))
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_only_iterations_are_by_sequences(tmp_path: Path) -> None:
+    source = PROFILES / "h100-sxm" / "alspec-table3"
+    (tmp_path / "profile.yaml").write_text((source / "profile.yaml").read_text())
+    header, *lines = (source / "ops.csv").read_text().splitlines()
+    (tmp_path / "ops.csv").write_text("\n".join([f"{header},sequences", *(f"{line},1" for line in lines)]))
+    with pytest.raises(InputError, match="no row otherwise"):
+        load_profile("h100-sxm", str(tmp_path))

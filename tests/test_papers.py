@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def ran(file: str, *settings: str) -> tuple[Outcome, list[dict[str, Any]]]:
     path = ROOT / "scenarios" / file
     parts = assemble(load_scenario(path, settings), str(path))
-    outcome = decode.run(parts.bench, parts.hits, lambda doing, done, total: None)
-    return outcome, compare(outcome.rows, parts.published, parts.profile)[0]
+    outcome = decode.run(parts.study.bench, parts.study.hits, lambda doing, done, total: None)
+    return outcome, compare(outcome.rows, parts.study.published, parts.study.profile)[0]
 
 
 def values(outcome: Outcome, metric: str) -> dict[tuple[str, int, int | None], float]:

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from simcore.files import InputError
+from simcore.published import ServingPublished, read_published, read_serving_published
+from simcore.workload import PoissonArrivals
+
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLDS = ["0.05", "0.10", "0.15", "0.20", "0.25"]
 TASKS = {
@@ -256,3 +260,133 @@ def test_model_facts_give_the_published_number_of_parameters(name: str) -> None:
     assert config["tie_word_embeddings"] is False
     count = gptj_parameters if config["model_type"] == "gptj" else llama_parameters
     assert count(config) == PARAMETERS[name]
+
+
+# -- Flover --------------------------------------------------------------------------------------
+
+FLOVER = ("flover_fig4", "flover_fig5", "flover_fig6")
+SERVING_HEAD = (
+    "device,model,strategy,label,devices,ranks,requests,rate_per_s,prompt_tokens,output_tokens,metric,"
+    "value,unit,role,fitted_by,source"
+)
+SERVING_GOOD = "d,m,temporal_fusion,,1,1,32,2.0,,512,ttft_p99_s,0.5,s,measured,,somewhere"
+REQUEST_ITERATIONS = 512
+ITERATION_S = 5.8 / 512
+
+
+def flover(name: str) -> list[ServingPublished]:
+    return read_serving_published("published", ROOT / "validate" / "published" / f"{name}.csv")
+
+
+def fig_5(metric: str) -> dict[int, float]:
+    """Values by mean interval, in milliseconds."""
+    return {
+        round(1000 / row.rate_per_s): row.value
+        for row in flover("flover_fig5")
+        if row.metric == metric and row.rate_per_s
+    }
+
+
+@pytest.mark.parametrize("name", FLOVER)
+def test_flovers_figures_have_the_columns_of_a_serving_study(name: str) -> None:
+    assert list(read(f"{name}.csv")[0]) == SERVING_HEAD.split(",")
+    rows = flover(name)
+    assert rows
+    for row in rows:
+        assert (row.device, row.strategy, row.label) == ("a100-sxm-80gb", "temporal_fusion", "")
+        assert row.prompt_tokens is None
+        assert row.source.startswith("Flover (Yao et al. 2023) ")
+        assert row.unit == ("s" if row.metric.endswith("_s") else "1")
+    places = [(row.model, row.requests, row.rate_per_s, row.metric) for row in rows]
+    assert len(set(places)) == len(places)
+
+
+def test_rates_are_to_the_last_bit_what_a_scenario_makes_of_its_intervals() -> None:
+    intervals = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.75, 1.0, 2.0, 3.0, 4.0, 5.0]
+    rates = PoissonArrivals.model_validate({"kind": "poisson", "interval_s": intervals}).rates
+    assert list(dict.fromkeys(row.rate_per_s for row in flover("flover_fig5"))) == rates
+
+
+def test_figure_5_is_read_as_far_as_it_is_readable() -> None:
+    totals, overlaps, speedups = fig_5("iterations"), fig_5("overlap"), fig_5("speedup")
+    assert set(totals) == {50, 750, 1000, 2000, 3000, 4000, 5000}
+    assert set(overlaps) == {20, *totals}
+    assert set(speedups) == {100, 150, 200, 300, 400, *overlaps}
+    assert (totals[750], overlaps[750], speedups[750]) == (2239, 0.232, 4.5)
+    fitted = {row.rate_per_s: row.fitted_by for row in flover("flover_fig5") if row.fitted_by}
+    assert fitted == {50.0: "contention at 20 ms"}
+    assert sorted(totals.values()) == [totals[interval] for interval in sorted(totals)]
+    for falling in (overlaps, speedups):
+        ordered = [falling[interval] for interval in sorted(falling)]
+        assert ordered == sorted(ordered, reverse=True)
+
+
+def test_overlap_in_figure_5_is_a_requests_iterations_over_all() -> None:
+    overlaps = fig_5("overlap")
+    for interval, total in fig_5("iterations").items():
+        assert overlaps[interval] == pytest.approx(
+            REQUEST_ITERATIONS / total, abs=0.014 if interval == 50 else 0.005
+        )
+
+
+def test_every_column_of_figure_5_looks_like_one_draw_of_31_gaps() -> None:
+    # In the columns as read: were 2239 of the 500 ms column, its gaps would add up to 39 means.
+    for interval, total in fig_5("iterations").items():
+        means = (total - REQUEST_ITERATIONS) * ITERATION_S / (interval * 1e-3)
+        assert 23.0 < means < 28.5
+    if_of_500_ms = (2239 - REQUEST_ITERATIONS) * ITERATION_S / 0.5
+    assert if_of_500_ms > 39.0
+
+
+def test_figure_4_says_one_thing_by_two_numbers() -> None:
+    speedups = {
+        (row.model, row.requests): row.value for row in flover("flover_fig4") if row.metric == "speedup"
+    }
+    assert 1 / speedups["gpt-j-6b", 32] == pytest.approx(0.09, abs=0.005)
+    assert 1 / speedups["llama-65b", 32] == pytest.approx(0.06, abs=0.005)
+    ranks = {row.model: (row.devices, row.ranks) for row in flover("flover_fig4")}
+    assert ranks == {"gpt-j-6b": (1, 1), "llama-13b": (1, 1), "llama-33b": (2, 2), "llama-65b": (4, 4)}
+    slower = [row.value / 5.8 for row in flover("flover_fig4") if row.metric == "e2e_mean_s"]
+    assert slower == pytest.approx([1.03, 1.08])
+
+
+def test_a_serving_figure_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "z.csv"
+    path.write_text(f"{SERVING_HEAD}\n{SERVING_GOOD}\n")
+    (row,) = read_serving_published("published", path)
+    assert (row.requests, row.rate_per_s, row.prompt_tokens, row.output_tokens) == (32, 2.0, None, 512.0)
+    assert (row.label, row.metric, row.value, row.fitted_by) == ("", "ttft_p99_s", 0.5, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("0.5", "0", "value: is '0'; input should be greater than 0"),
+        ("0.5", "nan", "value: is 'nan'"),
+        (",32,", ",0,", "requests: is '0'"),
+        ("2.0", "-2", "rate_per_s: is '-2'"),
+        ("ttft_p99_s", "ttft_p98_s", "metric: is 'ttft_p98_s'; unknown metric 'ttft_p98_s'; did you mean"),
+        ("temporal_fusion", "fusion", "strategy: is 'fusion'; input should be 'temporal_fusion'"),
+        ("measured", "guessed", "role: is 'guessed'"),
+        (",1,1,", ",,1,", "devices: is ''"),
+        (",somewhere", "", "has not as many cells"),
+    ],
+)  # fmt: skip
+def test_a_broken_serving_figure_is_refused_in_one_line(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    path = tmp_path / "z.csv"
+    path.write_text(f"{SERVING_HEAD}\n{SERVING_GOOD.replace(old, new, 1)}\n")
+    with pytest.raises(InputError) as raised:
+        read_serving_published("published", path)
+    assert str(raised.value).startswith("published: z.csv, line 2: ")
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_figures_of_another_study_are_refused() -> None:
+    folder = ROOT / "validate" / "published"
+    with pytest.raises(InputError, match="strategy: is 'tensor_parallel'"):
+        read_serving_published("published", folder / "alspec_table3.csv")
+    with pytest.raises(InputError, match="strategy: is 'temporal_fusion'"):
+        read_published("published", folder / "flover_fig5.csv")

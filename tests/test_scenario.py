@@ -59,28 +59,30 @@ def test_the_resolved_scenario_is_a_scenario_again() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("study", "serve", "study: is 'serve' (allowed: decode)"),
+        ("study", "serve", "study: is 'serve'; did you mean 'serving'? (allowed: decode, serving)"),
         ("batches", 2, "batches: no such field; did you mean 'batch'?"),
         ("strategies.0.rank", 2, "strategies[0].rank: no such field; did you mean 'ranks'?"),
         ("strategies.1.hits.rate", 2, "strategies[1].hits.rate: no such field"),
         ("strategies.0.kind", "tensor_paralel", "did you mean 'tensor_parallel'?"),
         ("strategies.1.hits.kind", "rates", "strategies[1].hits.kind: is 'rates'; did you mean 'rate'?"),
-        ("strategies.1.hits.value", 1.5, "strategies[1].hits.value[0]: is 1.5"),
-        ("strategies.1.hits.value", -0.5, "strategies[1].hits.value[0]: is -0.5"),
-        ("strategies.1.hits.value", math.nan, "strategies[1].hits.value[0]: is nan"),
+        ("strategies.1.hits.value", 1.5, "strategies[1].hits.value: is 1.5"),
+        ("strategies.1.hits.value", -0.5, "strategies[1].hits.value: is -0.5"),
+        ("strategies.1.hits.value", math.nan, "strategies[1].hits.value: is nan"),
         ("strategies.1.hits.draw", "flor", "strategies[1].hits.draw: is 'flor'; did you mean 'floor'?"),
-        ("strategies.0.ranks", 0, "strategies[0].ranks[0]: is 0"),
-        ("strategies.0.ranks", [2, 2], "strategies[0].ranks: a value is given twice"),
+        ("strategies.0.ranks", 0, "strategies[0].ranks: is 0"),
+        ("strategies.0.ranks", [1, 0], "strategies[0].ranks[1]: is 0"),
+        ("strategies.0.ranks", [2, 2], "strategies[0].ranks: a value is given twice: 2"),
         ("strategies.0.ranks", [], "strategies[0].ranks: is []"),
         ("strategies", [], "strategies: is []"),
-        ("context_tokens", 0, "context_tokens[0]: is 0"),
-        ("context_tokens", 10**12, "context_tokens[0]: is 1000000000000"),
-        ("context_tokens", "1K", "context_tokens[0]: is '1K'"),
-        ("context_tokens", 1.5, "context_tokens[0]: is 1.5"),
-        ("batch", True, "batch[0]: is True"),
+        ("context_tokens", 0, "context_tokens: is 0"),
+        ("context_tokens", 10**12, "context_tokens: is 1000000000000"),
+        ("context_tokens", "1K", "context_tokens: is '1K'"),
+        ("context_tokens", 1.5, "context_tokens: is 1.5"),
+        ("batch", True, "batch: is True"),
         ("tokens", -1, "tokens: is -1"),
         ("seed", -1, "seed: is -1"),
         ("dtype", "bf61", "dtype: unknown dtype 'bf61'; did you mean 'bf16'?"),
+        ("dtypes", {"qkv": "fp9"}, "dtypes.qkv: unknown dtype 'fp9'; did you mean 'fp8'?"),
         ("dtypes", {"qvk": "fp8"}, "dtypes.qvk: no such matrix; did you mean 'qkv'?"),
         ("name", "../escape", "name: is '../escape'"),
         ("crossover", ["contexts"], "crossover[0]: is 'contexts'; did you mean 'context_tokens'?"),
@@ -115,7 +117,7 @@ def test_a_misspelt_required_field_is_told_of_as_such() -> None:
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, number: str) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({**GOOD, "context_tokens": "HERE"}).replace("HERE", number))
-    with pytest.raises(InputError, match=f"context_tokens.0.: is '{number}'"):
+    with pytest.raises(InputError, match=f"context_tokens: is '{number}'"):
         load_scenario(file)
 
 

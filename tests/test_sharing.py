@@ -1,5 +1,6 @@
 """What runs on one device at a time: against an exact fluid model; and a burst against its launches."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +14,7 @@ from simcore import laws
 from simcore.contention import Demand, max_min_rates, max_min_shares
 from simcore.machine import Machine, Program, Ticket
 from simcore.ops import Graph, Size
-from simcore.sharing import Piece, SharedDevice
+from simcore.sharing import Listed, Piece, SharedDevice
 from simcore.sim import Simulation
 from simcore.trace import Trace
 from tests.programs import toy, toy_price, toy_roofline, toys
@@ -153,7 +154,8 @@ def test_a_boundary_is_passed_once_whatever_rounding_does(compute: bool) -> None
 def test_alone_a_burst_of_any_length_is_one_event() -> None:
     device, finished = SharedDevice(max_min_rates), []
     ends = [0.1 * (i + 1) for i in range(1000)]
-    piece = Piece(ends, [Demand(1.0, 0.0)] * 1000, lambda: finished.append(True), print, [])  # type: ignore[arg-type]
+    work = Listed(ends, [Demand(1.0, 0.0)] * 1000)
+    piece = Piece(work, lambda: finished.append(True), print, deque())
     device.start(piece, 0.0)
     due = device.next_due()
     assert due is not None

@@ -10,8 +10,8 @@ A rate of hits that is no whole number of layers is the weighted mean of the two
 (speculation.hit_draws); random hits are a mean over replicas.
 """
 
-from simcore.decode.bench import Bench, Case, Hardware, HitRow
+from simcore.decode.bench import Bench, Case, HitRow
 from simcore.decode.cases import cases, does_not_fit
 from simcore.decode.study import run, tape
 
-__all__ = ["Bench", "Case", "Hardware", "HitRow", "cases", "does_not_fit", "run", "tape"]
+__all__ = ["Bench", "Case", "HitRow", "cases", "does_not_fit", "run", "tape"]

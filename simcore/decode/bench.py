@@ -12,42 +12,18 @@ from typing import Any
 
 from simcore import laws, metrics
 from simcore.decoder_config import DecoderConfig
-from simcore.machine import Machine, Overheads, Program
-from simcore.models import GROUP, TENSOR, Decoder, Dtypes, Style
-from simcore.ops import Pricer, Roofline, SourceKind
+from simcore.hardware import Hardware
+from simcore.machine import Machine, Program
+from simcore.models import GROUP, TENSOR, Decoder
+from simcore.ops import SourceKind
 from simcore.scenario import DecodeScenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim import Simulation
 from simcore.speculation import HitPattern
-from simcore.study import Axes
+from simcore.study import Axes, student_t
 from simcore.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a study has to know of the device, put together where the scenario is resolved.
-
-    `price(ranks, link_latency_s, free)`: prices at a tensor-parallel rank count, at another start-up
-    latency of the link if one is given, and with or without what the profile assumes to be free.
-    `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
-    many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
-    `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
-    """
-
-    name: str
-    price: Callable[[int, float | None, bool], Pricer]
-    roofline: Roofline
-    overheads: Overheads
-    memory_bytes: float
-    max_devices: int
-    link_latency_s: float | None
-    style: Callable[[int], Style]
-    usable: Callable[[int], str | None]
-    dtypes: Dtypes
-    chunk: int
-    parts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +185,6 @@ def no_hits(token: int, layer: int) -> bool:
     return False
 
 
-def _student_t(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t."""
-    # A third of the time that `--help` takes would be the import of SciPy, which only this needs.
-    from scipy.special import stdtrit  # noqa: PLC0415
-
-    return float(stdtrit(freedom, 0.975))
-
-
 def _summary(trace: Trace) -> Result:
     tokens = metrics.tokens(trace)
     by_kind: dict[str, float] = defaultdict(float)
@@ -257,7 +225,7 @@ def _average(runs: Sequence[tuple[float, Result]], case: Case) -> Result:
     if case.hits is None or not case.hits.random or len(runs) == 1:
         return average
     spread_s = stdev(run.latency_s for _, run in runs)
-    half_s = _student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
+    half_s = student_t(len(runs) - 1) * spread_s / math.sqrt(len(runs))
     low_s, high_s = average.low_s - half_s, average.high_s + half_s
     error_s = spread_s / math.sqrt(len(runs))
     interval = f"90 % price interval, widened by 95 % over {len(runs)} replicas"

@@ -18,10 +18,8 @@ from simcore.files import InputError
 from simcore.laws import LawError
 from simcore.ops import Pricer
 from simcore.speculation import high_probability_bound, linear_bound, worst_case_bound
-from simcore.study import Axes, Outcome, Row
+from simcore.study import Axes, Outcome, Progress, Row
 from simcore.trace import Trace
-
-Progress = Callable[[str, int, int], None]
 
 
 def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
@@ -53,7 +51,7 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
         sources=sources(bench, fitting),
-        steps=[step for case in fitting for step in _steps(bench, case)],
+        tables={"steps.parquet": _columns([step for case in fitting for step in _steps(bench, case)])},
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
         trace=trace,
     )
@@ -187,6 +185,10 @@ def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
             "start_s": token.start_s,
             "end_s": token.end_s,
         }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
 def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> list[str]:

@@ -1,0 +1,35 @@
+"""What a study has to know of the device that it runs on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simcore.machine import Overheads
+from simcore.models import Dtypes, Style
+from simcore.ops import Pricer, Roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device, put together where the scenario is resolved.
+
+    `price(ranks, link_latency_s, free)`: prices at a tensor-parallel rank count, at another start-up
+    latency of the link if one is given, and with or without what the profile assumes to be free.
+    `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
+    many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
+    `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
+    `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
+    """
+
+    name: str
+    price: Callable[[int, float | None, bool], Pricer]
+    roofline: Roofline
+    overheads: Overheads
+    memory_bytes: float
+    max_devices: int
+    link_latency_s: float | None
+    style: Callable[[int], Style]
+    usable: Callable[[int], str | None]
+    dtypes: Dtypes
+    chunk: int
+    parts: bool
+    whole: bool = False

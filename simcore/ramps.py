@@ -1,0 +1,417 @@
+"""What a burst costs, in closed form: k replays of a graph of which some sizes grow evenly.
+
+Prices are piecewise linear in a size (rooflines, tables with interpolation), so on each piece replay i of a
+burst takes s + g i, and
+
+    work of the first n replays  =  n s + g n (n - 1) / 2
+
+The pieces are found by asking for prices, at a few sizes for each power of two: the device model stays a
+function of an op, whatever stands behind it. A burst of any length then costs a handful of operations.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+
+from simcore.contention import Demand
+from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
+
+# seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
+Cost = tuple[float, float, float, float]
+NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
+# Demands are told apart in such steps: where one replay hardly differs from the next, shares stay.
+DEMAND_STEPS = 64
+# Prices that lie this close to a straight line, relative to their size, lie on it.
+STRAIGHT = 1e-11
+
+
+def _add(a: Cost, b: Cost) -> Cost:
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+
+
+def _scaled(a: Cost, factor: float) -> Cost:
+    return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """`count` replays from replay `first` on: the first of them costs `cost`, each further one `growth`
+    more; `before_s` seconds of work stand before them."""
+
+    first: int
+    count: int
+    before_s: float
+    cost: Cost
+    growth: Cost
+
+    def work_s(self, replays: int) -> float:
+        """Seconds of work of the first so many of these replays."""
+        return replays * self.cost[0] + self.growth[0] * (replays * (replays - 1) / 2.0)
+
+    def demand_step(self, i: int) -> tuple[int, int]:
+        """What replay i of these asks of memory and arithmetic, in steps."""
+        cost, growth = self.cost, self.growth
+        seconds = cost[0] + i * growth[0]
+        if seconds <= 0.0:
+            return 0, 0
+        return (
+            min(DEMAND_STEPS, round(DEMAND_STEPS * (cost[2] + i * growth[2]) / seconds)),
+            min(DEMAND_STEPS, round(DEMAND_STEPS * (cost[3] + i * growth[3]) / seconds)),
+        )
+
+
+class Ramp:
+    """The work of a burst: pieces in order. `shares` are seconds of each replay by where their price comes
+    from; what is beyond them comes from `rest`. `launch_s`: host time of a launch; `since_s`: when its stream
+    last began to work."""
+
+    __slots__ = ("launch_s", "pieces", "replays", "rest", "shares", "since_s", "total_s")
+
+    def __init__(self, pieces: list[Piece], shares: "Shares" = (), rest: SourceKind | None = None) -> None:
+        self.pieces = pieces
+        last = pieces[-1]
+        self.replays = last.first + last.count
+        self.total_s = last.before_s + last.work_s(last.count)
+        self.shares = shares
+        self.rest = rest
+        self.launch_s = 0.0
+        self.since_s = 0.0
+
+    def _piece(self, replay: int) -> Piece:
+        for piece in reversed(self.pieces):
+            if piece.first <= replay:
+                return piece
+        return self.pieces[0]
+
+    def end_s(self, replay: int) -> float:
+        """Seconds of work after which a replay ends."""
+        piece = self._piece(replay)
+        return piece.before_s + piece.work_s(replay + 1 - piece.first)
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done: the first that ends after it, at most the last."""
+        piece = self.pieces[0]
+        for other in self.pieces:
+            if other.before_s > work_s:
+                break
+            piece = other
+        inside_s, s, g = work_s - piece.before_s, piece.cost[0], piece.growth[0]
+        if s <= 0.0 and g <= 0.0:
+            guess = piece.count - 1
+        elif abs(g) * piece.count < 1e-9 * s:
+            guess = int(inside_s / s)
+        else:
+            b = s - g / 2.0
+            guess = int(2.0 * inside_s / (b + sqrt(max(0.0, b * b + 2.0 * g * inside_s))))
+        replay = piece.first + min(max(guess, 0), piece.count - 1)
+        while replay > 0 and self.end_s(replay - 1) > work_s:
+            replay -= 1
+        while replay < self.replays - 1 and self.end_s(replay) <= work_s:
+            replay += 1
+        return min(replay, self.replays - 1)
+
+    def demand(self, replay: int) -> Demand:
+        """What a replay asks of the device."""
+        piece = self._piece(replay)
+        i = replay - piece.first
+        memory, compute = piece.demand_step(i)
+        seconds = piece.cost[0] + i * piece.growth[0]
+        launch = min(1.0, self.launch_s / seconds) if seconds > 0.0 else 0.0
+        return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s)
+
+    def next_change(self, replay: int) -> int:
+        """The last replay, from `replay` on, that asks the same of the device as this one."""
+        piece = self._piece(replay)
+        low, high = replay - piece.first, piece.count - 1
+        wanted = piece.demand_step(low)
+        if piece.demand_step(high) == wanted:
+            return piece.first + high
+        # Each share is a ratio of two straight lines, so it only rises or only falls.
+        while high - low > 1:
+            middle = (low + high) // 2
+            if piece.demand_step(middle) == wanted:
+                low = middle
+            else:
+                high = middle
+        return piece.first + low
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many replays."""
+        if replays >= self.replays:
+            return
+        if replays == 0:
+            self.pieces, self.replays, self.total_s = [Piece(0, 0, 0.0, NOTHING, NOTHING)], 0, 0.0
+            return
+        pieces = [piece for piece in self.pieces if piece.first < replays]
+        last = pieces[-1]
+        pieces[-1] = Piece(last.first, replays - last.first, last.before_s, last.cost, last.growth)
+        self.pieces, self.replays = pieces, replays
+        self.total_s = self.end_s(replays - 1)
+
+    def floor_s(self) -> float:
+        """The least seconds that all replays can take."""
+        if self.replays == 1:
+            return self.pieces[0].cost[1]
+        return sum(
+            piece.count * piece.cost[1] + piece.growth[1] * (piece.count * (piece.count - 1) / 2.0)
+            for piece in self.pieces
+        )
+
+
+@dataclass(slots=True)
+class _Straight:
+    """A stretch of sizes on which a cost grows evenly."""
+
+    start: int
+    end: int
+    cost: Cost
+    slope: Cost
+
+
+@dataclass(slots=True)
+class Curve:
+    """A cost as a function of one size, piecewise linear, found out where it is asked for."""
+
+    cost: Callable[[int], Cost]
+    octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)
+
+    def at(self, size: int) -> _Straight:
+        """The stretch that a size is in."""
+        octave = size.bit_length()
+        found = self.octaves.get(octave)
+        if found is None:
+            stretches = list(self._stretches(1 << octave >> 1, (1 << octave) - 1))
+            found = self.octaves[octave] = ([s.start for s in stretches], stretches)
+        starts, stretches = found
+        return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
+
+    def _stretches(self, low: int, high: int) -> Iterable[_Straight]:
+        first = self.cost(low)
+        if low == high:
+            yield _Straight(low, high, first, NOTHING)
+            return
+        last = self.cost(high)
+        slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
+        inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
+        if all(_close(self.cost(x), _add(first, _scaled(slope, x - low))) for x in inner):
+            yield _Straight(low, high, first, slope)
+            return
+        middle = (low + high) // 2
+        yield from self._stretches(low, middle)
+        yield from self._stretches(middle + 1, high)
+
+
+def _close(a: Cost, b: Cost) -> bool:
+    return all(abs(x - y) <= STRAIGHT * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+
+
+Shares = tuple[tuple[SourceKind, float], ...]
+Priced = tuple[Cost, Shares]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The ops of a graph that read the same sizes, each with how often it stands there."""
+
+    reads: tuple[str, ...]
+    ops: tuple[tuple[Op, int], ...]
+    costs: dict[tuple[int, ...], Priced] = field(default_factory=dict)
+    curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How a graph is priced while certain sizes grow: groups that stay, groups that grow with one size.
+    `known`: by the sizes that stay, what stays and the curves of what grows."""
+
+    graph: Graph
+    stays: list[_Group]
+    grows: list[tuple[_Group, str]]
+    fixed: tuple[str, ...]
+    one_by_one: bool
+    known: dict[tuple[int, ...], tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]] = field(
+        default_factory=dict
+    )
+
+
+# Steps that mix prompts and answers are hardly ever the same twice: forget them from time to time.
+MOST_KNOWN = 4096
+
+
+class Tariff:
+    """Prices of graphs at given sizes, for one rank: each group of ops once for each value of the sizes that
+    it reads. `sources`: seconds of work by where their price comes from."""
+
+    def __init__(self, price: Pricer, roofline: Roofline) -> None:
+        self._price = price
+        self._roofline = roofline
+        self._groups: dict[int, list[_Group]] = {}
+        self._plans: dict[tuple[int, tuple[str, ...] | None], _Plan] = {}
+        self.sources: dict[SourceKind, float] = {}
+
+    def ramp(
+        self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
+    ) -> Ramp:
+        """The work of `replays` replays. Raises what the prices raise."""
+        if advance is None:
+            advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
+        key = (id(graph), tuple(advance))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(graph, advance)
+        if plan.one_by_one:
+            return self._one_by_one(plan, sizes, advance, replays)
+        fixed = tuple([sizes[name] for name in plan.fixed])
+        known = plan.known.get(fixed)
+        if known is None:
+            if len(plan.known) >= MOST_KNOWN:
+                plan.known.clear()
+            known = plan.known[fixed] = self._known(plan, sizes)
+        cost, shares, curves = known
+        if not curves:
+            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
+        return Ramp(_pieces(cost, curves, sizes, advance, replays), shares, curves[0][2])
+
+    def count(self, ramp: Ramp) -> None:
+        """Adds work that was done to `sources`."""
+        sources, told_s = self.sources, 0.0
+        for source, seconds in ramp.shares:
+            told_s += seconds
+            sources[source] = sources.get(source, 0.0) + seconds * ramp.replays
+        if ramp.rest is not None:
+            left_s = ramp.total_s - told_s * ramp.replays
+            sources[ramp.rest] = sources.get(ramp.rest, 0.0) + left_s
+
+    def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
+        groups = self._groups.get(id(graph))
+        if groups is None:
+            groups = self._groups[id(graph)] = list(_groups(graph))
+        growing = {name for name, by in advance.items() if by}
+        stays = [group for group in groups if not growing.intersection(group.reads)]
+        grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]
+        together = any(len(names) > 1 for _, names in grows)
+        fixed = tuple(sorted(graph.reads - growing))
+        return _Plan(graph, stays, [(group, names[0]) for group, names in grows], fixed, together)
+
+    def _known(
+        self, plan: _Plan, sizes: Mapping[str, int]
+    ) -> tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]:
+        total, shares = NOTHING, dict[SourceKind, float]()
+        for group in plan.stays:
+            cost, parts = self._fixed(group, sizes)
+            total = _add(total, cost)
+            for source, seconds in parts:
+                shares[source] = shares.get(source, 0.0) + seconds
+        curves = [
+            (self._curve(group, name, sizes), name, self._source(group, name, sizes))
+            for group, name in plan.grows
+        ]
+        return total, tuple(shares.items()), curves
+
+    def _one_by_one(
+        self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
+    ) -> Ramp:
+        """Several sizes of one op grow at once: its price need not be linear in them."""
+        pieces, before_s, now = [], 0.0, dict(sizes)
+        for replay in range(replays):
+            cost = NOTHING
+            for group in (*plan.stays, *(group for group, _ in plan.grows)):
+                cost = _add(cost, self._fixed(group, now)[0])
+            pieces.append(Piece(replay, 1, before_s, cost, NOTHING))
+            before_s += cost[0]
+            now = {name: size + advance.get(name, 0) for name, size in now.items()}
+        group, name = plan.grows[0]
+        return Ramp(pieces, (), self._source(group, name, sizes))
+
+    def _fixed(self, group: _Group, sizes: Mapping[str, int]) -> Priced:
+        key = tuple([sizes[name] for name in group.reads])
+        found = group.costs.get(key)
+        if found is None:
+            found = group.costs[key] = self._cost(group, sizes)
+        return found
+
+    def _cost(self, group: _Group, sizes: Mapping[str, int]) -> Priced:
+        total = NOTHING
+        shares: dict[SourceKind, float] = {}
+        for op, count in group.ops:
+            here = op.at(sizes)
+            price, floor = self._price(here), self._roofline(here)
+            # What is assumed may be faster than the datasheet allows (law 6).
+            least_s = 0.0 if price.source == "assumed" else floor.seconds
+            total = _add(total, _scaled((price.seconds, least_s, floor.memory_s, floor.compute_s), count))
+            shares[price.source] = shares.get(price.source, 0.0) + count * price.seconds
+        return total, tuple(shares.items())
+
+    def _curve(self, group: _Group, name: str, sizes: Mapping[str, int]) -> Curve:
+        key = tuple([0 if other == name else sizes[other] for other in group.reads])
+        curve = group.curves.get(key)
+        if curve is None:
+            others = {other: sizes[other] for other in group.reads}
+            curve = Curve(lambda size: self._cost(group, {**others, name: size})[0])
+            group.curves[key] = curve
+        return curve
+
+    def _source(self, group: _Group, name: str, sizes: Mapping[str, int]) -> SourceKind:
+        """Where most of a growing group's price comes from, asked for once for each power of two."""
+        there = {other: sizes[other] for other in group.reads}
+        there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
+        shares = self._fixed(group, there)[1]
+        return max(shares, key=lambda share: share[1])[0]
+
+
+def _pieces(
+    fixed: Cost,
+    curves: list[tuple[Curve, str, SourceKind]],
+    sizes: Mapping[str, int],
+    advance: Mapping[str, int],
+    replays: int,
+) -> list[Piece]:
+    """Pieces of a burst from the stretches of its curves."""
+    if len(curves) == 1:
+        # Nearly always: one size grows, on one stretch.
+        curve, name, _ = curves[0]
+        size, by = sizes[name], advance[name]
+        stretch = curve.at(size)
+        if stretch.start <= size + (replays - 1) * by <= stretch.end:
+            beyond, c, m = size - stretch.start, stretch.cost, stretch.slope
+            cost = (
+                fixed[0] + c[0] + beyond * m[0],
+                fixed[1] + c[1] + beyond * m[1],
+                fixed[2] + c[2] + beyond * m[2],
+                fixed[3] + c[3] + beyond * m[3],
+            )
+            growth = NOTHING if replays == 1 else (by * m[0], by * m[1], by * m[2], by * m[3])
+            return [Piece(0, replays, 0.0, cost, growth)]
+    pieces: list[Piece] = []
+    done, before_s = 0, 0.0
+    while done < replays:
+        s, floor, memory, compute = fixed
+        gs = gf = gm = gc = 0.0
+        count = replays - done
+        for curve, name, _ in curves:
+            by = advance[name]
+            size = sizes[name] + done * by
+            stretch = curve.at(size)
+            beyond = size - stretch.start
+            (c0, c1, c2, c3), (m0, m1, m2, m3) = stretch.cost, stretch.slope
+            s, floor = s + c0 + beyond * m0, floor + c1 + beyond * m1
+            memory, compute = memory + c2 + beyond * m2, compute + c3 + beyond * m3
+            gs, gf, gm, gc = gs + by * m0, gf + by * m1, gm + by * m2, gc + by * m3
+            left = (stretch.end - size) // by + 1 if by > 0 else beyond // -by + 1
+            count = min(count, left)
+        piece = Piece(done, count, before_s, (s, floor, memory, compute), (gs, gf, gm, gc))
+        pieces.append(piece)
+        before_s += piece.work_s(count)
+        done += count
+    return pieces
+
+
+def _groups(graph: Graph) -> Iterable[_Group]:
+    counted: dict[frozenset[str], dict[int, tuple[Op, int]]] = {}
+    for op in graph.ops:
+        same = counted.setdefault(op.reads, {})
+        # By identity: a layer's ops are the same objects in every layer.
+        same[id(op)] = (op, same[id(op)][1] + 1 if id(op) in same else 1)
+    for reads, ops in counted.items():
+        yield _Group(tuple(sorted(reads)), tuple(ops.values()))

@@ -1,0 +1,63 @@
+"""Concurrent instances: each request runs by itself, beside the others, on the same weights.
+
+    instance i   stream "instance i": the prompt, then one decode burst with a batch of one
+
+As FasterTransformer behind Triton does it (Flover, Yao et al. 2023, Figure 1 (b)). What runs at once shares
+the device as the machine has it; beyond `max_instances`, requests wait, first come first served.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from simcore.machine import Machine, Program, Ticket
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.schedules.dynamic_batching import run_to_end
+from simcore.served_decoder import ServedDecoder
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Instances by number: `free` is a heap of those that do not run; `line` waits."""
+
+    free: list[int]
+    line: deque[Request] = field(default_factory=deque)
+    running: dict[int, Ticket] = field(default_factory=dict)
+
+    def levels(self) -> tuple[int, int]:
+        """Requests that wait, instances that run."""
+        return len(self.line), len(self.running)
+
+
+def concurrent_instances(
+    m: Machine,
+    model: ServedDecoder,
+    journal: Journal,
+    *,
+    max_instances: int,
+    slot_tokens: int | None = None,
+) -> Program:
+    """Serves what comes into the inbox until its end. `slot_tokens`: what the KV cache of one instance holds;
+    None: whatever is asked for."""
+    pool = _Pool(list(range(max_instances)))
+    heapify(pool.free)
+    while (item := (yield m.recv(REQUESTS))) != END:
+        assert isinstance(item, Request)
+        if slot_tokens is not None and item.prompt_tokens + item.max_tokens > slot_tokens:
+            item.rejected = True
+            continue
+        pool.line.append(item)
+        if pool.free:
+            number = heappop(pool.free)
+            pool.running[number] = m.spawn(_instance(m, model, journal, pool, number))
+    while pool.running:
+        yield m.wait(*pool.running.values())
+
+
+def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, number: int) -> Program:
+    """Serves the first in line, and whoever waits for an instance when it is done."""
+    while pool.line:
+        request = pool.line.popleft()
+        yield from run_to_end(m, model, journal, [request], pool.levels, stream=f"instance {number}")
+    del pool.running[number]
+    heappush(pool.free, number)

@@ -1,0 +1,259 @@
+"""Continuous batching: what production engines do, one decision a step.
+
+Orca's iteration-level scheduling (Yu et al., OSDI 2022) with the paged cache of PagedAttention (Kwon et al.,
+SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's scheduler:
+
+    each step   every sequence that decodes gets a token; what is left of the token budget goes to prompts,
+                first those begun, then new ones in their order, while blocks and places last
+    no block    the sequence admitted last gives its blocks back, waits first in line and is computed anew
+
+While nothing can change but lengths, steps are launched as one burst, until a request ends or comes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from simcore.machine import Machine, Program
+from simcore.paged_kv import PagedKv, blocks_for
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.served_decoder import ServedDecoder, prefill_pairs
+
+# Which of the waiting requests is next: smallest first.
+Order = Callable[[Request], float]
+
+
+def fcfs(request: Request) -> float:
+    """First come, first served."""
+    return request.id
+
+
+def shortest_first(request: Request) -> float:
+    """The shortest prompt first."""
+    return request.prompt_tokens
+
+
+@dataclass(slots=True)
+class _Server:
+    """The state of one server. `line` waits, in order; `prompts` are being computed; `decoding` is a heap of
+    (iteration in which it ends, id, request); `admitted` are all that hold blocks, in order of admission."""
+
+    kv: PagedKv
+    budget: int
+    places: int
+    order: Order
+    line: list[tuple[float, int, Request]] = field(default_factory=list)
+    first: deque[Request] = field(default_factory=deque)
+    prompts: list[Request] = field(default_factory=list)
+    decoding: list[tuple[int, int, Request]] = field(default_factory=list)
+    admitted: dict[int, Request] = field(default_factory=dict)
+    kv_tokens: int = 0
+    closed: bool = False
+
+
+def continuous_batching(
+    m: Machine,
+    model: ServedDecoder,
+    journal: Journal,
+    *,
+    blocks: int,
+    block_tokens: int = 16,
+    token_budget: int = 2048,
+    max_sequences: int = 256,
+    order: Order = fcfs,
+) -> Program:
+    """Serves what comes into the inbox until its end. `blocks`: of `block_tokens` tokens, in all."""
+    server = _Server(PagedKv(blocks, block_tokens), token_budget, min(max_sequences, token_budget), order)
+    while True:
+        _take(m, server, journal, m.poll(REQUESTS))
+        if not server.admitted and not server.line and not server.first:
+            if server.closed:
+                return
+            _take(m, server, journal, [(yield m.recv(REQUESTS))])
+            continue
+        _make_room(server)
+        chunks = _chunks(server, m.now())
+        if chunks:
+            yield from _mixed(m, model, journal, server, chunks)
+        else:
+            yield from _decode(m, model, journal, server)
+
+
+def _take(m: Machine, server: _Server, journal: Journal, items: list[object]) -> None:
+    for item in items:
+        if item == END:
+            server.closed = True
+            continue
+        assert isinstance(item, Request)
+        item.instance = m.rank
+        if blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block) > server.kv.total:
+            journal.reject(item, m.now())
+        else:
+            heappush(server.line, (server.order(item), item.id, item))
+
+
+def _make_room(server: _Server) -> None:
+    """Sends back those admitted last until the next iteration has its blocks."""
+    kv = server.kv
+    while kv.needed(1) > kv.free:
+        _, request = server.admitted.popitem()
+        if request in server.prompts:
+            server.prompts.remove(request)
+            kv.used -= blocks_for(request.cached, kv.block)
+        else:
+            server.decoding = [entry for entry in server.decoding if entry[2] is not request]
+            heapify(server.decoding)
+            _settle(server, request)
+            kv.leave(request.cached)
+            server.kv_tokens -= request.cached
+        request.cached = 0
+        request.preemptions += 1
+        server.first.appendleft(request)
+
+
+def _settle(server: _Server, request: Request) -> None:
+    """Writes down how far a decoding request has come: `held` is the iteration in which it joined."""
+    ran = server.kv.iteration - request.held
+    request.generated += ran
+    request.cached += ran
+    request.held = server.kv.iteration
+
+
+def _chunks(server: _Server, now_s: float) -> list[tuple[Request, int]]:
+    """The prompt tokens of the next step: (request, how many of its tokens)."""
+    if not (server.prompts or server.line or server.first):
+        return []
+    kv, chunks = server.kv, []
+    left = server.budget - len(server.decoding)
+    free = kv.free - kv.needed(1)
+    for request in server.prompts:
+        tokens = _fitting(kv, request, min(_prompt(request) - request.cached, left), free)
+        if tokens > 0:
+            chunks.append((request, tokens))
+            left -= tokens
+            free -= _new_blocks(kv, request, tokens)
+    while left > 0 and len(server.admitted) < server.places and (server.first or server.line):
+        request = server.first[0] if server.first else server.line[0][2]
+        tokens = min(_prompt(request), left)
+        if blocks_for(tokens, kv.block) > free:
+            break
+        if server.first:
+            server.first.popleft()
+        else:
+            heappop(server.line)
+        if request.preemptions == 0:
+            request.scheduled_s = now_s
+        server.admitted[request.id] = request
+        server.prompts.append(request)
+        chunks.append((request, tokens))
+        left -= tokens
+        free -= blocks_for(tokens, kv.block)
+    return chunks
+
+
+def _prompt(request: Request) -> int:
+    """Tokens to compute before it decodes: after a preemption, its answer so far too."""
+    return request.prompt_tokens + request.generated
+
+
+def _new_blocks(kv: PagedKv, request: Request, tokens: int) -> int:
+    return blocks_for(request.cached + tokens, kv.block) - blocks_for(request.cached, kv.block)
+
+
+def _fitting(kv: PagedKv, request: Request, tokens: int, free: int) -> int:
+    """So many tokens, or as many as the free blocks hold."""
+    room = blocks_for(request.cached, kv.block) * kv.block - request.cached + free * kv.block
+    return min(tokens, room)
+
+
+def _mixed(
+    m: Machine, model: ServedDecoder, journal: Journal, server: _Server, chunks: list[tuple[Request, int]]
+) -> Program:
+    """One step with prompt tokens."""
+    kv, sequences = server.kv, len(server.decoding)
+    now = cached = pairs = ends = 0
+    for request, tokens in chunks:
+        now += tokens
+        cached += tokens + request.cached
+        pairs += prefill_pairs(tokens, request.cached)
+        kv.used += _new_blocks(kv, request, tokens)
+        request.cached += tokens
+        ends += request.cached == _prompt(request)
+    sizes = {
+        "tokens": sequences + now,
+        "rows": max(1, sequences + ends),
+        "sequences": sequences,
+        "kv_tokens": server.kv_tokens + sequences,
+        "prompt_tokens": now,
+        "prompt_kv": cached,
+        "prompt_pairs": pairs,
+    }
+    used = kv.used + kv.needed(1)
+    if sequences:
+        step = m.launch(model.mixed, sizes=sizes, advance={"kv_tokens": sequences})
+    else:
+        step = m.launch(model.prefill, sizes=sizes)
+    start_s = m.now()
+    yield m.wait(step)
+    end_s = m.now()
+    waiting = len(server.line) + len(server.first)
+    journal.step(m.rank, start_s, end_s, 1, sequences, sequences, now, ends, waiting, used)
+    _advance(server, journal, 1, end_s)
+    if ends:
+        _begin_to_decode(server, journal, end_s)
+
+
+def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
+    """Prompts that are computed give their first token and decode from here."""
+    kv = server.kv
+    for request in [r for r in server.prompts if r.cached == _prompt(r)]:
+        server.prompts.remove(request)
+        request.generated += 1
+        if request.generated == 1:
+            request.first_token_s = end_s
+        if request.generated == request.output_tokens:
+            journal.finish(request, end_s)
+            kv.used -= blocks_for(request.cached, kv.block)
+            del server.admitted[request.id]
+            continue
+        request.held = kv.iteration
+        ends_at = kv.iteration + request.output_tokens - request.generated
+        heappush(server.decoding, (ends_at, request.id, request))
+        kv.join(request.cached)
+        server.kv_tokens += request.cached
+
+
+def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
+    """A burst of decode steps, up to the end of a request, of the free blocks, or of the silence."""
+    kv, sequences = server.kv, len(server.decoding)
+    replays = kv.longest(server.decoding[0][0] - kv.iteration)
+    kv_tokens = server.kv_tokens + sequences
+    sizes = {"tokens": sequences, "rows": sequences, "sequences": sequences, "kv_tokens": kv_tokens}
+    full = len(server.admitted) >= server.places or server.line or server.first
+    until = None if full and server.order is fcfs else REQUESTS
+    used = kv.used + kv.needed(1)
+    advance = {"kv_tokens": sequences}
+    step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
+    start_s = m.now()
+    yield m.wait(step)
+    end_s = m.now()
+    waiting = len(server.line) + len(server.first)
+    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used)
+    _advance(server, journal, step.ran, end_s)
+
+
+def _advance(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
+    """Every decoding sequence has so many tokens more; those that are complete leave."""
+    kv, decoding = server.kv, server.decoding
+    if not decoding:
+        return
+    kv.grow(iterations)
+    server.kv_tokens += iterations * len(decoding)
+    while decoding and decoding[0][0] <= kv.iteration:
+        request = heappop(decoding)[2]
+        _settle(server, request)
+        journal.finish(request, end_s)
+        kv.leave(request.cached)
+        server.kv_tokens -= request.cached
+        del server.admitted[request.id]

@@ -1,0 +1,169 @@
+"""Dynamic batching: requests that come within a time window go through the model together.
+
+    due   = arrival of the oldest request that waits + window_s, or as soon as a batch is full
+    batch = all that wait then, first come first served, once the server is free
+    end   = that of its longest answer: everybody is computed on until then, and answered then
+
+The window is that of Triton's dynamic batcher (its maximum queue delay): it begins with the oldest request
+that waits. Flover (Yao et al. 2023), Figure 1 (a), draws windows that follow each other at a fixed pace,
+whether anybody waits or not: there a request waits for what is left of its window, here the first one waits
+for all of it. In both, who comes while a batch runs waits for its end.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from simcore.machine import Machine, Program, Ticket
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+
+# Requests that wait, and units of KV held, now.
+Levels = Callable[[], tuple[int, int]]
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Requests that wait, in order; `capacity`: tokens that the KV cache has room for."""
+
+    capacity: int
+    line: deque[Request] = field(default_factory=deque)
+    closed: bool = False
+
+    def take(self, items: Iterable[object]) -> None:
+        """Puts what came in line, but for what no batch could ever hold."""
+        for item in items:
+            if item == END:
+                self.closed = True
+                continue
+            assert isinstance(item, Request)
+            item.rejected = item.prompt_tokens + item.max_tokens > self.capacity
+            if not item.rejected:
+                self.line.append(item)
+
+
+def dynamic_batching(
+    m: Machine, model: ServedDecoder, journal: Journal, *, window_s: float, max_batch: int, capacity: int
+) -> Program:
+    """Serves what comes into the inbox until its end. `capacity`: tokens in the KV cache, of which a batch
+    takes its prompts and, for each request, the longest `max_tokens` in it."""
+    queue = _Queue(capacity)
+    while True:
+        queue.take(m.poll(REQUESTS))
+        if not queue.line:
+            if queue.closed:
+                return
+            queue.take([(yield m.recv(REQUESTS))])
+            continue
+        yield from _gather(m, queue, window_s, max_batch)
+        queue.take(m.poll(REQUESTS))
+        batch = [queue.line.popleft() for _ in range(fitting(queue.line, max_batch, capacity))]
+
+        def levels(held: int = len(batch)) -> tuple[int, int]:
+            queue.take(m.poll(REQUESTS))
+            return len(queue.line), held
+
+        yield from run_to_end(m, model, journal, batch, levels)
+
+
+def _gather(m: Machine, queue: _Queue, window_s: float, max_batch: int) -> Program:
+    """Waits until the window of the oldest request is over or the batch is full."""
+    while len(queue.line) == fitting(queue.line, max_batch, queue.capacity) < max_batch:
+        left_s = queue.line[0].arrival_s + window_s - m.now()
+        item = (yield m.recv(REQUESTS, timeout_s=left_s)) if left_s > 0.0 else None
+        if item is None:
+            return
+        queue.take([item])
+
+
+def fitting(line: Iterable[Request], max_batch: int, capacity: int) -> int:
+    """How many of those that wait, from the first on, make the next batch."""
+    number = prompts = longest = 0
+    for request in line:
+        prompts += request.prompt_tokens
+        longest = max(longest, request.max_tokens)
+        if number == max_batch or prompts + (number + 1) * longest > capacity:
+            break
+        number += 1
+    return number
+
+
+def bursts(lengths: Sequence[int], first_alone: bool = False) -> list[tuple[int, int]]:
+    """The iterations of a batch whose requests need so many tokens each, cut where one has all of its own,
+    and after the first with `first_alone`: (iterations, requests that still need tokens).
+
+    >>> bursts([3, 1, 3]), bursts([4, 4], first_alone=True)
+    ([(1, 3), (2, 2)], [(1, 2), (3, 2)])
+    """
+    cuts = sorted({*lengths, *((1,) if first_alone else ())} - {0})
+    return [
+        (end - begin, sum(length >= end for length in lengths))
+        for begin, end in zip([0, *cuts], cuts, strict=False)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A launch and what to note of it."""
+
+    ticket: Ticket
+    issued_s: float
+    replays: int
+    decoding: int = 0
+    computed: int = 0
+    prompt_tokens: int = 0
+    first_tokens: int = 0
+
+
+def run_to_end(
+    m: Machine,
+    model: ServedDecoder,
+    journal: Journal,
+    batch: Sequence[Request],
+    levels: Levels,
+    stream: str = "main",
+) -> Program:
+    """A batch from its prompts to the end of its longest answer, as launches queued one behind the other.
+
+    The prompts give the first tokens; with `model.whole` the first iteration does.
+    """
+    for request in batch:
+        request.instance, request.scheduled_s = m.rank, m.now()
+    end_s = 0.0
+    for step in _launch_all(m, model, batch, stream):
+        start_s = max(step.issued_s, end_s)
+        waiting, held = levels()
+        yield m.wait(step.ticket)
+        end_s = m.now()
+        journal.step(
+            m.rank, start_s, end_s, step.replays, step.decoding, step.computed, step.prompt_tokens,
+            step.first_tokens, waiting, held,
+        )  # fmt: skip
+        if step.first_tokens:
+            for request in batch:
+                request.first_token_s = end_s
+    for request in batch:
+        request.finish_s = end_s
+
+
+def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
+    size, whole = len(batch), model.whole
+    sizes = step_sizes(0, 0, {request.id: (request.prompt_tokens, 0) for request in batch}, size)
+    prefill = m.launch(model.prefill, stream=stream, sizes=sizes)
+    prompts = sizes["prompt_tokens"]
+    steps = [_Step(prefill, m.now(), 1, prompt_tokens=prompts, first_tokens=0 if whole else size)]
+    lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
+    cached = prompts
+    for number, (replays, decoding) in enumerate(bursts(lengths, first_alone=whole)):
+        ticket = m.launch(
+            model.decode,
+            stream=stream,
+            sizes=decode_sizes(size, cached + size),
+            advance=growth(size),
+            repeat=replays,
+        )
+        # A first token ends no gap between two tokens, so whoever gets it does not count as decoding.
+        first = decoding if whole and number == 0 else 0
+        steps.append(_Step(ticket, m.now(), replays, decoding - first, size, first_tokens=first))
+        cached += replays * size
+    return steps

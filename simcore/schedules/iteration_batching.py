@@ -1,0 +1,128 @@
+"""Iteration batching: who runs is decided anew at every iteration (ORCA, Yu et al., OSDI 2022).
+
+    each iteration   a token for every request that runs, and the whole prompts of the new ones, which give
+                     their first token: attention by request, everything else over all rows at once
+
+New requests join first come first served while fewer than `max_batch` run; each holds room for its prompt
+and `max_tokens` from its first iteration to its last. Answers are taken to be of one length, which Flover
+(Yao et al. 2023, Table I) names as what this design is made for; requests then end in the order in which
+they joined. Between changes, iterations are launched as one burst.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from simcore.machine import Machine, Program
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+
+
+@dataclass(slots=True)
+class _Server:
+    """The state of one server. `running` in the order in which they end; `held` of a request is the iteration
+    after which it does. `kv_tokens`: cached tokens of all that run; `tokens`: length of every answer."""
+
+    places: int
+    slot_tokens: int
+    line: deque[Request] = field(default_factory=deque)
+    running: deque[Request] = field(default_factory=deque)
+    iteration: int = 0
+    kv_tokens: int = 0
+    tokens: int | None = None
+    closed: bool = False
+
+
+def iteration_batching(
+    m: Machine, model: ServedDecoder, journal: Journal, *, max_batch: int, slot_tokens: int
+) -> Program:
+    """Serves what comes into the inbox until its end. `slot_tokens`: what the KV cache holds of each request
+    that runs. Raises ValueError where answers are not all of one length."""
+    server = _Server(max_batch, slot_tokens)
+    while True:
+        _take(server, m.poll(REQUESTS))
+        joining = min(len(server.line), server.places - len(server.running))
+        if joining:
+            yield from _join(m, model, journal, server, [server.line.popleft() for _ in range(joining)])
+        elif server.running:
+            yield from _burst(m, model, journal, server)
+        elif server.closed:
+            return
+        else:
+            _take(server, [(yield m.recv(REQUESTS))])
+
+
+def _take(server: _Server, items: Iterable[object]) -> None:
+    for item in items:
+        if item == END:
+            server.closed = True
+            continue
+        assert isinstance(item, Request)
+        if server.tokens is None:
+            server.tokens = item.output_tokens
+        if item.output_tokens != server.tokens:
+            raise ValueError(
+                f"iteration batching is for answers of one length: request {item.id} has {item.output_tokens}"
+                f" tokens, those before it {server.tokens}"
+            )
+        item.rejected = item.prompt_tokens + item.max_tokens > server.slot_tokens
+        if not item.rejected:
+            server.line.append(item)
+
+
+def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, new: list[Request]) -> Program:
+    """One iteration with the prompts of new requests. With `model.whole`, prompts give no token: their
+    requests take part in the iteration too."""
+    for request in new:
+        request.instance, request.scheduled_s = m.rank, m.now()
+    decoding = len(server.running)
+    prompts = {request.id: (request.prompt_tokens, 0) for request in new}
+    sequences, kv_tokens, ends = decoding, server.kv_tokens, len(new)
+    if model.whole:
+        sequences, ends = decoding + len(new), 0
+        kv_tokens += sum(request.prompt_tokens for request in new)
+    sizes = step_sizes(sequences, kv_tokens + sequences, prompts, ends)
+    if sequences:
+        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences))
+    else:
+        step = m.launch(model.prefill, sizes=sizes)
+    start_s, used = m.now(), decoding + len(new)
+    waiting = len(server.line)
+    yield m.wait(step)
+    end_s, prompt_tokens = m.now(), sizes["prompt_tokens"]
+    journal.step(m.rank, start_s, end_s, 1, decoding, sequences, prompt_tokens, len(new), waiting, used)
+    server.kv_tokens += prompt_tokens + (len(new) if model.whole else 0)
+    for request in new:
+        request.first_token_s = end_s
+        # The iteration that has just run is counted with it below.
+        request.held = server.iteration + request.output_tokens
+        server.running.append(request)
+    _advance(model, server, 1, decoding, end_s)
+
+
+def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
+    """Iterations up to the end of a request or, while places are free, to the arrival of one."""
+    sequences = len(server.running)
+    step = m.launch(
+        model.decode,
+        sizes=decode_sizes(sequences, server.kv_tokens + sequences),
+        advance=growth(sequences),
+        repeat=server.running[0].held - server.iteration,
+        until=REQUESTS if sequences < server.places else None,
+    )
+    start_s, waiting = m.now(), len(server.line)
+    yield m.wait(step)
+    end_s = m.now()
+    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, sequences)
+    _advance(model, server, step.ran, sequences, end_s)
+
+
+def _advance(model: ServedDecoder, server: _Server, iterations: int, grew: int, end_s: float) -> None:
+    """So many iterations have run, in which `grew` requests cached a token each; who is complete leaves."""
+    server.iteration += iterations
+    server.kv_tokens += iterations * grew
+    while server.running and server.running[0].held <= server.iteration:
+        request = server.running.popleft()
+        request.finish_s = end_s
+        # The last token is cached only where every token comes from an iteration.
+        server.kv_tokens -= request.prompt_tokens + request.output_tokens - (0 if model.whole else 1)

@@ -1,0 +1,215 @@
+"""Temporal fusion: requests join a running batch between two iterations (Flover, Yao et al. 2023, section V).
+
+    fetching     a request that has come waits for a free slot; its prompt is then computed on a stream of its
+                 own, beside the generation, and it goes into the inference queue       (Algorithm 1)
+    generation   each iteration takes in what is in that queue, computes a token for every slot from the first
+                 in use to the last, and evicts what is complete                        (Algorithm 2)
+    shuffle      copies as few slots as can be so that none between those in use is free   (Algorithm 3)
+
+Pre-processing caches the prompt; all tokens come from the generation, so an answer of n tokens takes n
+iterations. Without shuffle, a finished slot between others is computed on as if it still ran, as far as its
+slot goes. While nobody joins or leaves, iterations are launched as one burst; one with newcomers is launched
+alone, so that the time of their first token is known.
+
+What the paper leaves open: a slot whose prompt is being computed can be neither copied nor overwritten, so
+the shuffle goes around it; who then joins beyond a slot that was freed meanwhile is shuffled as well.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from simcore.machine import Machine, Program
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.schedules.shuffle import shuffle as fewest_moves
+from simcore.schedules.shuffle import window
+from simcore.served_decoder import ServedDecoder, decode_sizes, step_sizes
+
+# The inbox of requests whose prompts are cached.
+INFERENCE = "inference"
+
+
+@dataclass(slots=True)
+class _Server:
+    """The state of one server. `live` are the requests that are generated, by slot; `busy` the slots that are
+    written or read beside the generation; `lengths` the cached tokens of each slot, finished ones too."""
+
+    slot_tokens: int
+    shuffle: bool
+    lengths: list[int]
+    live: dict[int, Request] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+    line: deque[Request] = field(default_factory=deque)
+    closed: bool = False
+
+    @property
+    def held(self) -> int:
+        """Slots that are not free."""
+        return len(self.live) + len(self.busy)
+
+
+def temporal_fusion(
+    m: Machine, model: ServedDecoder, journal: Journal, *, slots: int, slot_tokens: int, shuffle: bool = True
+) -> Program:
+    """Serves what comes into the inbox until its end. `slot_tokens`: what one of the `slots` holds."""
+    server = _Server(slot_tokens, shuffle, [0] * slots)
+    fetching = m.spawn(_fetch(m, model, journal, server))
+    while True:
+        _join(server, m.poll(INFERENCE))
+        if moves := _moves(server):
+            yield from _move(m, model, journal, server, moves)
+            continue
+        _admit(m, model, journal, server)
+        if server.live:
+            yield from _generate(m, model, journal, server)
+        elif server.closed and not server.held:
+            break
+        else:
+            _join(server, [(yield m.recv(INFERENCE))])
+    yield m.wait(fetching)
+
+
+# -- fetching --------------------------------------------------------------------------------------
+
+
+def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
+    while (item := (yield m.recv(REQUESTS))) != END:
+        assert isinstance(item, Request)
+        if item.prompt_tokens + item.max_tokens > server.slot_tokens:
+            item.rejected = True
+            continue
+        server.line.append(item)
+        _admit(m, model, journal, server)
+    server.closed = True
+    if not server.held:
+        # Nothing else would wake the generation.
+        m.send(INFERENCE, END, m.rank)
+
+
+def _admit(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> None:
+    """Gives free slots to those that wait, in order, and has their prompts computed."""
+    slots = len(server.lengths)
+    while server.line and server.held < slots:
+        slot = place([s in server.live or s in server.busy for s in range(slots)])
+        request = server.line.popleft()
+        request.held, server.lengths[slot] = slot, 0
+        server.busy.add(slot)
+        m.spawn(_pre_process(m, model, journal, server, request))
+
+
+def place(used: Sequence[bool]) -> int:
+    """The slot for a new request: behind those in use, before them, else the first between them.
+
+    >>> place([False, True, False]), place([False, False, True]), place([True, False, True])
+    (2, 1, 1)
+    """
+    offset, size = window(used)
+    around = [slot for slot in (offset + size, offset - 1) if 0 <= slot < len(used)]
+    return around[0] if around else list(used).index(False)
+
+
+def _pre_process(
+    m: Machine, model: ServedDecoder, journal: Journal, server: _Server, request: Request
+) -> Program:
+    """Caches the prompt of one request; it then waits for the next iteration."""
+    request.instance, request.scheduled_s = m.rank, m.now()
+    sizes = step_sizes(0, 0, {request.id: (request.prompt_tokens, 0)}, 1)
+    step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes)
+    start_s, waiting, held = m.now(), len(server.line), server.held
+    yield m.wait(step)
+    journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
+    m.send(INFERENCE, request, m.rank)
+
+
+# -- generation ------------------------------------------------------------------------------------
+
+
+def _join(server: _Server, items: Iterable[object]) -> None:
+    for item in items:
+        if isinstance(item, Request):
+            server.busy.remove(item.held)
+            server.live[item.held] = item
+            server.lengths[item.held] = item.prompt_tokens
+
+
+def _window(live: Iterable[int]) -> tuple[int, int]:
+    """(offset, size) of the region from the first to the last slot in use, which is what is computed."""
+    first, last = min(live), max(live)
+    return first, last + 1 - first
+
+
+def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
+    """One iteration with newcomers, or a burst up to the end of a request or to the next newcomer."""
+    offset, rows = _window(server.live)
+    lengths = [length for length in server.lengths[offset : offset + rows] if length]
+    growing = sum(length < server.slot_tokens for length in lengths)
+    newcomers = sum(not request.generated for request in server.live.values())
+    step = m.launch(
+        model.decode,
+        sizes=decode_sizes(rows, sum(lengths) + growing),
+        advance={"kv_tokens": growing},
+        repeat=1 if newcomers else _longest(server, lengths),
+        until=INFERENCE,
+    )
+    start_s, waiting, held = m.now(), len(server.line), server.held
+    yield m.wait(step)
+    end_s, decoding = m.now(), len(server.live) - newcomers
+    # A first token ends no gap between two tokens, so newcomers do not count as decoding.
+    journal.step(m.rank, start_s, end_s, step.ran, decoding, rows, 0, newcomers, waiting, held)
+    for slot in range(offset, offset + rows):
+        if server.lengths[slot]:
+            server.lengths[slot] = min(server.lengths[slot] + step.ran, server.slot_tokens)
+    _evict(server, step.ran, end_s)
+
+
+def _longest(server: _Server, lengths: Iterable[int]) -> int:
+    """Iterations until a request is complete or a finished one that is computed on has filled its slot."""
+    left = min(_tokens(request) - request.generated for request in server.live.values())
+    room = [server.slot_tokens - length for length in lengths if length < server.slot_tokens]
+    return min([left, *room])
+
+
+def _tokens(request: Request) -> int:
+    """Tokens of an answer: up to its end, or to the most that were asked for."""
+    return min(request.output_tokens, request.max_tokens)
+
+
+def _evict(server: _Server, iterations: int, end_s: float) -> None:
+    """So many iterations have run: who is complete leaves."""
+    for slot, request in list(server.live.items()):
+        if not request.generated:
+            request.first_token_s = end_s
+        request.generated += iterations
+        if request.generated == _tokens(request):
+            request.finish_s = end_s
+            del server.live[slot]
+            if server.shuffle:
+                server.lengths[slot] = 0
+
+
+# -- shuffle ---------------------------------------------------------------------------------------
+
+
+def _moves(server: _Server) -> list[tuple[int, int]]:
+    """(from, to) of the slots to copy so that those in use lie side by side, but for busy ones in between."""
+    if not server.shuffle or not server.live or _window(server.live)[1] == len(server.live):
+        return []
+    slots = [slot for slot in range(len(server.lengths)) if slot not in server.busy]
+    _, moves = fewest_moves([slot in server.live for slot in slots])
+    return [(slots[source], slots[target]) for source, target in moves]
+
+
+def _move(
+    m: Machine, model: ServedDecoder, journal: Journal, server: _Server, moves: list[tuple[int, int]]
+) -> Program:
+    """Copies whole slots; the generation waits for it, and nobody gets a slot that is being read."""
+    for source, target in moves:
+        request = server.live[target] = server.live.pop(source)
+        request.held = target
+        server.lengths[target], server.lengths[source] = server.lengths[source], 0
+        server.busy.add(source)
+    step = m.launch(model.move, sizes={"tokens": len(moves) * server.slot_tokens})
+    start_s, waiting, held = m.now(), len(server.line), server.held
+    yield m.wait(step)
+    journal.step(m.rank, start_s, m.now(), 1, 0, 0, 0, 0, waiting, held)
+    server.busy.difference_update(source for source, _ in moves)

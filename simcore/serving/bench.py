@@ -1,0 +1,376 @@
+"""Runs cases of a serving scenario on one device: a strategy, a load, a number of devices, a replica.
+
+    room of a server = memory_share * memory - weights - activations of its largest step
+    KV blocks        = floor(room / (block_tokens * KV bytes of a token));  slots are as long as a request
+
+Every server is a group of `ranks` devices, of which one stands for all (they are in lockstep). Requests
+reach a server through a router that keeps count of what is open where.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from math import floor
+from typing import Any
+
+from simcore import arrivals, contention, laws
+from simcore.arrivals import Drawn
+from simcore.decoder_config import DecoderConfig
+from simcore.files import InputError
+from simcore.hardware import Hardware
+from simcore.machine import Machine, Program
+from simcore.models import TENSOR
+from simcore.ops import Op, Price, Pricer, SourceKind
+from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.schedules.concurrent_instances import concurrent_instances
+from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
+from simcore.schedules.dynamic_batching import dynamic_batching
+from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.temporal_fusion import temporal_fusion
+from simcore.served_decoder import ServedDecoder
+from simcore.serving import laws as serving_laws
+from simcore.serving.served import Served, Steps, served
+from simcore.serving_scenario import (
+    ConcurrentInstances,
+    ContinuousBatching,
+    DynamicBatching,
+    IterationBatching,
+    Point,
+    ServingScenario,
+    ServingStrategy,
+    SharedMemory,
+    TemporalFusion,
+    Throughput,
+)
+from simcore.sim import Simulation
+from simcore.study import ServingAxes
+from simcore.trace import Trace
+from simcore.workload import ClosedLoop
+
+SERVER = "server"
+ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One strategy at one load, every list of which has one value."""
+
+    axes: ServingAxes
+    point: Point
+    strategy: ServingStrategy
+
+    @property
+    def servers(self) -> int:
+        """Groups of devices that each serve alone."""
+        return self.axes.devices // self.axes.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server has for KV: `limit` blocks, or slots of `slot_tokens` tokens each."""
+
+    limit: int
+    slot_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What one run left behind."""
+
+    served: Served
+    journal: Steps
+    room: Room
+    trace: Trace
+    left_out: int
+
+
+@dataclass
+class Bench:
+    """Runs cases of one scenario on one device. `fast`, `slow`: all prices at that end of their interval."""
+
+    scenario: ServingScenario
+    config: DecoderConfig
+    hardware: Hardware
+    models: dict[int, ServedDecoder] = field(default_factory=dict)
+    prices: dict[tuple[int, str], Pricer] = field(default_factory=dict)
+
+    def model(self, ranks: int) -> ServedDecoder:
+        """The model, sharded. Raises ModelError where it cannot be."""
+        if ranks not in self.models:
+            hardware = self.hardware
+            self.models[ranks] = ServedDecoder(
+                self.config, ranks, hardware.dtypes, hardware.style(ranks), hardware.whole
+            )
+        return self.models[ranks]
+
+    def price(self, ranks: int, end: str) -> Pricer:
+        """Prices as they are, or at the `low` or `high` end of their intervals."""
+        key = (ranks, end)
+        if key not in self.prices:
+            plain = self.hardware.price(ranks, None, True)
+            self.prices[key] = plain if end == "value" else _at_end(plain, end)
+        return self.prices[key]
+
+    def draw(self, case: Case, replica: int) -> Drawn:
+        """The requests of a case. Raises InputError where a file of it cannot be read."""
+        return arrivals.draw(case.point.workload, self.scenario.seed, replica)
+
+    def run(self, case: Case, replica: int, end: str = "value") -> Result:
+        """One simulation, its laws checked. Raises LawError where one is broken."""
+        drawn = self.draw(case, replica)
+        room = self.room(case, drawn)
+        journal = Journal()
+        simulation = Simulation(
+            self.price(case.axes.ranks, end),
+            mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
+            roofline=self.hardware.roofline,
+            overheads=self.hardware.overheads,
+            rates=_rates(self.scenario),
+            lockstep=(TENSOR,),
+            rows=True,
+        )
+        requests = _offer(simulation, case, drawn, self.scenario.routing, journal)
+        with _no_collections():
+            trace = simulation.run(lambda m: self.program(case, room, m, journal))
+        laws.enforce(trace)
+        result = Result(served(requests), journal.table(), room, trace, drawn.left_out)
+        in_turn = getattr(case.strategy, "order", ["fcfs"])[0] == "fcfs"
+        serving_laws.enforce(serving_laws.Run(result.served, result.journal, room.limit, in_turn))
+        return result
+
+    def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
+        """The schedule of a case on one machine."""
+        model, strategy = self.model(case.axes.ranks), case.strategy
+        match strategy:
+            case ContinuousBatching():
+                return continuous_batching(
+                    m,
+                    model,
+                    journal,
+                    blocks=room.limit,
+                    block_tokens=strategy.block_tokens,
+                    token_budget=strategy.token_budget[0],
+                    max_sequences=strategy.max_sequences[0],
+                    order=ORDERS[strategy.order[0]],
+                )
+            case TemporalFusion():
+                return temporal_fusion(
+                    m,
+                    model,
+                    journal,
+                    slots=room.limit,
+                    slot_tokens=room.slot_tokens,
+                    shuffle=strategy.shuffle[0],
+                )
+            case DynamicBatching():
+                return dynamic_batching(
+                    m,
+                    model,
+                    journal,
+                    window_s=strategy.window_s[0],
+                    max_batch=room.limit,
+                    capacity=room.limit * room.slot_tokens,
+                )
+            case ConcurrentInstances():
+                slot = room.slot_tokens
+                return concurrent_instances(m, model, journal, max_instances=room.limit, slot_tokens=slot)
+            case IterationBatching():
+                slot = room.slot_tokens
+                return iteration_batching(m, model, journal, max_batch=room.limit, slot_tokens=slot)
+
+    def room(self, case: Case, drawn: Drawn) -> Room:
+        """What a server has for KV. Raises InputError where that is not enough for one request."""
+        longest = int(drawn.prompt_tokens.max()) + drawn.max_tokens
+        model, strategy = self.model(case.axes.ranks), case.strategy
+        if isinstance(strategy, ContinuousBatching):
+            rows = min(strategy.token_budget[0], strategy.max_sequences[0])
+            free = self._free_bytes(model, strategy.token_budget[0], rows)
+            given = self.scenario.kv_blocks
+            blocks = given or floor(free / (model.kv_bytes_per_token * strategy.block_tokens))
+            if blocks < 1:
+                raise InputError(_too_small(case, self.hardware.name, free))
+            return Room(blocks, longest)
+        slots = _slots(strategy)
+        free = self._free_bytes(model, max(slots, int(drawn.prompt_tokens.max())), slots)
+        fitting = self.scenario.kv_blocks or floor(free / (model.kv_bytes_per_token * longest))
+        if fitting < slots:
+            raise InputError(
+                f"{case.axes.label}: {slots} slots of {longest:,} tokens do not fit into the"
+                f" {max(0.0, free) / 1e9:.1f} GB that weights and activations leave; {max(0, fitting)} do"
+            )
+        return Room(slots, longest)
+
+    def _free_bytes(self, model: ServedDecoder, tokens: int, rows: int) -> float:
+        taken = model.weight_bytes + model.activation_bytes(tokens, rows)
+        return self.scenario.memory_share * self.hardware.memory_bytes - taken
+
+
+def _too_small(case: Case, device: str, free: float) -> str:
+    if free <= 0.0:
+        return f"{case.axes.label}: weights and activations do not fit into the memory of {device}"
+    return f"{case.axes.label}: the {free / 1e9:.3f} GB that are left hold no KV block"
+
+
+def _slots(strategy: ServingStrategy) -> int:
+    match strategy:
+        case TemporalFusion():
+            return strategy.slots[0]
+        case ConcurrentInstances():
+            return strategy.max_instances[0]
+        case DynamicBatching() | IterationBatching():
+            return strategy.max_batch[0]
+        case ContinuousBatching():
+            return strategy.max_sequences[0]
+
+
+def _rates(scenario: ServingScenario) -> contention.Rates:
+    match scenario.contention:
+        case SharedMemory(reuse_s=reuse_s):
+            return contention.shared_reads(reuse_s)
+        case Throughput(gain=gain):
+            return contention.throughput(gain)
+        case _:
+            return contention.alone
+
+
+def _at_end(price: Pricer, end: str) -> Pricer:
+    def priced(op: Op) -> Price:
+        found = price(op)
+        return replace(found, seconds=found.low_s if end == "low" else found.high_s)
+
+    return priced
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Hundreds of thousands of live requests make each collection slow, and a run leaves no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# -- requests on their way to a server -----------------------------------------------------------------
+
+
+def least_loaded(open_requests: Sequence[int]) -> int:
+    """The server with the fewest open requests; the first of several.
+
+    >>> least_loaded([2, 1, 1])
+    1
+    """
+    return open_requests.index(min(open_requests))
+
+
+@dataclass(slots=True)
+class _Router:
+    """Which rank a request goes to. `open_requests`: of each server, how many it has not answered."""
+
+    ranks: Sequence[int]
+    choose: Callable[[Sequence[int]], int]
+    open_requests: list[int]
+
+    def __call__(self, item: object) -> Sequence[int]:
+        if not isinstance(item, Request):
+            return self.ranks
+        server = self.choose(self.open_requests)
+        self.open_requests[server] += 1
+        return (self.ranks[server],)
+
+    def answered(self, request: Request) -> None:
+        self.open_requests[self.ranks.index(request.instance)] -= 1
+
+
+def _router(case: Case, routing: str) -> _Router:
+    servers = case.servers
+    turns = cycle(range(servers))
+    choose = least_loaded if routing == "least_loaded" else lambda _: next(turns)
+    return _Router([i * case.axes.ranks for i in range(servers)], choose, [0] * servers)
+
+
+def _offer(simulation: Simulation, case: Case, drawn: Drawn, routing: str, journal: Journal) -> list[Request]:
+    """Lets the requests come, and after them the end; gives the list that holds them once the run is over."""
+    router = _router(case, routing)
+    loop = case.point.workload.arrivals
+    if isinstance(loop, ClosedLoop):
+        return _closed_loop(simulation, loop, drawn, router, journal)
+    requests = list(arrivals.requests(drawn))
+    if case.servers > 1:
+        journal.answered = lambda request, _: router.answered(request)
+
+    def coming() -> Iterator[tuple[float, object]]:
+        for request in requests:
+            yield request.arrival_s, request
+        yield requests[-1].arrival_s, END
+
+    simulation.feed(router if case.servers > 1 else 0, REQUESTS, coming())
+    return requests
+
+
+def _closed_loop(
+    simulation: Simulation, loop: ClosedLoop, drawn: Drawn, router: _Router, journal: Journal
+) -> list[Request]:
+    """Clients that each send the next request `think_s` after their last answer."""
+    lengths = iter(zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True))
+    total = len(drawn.prompt_tokens)
+    requests: list[Request] = []
+
+    def send(at_s: float) -> None:
+        prompt, output = next(lengths)
+        request = Request(len(requests), at_s, prompt, output, drawn.max_tokens)
+        requests.append(request)
+        last = [(at_s, END)] if len(requests) == total else []
+        simulation.feed(router, REQUESTS, [(at_s, request), *last])
+
+    def answered(request: Request, at_s: float) -> None:
+        router.answered(request)
+        if len(requests) < total:
+            send(at_s + loop.think_s)
+
+    journal.answered = answered
+    for _ in range(min(loop.clients[0], total)):
+        send(0.0)
+    return requests
+
+
+def price_shares(sources: Mapping[SourceKind, float]) -> dict[str, float]:
+    """Share of the predicted device time by where its price comes from."""
+    total = sum(sources.values())
+    return {name: seconds / total for name, seconds in sorted(sources.items())} if total else {}
+
+
+def label(strategy: ServingStrategy, ranks: int) -> str:
+    """What a variant is called, by what tells it from others."""
+    given: dict[str, Any] = strategy.model_dump()
+    words = [strategy.kind.replace("_", " ")]
+    match strategy:
+        case TemporalFusion():
+            words += [f"{given['slots'][0]} slots", *([] if given["shuffle"][0] else ["no shuffle"])]
+        case DynamicBatching():
+            words += [f"{given['window_s'][0]:g} s, up to {given['max_batch'][0]}"]
+        case ConcurrentInstances():
+            words += [f"up to {given['max_instances'][0]}"]
+        case IterationBatching():
+            words += [f"up to {given['max_batch'][0]}"]
+        case ContinuousBatching():
+            words += [f"{given['token_budget'][0]:,} tokens a step"]
+            words += _unusual(strategy)
+    return ", ".join([*words, *([f"TP{ranks}"] if ranks > 1 else [])])
+
+
+def _unusual(strategy: ContinuousBatching) -> list[str]:
+    """The settings of continuous batching that are not the defaults."""
+    plain = ContinuousBatching(kind="continuous_batching")
+    words = []
+    if strategy.max_sequences != plain.max_sequences:
+        words.append(f"up to {strategy.max_sequences[0]}")
+    if strategy.block_tokens != plain.block_tokens:
+        words.append(f"blocks of {strategy.block_tokens}")
+    if strategy.order != plain.order:
+        words.append("shortest first")
+    return words

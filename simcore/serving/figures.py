@@ -1,0 +1,229 @@
+"""Figures of a serving run: pure functions of its requests and of the journal of its steps.
+
+    TTFT  = first_token_s - arrival_s              E2E   = finish_s - arrival_s
+    TPOT  = (E2E - TTFT) / (output_tokens - 1), of requests of more than one token       (vLLM's formulas)
+    queue = scheduled_s - arrival_s                duration = last finish - first arrival
+    ITL   = time between two tokens of a request, pooled over all requests
+    throughput = finished requests, or their tokens, / duration
+    goodput    = requests that meet every SLO / duration          attainment = these / all arrivals
+    utilisation = time in which a server runs a step / duration, mean over servers
+    iterations  = replays of the steps that give tokens     overlap = tokens / iterations / requests
+
+Percentiles of requests are NumPy's linear ones, as vLLM's. Rejected requests have no latency, but count among
+the arrivals.
+
+ITL: a step of r replays in t seconds is, for each request that decodes in it, r gaps of t / r. The
+percentiles are those of this weighted sample: the least gap such that at least so many percent of all gaps
+are not longer (NumPy's "inverted_cdf"). A step does not know how long its requests stood still before it
+(preempted, in steps that only prefilled, while the host prepared a launch), so percentiles leave that out;
+`unseen_gaps_s` says how much it is. The mean has it in: it is all time between tokens by the number of
+gaps, sum(finish_s - first_token_s) / sum(output_tokens - 1).
+
+Means over time weigh busy and idle time alike. Batch and queue are those of all servers together, KV shares
+those of a server. An iteration counts from the first token on, as in Flover: one that prefills only is none.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Protocol
+
+import numpy as np
+
+from simcore.serving.levels import most_at_once, stretches
+from simcore.serving.served import Bools, Floats, Ints, Served, Steps
+from simcore.study import student_t
+
+# A value, None where the run has none (no gap, no SLO, no duration), and its unit.
+Figure = tuple[float | None, str]
+PERCENTILES = (50, 90, 95, 99)
+
+
+class Slo(Protocol):
+    """The longest times that a service promises; None: no promise."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token."""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Per token after the first; a request of one token keeps it."""
+
+    @property
+    def e2e_s(self) -> float | None:
+        """To the last token."""
+
+
+def figures(
+    served: Served, journal: Steps, *, kv_limit: float, servers: int, slo: Slo | None
+) -> dict[str, Figure]:
+    """Every figure of one run by its name. `kv_limit`: units of KV that one of the `servers` has."""
+    found: dict[str, Figure] = {}
+    for name, seconds in latencies(served).items():
+        found |= _spread(name, np.percentile(seconds, PERCENTILES) if len(seconds) else (), _mean(seconds))
+    found |= _spread("itl", weighted_percentiles(*gaps(journal)), mean_gap_s(served))
+    found |= _throughput(served)
+    found |= _attainment(served, slo)
+    found |= _occupancy(served, journal, kv_limit, servers)
+    found |= _queue(served)
+    found |= _counts(served, journal)
+    return found
+
+
+def latencies(served: Served) -> dict[str, Floats]:
+    """Seconds of the requests that finished, by name, each [finished]; `tpot` only of more than one token."""
+    done = served.finished
+    arrival_s, first_s, finish_s = served.arrival_s[done], served.first_token_s[done], served.finish_s[done]
+    gaps_each = served.output_tokens[done] - 1
+    several = gaps_each > 0
+    return {
+        "ttft": first_s - arrival_s,
+        "tpot": (finish_s - first_s)[several] / gaps_each[several],
+        "e2e": finish_s - arrival_s,
+        "queue": served.scheduled_s[done] - arrival_s,
+    }
+
+
+def gaps(journal: Steps) -> tuple[Floats, Ints]:
+    """Gaps between tokens in seconds, and how many there are of each; see above for what is not in them."""
+    decoded = np.asarray(journal["replays"] * journal["decoding"], dtype=np.int64)
+    rows = np.flatnonzero(decoded)
+    span_s = journal["end_s"][rows] - journal["start_s"][rows]
+    return span_s / journal["replays"][rows], decoded[rows]
+
+
+def mean_gap_s(served: Served) -> float | None:
+    """The mean time between two tokens of a request, over all tokens of all requests."""
+    done = served.finished
+    number = int((served.output_tokens[done] - 1).sum())
+    return _over(float((served.finish_s[done] - served.first_token_s[done]).sum()), number)
+
+
+def unseen_gaps_s(served: Served, journal: Steps) -> float:
+    """Seconds between tokens, over all requests, that no step accounts for."""
+    done = served.finished
+    gap_s, number = gaps(journal)
+    return float((served.finish_s[done] - served.first_token_s[done]).sum() - (gap_s * number).sum())
+
+
+def weighted_percentiles(values: Floats, weights: Ints) -> tuple[float, ...]:
+    """The `PERCENTILES` of values that come `weights` times each, all positive; none of no values."""
+    if not len(values):
+        return ()
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    # In whole numbers: a share of a float that is a bit too large would give the next gap.
+    needed = [-(-percent * int(reached[-1]) // 100) for percent in PERCENTILES]
+    return tuple(values[order[np.searchsorted(reached, needed, side="left")]].tolist())
+
+
+def _spread(name: str, percentiles: Sequence[float] | Floats, mean: float | None) -> dict[str, Figure]:
+    found: dict[str, Figure] = {f"{name}_mean_s": (mean, "s")}
+    for i, percent in enumerate(PERCENTILES):
+        found[f"{name}_p{percent}_s"] = (float(percentiles[i]) if len(percentiles) else None, "s")
+    return found
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _over(amount: float, divisor: float) -> float | None:
+    return amount / divisor if divisor > 0 else None
+
+
+def _duration_s(served: Served) -> float:
+    first_s, last_s = served.window_s
+    return last_s - first_s
+
+
+def _throughput(served: Served) -> dict[str, Figure]:
+    done, duration_s = served.finished, _duration_s(served)
+    prompts, outputs = int(served.prompt_tokens[done].sum()), int(served.output_tokens[done].sum())
+    return {
+        "request_throughput_per_s": (_over(int(done.sum()), duration_s), "1/s"),
+        "output_throughput_tokens_per_s": (_over(outputs, duration_s), "1/s"),
+        "total_throughput_tokens_per_s": (_over(prompts + outputs, duration_s), "1/s"),
+        "duration_s": (duration_s, "s"),
+    }
+
+
+def _attainment(served: Served, slo: Slo | None) -> dict[str, Figure]:
+    kept = _kept(served, slo)
+    found: dict[str, Figure] = {}
+    for name in ("ttft", "tpot", "e2e"):
+        share = _over(int(kept[name].sum()), len(served)) if name in kept else None
+        found[f"slo_attainment_{name}"] = (share, "")
+    good = int(np.logical_and.reduce(list(kept.values())).sum()) if kept else 0
+    found["slo_attainment"] = (_over(good, len(served)) if kept else None, "")
+    found["goodput_per_s"] = (_over(good, _duration_s(served)) if kept else None, "1/s")
+    return found
+
+
+def _kept(served: Served, slo: Slo | None) -> dict[str, Bools]:
+    """Which requests that finished keep each SLO that there is, by its name, each [finished]."""
+    if slo is None:
+        return {}
+    found = latencies(served)
+    tpot_s = np.zeros(len(found["e2e"]))
+    tpot_s[served.output_tokens[served.finished] > 1] = found["tpot"]
+    took_s = {"ttft": found["ttft"], "tpot": tpot_s, "e2e": found["e2e"]}
+    most_s = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
+    return {name: took_s[name] <= limit_s for name, limit_s in most_s.items() if limit_s is not None}
+
+
+def _occupancy(served: Served, journal: Steps, kv_limit: float, servers: int) -> dict[str, Figure]:
+    window_s, duration_s = served.window_s, _duration_s(served)
+    begin_s, until_s, kv_used = stretches(journal)
+    busy_s = until_s.clip(*window_s) - begin_s.clip(*window_s)
+    start_s, end_s = np.ascontiguousarray(journal["start_s"]), np.ascontiguousarray(journal["end_s"])
+    decoding = np.ascontiguousarray(journal["decoding"])
+    decoding_s = float((decoding * (end_s.clip(*window_s) - start_s.clip(*window_s))).sum())
+    return {
+        "utilisation": (_over(float(busy_s.sum()), duration_s * servers), ""),
+        "mean_batch": (_over(decoding_s, duration_s), ""),
+        "max_batch": (most_at_once(start_s, end_s, decoding), ""),
+        "mean_kv_share": (_over(float((busy_s * kv_used).sum()), duration_s * servers * kv_limit), ""),
+        "max_kv_share": (_over(float(np.max(kv_used, initial=0.0)), kv_limit), ""),
+    }
+
+
+def _queue(served: Served) -> dict[str, Figure]:
+    done = served.finished
+    arrival_s, scheduled_s = served.arrival_s[done], served.scheduled_s[done]
+    return {
+        "mean_queue": (_over(float((scheduled_s - arrival_s).sum()), _duration_s(served)), ""),
+        "max_queue": (most_at_once(arrival_s, scheduled_s), ""),
+    }
+
+
+def _counts(served: Served, journal: Steps) -> dict[str, Figure]:
+    replays, decoding, first = (journal[name] for name in ("replays", "decoding", "first_tokens"))
+    iterations = float(replays[(decoding > 0) | (first > 0)].sum())
+    tokens = float((replays * decoding).sum() + first.sum())
+    return {
+        "preemptions": (float(served.preemptions.sum()), ""),
+        "rejected": (float(served.rejected.sum()), ""),
+        "completed": (float(served.finished.sum()), ""),
+        "iterations": (iterations, ""),
+        "overlap": (_over(tokens, iterations * len(served)), ""),
+    }
+
+
+def over_replicas(
+    replicas: Sequence[Mapping[str, Figure]],
+) -> dict[str, tuple[float | None, float | None, float | None]]:
+    """Each figure's mean over replicas and the ends of its 95 % confidence interval by Student's t, which are
+    None with one replica. A replica that has no value of a figure is left out of it."""
+    names = replicas[0] if replicas else ()
+    return {name: _interval([replica[name][0] for replica in replicas]) for name in names}
+
+
+def _interval(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return (known[0] if known else None), None, None
+    mean = fmean(known)
+    half = student_t(len(known) - 1) * stdev(known) / math.sqrt(len(known))
+    return mean, mean - half, mean + half

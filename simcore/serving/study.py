@@ -1,0 +1,271 @@
+"""From the cases of a serving scenario to its figures.
+
+speedup            = duration of concurrent instances / duration, same load, same replica (Flover)
+mean and interval  = over replicas, 95 % by Student's t
+price interval     = the first replica run again with every price at the fast, and at the slow, end of its own
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simcore import arrivals
+from simcore.files import InputError
+from simcore.laws import LawError, digest
+from simcore.requests import Journal
+from simcore.serving.answer import answer, notes, warnings
+from simcore.serving.bench import Bench, Case, Result, Room, label, price_shares
+from simcore.serving.figures import Figure, figures, over_replicas, unseen_gaps_s
+from simcore.serving.levels import levels
+from simcore.serving_scenario import Point, points, serving_variants
+from simcore.study import Outcome, Progress, Row, ServingAxes
+
+BASELINE = "concurrent_instances"
+# Figures that are given at both ends of the prices' intervals too.
+PRICED = ("ttft_p99_s", "tpot_p50_s", "e2e_p50_s", "duration_s", "goodput_per_s")
+
+
+@dataclass(slots=True)
+class Found:
+    """What the replicas of a case gave. `first` is that of the first replica, `ends` the figures of the
+    first replica at the fast and the slow end of all prices."""
+
+    case: Case
+    replicas: list[Mapping[str, Figure]]
+    first: Result
+    sources: dict[str, float]
+    ends: dict[str, Mapping[str, Figure]] = field(default_factory=dict)
+    unseen_gaps_s: float = 0.0
+
+    def value(self, name: str) -> float | None:
+        """The mean of a figure over replicas."""
+        return over_replicas([{name: replica[name]} for replica in self.replicas])[name][0]
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    """Every strategy at every load, in the order of the file."""
+    for point in points(bench.scenario):
+        drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
+        for strategy in bench.scenario.strategies:
+            for variant in serving_variants(strategy):
+                yield Case(_axes(point, drawn, label(variant, variant.ranks[0]), variant), point, variant)
+
+
+def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: Any) -> ServingAxes:
+    return ServingAxes(
+        variant.kind,
+        name,
+        point.devices,
+        variant.ranks[0],
+        len(drawn.prompt_tokens),
+        arrivals.offered_rate_per_s(point.workload, drawn),
+        arrivals.mean_prompt_tokens(drawn),
+        arrivals.mean_output_tokens(drawn),
+    )
+
+
+def run(bench: Bench, progress: Progress) -> Outcome:
+    """Runs a serving scenario. Raises InputError where nothing of it can be run."""
+    wanted = list(cases(bench))
+    refused: dict[str, str] = {}
+    found: list[Found] = []
+    runs, done = len(wanted) * bench.scenario.replicas, 0
+    for case in wanted:
+        reason = refusal(bench, case)
+        if reason is not None:
+            refused.setdefault(reason, case.axes.label)
+        else:
+            found.append(_found(bench, case, lambda i, base=done: progress("simulating", base + i, runs)))
+        done += bench.scenario.replicas
+        progress("simulating", done, runs)
+    if not found:
+        raise InputError(f"nothing can be run; {next(iter(refused))}")
+    _check_repeatable(bench, found[0])
+    shares = _shares(found)
+    return Outcome(
+        rows=[row for one in found for row in _rows(one, found)],
+        answer=answer(bench, found),
+        warnings=[*refused, *warnings(bench, found, shares)],
+        notes=notes(bench, found),
+        baseline=next((one.case.axes.label for one in found if one.case.axes.strategy == BASELINE), ""),
+        sources=shares,
+        tables={
+            "requests.parquet": _stacked([_requests(one) for one in found]),
+            "levels.parquet": _stacked([_levels(one) for one in found]),
+        },
+        slo=bench.scenario.slo.model_dump(),
+        trace=found[0].first.trace,
+    )
+
+
+def refusal(bench: Bench, case: Case) -> str | None:
+    """Why a case cannot be run, or None where it can."""
+    ranks, hardware = case.axes.ranks, bench.hardware
+    if ranks > hardware.max_devices:
+        most = hardware.max_devices
+        return f"{case.axes.label}: {ranks} ranks are more than the {most} that the link connects"
+    reason = hardware.usable(ranks)
+    if reason is not None:
+        return f"{case.axes.label}: {reason}"
+    try:
+        bench.room(case, bench.draw(case, 0))
+    except InputError as error:
+        return str(error)
+    except ValueError as error:  # a model that cannot be sharded so
+        return f"{case.axes.label}: {error}"
+    return None
+
+
+def _found(bench: Bench, case: Case, progress: Any) -> Found:
+    replicas, first, sources = [], None, dict[str, float]()
+    for replica in range(bench.scenario.replicas):
+        result = bench.run(case, replica)
+        replicas.append(_figures(bench, case, result))
+        for name, seconds in result.trace.rows.sources.items():
+            sources[name] = sources.get(name, 0.0) + seconds
+        first = first or result
+        progress(replica + 1)
+    assert first is not None
+    found = Found(case, replicas, first, sources)
+    found.unseen_gaps_s = unseen_gaps_s(first.served, first.journal)
+    if bench.scenario.price_interval:
+        for end in ("low", "high"):
+            found.ends[end] = _figures(bench, case, bench.run(case, 0, end))
+    return found
+
+
+def _figures(bench: Bench, case: Case, result: Result) -> Mapping[str, Figure]:
+    slo = bench.scenario.slo
+    limit = result.room.limit
+    return figures(result.served, result.journal, kv_limit=limit, servers=case.servers, slo=slo)
+
+
+def _check_repeatable(bench: Bench, found: Found) -> None:
+    """Raises LawError where a second run leaves other bytes."""
+    if digest(bench.run(found.case, 0).trace) != digest(found.first.trace):
+        raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
+
+
+def _shares(found: Sequence[Found]) -> dict[str, float]:
+    total: dict[Any, float] = {}
+    for one in found:
+        for name, seconds in one.sources.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return price_shares(total)
+
+
+def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
+    axes, count = one.case.axes, len(one.replicas)
+    source = f"95 % interval over {count} replicas" if count > 1 else "one replica"
+    for name, (value, low, high) in over_replicas(one.replicas).items():
+        unit = one.replicas[0][name][1]
+        yield Row(axes, name, value, unit, low, high, source if value is not None else "there is none")
+    baseline = next((b for b in found if b.case.axes.strategy == BASELINE and _same_load(b, one)), None)
+    if baseline is not None:
+        speedups = [
+            {"speedup": (_ratio(theirs["duration_s"][0], ours["duration_s"][0]), "x")}
+            for theirs, ours in zip(baseline.replicas, one.replicas, strict=True)
+        ]
+        value, low, high = over_replicas(speedups)["speedup"]
+        yield Row(axes, "speedup", value, "x", low, high, f"duration against {baseline.case.axes.label}")
+    for name in PRICED if one.ends else ():
+        ends = [values[name][0] for values in one.ends.values()]
+        known = [value for value in ends if value is not None]
+        if known:
+            text = "first replica, all prices at the fast and at the slow end of their 90 % intervals"
+            value, unit = one.replicas[0][name]
+            yield Row(axes, f"{name}_by_prices", value, unit, min(known), max(known), text)
+
+
+def _same_load(a: Found, b: Found) -> bool:
+    return a.case.point == b.case.point and a.case.axes.ranks == b.case.axes.ranks
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def _place(one: Found) -> dict[str, Any]:
+    axes = one.case.axes
+    return {
+        "label": axes.label,
+        "strategy": axes.strategy,
+        "devices": axes.devices,
+        "ranks": axes.ranks,
+        "requests": axes.requests,
+        "rate_per_s": np.nan if axes.rate_per_s is None else axes.rate_per_s,
+        "prompt_mean": axes.prompt_tokens,
+        "output_mean": axes.output_tokens,
+    }
+
+
+def _requests(one: Found) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The requests of the first replica."""
+    served = one.first.served
+    columns = {
+        "request": served.id,
+        "instance": served.instance,
+        "arrival_s": served.arrival_s,
+        "scheduled_s": served.scheduled_s,
+        "first_token_s": served.first_token_s,
+        "finish_s": served.finish_s,
+        "prompt_tokens": served.prompt_tokens,
+        "output_tokens": served.output_tokens,
+        "preemptions": served.preemptions,
+        "status": np.where(served.rejected, "rejected", "finished"),
+    }
+    return {**_place(one), "replica": 0}, columns
+
+
+def _levels(one: Found) -> tuple[dict[str, Any], dict[str, Any]]:
+    first = one.first
+    limit, servers = first.room.limit, one.case.servers
+    return _place(one), levels(first.served, first.journal, kv_limit=limit, servers=servers)
+
+
+def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Tables one below the other, each with its place repeated in every row; places as dictionaries."""
+    import pyarrow as pa  # noqa: PLC0415 - as large as all else that `--help` would import
+
+    lengths = [len(next(iter(columns.values()))) for _, columns in parts]
+    which = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
+    stacked: dict[str, Any] = {}
+    for name in parts[0][0]:
+        values = pa.array([place[name] for place, _ in parts])
+        stacked[name] = pa.DictionaryArray.from_arrays(pa.array(which), values).dictionary_decode()
+    for name in parts[0][1]:
+        stacked[name] = np.concatenate([columns[name] for _, columns in parts])
+    return stacked
+
+
+# -- the tape ----------------------------------------------------------------------------------------
+
+MOST_PRINTED = 4
+
+
+def tape(bench: Bench, record: Any) -> list[str]:
+    """What each strategy launches for the first few requests, all there from the start, on the machine that
+    prints."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for case in cases(bench):
+        if case.axes.label in seen or refusal(bench, case) is not None:
+            continue
+        seen.add(case.axes.label)
+        drawn = bench.draw(case, 0)
+        room: Room = bench.room(case, drawn)
+        few = [r for r, _ in zip(arrivals.requests(drawn), range(MOST_PRINTED), strict=False)]
+        for request in few:
+            request.arrival_s = 0.0
+        found = record(
+            lambda m, case=case, room=room: bench.program(case, room, m, Journal()),
+            mesh={"server": 1, "tensor": case.axes.ranks},
+            inbox=few,
+        )
+        lines += [f"# {case.axes.label}, {len(few)} requests at once", *found.lines]
+    return lines

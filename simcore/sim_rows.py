@@ -1,0 +1,121 @@
+"""Launches worked out in closed form, for runs of millions of steps: an object, a row, an event each.
+
+    ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
+
+The same rules as in `sim.py`, where nothing happens inside a launch: no flag, no signal, no put, and
+collectives only among ranks that are in lockstep.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import simpy
+
+from simcore.ops import Graph, Publication
+from simcore.ramps import Ramp
+from simcore.trace import Cause
+
+if TYPE_CHECKING:
+    from simcore.sim import Simulation
+    from simcore.sim_host import CauseSteps, SimTicket
+
+_NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
+
+
+class RowLaunch:
+    """A launch, its ticket, and its piece of work on the device."""
+
+    __slots__ = (
+        "_sim", "_waiters", "advance", "after", "begun_s", "done_with", "end", "graph", "id", "issued_s",
+        "ran", "rank", "rate", "ready_s", "repeat", "sizes", "stopped", "stream", "until", "work", "work_s",
+    )  # fmt: skip
+    # Nothing of it leaves the device before its end.
+    publications = _NOTHING_LEAVES
+
+    def __init__(
+        self,
+        sim: "Simulation",
+        rank: int,
+        stream: str,
+        graph: Graph,
+        issued_s: float,
+        after: "tuple[SimTicket | RowLaunch, ...]",
+        sizes: Mapping[str, int],
+        advance: Mapping[str, int] | None,
+        repeat: int,
+        until: str | None,
+    ) -> None:
+        self._sim = sim
+        self.id = sim.next_launch()
+        self.rank = rank
+        self.stream = stream
+        self.graph = graph
+        self.issued_s = issued_s
+        self.after = after
+        self.sizes = sizes
+        self.advance = advance
+        self.repeat = repeat
+        self.until = until
+        self.end: Cause | None = None
+        self.ran = 0
+        self.work: Ramp | None = None
+        self.work_s = 0.0
+        self.rate = 1.0
+        self.ready_s = self.begun_s = 0.0
+        self.stopped = False
+        self.done_with: Callable[[], None] | None = None
+        self._waiters: list[Callable[[], None]] | None = None
+
+    # -- as a ticket ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends it at its next replay boundary; one that has not begun runs not once."""
+        if self.end is None:
+            self._sim.machines[self.rank].at_host_time(partial(self._sim.stop_row, self))
+
+    def done(self) -> "CauseSteps":
+        """Waits until it is done."""
+        if self.end is None:
+            event = self._sim.env.event()
+            self.tell(lambda: _succeed(event))
+            yield event
+        assert self.end is not None
+        return self.end
+
+    def tell(self, waiter: Callable[[], None]) -> None:
+        """Calls `waiter` once it is done, which it is not yet."""
+        if self._waiters is None:
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
+
+    # -- as a piece of work --------------------------------------------------------------------------
+
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Where its rate changed is not written down."""
+
+    def publish(self, publication: Publication) -> None:
+        """Nothing leaves it before its end."""
+        raise AssertionError(f"a launch in closed form publishes nothing, not {publication.signal}")
+
+    def target_s(self, alone: bool) -> float:
+        """The next point of its work at which something happens."""
+        work = self.work
+        assert work is not None
+        return work.total_s if alone else work.end_s(work.next_change(work.replay_at(self.work_s)))
+
+    def finish(self) -> None:
+        """Its work is done now."""
+        self._sim.end_row(self)
+        waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            for waiter in waiters:
+                waiter()
+        if self.done_with is not None:
+            self.done_with()
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
