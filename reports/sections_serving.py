@@ -353,8 +353,9 @@ def _tiles(run: Run) -> list[Tile]:
     for metric, means in TILES:
         if metric in values:
             scale = scale_of(metric, pd.Series([values[metric]]))
-            more = f"{percent(values['slo_attainment'])} of requests keep every SLO"
-            kept = metric == "goodput_per_s" and known(values.setdefault("slo_attainment", math.nan))
+            share = values.get("slo_attainment", math.nan)
+            more = f"{percent(share)} of requests keep every SLO" if known(share) else ""
+            kept = metric == "goodput_per_s" and known(share)
             found.append(Tile(scale.text(values[metric]), means, more if kept else where))
     return found
 

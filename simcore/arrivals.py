@@ -13,7 +13,7 @@ lengths leave the arrivals as they are, another rate only stretches them, and re
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -63,6 +63,16 @@ class Drawn:
     max_tokens: int
     left_out: int = 0
     rate_per_s: float | None = None
+
+    def first(self, most: int) -> "Drawn":
+        """The first so many of them."""
+        arrival_s = None if self.arrival_s is None else self.arrival_s[:most]
+        return replace(
+            self,
+            arrival_s=arrival_s,
+            prompt_tokens=self.prompt_tokens[:most],
+            output_tokens=self.output_tokens[:most],
+        )
 
 
 def draw(workload: Workload, seed: int, replica: int) -> Drawn:

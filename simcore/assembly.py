@@ -262,6 +262,7 @@ def _hardware(scenario: Scenario, spec: DeviceSpec, link: Link | None, profile: 
         dtypes=_dtypes(scenario, profile),
         chunk=(profile.chunk_tokens if profile else None) or DEFAULT_CHUNK,
         parts=profile is not None and profile.granularity == "parts",
+        memory_reach=spec.hbm_efficiency.value,
         whole=profile is not None and profile.granularity == "iteration",
     )
 

@@ -23,6 +23,7 @@ from devices.spec import device_names, load_device
 from simcore import rundir, screen
 from simcore.assembly import MODELS, assemble, model_names, provenance
 from simcore.decoder_config import ModelError, load_config
+from simcore.export import export as export_bench
 from simcore.files import InputError, nearest
 from simcore.laws import LawError
 from simcore.scenario import json_schema, load_scenario, resolved
@@ -150,6 +151,18 @@ def report(
 
 
 @app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a run of study serving", show_default=False)],
+    target: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="where to write")],
+    label: Annotated[str | None, typer.Option("--label", help="which strategy", show_default=False)] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="which load", show_default=False)] = None,
+) -> None:
+    """Write the requests of a run as the JSON of `vllm bench serve`."""
+    count = export_bench(folder, target, label, rate)
+    typer.echo(f"{target}: {count:,} requests")
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
     typer.echo(json.dumps(json_schema(), indent=1))
@@ -184,7 +197,7 @@ def schedules() -> None:
         typer.echo(f"{kind:<18} {first}")
 
 
-COMMANDS = ("run", "report", "schema", "devices", "models", "schedules")
+COMMANDS = ("run", "report", "export", "schema", "devices", "models", "schedules")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,9 +11,10 @@ So two graphs that each keep the memory fully busy run at half speed, and one th
 arithmetic runs beside one that is bound by memory at full speed. What is known ends there. Three laws:
 
     max_min_rates        the above: no constant
-    shared_reads(t)      the above, but instances of one model that started within about t seconds of each
-                         other find the weights in the cache that the one before has just read:
-                         a gap g to the one before saves exp(-g / t) of its memory traffic
+    shared_reads(t, r)   the above with the share r of the memory's rate that kernels reach, and instances of
+                         one model that started within about t seconds of each other find the weights in the
+                         cache that the one before has just read: a gap g to it saves exp(-g / t) of the
+                         memory traffic
     throughput(c)        n instances together do 1 + c (n - 1) times what one does, whatever they run
 
 The constants t and c are for calibration. Not modelled: the interference of collectives (they run at their
@@ -82,8 +83,9 @@ def _limit(rates: list[float], demands: Sequence[float], capacity: float) -> Non
                 rates[i] = min(rates[i], share / demands[i])
 
 
-def shared_reads(reuse_s: float) -> Rates:
-    """The law that reckons with weights found in the cache; `reuse_s` 0 is `max_min_rates`.
+def shared_reads(reuse_s: float, reach: float = 1.0) -> Rates:
+    """The law that reckons with weights found in the cache; `reuse_s` 0 is `max_min_rates`. `reach`: the
+    share of the datasheet's memory rate that kernels reach, beyond which several together do not get either.
 
     >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
     >>> shared_reads(0.01)(both)
@@ -92,13 +94,13 @@ def shared_reads(reuse_s: float) -> Rates:
 
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, 1.0)
+            return _rates(running, reach)
         order = sorted(running, key=lambda demand: demand.since_s)
         read = order[0].memory
         for before, demand in pairwise(order):
             read += demand.memory * (1.0 - exp((before.since_s - demand.since_s) / reuse_s))
         asked = sum(demand.memory for demand in running)
-        return _rates(running, asked / read if read > 0.0 else 1.0)
+        return _rates(running, reach * asked / read if read > 0.0 else reach)
 
     return rates
 

@@ -17,6 +17,7 @@ class Hardware:
     `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
     many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
+    `memory_reach`: the share of the datasheet's memory rate that kernels reach.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     """
 
@@ -32,4 +33,5 @@ class Hardware:
     dtypes: Dtypes
     chunk: int
     parts: bool
+    memory_reach: float
     whole: bool = False

@@ -61,12 +61,15 @@ class Piece:
         )
 
 
+UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0))
+
+
 class Ramp:
     """The work of a burst: pieces in order. `shares` are seconds of each replay by where their price comes
     from; what is beyond them comes from `rest`. `launch_s`: host time of a launch; `since_s`: when its stream
     last began to work."""
 
-    __slots__ = ("launch_s", "pieces", "replays", "rest", "shares", "since_s", "total_s")
+    __slots__ = ("_around", "launch_s", "pieces", "replays", "rest", "shares", "since_s", "total_s")
 
     def __init__(self, pieces: list[Piece], shares: "Shares" = (), rest: SourceKind | None = None) -> None:
         self.pieces = pieces
@@ -77,6 +80,7 @@ class Ramp:
         self.rest = rest
         self.launch_s = 0.0
         self.since_s = 0.0
+        self._around = UNKNOWN
 
     def _piece(self, replay: int) -> Piece:
         for piece in reversed(self.pieces):
@@ -136,8 +140,19 @@ class Ramp:
                 high = middle
         return piece.first + low
 
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """What it asks of the device once so much is done, and the work up to which it asks just that."""
+        since_s, until_s, demand = self._around
+        if since_s <= work_s < until_s:
+            return until_s, demand
+        replay = self.replay_at(work_s)
+        found = self.end_s(self.next_change(replay)), self.demand(replay)
+        self._around = (work_s, *found)
+        return found
+
     def shorten(self, replays: int) -> None:
         """Leaves out all but the first so many replays."""
+        self._around = UNKNOWN
         if replays >= self.replays:
             return
         if replays == 0:
@@ -148,6 +163,16 @@ class Ramp:
         pieces[-1] = Piece(last.first, replays - last.first, last.before_s, last.cost, last.growth)
         self.pieces, self.replays = pieces, replays
         self.total_s = self.end_s(replays - 1)
+
+    def count(self, sources: dict[SourceKind, float]) -> None:
+        """Adds its work to `sources`: seconds by where their price comes from."""
+        told_s = 0.0
+        for source, seconds in self.shares:
+            told_s += seconds
+            sources[source] = sources.get(source, 0.0) + seconds * self.replays
+        if self.rest is not None:
+            left_s = self.total_s - told_s * self.replays
+            sources[self.rest] = sources.get(self.rest, 0.0) + left_s
 
     def floor_s(self) -> float:
         """The least seconds that all replays can take."""
@@ -241,14 +266,13 @@ MOST_KNOWN = 4096
 
 class Tariff:
     """Prices of graphs at given sizes, for one rank: each group of ops once for each value of the sizes that
-    it reads. `sources`: seconds of work by where their price comes from."""
+    it reads. Runs on the same device may share one."""
 
     def __init__(self, price: Pricer, roofline: Roofline) -> None:
         self._price = price
         self._roofline = roofline
         self._groups: dict[int, list[_Group]] = {}
-        self._plans: dict[tuple[int, tuple[str, ...] | None], _Plan] = {}
-        self.sources: dict[SourceKind, float] = {}
+        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def ramp(
         self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
@@ -272,16 +296,6 @@ class Tariff:
         if not curves:
             return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
         return Ramp(_pieces(cost, curves, sizes, advance, replays), shares, curves[0][2])
-
-    def count(self, ramp: Ramp) -> None:
-        """Adds work that was done to `sources`."""
-        sources, told_s = self.sources, 0.0
-        for source, seconds in ramp.shares:
-            told_s += seconds
-            sources[source] = sources.get(source, 0.0) + seconds * ramp.replays
-        if ramp.rest is not None:
-            left_s = ramp.total_s - told_s * ramp.replays
-            sources[ramp.rest] = sources.get(ramp.rest, 0.0) + left_s
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.get(id(graph))

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -60,7 +60,7 @@ def show(
     for table in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
         # Numbers are never cut: a table that is too wide runs over the edge.
         needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
-        wide = Console(highlight=False, width=max(console.width, needed))
+        wide = Console(highlight=False, width=max(console.width, needed + 1))
         wide.print(table)
     for warning in outcome.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
@@ -99,48 +99,53 @@ def _table(outcome: Outcome) -> Table:
     return table
 
 
+# Title, metrics that share its column, and the factor to what is shown.
 SERVED = (
-    ("TTFT p50", "ttft_p50_s", 1e3),
-    ("TTFT p99", "ttft_p99_s", 1e3),
-    ("TPOT p50", "tpot_p50_s", 1e3),
-    ("E2E p50", "e2e_p50_s", 1e3),
-    ("E2E p99", "e2e_p99_s", 1e3),
-    ("tokens/s", "output_throughput_tokens_per_s", 1.0),
-    ("SLOs met", "slo_attainment", 100.0),
-    ("speed-up", "speedup", 1.0),
+    ("TTFT p50, p99", ("ttft_p50_s", "ttft_p99_s"), 1e3),
+    ("TPOT p50", ("tpot_p50_s",), 1e3),
+    ("E2E p50, p99", ("e2e_p50_s", "e2e_p99_s"), 1e3),
+    ("tokens/s", ("output_throughput_tokens_per_s",), 1.0),
+    ("SLOs", ("slo_attainment",), 100.0),
+    ("speed-up", ("speedup",), 1.0),
 )
 
 
 def _served(outcome: Outcome) -> Table:
-    """Latencies of a serving study: a line per load and strategy."""
+    """Latencies of a serving study: a block of lines per load, a line per strategy."""
     found: dict[ServingAxes, dict[str, float]] = {}
     for row in outcome.rows:
         assert isinstance(row.axes, ServingAxes)
         if row.value is not None:
             found.setdefault(row.axes, {})[row.metric] = row.value
-    shown = [column for column in SERVED if any(column[1] in values for values in found.values())]
+    shown = [column for column in SERVED if any(column[1][0] in values for values in found.values())]
     table = Table(title="latency in ms, SLOs in %", title_justify="left", header_style="bold")
-    table.add_column("requests/s", justify="right", no_wrap=True)
-    several = len({axes.devices for axes in found}) > 1
-    if several:
-        table.add_column("devices", justify="right")
-    table.add_column("strategy", min_width=16)
+    table.add_column("strategy", min_width=20)
     for title, _, _ in shown:
-        table.add_column(title, justify="right", no_wrap=True)
-    before: object = None
+        table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
+    before = ""
     for axes, values in found.items():
-        load = (axes.rate_per_s, axes.devices, axes.requests, axes.output_tokens)
-        if before not in (None, load):
+        load = _load(axes, found)
+        if load != before:
             table.add_section()
+            table.add_row(f"[bold]{load}[/bold]", *("" for _ in shown))
         before = load
-        rate = f"{axes.requests:,} in all" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g}"
-        cells = [_significant(values[name] * scale) if name in values else "-" for _, name, scale in shown]
-        table.add_row(rate, *([str(axes.devices)] if several else []), escape(axes.label), *cells)
+        cells = [_joined(values, names, scale) for _, names, scale in shown]
+        table.add_row(escape(axes.label), *cells)
     return table
 
 
-def _significant(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
+    """A load in words: its rate, and what else tells it from others."""
+    words = ["closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} requests/s"]
+    for name, unit in (("devices", "devices"), ("requests", "requests"), ("output_tokens", "tokens out")):
+        if len({getattr(other, name) for other in all_axes}) > 1:
+            words.append(f"{getattr(axes, name):,.4g} {unit}")
+    return ", ".join(words)
+
+
+def _joined(values: Mapping[str, float], names: Sequence[str], scale: float) -> str:
+    known = [values[name] * scale for name in names if name in values]
+    return ", ".join(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in known) or "-"
 
 
 TABLES = {"decode": _table, "serving": _served}

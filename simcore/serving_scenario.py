@@ -120,8 +120,10 @@ class ServingScenario(Common):
     memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.9, description="of the device's memory, that weights, activations and KV may take"
     )
-    price_interval: bool = Field(
-        True, description="whether to run the first replica at both ends of the prices' intervals too"
+    price_interval: bool | None = Field(
+        None,
+        description="whether to run the first replica at both ends of the prices' intervals too;"
+        " by default, where it has at most 5000 requests",
     )
     contention: Annotated[Contention, Field(discriminator="kind")] = SharedMemory(kind="shared_memory")
     slo: Slo = Slo()

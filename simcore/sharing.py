@@ -37,11 +37,8 @@ class Replays(Protocol):
     def replay_at(self, work_s: float) -> int:
         """The replay that is at work once so much is done."""
 
-    def next_change(self, replay: int) -> int:
-        """The last replay that asks the same of the device as this one and all between."""
-
-    def demand(self, replay: int) -> Demand:
-        """What a replay asks of the device."""
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """What it asks of the device once so much is done, and the work up to which it asks just that."""
 
     def shorten(self, replays: int) -> None:
         """Leaves out all but the first so many."""
@@ -74,13 +71,10 @@ class Listed:
         """The replay that is at work once so much is done."""
         return min(bisect_right(self._ends, work_s), len(self._ends) - 1)
 
-    def next_change(self, replay: int) -> int:
-        """This replay itself: the next may ask anything."""
-        return replay
-
-    def demand(self, replay: int) -> Demand:
-        """What a replay asks of the device."""
-        return self._demands[replay]
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """The replay that is at work: its end, and what it asks of the device."""
+        replay = self.replay_at(work_s)
+        return self._ends[replay], self._demands[replay]
 
     def shorten(self, replays: int) -> None:
         """Leaves out all but the first so many."""
@@ -133,8 +127,7 @@ class Piece:
 
     def target_s(self, alone: bool) -> float:
         """The next point of its work at which something happens."""
-        work = self.work
-        end_s = work.total_s if alone else work.end_s(work.next_change(work.replay_at(self.work_s)))
+        end_s = self.work.total_s if alone else self.work.around(self.work_s)[0]
         return min(self.publications[0][0], end_s) if self.publications else end_s
 
 
@@ -177,10 +170,8 @@ class SharedDevice:
             replay -= 1
         work.shorten(replay + 1)
 
-    def next_due(self) -> tuple[float, Work] | None:
-        """Seconds until something happens, and to which piece."""
-        if not self.running:
-            return None
+    def next_due(self) -> tuple[float, Work]:
+        """Seconds until something happens, and to which piece; one at least is running."""
         if len(self.running) == 1:
             piece = self.running[0]
             return max(0.0, (piece.target_s(True) - piece.work_s) / piece.rate), piece
@@ -220,7 +211,7 @@ class SharedDevice:
         running = self.running
         if not running:
             return
-        rates = self.rates([piece.work.demand(piece.work.replay_at(piece.work_s)) for piece in running])
+        rates = self.rates([piece.work.around(piece.work_s)[1] for piece in running])
         for piece, rate in zip(running, rates, strict=True):
             if rate != piece.rate:
                 piece.note(now_s, once=True)
@@ -228,11 +219,11 @@ class SharedDevice:
 
 
 def _snap(piece: Work, slack: float) -> None:
-    """Work that is within `slack` of a replay's end has reached it."""
+    """Work that is within `slack` of where something changes has come to it."""
     work = piece.work
     if piece.work_s + slack >= work.total_s:
         piece.work_s = max(piece.work_s, work.total_s)
         return
-    end_s = work.end_s(work.replay_at(piece.work_s))
+    end_s = work.around(piece.work_s)[0]
     if end_s <= piece.work_s + slack:
         piece.work_s = end_s

@@ -80,7 +80,7 @@ class Simulation:
 
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
     out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
-    messages are not noted.
+    messages are not noted. `tariff`: the same prices, as an earlier run has worked them out.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Simulation:
         rates: Rates = max_min_rates,
         lockstep: Sequence[str] = (),
         rows: bool = False,
+        tariff: Tariff | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.trace = Trace()
@@ -106,8 +107,7 @@ class Simulation:
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
         self._lockstep = frozenset(lockstep)
         self.rows = rows
-        self._tariff = Tariff(price, roofline)
-        self.trace.rows.sources = self._tariff.sources
+        self._tariff = tariff or Tariff(price, roofline)
         self._price = price
         self._roofline = roofline
         self._outcomes = outcomes or {}
@@ -244,7 +244,7 @@ class Simulation:
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
         stream = self._stream(launch.rank, launch.stream)
-        if stream.working or any(ticket.end is None for ticket in launch.after):
+        if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
         stream.working = True
@@ -311,7 +311,7 @@ class Simulation:
                 end_s, work.total_s, work.floor_s(), work.replays,
             )
         )  # fmt: skip
-        self._tariff.count(work)
+        work.count(rows.sources)
         launch.ran = work.replays
         launch.end = stream.free = Cause(None, end_s)
 
@@ -397,11 +397,14 @@ class Simulation:
         """Comes back when something is due on a device; an alarm set before is void."""
         number = self._alarms[rank] = self._alarms[rank] + 1
         device, env = self._devices[rank], self.env
-        due = device.next_due()
-        if due is not None:
+        if not device.running:
+            return
+        delay_s, piece = device.next_due()
+        now_s = env.now
+        if device.updated_s > now_s:
             # A device that was idle may begin a little later than now.
-            delay_s = due[0] + max(0.0, device.updated_s - env.now)
-            then(env.timeout(delay_s), partial(self._ring, rank, number, due[1]))
+            delay_s += device.updated_s - now_s
+        then(env.timeout(delay_s), partial(self._ring, rank, number, piece))
 
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
         if number == self._alarms[rank]:

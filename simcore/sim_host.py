@@ -283,13 +283,13 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
+        if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
+            event = self._env.event()
+            tickets[0].tell(partial(self._wake, event, tickets))
+            return event
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
             return self._env.process(self._wait(tickets))
         waited = cast(Sequence[SimTicket | RowLaunch], tickets)
-        if len(waited) == 1 and waited[0].end is None:
-            event = self._env.event()
-            waited[0].tell(partial(self._wake, event, waited))
-            return event
         event = self._env.event()
         missing = [ticket for ticket in waited if ticket.end is None]
         left = len(missing)

@@ -104,7 +104,7 @@ class RowLaunch:
         """The next point of its work at which something happens."""
         work = self.work
         assert work is not None
-        return work.total_s if alone else work.end_s(work.next_change(work.replay_at(self.work_s)))
+        return work.total_s if alone else work.around(self.work_s)[0]
 
     def finish(self) -> None:
         """Its work is done now."""

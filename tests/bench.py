@@ -40,8 +40,8 @@ def wall_s(*words: str) -> list[float]:
 
 
 def event_loop(strategy: int) -> str:
-    """Spans and tokens per second of one strategy of the quickstart at eight devices."""
-    file = ROOT / "scenarios" / "quickstart.yaml"
+    """Spans and tokens per second of one strategy of the ALSpec scenario at eight devices."""
+    file = ROOT / "scenarios" / "alspec.yaml"
     parts = assemble(load_scenario(file, ["tokens=20", "context_tokens=1024", "crossover=[]"]), str(file))
     kinds = ("tensor_parallel", "alspec")
     case = [

@@ -15,7 +15,7 @@ from simcore import rundir
 from simcore.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = str(ROOT / "scenarios" / "quickstart.yaml")
+QUICK = str(ROOT / "scenarios" / "alspec.yaml")
 N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
 SETTINGS = ("crossover=[]", "context_tokens=1024", "strategies.1.ranks=2", "strategies.1.hits.value=0.5")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -37,12 +37,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_file_name_alone_runs_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(QUICK, *SMALL) == 0
-    assert {path.name for path in (here / "runs/quickstart/sim").iterdir()} == FILES
+    assert {path.name for path in (here / "runs/alspec/sim").iterdir()} == FILES
     out = capsys.readouterr().out
     assert "is fastest" in out
-    assert "runs/quickstart/sim/report.html" in out
+    assert "runs/alspec/sim/report.html" in out
     # Nothing else is left behind, no draft either.
-    assert [path.name for path in (here / "runs/quickstart").iterdir()] == ["sim"]
+    assert [path.name for path in (here / "runs/alspec").iterdir()] == ["sim"]
 
 
 def test_the_same_run_gives_the_same_bytes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_the_same_run_gives_the_same_bytes(here: Path, capsys: pytest.CaptureFix
 
 def test_results_are_tidy(here: Path) -> None:
     assert call(QUICK, *SMALL, "--quiet") == 0
-    with (here / "runs/quickstart/sim/results.csv").open(newline="") as file:
+    with (here / "runs/alspec/sim/results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     keys = [
         tuple(row[name] for name in ("label", "context_tokens", "batch", "hit_rate", "metric", "op_kind"))

@@ -76,7 +76,7 @@ def test_table_3_needs_the_fractional_number_of_hits() -> None:
 
 
 def test_the_critical_path_adds_up_to_the_latency_in_every_row() -> None:
-    outcome, _ = ran("quickstart.yaml", "crossover=[]", "context_tokens=[1024, 131072]")
+    outcome, _ = ran("alspec.yaml", "crossover=[]", "context_tokens=[1024, 131072]")
     parts: dict[Any, float] = {}
     for row in outcome.rows:
         if row.metric == "critical_path_s" and row.value is not None:
@@ -94,7 +94,7 @@ def alspec(ranks: int, hits: str) -> str:
 def test_overlapping_the_last_layer_gains_and_never_loses() -> None:
     strategy = alspec(2, '"kind": "rate", "value": [0.0, 0.5, 1.0]')
     common = ("crossover=[]", "tokens=3", "baseline=null", "context_tokens=[1024, 131072]")
-    outcome, _ = ran("quickstart.yaml", strategy, *common)
+    outcome, _ = ran("alspec.yaml", strategy, *common)
     gains = [row.value for row in outcome.rows if row.metric == "overlap_gain_s"]
     assert len(gains) == 6
     assert all(gain is not None and gain > -1e-12 for gain in gains)
@@ -112,7 +112,7 @@ def test_where_nothing_hits_nothing_overlaps() -> None:
 
 
 def test_what_a_profile_takes_as_free_is_priced_beside() -> None:
-    outcome, _ = ran("quickstart.yaml", "crossover=[]", "context_tokens=1024")
+    outcome, _ = ran("alspec.yaml", "crossover=[]", "context_tokens=1024")
     latency = values(outcome, "token_latency_s")
     priced = values(outcome, "latency_if_priced_s")
     assert priced["alspec", 4, 1024] > latency["alspec", 4, 1024] + 32 * 15e-6
@@ -132,11 +132,11 @@ def test_at_a_crossover_both_are_equally_fast() -> None:
     """To within the 1 % of the search."""
     strategy = alspec(2, '"kind": "rate", "value": 0.5')
     common = ("context_tokens=131072", "baseline=null")
-    outcome, _ = ran("quickstart.yaml", strategy, "crossover=[hit_rate]", *common)
+    outcome, _ = ran("alspec.yaml", strategy, "crossover=[hit_rate]", *common)
     rate = next(row.value for row in outcome.rows if row.metric == "crossover_hit_rate")
     assert rate is not None
     assert 0.5 < rate < 1.0
-    again, _ = ran("quickstart.yaml", strategy.replace("0.5", f"{rate}"), "crossover=[]", *common)
+    again, _ = ran("alspec.yaml", strategy.replace("0.5", f"{rate}"), "crossover=[]", *common)
     speedup = next(row.value for row in again.rows if row.metric == "speedup_over_tensor_parallel")
     assert speedup == pytest.approx(1.0, abs=1e-2)
 
@@ -145,9 +145,9 @@ def test_random_hits_agree_with_counted_ones_within_four_standard_errors() -> No
     """Mean of 64 replicas at 50 % hits against 16 of 32; 4 standard errors of the mean."""
     random = alspec(1, '"kind": "rate", "value": 0.5, "draw": "random"')
     common = ("crossover=[]", "context_tokens=65536", "baseline=null")
-    outcome, _ = ran("quickstart.yaml", random, "replicas=64", *common)
+    outcome, _ = ran("alspec.yaml", random, "replicas=64", *common)
     row = next(row for row in outcome.rows if row.metric == "token_latency_s")
-    counted, _ = ran("quickstart.yaml", random.replace("random", "floor"), *common)
+    counted, _ = ran("alspec.yaml", random.replace("random", "floor"), *common)
     exact = values(counted, "token_latency_s")["alspec", 1, 65536]
     standard_error = next(row.value for row in outcome.rows if row.metric == "standard_error_s")
     assert row.value is not None
@@ -161,7 +161,7 @@ def test_published_hits_come_with_score_and_bounds() -> None:
         'strategies=[{"kind": "alspec", "ranks": 4,'
         ' "hits": {"kind": "published", "task": "gsm8k-cot", "threshold": [0.05, 0.1]}}]'
     )
-    outcome, _ = ran("quickstart.yaml", strategy, "crossover=[]", "baseline=null", "context_tokens=1024")
+    outcome, _ = ran("alspec.yaml", strategy, "crossover=[]", "baseline=null", "context_tokens=1024")
     found = {(row.axes.hit_rate, row.metric): row.value for row in outcome.rows}
     assert found[0.494, "hits_score"] == 0.806
     assert found[0.789, "hits_score"] == 0.799
@@ -175,7 +175,7 @@ def test_where_pricing_flips_the_winner_the_answer_is_conditional() -> None:
         'strategies=[{"kind": "tensor_parallel", "ranks": [4, 8]},'
         ' {"kind": "alspec", "ranks": 4, "hits": {"kind": "rate", "value": 0.5}}]'
     )
-    outcome, _ = ran("quickstart.yaml", "crossover=[]", "context_tokens=[1024, 32768]", strategies)
+    outcome, _ = ran("alspec.yaml", "crossover=[]", "context_tokens=[1024, 32768]", strategies)
     assert "is fastest, if what its profile takes as free is so: 16.00 ms" in outcome.answer
     assert "behind tensor parallelism at 1,024, 32,768 tokens" in outcome.answer
 
@@ -190,7 +190,7 @@ def test_an_early_part_that_is_assumed_is_among_what_is_free() -> None:
 def test_a_crossover_that_cannot_be_searched_says_why() -> None:
     strategy = alspec(2, '"kind": "rate", "value": 0.5, "draw": "random"')
     crossover = "crossover=[context_tokens, hit_rate, link_latency_s]"
-    outcome, _ = ran("quickstart.yaml", strategy, crossover, "context_tokens=1024", "baseline=null")
+    outcome, _ = ran("alspec.yaml", strategy, crossover, "context_tokens=1024", "baseline=null")
     found = {row.metric: (row.value, row.source) for row in outcome.rows if row.metric.startswith("cross")}
     assert found == {
         "crossover_context_tokens": (None, "it takes two contexts at which both fit"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Any
 
-from simcore import laws, metrics
+from simcore import contention, laws, metrics
 from simcore.decoder_config import DecoderConfig
 from simcore.hardware import Hardware
 from simcore.machine import Machine, Program
@@ -161,6 +161,7 @@ class Bench:
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
             outcomes={"hit": pattern},
+            rates=contention.shared_reads(0.0, self.hardware.memory_reach),
             lockstep=lockstep,
         )
         trace = simulation.run(self.program(case))

@@ -66,14 +66,17 @@ def continuous_batching(
     """Serves what comes into the inbox until its end. `blocks`: of `block_tokens` tokens, in all."""
     server = _Server(PagedKv(blocks, block_tokens), token_budget, min(max_sequences, token_budget), order)
     while True:
-        _take(m, server, journal, m.poll(REQUESTS))
+        if items := m.poll(REQUESTS):
+            _take(m, server, journal, items)
         if not server.admitted and not server.line and not server.first:
             if server.closed:
                 return
             _take(m, server, journal, [(yield m.recv(REQUESTS))])
             continue
-        _make_room(server)
-        chunks = _chunks(server, m.now())
+        if server.kv.needed(1) > server.kv.free:
+            _make_room(server)
+        waits = server.prompts or server.line or server.first
+        chunks = _chunks(server, m.now()) if waits else []
         if chunks:
             yield from _mixed(m, model, journal, server, chunks)
         else:
@@ -122,8 +125,6 @@ def _settle(server: _Server, request: Request) -> None:
 
 def _chunks(server: _Server, now_s: float) -> list[tuple[Request, int]]:
     """The prompt tokens of the next step: (request, how many of its tokens)."""
-    if not (server.prompts or server.line or server.first):
-        return []
     kv, chunks = server.kv, []
     left = server.budget - len(server.decoding)
     free = kv.free - kv.needed(1)

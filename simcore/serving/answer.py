@@ -1,13 +1,14 @@
 """What a serving study says in words: which way of serving wins, and why; what to be warned of.
 
-The winner at the heaviest load has the highest goodput where something is promised (`slo`), and the lowest
-mean E2E latency where nothing is, or where all keep their promise as well.
+The winner at the heaviest load keeps most promises where there are any (`slo`), and has the lowest mean E2E
+latency where there are none, or where others keep as many.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simcore.serving.bench import Bench, Case
+from simcore.serving.figures import over_replicas
 
 if TYPE_CHECKING:
     from simcore.serving.study import Found
@@ -20,19 +21,48 @@ MOST_EXTRAPOLATED = 0.05
 def answer(bench: Bench, found: Sequence["Found"]) -> str:
     """One sentence: the winner at the heaviest load, by how much, and what makes the difference."""
     here = _heaviest(found)
-    promised = any(limit is not None for limit in bench.scenario.slo.model_dump().values())
-    ranked = sorted(here, key=lambda one: _rank(one, promised))
+    promises = _promises(bench)
+    ranked = sorted(here, key=lambda one: _rank(one, bool(promises)))
     best, others = ranked[0], ranked[1:]
-    text = f"{_load(best.case)} on {_devices(bench, best.case)}, {best.case.axes.label} "
-    text += "is best" if others else "serves them so"
-    if promised:
-        text += f": {_share(best)} of the requests keep what is promised ({_number(best, 'goodput_per_s')}/s)"
-        text += _next_share(best, others)
-    text += f"{';' if promised else ':'} a request takes {_time(best, 'e2e_mean_s')} on average"
-    text += f", its first token {_time(best, 'ttft_p99_s')} at the 99th percentile"
+    verb = "is best" if others else "does it so"
+    text = f"{_load(best.case)} on {_devices(bench, best.case)}, {best.case.axes.label}, {verb}: "
+    if promises:
+        text += f"{_share(best)} of the requests keep {promises}"
+    else:
+        text += f"a request takes {_time(best, 'e2e_mean_s')} on average"
     if others:
-        text += _why(best, others[0])
-    return f"{text}."
+        text += f" ({_next(best, others[0], bool(promises))})"
+    text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
+    return f"{text}; p99 TTFT {_time(best, 'ttft_p99_s')}."
+
+
+def _promises(bench: Bench) -> str:
+    """What is promised, in words; empty where nothing is."""
+    limits = bench.scenario.slo.model_dump()
+    words = [f"{name[:-2].upper()} {seconds(limit)}" for name, limit in limits.items() if limit is not None]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def _next(best: "Found", other: "Found", promised: bool) -> str:
+    """The next best: how far behind, and why."""
+    name = other.case.axes.label
+    if promised and _rank(best, True)[0] != _rank(other, True)[0]:
+        text = f"{_share(other)} with {name}"
+    elif promised:
+        text = f"as many with {name}, mean E2E {_time(other, 'e2e_mean_s')}"
+    else:
+        text = f"{_time(other, 'e2e_mean_s')} with {name}"
+    return text + _why(best, other) + (", which chance may have done" if _too_close(best, other) else "")
+
+
+def _too_close(best: "Found", other: "Found") -> bool:
+    """Whether the replicas leave open which of two is faster: the interval of their paired differences in
+    mean E2E latency holds zero."""
+    pairs = zip(best.replicas, other.replicas, strict=True)
+    ours_and_theirs = [(ours["e2e_mean_s"][0], theirs["e2e_mean_s"][0]) for ours, theirs in pairs]
+    lost = [{"lost": (b - a, "s")} for a, b in ours_and_theirs if a is not None and b is not None]
+    _, low, high = over_replicas(lost)["lost"] if lost else (None, None, None)
+    return low is not None and high is not None and low <= 0.0 <= high
 
 
 def _heaviest(found: Sequence["Found"]) -> list["Found"]:
@@ -74,23 +104,9 @@ def _share(one: "Found") -> str:
     return "none" if share is None else f"{share:.1%}"
 
 
-def _next_share(best: "Found", others: Sequence["Found"]) -> str:
-    if not others:
-        return ""
-    second = others[0]
-    if _rank(best, True)[0] == _rank(second, True)[0]:
-        return f", as many as with {second.case.axes.label}"
-    return f", against {_share(second)} with {second.case.axes.label}, the next"
-
-
 def _time(one: "Found", name: str) -> str:
     value = one.value(name)
     return "no time" if value is None else seconds(value)
-
-
-def _number(one: "Found", name: str) -> str:
-    value = one.value(name)
-    return "none" if value is None else f"{value:.3g}"
 
 
 def seconds(value: float) -> str:
@@ -117,18 +133,15 @@ def _why(best: "Found", other: "Found") -> str:
     lost = {part: lost_s(*of) for part, of in parts.items()}
     lost["prefill"] -= lost["wait"]
     part = max(lost, key=lambda name: lost[name])
-    name = other.case.axes.label
-    total_s = lost_s("e2e_mean_s", 1.0)
-    if lost[part] <= 0.0 or total_s <= 0.0:
-        return f"; {name} is as fast on average"
-    more = f"; {name} takes {seconds(total_s)} more, for its "
+    if lost[part] <= 0.0:
+        return ""
     if part == "wait":
         ours, theirs = _time(best, "queue_mean_s"), _time(other, "queue_mean_s")
-        return more + f"requests wait {theirs} for their turn, not {ours}"
+        return f", whose requests wait {theirs} for their turn, not {ours}"
     if part == "prefill":
-        return more + "first tokens come later once their prompts are begun"
+        return ", whose first tokens come later once their prompts are begun"
     ours, theirs = _time(best, "tpot_mean_s"), _time(other, "tpot_mean_s")
-    return more + f"tokens take {theirs} each, not {ours}"
+    return f", whose tokens take {theirs} each, not {ours}"
 
 
 def notes(bench: Bench, found: Sequence["Found"]) -> list[str]:
@@ -148,10 +161,10 @@ def warnings(bench: Bench, found: Sequence["Found"], shares: Mapping[str, float]
     told = []
     for one in found:
         name, place = one.case.axes.label, _load(one.case)
-        for figure, what in (("rejected", "are rejected: no server could hold them"),):
-            count = one.value(figure)
-            if count:
-                told.append(f"{place}, {name}: {count:.0f} of {one.case.axes.requests:,} requests {what}")
+        turned_away = one.value("rejected")
+        if turned_away:
+            of = one.case.axes.requests
+            told.append(f"{place}, {name}: {turned_away:.0f} of {of:,} requests fit on no server: rejected")
         again = one.value("preemptions")
         if again and again > 0.01 * one.case.axes.requests:
             told.append(

@@ -23,6 +23,7 @@ from simcore.hardware import Hardware
 from simcore.machine import Machine, Program
 from simcore.models import TENSOR
 from simcore.ops import Op, Price, Pricer, SourceKind
+from simcore.ramps import Tariff
 from simcore.requests import END, REQUESTS, Journal, Request
 from simcore.schedules.concurrent_instances import concurrent_instances
 from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
@@ -94,7 +95,7 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     models: dict[int, ServedDecoder] = field(default_factory=dict)
-    prices: dict[tuple[int, str], Pricer] = field(default_factory=dict)
+    prices: dict[tuple[int, str], tuple[Pricer, Tariff]] = field(default_factory=dict)
 
     def model(self, ranks: int) -> ServedDecoder:
         """The model, sharded. Raises ModelError where it cannot be."""
@@ -105,31 +106,36 @@ class Bench:
             )
         return self.models[ranks]
 
-    def price(self, ranks: int, end: str) -> Pricer:
-        """Prices as they are, or at the `low` or `high` end of their intervals."""
+    def price(self, ranks: int, end: str) -> tuple[Pricer, Tariff]:
+        """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
         key = (ranks, end)
         if key not in self.prices:
             plain = self.hardware.price(ranks, None, True)
-            self.prices[key] = plain if end == "value" else _at_end(plain, end)
+            price = plain if end == "value" else _at_end(plain, end)
+            self.prices[key] = price, Tariff(price, self.hardware.roofline)
         return self.prices[key]
 
     def draw(self, case: Case, replica: int) -> Drawn:
         """The requests of a case. Raises InputError where a file of it cannot be read."""
         return arrivals.draw(case.point.workload, self.scenario.seed, replica)
 
-    def run(self, case: Case, replica: int, end: str = "value") -> Result:
-        """One simulation, its laws checked. Raises LawError where one is broken."""
+    def run(self, case: Case, replica: int, end: str = "value", most: int | None = None) -> Result:
+        """One simulation, of the first `most` requests if that is given, its laws checked. Raises LawError
+        where one is broken."""
         drawn = self.draw(case, replica)
         room = self.room(case, drawn)
+        drawn = drawn if most is None else drawn.first(most)
         journal = Journal()
+        price, tariff = self.price(case.axes.ranks, end)
         simulation = Simulation(
-            self.price(case.axes.ranks, end),
+            price,
             mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
-            rates=_rates(self.scenario),
+            rates=_rates(self.scenario, self.hardware),
             lockstep=(TENSOR,),
             rows=True,
+            tariff=tariff,
         )
         requests = _offer(simulation, case, drawn, self.scenario.routing, journal)
         with _no_collections():
@@ -225,10 +231,10 @@ def _slots(strategy: ServingStrategy) -> int:
             return strategy.max_sequences[0]
 
 
-def _rates(scenario: ServingScenario) -> contention.Rates:
+def _rates(scenario: ServingScenario, hardware: Hardware) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
-            return contention.shared_reads(reuse_s)
+            return contention.shared_reads(reuse_s, hardware.memory_reach)
         case Throughput(gain=gain):
             return contention.throughput(gain)
         case _:

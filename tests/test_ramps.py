@@ -1,0 +1,404 @@
+"""Bursts in closed form against the same burst priced replay by replay, op by op.
+
+    replay i   sum over ops of price(op at sizes + i * advance)
+    work       cumulative sums over replays; demands are quantised shares of each replay
+
+Prices are those of several devices' rooflines and profiles, and of tables that are neither convex nor
+monotone; sizes and lengths of bursts are random, and cross the places where an op turns compute bound.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import inf, nextafter
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simcore.assembly import assemble
+from simcore.ops import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
+from simcore.ramps import DEMAND_STEPS, MOST_KNOWN, Ramp, Tariff
+from simcore.scenario import parse_scenario
+from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+
+REL = 1e-9
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a server, with its prices."""
+
+    model: ServedDecoder
+    price: Pricer
+    roofline: Roofline
+
+
+@cache
+def on_device(device: str, model: str, ranks: int, profile: str = "none", whole: bool = False) -> Rank:
+    document = {
+        "name": "ramps",
+        "study": "serving",
+        "device": device,
+        "model": model,
+        "profile": profile,
+        "workload": {
+            "requests": 1,
+            "arrivals": {"kind": "constant", "rate_per_s": 1.0},
+            "prompt_tokens": {"kind": "constant", "value": 1},
+            "output_tokens": {"kind": "constant", "value": 1},
+        },
+        "strategies": [{"kind": "continuous_batching"}],
+    }
+    bench: Any = assemble(parse_scenario(document, "ramps"), "ramps").study
+    bench = bench.bench
+    decoder = bench.model(ranks)
+    if whole:
+        decoder = ServedDecoder(decoder.config, ranks, decoder.dtypes, decoder.style, whole=True)
+    return Rank(decoder, bench.price(ranks, "value"), bench.hardware.roofline)
+
+
+# -- tables: anything that is piecewise linear -----------------------------------------------------------
+
+SOURCES: tuple[SourceKind, ...] = ("measured", "published", "interpolated", "roofline", "assumed")
+
+
+@cache
+def table(seed: str, most: float, knots: int = 12) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Places and values, up and down at random, with knots between whole numbers too."""
+    random = Random(seed)
+    places = sorted(2.0 ** random.uniform(0.0, 24.0) for _ in range(knots))
+    places = [round(place) if random.random() < 0.5 else place for place in places]
+    kept = [one for one, other in pairwise([*places, inf]) if one != other]
+    return tuple(kept), tuple(random.uniform(0.05, 1.0) * most for _ in kept)
+
+
+def looked_up(at: float, places: tuple[float, ...], values: tuple[float, ...]) -> float:
+    """Linear between the places, constant beyond them."""
+    after = bisect_right(places, at)
+    if after == 0 or after == len(places):
+        return values[max(0, after - 1)]
+    (x0, x1), (y0, y1) = places[after - 1 : after + 1], values[after - 1 : after + 1]
+    return y0 + (at - x0) / (x1 - x0) * (y1 - y0)
+
+
+def _summed(op: Op, seed: str, most: float) -> float:
+    return sum(looked_up(op[name], *table(f"{seed} {op.kind} {name}", most)) for name, _ in op.shape)
+
+
+def tabulated(seed: int) -> tuple[Pricer, Roofline]:
+    """An op's price is a sum of one table for each of its dimensions, and so are its floor's parts."""
+
+    def price(op: Op) -> Price:
+        seconds = _summed(op, f"price {seed}", 1e-3)
+        source = SOURCES[Random(f"{seed} {op.kind}").randrange(len(SOURCES))]
+        return Price(seconds, seconds, seconds, source, "a table")
+
+    def roofline(op: Op) -> Floor:
+        return Floor(_summed(op, f"compute {seed}", 8e-4), _summed(op, f"memory {seed}", 1.5e-3), 0.0)
+
+    return price, roofline
+
+
+@cache
+def in_tables(seed: int, ranks: int, whole: bool) -> Rank:
+    decoder = on_device("h200-sxm", "llama-3.1-8b", ranks, whole=whole).model
+    return Rank(decoder, *tabulated(seed))
+
+
+# -- replay by replay ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Each replay of a burst, [replays, 4]: seconds, floor, memory and arithmetic at the datasheet's rates;
+    seconds by source over all replays; when each replay ends, [replays]."""
+
+    costs: "np.ndarray[Any, np.dtype[np.float64]]"
+    sources: Mapping[str, float]
+    ends_s: "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+def one_by_one(
+    rank: Rank, graph: Graph, sizes: Sizes, advance: Mapping[str, int] | None, replays: int
+) -> Listed:
+    """Every op of every replay at its sizes; ops that are the same object at the same sizes once."""
+    by = dict.fromkeys(graph.reads, 1) if advance is None else advance
+    known: dict[Any, tuple[tuple[float, float, float, float], str]] = {}
+    ops = [(op, tuple(sorted(op.reads))) for op in graph.ops]
+    costs, sources = np.zeros((replays, 4)), dict[str, float]()
+    for replay in range(replays):
+        now = {name: size + replay * by.get(name, 0) for name, size in sizes.items()}
+        for op, reads in ops:
+            key = (id(op), *[now[name] for name in reads])
+            if key not in known:
+                known[key] = _cost(rank, op.at(now))
+            cost, source = known[key]
+            costs[replay] += cost
+            sources[source] = sources.get(source, 0.0) + cost[0]
+    return Listed(costs, sources, np.cumsum(costs[:, 0]))
+
+
+def _cost(rank: Rank, op: Op) -> tuple[tuple[float, float, float, float], str]:
+    price, floor = rank.price(op), rank.roofline(op)
+    least_s = 0.0 if price.source == "assumed" else floor.seconds
+    return (price.seconds, least_s, floor.memory_s, floor.compute_s), price.source
+
+
+# -- what must be equal ----------------------------------------------------------------------------------
+
+
+def assert_work(ramp: Ramp, listed: Listed) -> None:
+    """total_s, floor_s, the end of every replay."""
+    replays = len(listed.costs)
+    assert ramp.replays == replays
+    assert ramp.total_s == pytest.approx(listed.ends_s[-1], rel=REL)
+    assert ramp.floor_s() == pytest.approx(listed.costs[:, 1].sum(), rel=REL)
+    np.testing.assert_allclose([ramp.end_s(i) for i in range(replays)], listed.ends_s, rtol=REL)
+    assert ramp.end_s(replays - 1) == ramp.total_s
+
+
+def assert_inverse(ramp: Ramp) -> None:
+    """The replay at work is the first that ends later, at, before and between all boundaries."""
+    last = ramp.replays - 1
+    begun_s = 0.0
+    for replay in range(ramp.replays):
+        end_s = ramp.end_s(replay)
+        assert end_s > begun_s
+        assert ramp.replay_at(end_s) == min(replay + 1, last)
+        assert ramp.replay_at(nextafter(end_s, 0.0)) == replay
+        assert ramp.replay_at(begun_s + (end_s - begun_s) / 2) == replay
+        begun_s = end_s
+    assert ramp.replay_at(0.0) == 0
+    assert ramp.replay_at(2.0 * ramp.total_s) == last
+
+
+def assert_demands(ramp: Ramp, listed: Listed) -> None:
+    """Demands are the shares of each replay, to the nearest step, and change where `next_change` says."""
+    ramp.launch_s, ramp.since_s = 1e-4, 3.0
+    demands = [ramp.demand(replay) for replay in range(ramp.replays)]
+    seconds = listed.costs[:, 0]
+    for column, name in ((2, "memory"), (3, "compute")):
+        steps = np.minimum(listed.costs[:, column] / seconds, 1.0) * DEMAND_STEPS
+        found = np.array([getattr(demand, name) for demand in demands]) * DEMAND_STEPS
+        assert (found == np.rint(found)).all()
+        assert np.abs(found - steps).max() <= 0.5 + 1e-6
+    np.testing.assert_allclose([d.launch for d in demands], np.minimum(1.0, 1e-4 / seconds), rtol=REL)
+    assert {demand.since_s for demand in demands} == {3.0}
+    assert_changes(ramp, [(demand.memory, demand.compute) for demand in demands])
+
+
+def assert_changes(ramp: Ramp, demands: list[tuple[float, float]]) -> None:
+    """`next_change` is the last replay of the same demands in a row; a piece's end may cut the row."""
+    begins = {piece.first for piece in ramp.pieces}
+    last = ramp.replays - 1
+    for replay in range(last, -1, -1):
+        stays = replay < last and demands[replay + 1] == demands[replay] and replay + 1 not in begins
+        expected = expected if stays else replay
+        assert ramp.next_change(replay) == expected
+
+
+def assert_shortened(make: Callable[[], Ramp], listed: Listed, random: Random) -> None:
+    """What is left out leaves the rest as it was."""
+    replays = len(listed.costs)
+    for keep in {1, replays - 1, random.randint(1, replays), random.randint(1, replays), replays + 1} - {0}:
+        ramp = make()
+        ramp.shorten(keep)
+        kept = Listed(listed.costs[:keep], {}, listed.ends_s[:keep])
+        assert_work(ramp, kept)
+        assert ramp.next_change(ramp.replays - 1) == ramp.replays - 1
+    ramp = make()
+    ramp.shorten(0)
+    assert (ramp.replays, ramp.total_s, ramp.floor_s()) == (0, 0.0, 0.0)
+
+
+def assert_closed_form(
+    rank: Rank, graph: Graph, sizes: Sizes, advance: Mapping[str, int] | None, replays: int, random: Random
+) -> Listed:
+    """Everything that a ramp tells of a burst."""
+    tariff = Tariff(rank.price, rank.roofline)
+
+    def make() -> Ramp:
+        return tariff.ramp(graph, sizes, advance, replays)
+
+    listed = one_by_one(rank, graph, sizes, advance, replays)
+    ramp = make()
+    assert_work(ramp, listed)
+    assert_inverse(ramp)
+    assert_demands(ramp, listed)
+    assert_shortened(make, listed, random)
+    tariff.count(ramp)
+    assert sum(tariff.sources.values()) == pytest.approx(listed.ends_s[-1], rel=REL)
+    return listed
+
+
+# -- sizes at random -------------------------------------------------------------------------------------
+
+
+def spread(random: Random, most: int) -> int:
+    """1 to `most`, as many of each order of magnitude."""
+    return round(most ** random.random())
+
+
+def decode_burst(random: Random, most_replays: int) -> tuple[Sizes, Sizes, int]:
+    sequences = spread(random, 2000)
+    context = spread(random, 20_000)
+    by = sequences if random.random() < 0.7 else random.randint(0, sequences)
+    return decode_sizes(sequences, sequences * context), {"kv_tokens": by}, spread(random, most_replays)
+
+
+def prompts(random: Random, sequences: int) -> Sizes:
+    chunks = {i: (spread(random, 4000), spread(random, 8000) - 1) for i in range(spread(random, 20))}
+    return step_sizes(sequences, sequences * spread(random, 9000), chunks, random.randint(0, len(chunks)))
+
+
+DEVICES = (
+    ("a100-sxm-80gb", "gpt-j-6b", 1),
+    ("a100-sxm-80gb", "llama-13b", 4),
+    ("h200-sxm", "llama-3.1-8b", 1),
+    ("h200-sxm", "llama-3.1-70b", 4),
+    ("h100-sxm", "llama-3.1-8b", 2),
+    ("a6000", "mistral-7b", 1),
+    ("n150", "llama-3.1-8b", 4),
+)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["ops", "whole"])
+@pytest.mark.parametrize(("device", "model", "ranks"), DEVICES)
+def test_bursts_of_decode_steps(device: str, model: str, ranks: int, whole: bool) -> None:
+    random = Random(f"{device} {ranks} {whole}")
+    rank = on_device(device, model, ranks, whole=whole)
+    for most in (1, 3, 40, 40, 300, 300, 2000):
+        burst = decode_burst(random, most)
+        assert_closed_form(rank, rank.model.decode, *burst, random)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["ops", "whole"])
+@pytest.mark.parametrize(("device", "model", "ranks"), DEVICES)
+def test_single_steps_of_all_graphs(device: str, model: str, ranks: int, whole: bool) -> None:
+    random = Random(f"{device} {ranks} {whole} steps")
+    rank = on_device(device, model, ranks, whole=whole)
+    decoder = rank.model
+    for _ in range(10):
+        sequences = spread(random, 600)
+        mixed = prompts(random, sequences)
+        assert_closed_form(rank, decoder.mixed, mixed, growth(sequences), 1, random)
+        assert_closed_form(rank, decoder.prefill, prompts(random, 0), None, 1, random)
+        moved = {"tokens": spread(random, 10**6)}
+        assert_closed_form(rank, decoder.move, moved, None, 1, random)
+        if not decoder.whole:
+            # A chunk of a prompt beside answers, again and again: only what is cached grows.
+            by = {"kv_tokens": sequences, "prompt_kv": mixed["prompt_tokens"]}
+            assert_closed_form(rank, decoder.mixed, mixed, by, spread(random, 60), random)
+
+
+@pytest.mark.parametrize("sequences", [150, 250, 400, 900])
+def test_an_iteration_that_turns_from_compute_to_memory_bound(sequences: int) -> None:
+    """GPT-J's cache is read at one operation a byte, so a long burst of many sequences crosses the ridge."""
+    rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, whole=True)
+    sizes = decode_sizes(sequences, sequences)
+    listed = assert_closed_form(rank, rank.model.decode, sizes, growth(sequences), 5000, Random(sequences))
+    compute_bound = listed.costs[:, 3] / 0.757 > listed.costs[:, 2] / 0.921
+    assert not compute_bound[-1]
+    assert compute_bound[0] == (sequences > 150)
+
+
+def test_a_profile_of_whole_iterations() -> None:
+    rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, profile="flover-gptj")
+    random = Random(8)
+    for sequences in (1, 2, 8, 20, 32, 50, 900):
+        sizes = decode_sizes(sequences, 30 * sequences)
+        assert_closed_form(rank, rank.model.decode, sizes, growth(sequences), 512, random)
+
+
+def test_a_step_that_costs_nothing() -> None:
+    """The profile's passes over prompts are assumed to be free."""
+    rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, profile="flover-gptj")
+    ramp = Tariff(rank.price, rank.roofline).ramp(rank.model.prefill, prompts(Random(1), 0), None, 1)
+    assert (ramp.total_s, ramp.floor_s(), ramp.end_s(0), ramp.replay_at(0.0)) == (0.0, 0.0, 0.0, 0)
+    assert (ramp.demand(0).memory, ramp.demand(0).compute, ramp.demand(0).launch) == (0.0, 0.0, 0.0)
+    assert ramp.next_change(0) == 0
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["ops", "whole"])
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_bursts_by_tables(seed: int, ranks: int, whole: bool) -> None:
+    """Neither convex nor monotone; and by source, each op having one of its own."""
+    random = Random(f"{seed} {ranks} {whole} tables")
+    rank = in_tables(seed, ranks, whole)
+    for most in (5, 60, 600, 5000):
+        sizes, by, replays = decode_burst(random, most)
+        listed = assert_closed_form(rank, rank.model.decode, sizes, by, replays, random)
+        tariff = Tariff(rank.price, rank.roofline)
+        tariff.count(tariff.ramp(rank.model.decode, sizes, by, replays))
+        assert tariff.sources == pytest.approx(listed.sources, rel=REL, abs=REL * listed.ends_s[-1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_several_sizes_that_grow_or_shrink_apart(seed: int) -> None:
+    """Rows of projections and of the head, cached tokens: no op reads two of them."""
+    random = Random(f"{seed} apart")
+    for rank in (in_tables(seed, 4, False), on_device("h200-sxm", "llama-3.1-8b", 4)):
+        for replays in (2, 30, 200):
+            sizes = {name: random.randint(3 * replays, 4000) for name in rank.model.mixed.reads}
+            names = ("tokens", "rows", "kv_tokens", "prompt_kv")
+            by = {name: random.choice([-3, -1, 0, 1, 7]) for name in random.sample(names, 3)}
+            sizes["kv_tokens"] *= 40
+            assert_closed_form(rank, rank.model.mixed, sizes, by, replays, random)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("whole", [False, True], ids=["ops", "whole"])
+def test_sizes_that_one_op_reads_together(seed: int, whole: bool) -> None:
+    """Without `advance` every size grows by one: attention reads two of them."""
+    random = Random(f"{seed} {whole} together")
+    for rank in (in_tables(seed, 1, whole), on_device("h200-sxm", "llama-3.1-8b", 1, whole=whole)):
+        for graph in (rank.model.decode, rank.model.prefill, rank.model.mixed, rank.model.move):
+            sizes = {name: spread(random, 5000) for name in graph.reads}
+            assert_closed_form(rank, graph, sizes, None, random.randint(2, 50), random)
+
+
+def test_a_burst_of_a_graph_that_reads_nothing_that_grows() -> None:
+    rank = in_tables(0, 1, False)
+    sizes = decode_sizes(7, 900)
+    listed = assert_closed_form(rank, rank.model.decode, sizes, {"kv_tokens": 0}, 5000, Random(0))
+    assert np.ptp(listed.costs[:, 0]) == 0.0
+
+
+def test_what_is_forgotten_is_asked_for_again() -> None:
+    """More mixtures of sizes than a tariff remembers: the first are priced as before."""
+    rank = in_tables(1, 1, True)
+    tariff = Tariff(rank.price, rank.roofline)
+
+    def total_s(sequences: int) -> float:
+        sizes = decode_sizes(sequences, 40 * sequences)
+        return tariff.ramp(rank.model.decode, sizes, growth(sequences), 10).total_s
+
+    first = [total_s(sequences) for sequences in range(1, 6)]
+    for sequences in range(6, MOST_KNOWN + 10):
+        total_s(sequences)
+    assert [total_s(sequences) for sequences in range(1, 6)] == first
+
+
+def test_curves_do_not_mix_graphs_or_sizes() -> None:
+    """One tariff for many graphs and sizes in any order gives what a fresh one does."""
+    random = Random(5)
+    rank = in_tables(2, 4, False)
+    shared = Tariff(rank.price, rank.roofline)
+    graphs = (rank.model.decode, rank.model.mixed)
+    for _ in range(60):
+        graph, sequences = random.choice(graphs), random.choice([1, 2, 50])
+        sizes = prompts(random, sequences) | {"kv_tokens": spread(random, 10**5)}
+        by, replays = {"kv_tokens": random.choice([0, 1, sequences])}, spread(random, 300)
+        fresh = Tariff(rank.price, rank.roofline).ramp(graph, sizes, by, replays)
+        ramp = shared.ramp(graph, sizes, by, replays)
+        assert ramp.total_s == pytest.approx(fresh.total_s, rel=REL)
+        assert ramp.floor_s() == pytest.approx(fresh.floor_s(), rel=REL)
