@@ -385,6 +385,8 @@ def _with_interval(row: pd.Series, scale: Scale) -> str:
     if not (known(low) and known(high)) or low == high:
         return value
     half = (high - low) / 2
+    if half <= 1e-4 * abs(row["value"]):
+        return value
     if abs(row["value"] - low - half) <= 0.02 * half:
         return f"{value} ± {significant(half * scale.factor, 1)}"
     return f"{value} ({significant(low * scale.factor)} to {significant(high * scale.factor)})"

@@ -117,10 +117,13 @@ class Op:
 
     def at(self, sizes: Mapping[str, int]) -> "Op":
         """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
-        if not self.reads:
+        shape = tuple(
+            [(k, sizes[v.name] * v.scale) if isinstance(v, Size) else (k, v) for k, v in self.shape]
+        )
+        parts = tuple([part.at(sizes) for part in self.parts]) if self.parts else ()
+        if shape == self.shape and parts == self.parts:
             return self
-        shape = tuple((k, sizes[v.name] * v.scale if isinstance(v, Size) else v) for k, v in self.shape)
-        return replace(self, shape=shape, parts=tuple(part.at(sizes) for part in self.parts))
+        return Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis, parts)
 
 
 @dataclass(frozen=True, slots=True)

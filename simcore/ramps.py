@@ -280,6 +280,8 @@ class Tariff:
         """The work of `replays` replays. Raises what the prices raise."""
         if advance is None:
             advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
+        elif 0 in advance.values():
+            advance = {name: by for name, by in advance.items() if by}
         key = (id(graph), tuple(advance))
         plan = self._plans.get(key)
         if plan is None:
@@ -301,7 +303,7 @@ class Tariff:
         groups = self._groups.get(id(graph))
         if groups is None:
             groups = self._groups[id(graph)] = list(_groups(graph))
-        growing = {name for name, by in advance.items() if by}
+        growing = set(advance)
         stays = [group for group in groups if not growing.intersection(group.reads)]
         grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]
         together = any(len(names) > 1 for _, names in grows)

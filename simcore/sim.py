@@ -11,14 +11,14 @@ runs ahead of the event clock: each verb adds its cost to it, and the next wait 
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
 import simpy
 
 from simcore import mesh as layout
-from simcore.contention import Rates, max_min_rates
+from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Tariff
@@ -102,7 +102,8 @@ class Simulation:
         self.overheads = overheads or Overheads()
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
-        self.loops: list[tuple[int, str, simpy.Process]] = []
+        # Host loops and marks that have not come to their end, by rank and what they are.
+        self.loops: dict[simpy.Process, tuple[int, str]] = {}
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
         self._lockstep = frozenset(lockstep)
@@ -136,7 +137,7 @@ class Simulation:
         self.env.run()
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
-        stuck += [f"{what} of rank {rank}" for rank, what, process in self.loops if process.is_alive]
+        stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
@@ -154,6 +155,12 @@ class Simulation:
                     self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, True))
 
         self.env.process(source())
+
+    def watch(self, rank: int, what: str, steps: Steps) -> None:
+        """Runs a host loop or a mark that has to come to its end."""
+        process = self.env.process(steps)
+        self.loops[process] = rank, what
+        then(process, lambda _: self.loops.pop(process))
 
     def host(self, machine: "SimMachine", program: Program) -> Steps:
         """A program with its host's last costs at its end."""
@@ -201,16 +208,19 @@ class Simulation:
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
         if launch.issued.at_s > self.env.now:
             yield self.env.timeout(launch.issued.at_s - self.env.now)
+        if self.env.now > stream.free.at_s:
+            stream.since_s = self.env.now
         cause = latest(stream.free, launch.issued)
         stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
-        for replay in range(1 if burst else launch.repeat):
+        for replay in itertools.count():
             if replay:
                 # Whoever stops it at this very instant is heard first, as between the replays of a burst.
                 yield self.env.timeout(0.0)
-            if launch.stopped:
+            # Asked anew each time: what it runs until may have come.
+            if launch.stopped or replay >= (1 if burst else launch.repeat):
                 break
             if launch.when is not None and not holds(launch.when, self.value_of):
                 cause = yield from self._skip(stream, launch, cause, replay)
@@ -266,13 +276,17 @@ class Simulation:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.launch_s = self.overheads.launch_s
-        device = self._devices[launch.rank]
-        if start_s > now_s and device.running:
-            then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
-        else:
+        rank, device = launch.rank, self._devices[launch.rank]
+        if not device.running:
             # Alone, it may as well begin a little later than now.
             device.start(launch, start_s)
-            self._set_alarm(launch.rank)
+            number = self._alarms[rank] = self._alarms[rank] + 1
+            due_s = start_s - now_s + work.total_s
+            then(self.env.timeout(due_s), partial(self._ring, rank, number, launch))
+        elif start_s > now_s:
+            then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
+        else:
+            self._join(launch)
 
     def _join(self, launch: RowLaunch) -> None:
         if launch.end is None:
@@ -318,10 +332,10 @@ class Simulation:
     def curtail(self, launch: Launch | RowLaunch) -> None:
         """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
         if isinstance(launch, Launch):
-            if launch.piece is not None:
+            if launch.is_burst() and launch.piece is not None:
                 self.stop(launch)
             else:
-                launch.repeat = 1
+                launch.repeat = launch.ticket.ran + 1
         elif launch.end is not None:
             return
         elif launch.work is None:
@@ -370,7 +384,7 @@ class Simulation:
         done = self.env.event()
         ends = list(itertools.accumulate(segment.seconds for segment in replays))
         piece = Piece(
-            Listed(ends, [segment.demand for segment in replays]),
+            Listed(ends, [self._demand(stream, launch, segment) for segment in replays]),
             lambda: succeed(done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
@@ -385,6 +399,12 @@ class Simulation:
         ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
+
+    def _demand(self, stream: _Stream, launch: Launch, segment: Segment) -> Demand:
+        """What a segment asks of the device, with the share of the host's thread that launching it takes."""
+        graph_s = sum(other.seconds for other in self._cut(launch, 0))
+        share = min(1.0, self.overheads.launch_s / graph_s) if graph_s > 0.0 else 0.0
+        return replace(segment.demand, launch=share, since_s=stream.since_s)
 
     def stop(self, launch: Launch) -> None:
         """Ends a repeated launch at its next replay boundary."""

@@ -158,6 +158,11 @@ class Launch:
     piece: Piece | None = None
     begun_s: float = 0.0
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.ticket.end is not None
+
     def is_plain(self) -> bool:
         """Nothing happens at its inner boundaries but, perhaps, collectives."""
         return not (self.when is not None or self.sets or self.signals or self.graph.publishes)
@@ -232,14 +237,16 @@ class SimMachine:
         if until is not None and self._items[until]:
             repeat = 1
         issued_s = self._spend(sim.overheads.launch_s)
-        tickets = tuple([t for t in after if not isinstance(t, SignalTicket)]) if after else ()
-        closed = when is None and sets is None and len(tickets) == len(after) and sim.closed_form(graph)
-        if closed:
+        tickets: tuple[Ticket, ...] = ()
+        if after:
+            tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
+        free = when is None and sets is None and len(tickets) == len(after)
+        if free and sim.closed_form(graph):
             row = RowLaunch(
                 sim, self.rank, stream, graph, issued_s, cast(Any, tickets), given, advance, repeat, until
             )
             if until is not None and repeat > 1:
-                self._watched.setdefault(until, []).append(row)
+                self._watch(until, row)
             sim.submit_row(row)
             return row
         if missing := graph.reads - given.keys():
@@ -254,9 +261,14 @@ class SimMachine:
         )  # fmt: skip
         ticket.stopper = partial(self._stop, launch)
         if until is not None and repeat > 1:
-            self._watched.setdefault(until, []).append(launch)
+            self._watch(until, launch)
         sim.submit(launch)
         return ticket
+
+    def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:
+        """Ends a launch once something comes into an inbox; those that are done are forgotten."""
+        others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
+        self._watched[inbox] = [*others, launch]
 
     def _stop(self, launch: Launch) -> None:
         self.at_host_time(lambda: self._sim.stop(launch))
@@ -412,13 +424,13 @@ class SimMachine:
             ticket.ran = 1
             ticket.finish(Cause(self._host.span, self._env.now, host=True))
 
-        self._sim.loops.append((self.rank, "loop", self._env.process(loop())))
+        self._sim.watch(self.rank, "loop", loop())
         return ticket
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
         """Notes when the host has come here and the tickets are done."""
         marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
-        self._sim.loops.append((self.rank, f"mark {name!r}", self._env.process(marking)))
+        self._sim.watch(self.rank, f"mark {name!r}", marking)
 
     def _mark(self, name: str, after: Sequence[Ticket], now: Cause) -> Steps:
         cause = now

@@ -70,6 +70,11 @@ class RowLaunch:
 
     # -- as a ticket ---------------------------------------------------------------------------------
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.end is not None
+
     def stop(self) -> None:
         """Ends it at its next replay boundary; one that has not begun runs not once."""
         if self.end is None:

@@ -251,7 +251,8 @@ def _advance(server: _Server, journal: Journal, iterations: int, end_s: float) -
         return
     kv.grow(iterations)
     server.kv_tokens += iterations * len(decoding)
-    while decoding and decoding[0][0] <= kv.iteration:
+    iteration = kv.iteration
+    while decoding and decoding[0][0] <= iteration:
         request = heappop(decoding)[2]
         _settle(server, request)
         journal.finish(request, end_s)

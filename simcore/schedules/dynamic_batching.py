@@ -26,6 +26,8 @@ Levels = Callable[[], tuple[int, int]]
 class _Queue:
     """Requests that wait, in order; `capacity`: tokens that the KV cache has room for."""
 
+    m: Machine
+    journal: Journal
     capacity: int
     line: deque[Request] = field(default_factory=deque)
     closed: bool = False
@@ -37,8 +39,9 @@ class _Queue:
                 self.closed = True
                 continue
             assert isinstance(item, Request)
-            item.rejected = item.prompt_tokens + item.max_tokens > self.capacity
-            if not item.rejected:
+            if item.prompt_tokens + item.max_tokens > self.capacity:
+                self.journal.reject(item, self.m.now())
+            else:
                 self.line.append(item)
 
 
@@ -47,7 +50,7 @@ def dynamic_batching(
 ) -> Program:
     """Serves what comes into the inbox until its end. `capacity`: tokens in the KV cache, of which a batch
     takes its prompts and, for each request, the longest `max_tokens` in it."""
-    queue = _Queue(capacity)
+    queue = _Queue(m, journal, capacity)
     while True:
         queue.take(m.poll(REQUESTS))
         if not queue.line:
@@ -143,7 +146,7 @@ def run_to_end(
             for request in batch:
                 request.first_token_s = end_s
     for request in batch:
-        request.finish_s = end_s
+        journal.finish(request, end_s)
 
 
 def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:

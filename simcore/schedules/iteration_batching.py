@@ -40,7 +40,7 @@ def iteration_batching(
     that runs. Raises ValueError where answers are not all of one length."""
     server = _Server(max_batch, slot_tokens)
     while True:
-        _take(server, m.poll(REQUESTS))
+        _take(m, journal, server, m.poll(REQUESTS))
         joining = min(len(server.line), server.places - len(server.running))
         if joining:
             yield from _join(m, model, journal, server, [server.line.popleft() for _ in range(joining)])
@@ -49,10 +49,10 @@ def iteration_batching(
         elif server.closed:
             return
         else:
-            _take(server, [(yield m.recv(REQUESTS))])
+            _take(m, journal, server, [(yield m.recv(REQUESTS))])
 
 
-def _take(server: _Server, items: Iterable[object]) -> None:
+def _take(m: Machine, journal: Journal, server: _Server, items: Iterable[object]) -> None:
     for item in items:
         if item == END:
             server.closed = True
@@ -65,8 +65,9 @@ def _take(server: _Server, items: Iterable[object]) -> None:
                 f"iteration batching is for answers of one length: request {item.id} has {item.output_tokens}"
                 f" tokens, those before it {server.tokens}"
             )
-        item.rejected = item.prompt_tokens + item.max_tokens > server.slot_tokens
-        if not item.rejected:
+        if item.prompt_tokens + item.max_tokens > server.slot_tokens:
+            journal.reject(item, m.now())
+        else:
             server.line.append(item)
 
 
@@ -97,7 +98,7 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
         # The iteration that has just run is counted with it below.
         request.held = server.iteration + request.output_tokens
         server.running.append(request)
-    _advance(model, server, 1, decoding, end_s)
+    _advance(model, server, journal, 1, decoding, end_s)
 
 
 def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
@@ -114,15 +115,17 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
     yield m.wait(step)
     end_s = m.now()
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, sequences)
-    _advance(model, server, step.ran, sequences, end_s)
+    _advance(model, server, journal, step.ran, sequences, end_s)
 
 
-def _advance(model: ServedDecoder, server: _Server, iterations: int, grew: int, end_s: float) -> None:
+def _advance(
+    model: ServedDecoder, server: _Server, journal: Journal, iterations: int, grew: int, end_s: float
+) -> None:
     """So many iterations have run, in which `grew` requests cached a token each; who is complete leaves."""
     server.iteration += iterations
     server.kv_tokens += iterations * grew
     while server.running and server.running[0].held <= server.iteration:
         request = server.running.popleft()
-        request.finish_s = end_s
+        journal.finish(request, end_s)
         # The last token is cached only where every token comes from an iteration.
         server.kv_tokens -= request.prompt_tokens + request.output_tokens - (0 if model.whole else 1)

@@ -76,7 +76,7 @@ def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
     while (item := (yield m.recv(REQUESTS))) != END:
         assert isinstance(item, Request)
         if item.prompt_tokens + item.max_tokens > server.slot_tokens:
-            item.rejected = True
+            journal.reject(item, m.now())
             continue
         server.line.append(item)
         _admit(m, model, journal, server)
@@ -159,7 +159,7 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
     for slot in range(offset, offset + rows):
         if server.lengths[slot]:
             server.lengths[slot] = min(server.lengths[slot] + step.ran, server.slot_tokens)
-    _evict(server, step.ran, end_s)
+    _evict(server, journal, step.ran, end_s)
 
 
 def _longest(server: _Server, lengths: Iterable[int]) -> int:
@@ -174,14 +174,14 @@ def _tokens(request: Request) -> int:
     return min(request.output_tokens, request.max_tokens)
 
 
-def _evict(server: _Server, iterations: int, end_s: float) -> None:
+def _evict(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
     """So many iterations have run: who is complete leaves."""
     for slot, request in list(server.live.items()):
         if not request.generated:
             request.first_token_s = end_s
         request.generated += iterations
         if request.generated == _tokens(request):
-            request.finish_s = end_s
+            journal.finish(request, end_s)
             del server.live[slot]
             if server.shuffle:
                 server.lengths[slot] = 0

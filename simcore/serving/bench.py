@@ -122,29 +122,9 @@ class Bench:
     def run(self, case: Case, replica: int, end: str = "value", most: int | None = None) -> Result:
         """One simulation, of the first `most` requests if that is given, its laws checked. Raises LawError
         where one is broken."""
-        drawn = self.draw(case, replica)
-        room = self.room(case, drawn)
-        drawn = drawn if most is None else drawn.first(most)
-        journal = Journal()
-        price, tariff = self.price(case.axes.ranks, end)
-        simulation = Simulation(
-            price,
-            mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
-            roofline=self.hardware.roofline,
-            overheads=self.hardware.overheads,
-            rates=_rates(self.scenario, self.hardware),
-            lockstep=(TENSOR,),
-            rows=True,
-            tariff=tariff,
-        )
-        requests = _offer(simulation, case, drawn, self.scenario.routing, journal)
-        with _no_collections():
-            trace = simulation.run(lambda m: self.program(case, room, m, journal))
-        laws.enforce(trace)
-        result = Result(served(requests), journal.table(), room, trace, drawn.left_out)
-        in_turn = getattr(case.strategy, "order", ["fcfs"])[0] == "fcfs"
-        serving_laws.enforce(serving_laws.Run(result.served, result.journal, room.limit, in_turn))
-        return result
+        run = prepared(self, case, replica, end, most)
+        run.simulate()
+        return run.result()
 
     def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
         """The schedule of a case on one machine."""
@@ -211,6 +191,55 @@ class Bench:
     def _free_bytes(self, model: ServedDecoder, tokens: int, rows: int) -> float:
         taken = model.weight_bytes + model.activation_bytes(tokens, rows)
         return self.scenario.memory_share * self.hardware.memory_bytes - taken
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A run before its event loop, and after it."""
+
+    bench: Bench
+    case: Case
+    room: Room
+    journal: Journal
+    simulation: Simulation
+    requests: list[Request]
+    left_out: int
+
+    def simulate(self) -> None:
+        """The event loop."""
+        with _no_collections():
+            self.simulation.run(lambda m: self.bench.program(self.case, self.room, m, self.journal))
+
+    def result(self) -> Result:
+        """What the run left behind. Raises LawError where a law is broken."""
+        laws.enforce(self.simulation.trace)
+        found = Result(
+            served(self.requests), self.journal.table(), self.room, self.simulation.trace, self.left_out
+        )
+        in_turn = getattr(self.case.strategy, "order", ["fcfs"])[0] == "fcfs"
+        serving_laws.enforce(serving_laws.Run(found.served, found.journal, self.room.limit, in_turn))
+        return found
+
+
+def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: int | None = None) -> Prepared:
+    """A run up to its event loop: requests drawn, machine and servers there."""
+    drawn = bench.draw(case, replica)
+    room = bench.room(case, drawn)
+    drawn = drawn if most is None else drawn.first(most)
+    journal = Journal()
+    price, tariff = bench.price(case.axes.ranks, end)
+    simulation = Simulation(
+        price,
+        mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
+        roofline=bench.hardware.roofline,
+        overheads=bench.hardware.overheads,
+        rates=_rates(bench.scenario, bench.hardware),
+        lockstep=(TENSOR,),
+        rows=True,
+        tariff=tariff,
+    )
+    requests = _offer(simulation, case, drawn, bench.scenario.routing, journal)
+    return Prepared(bench, case, room, journal, simulation, requests, drawn.left_out)
 
 
 def _too_small(case: Case, device: str, free: float) -> str:
