@@ -46,13 +46,45 @@ def record(
     inbox: Sequence[Request] = (),
 ) -> Tape:
     """Runs a program on every rank and keeps what it launches; on one of each tensor-parallel group where
-    `inbox` holds requests, which rank 0 gets at the start."""
+    `inbox` holds requests, which rank 0 gets as they come."""
     simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes, lockstep=(TENSOR,) if inbox else ())
     if inbox:
-        simulation.feed(0, REQUESTS, [(0.0, item) for item in (*inbox, END)])
+        coming: list[tuple[float, object]] = [(request.arrival_s, request) for request in inbox]
+        simulation.feed(0, REQUESTS, [*coming, (coming[-1][0], END)])
     tape = Tape()
     simulation.run(lambda m: program(_TapeMachine(m, tape)))
     return tape
+
+
+# Layers are folded where there are at least so many.
+FOLDED = 4
+
+
+def folded(ops: Sequence[Op]) -> str:
+    """The names of ops, in order; a run of the same ones over and over (layers) is written once.
+
+    >>> from simcore.ops import norm
+    >>> a, b = (norm(name, tokens=1, hidden=1, dtype="bf16") for name in "ab")
+    >>> folded([b, a, b, a, b, a, b, a, b])
+    '4 x (b a) b'
+    """
+    words, i = [], 0
+    while i < len(ops):
+        period = next((p for p in range(1, len(ops) - i) if ops[i + p] is ops[i]), 0)
+        times = 1
+        while period and _same(ops, i, i + times * period, period):
+            times += 1
+        if times >= FOLDED:
+            words.append(f"{times} x ({' '.join(op.name for op in ops[i : i + period])})")
+            i += times * period
+        else:
+            words.append(ops[i].name)
+            i += 1
+    return " ".join(words)
+
+
+def _same(ops: Sequence[Op], i: int, j: int, count: int) -> bool:
+    return j + count <= len(ops) and all(ops[i + k] is ops[j + k] for k in range(count))
 
 
 class _TapeMachine:
@@ -84,7 +116,7 @@ class _TapeMachine:
             graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
             when=when, sets=sets,
         )  # fmt: skip
-        parts = [f"rank {self.rank}  {stream}  {graph.name}: {' '.join(op.name for op in graph.ops) or '-'}"]
+        parts = [f"rank {self.rank}  {stream}  {graph.name}: {folded(graph.ops) or '-'}"]
         if after:
             parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
         if read := {name: value for name, value in (sizes or {}).items() if name in graph.reads}:

@@ -389,11 +389,6 @@ def test_a_burst_of_a_graph_that_reads_nothing_that_grows() -> None:
     assert np.ptp(listed.costs[:, 0]) == 0.0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(AssertionError, ZeroDivisionError),
-    reason="a tariff's plans are known by the names in `advance`, not by which of them grow",
-)
 @pytest.mark.parametrize("first", ["still", "growing"])
 def test_a_size_that_grows_by_nothing_is_told_from_one_that_grows(first: str) -> None:
     rank = in_tables(0, 1, False)

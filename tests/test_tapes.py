@@ -6,8 +6,9 @@ and read again before it is committed.
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,16 @@ from simcore.decoder_config import DecoderConfig
 from simcore.machine import Machine, Program
 from simcore.models import STYLES, Decoder, Style
 from simcore.ops import Graph
+from simcore.requests import Journal, Request
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
+from simcore.schedules.concurrent_instances import concurrent_instances
+from simcore.schedules.continuous_batching import continuous_batching
+from simcore.schedules.dynamic_batching import dynamic_batching
+from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.served_decoder import ServedDecoder
 from simcore.tape import Tape, record
 
 TAPES = Path(__file__).parent / "tapes"
@@ -58,7 +66,33 @@ def pipelined_tape(
     )
 
 
+STAGGERED = ((0.0, 4), (20.0, 2), (60.0, 3), (60.0, 1))
+EQUAL = ((0.0, 3), (20.0, 3), (60.0, 3), (60.0, 3))
+# The second of three leaves a hole between the others.
+HOLE = ((0.0, 5), (0.0, 2), (0.0, 5), (60.0, 1))
+
+
+def serving_tape(
+    schedule: Callable[..., Program], wanted: Sequence[tuple[float, int]] = STAGGERED, **settings: Any
+) -> Tape:
+    """Four requests, (when they come, tokens of their answer), on a model of a layer; an op takes a second,
+    so a decode step takes 14."""
+    model = ServedDecoder(DecoderConfig("toy", 16, 32, 1, 4, 2, 4, 64, tied_embeddings=True))
+    requests = [Request(i, at_s, 5 + i, tokens, 5) for i, (at_s, tokens) in enumerate(wanted)]
+    return record(lambda m: schedule(m, model, Journal(), **settings), inbox=requests)
+
+
 CASES: dict[str, Callable[[], Tape]] = {
+    "continuous_batching": lambda: serving_tape(
+        continuous_batching, blocks=6, block_tokens=4, token_budget=8
+    ),
+    "temporal_fusion": lambda: serving_tape(temporal_fusion, HOLE, slots=3, slot_tokens=13),
+    "temporal_fusion_no_shuffle": lambda: serving_tape(
+        temporal_fusion, HOLE, slots=3, slot_tokens=13, shuffle=False
+    ),
+    "dynamic_batching": lambda: serving_tape(dynamic_batching, window_s=30.0, max_batch=2, capacity=40),
+    "concurrent_instances": lambda: serving_tape(concurrent_instances, max_instances=2),
+    "iteration_batching": lambda: serving_tape(iteration_batching, EQUAL, max_batch=2, slot_tokens=13),
     **{
         f"tensor_parallel_{ranks}_{style}": lambda ranks=ranks, style=style: tensor_parallel_tape(
             ranks, style
