@@ -53,6 +53,7 @@ class DecodeStudy:
     hits: list[HitRow]
     published: list[Published]
     profile: str | None
+    laws: tuple[str, ...] = ()
 
     def run(self, progress: Progress) -> Outcome:
         """See Study."""
@@ -79,6 +80,7 @@ class ServingStudy:
     bench: serving.Bench
     published: list[ServingPublished]
     fitted: frozenset[str]
+    laws: tuple[str, ...] = tuple(f"{name} (serving)" for name in serving.LAWS)
 
     def run(self, progress: Progress) -> Outcome:
         """See Study."""
@@ -150,14 +152,17 @@ def _comparable(
     return here
 
 
-# What the published figures call the constant of `contention: {kind: shared_memory}`.
+# What the published figures call the constant of `contention: {kind: shared_memory}`, and the length that
+# `span_intervals` gives to a draw of arrivals.
 FITTED_CONTENTION = "contention at 20 ms"
+FITTED_SPAN = "length of the draw"
 
 
 def _fitted(scenario: ServingScenario, profile: Profile | None) -> frozenset[str]:
     shared = isinstance(scenario.contention, SharedMemory) and scenario.contention.reuse_s > 0.0
-    names = [*([profile.name] if profile else []), *([FITTED_CONTENTION] if shared else [])]
-    return frozenset(names)
+    spanned = getattr(scenario.workload.arrivals, "span_intervals", None) is not None
+    names = {profile.name if profile else "": profile, FITTED_CONTENTION: shared, FITTED_SPAN: spanned}
+    return frozenset(name for name, used in names.items() if used)
 
 
 def _named(where: str, field: str, load: Any, *names: str) -> Any:
@@ -329,7 +334,7 @@ def provenance(
         "wall_time_s": round(wall_s, 3),
         "seed": scenario.seed,
         "price_sources": outcome.sources,
-        "laws_checked": [*laws.LAWS, "repeatability"],
+        "laws_checked": [*laws.LAWS, *parts.study.laws, "repeatability"],
         **parts.described,
         "versions": {"python": platform.python_version(), **versions},
     }

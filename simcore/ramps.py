@@ -344,6 +344,8 @@ class Tariff:
         key = tuple([sizes[name] for name in group.reads])
         found = group.costs.get(key)
         if found is None:
+            if len(group.costs) >= MOST_KNOWN:
+                group.costs.clear()
             found = group.costs[key] = self._cost(group, sizes)
         return found
 

@@ -111,7 +111,12 @@ class Outcome:
 
 
 class Study(Protocol):
-    """A scenario put together: what the command line runs, whatever the study."""
+    """A scenario put together: what the command line runs, whatever the study. `laws`: names of those that
+    it checks besides `simcore.laws`."""
+
+    @property
+    def laws(self) -> tuple[str, ...]:
+        """See above."""
 
     def run(self, progress: Progress) -> Outcome:
         """Simulates all of it. Raises InputError where nothing can be run."""

@@ -9,6 +9,7 @@ their own, so that every strategy is asked for the same requests.
 
 from simcore.serving.bench import Bench
 from simcore.serving.compare import compare
+from simcore.serving.laws import LAWS
 from simcore.serving.study import run, tape
 
-__all__ = ["Bench", "compare", "run", "tape"]
+__all__ = ["LAWS", "Bench", "compare", "run", "tape"]
