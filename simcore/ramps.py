@@ -107,7 +107,8 @@ class Ramp:
             guess = int(inside_s / s)
         else:
             b = s - g / 2.0
-            guess = int(2.0 * inside_s / (b + sqrt(max(0.0, b * b + 2.0 * g * inside_s))))
+            below = b + sqrt(max(0.0, b * b + 2.0 * g * inside_s))
+            guess = int(2.0 * inside_s / below) if below > 0.0 else 0
         replay = piece.first + min(max(guess, 0), piece.count - 1)
         while replay > 0 and self.end_s(replay - 1) > work_s:
             replay -= 1
@@ -196,7 +197,12 @@ class _Straight:
 
 @dataclass(slots=True)
 class Curve:
-    """A cost as a function of one size, piecewise linear, found out where it is asked for."""
+    """A cost as a function of one size, piecewise linear, found out where it is asked for.
+
+    A stretch is taken as straight where its ends and three points between them lie on a line. That finds
+    every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
+    points is missed.
+    """
 
     cost: Callable[[int], Cost]
     octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)

@@ -358,6 +358,31 @@ def test_bursts_by_tables(seed: int, ranks: int, whole: bool) -> None:
         assert sources == pytest.approx(listed.sources, rel=REL, abs=REL * listed.ends_s[-1])
 
 
+@pytest.mark.parametrize(
+    "bends",
+    [
+        # Up and down again within a power of two, through its middle, its first and its last quarter.
+        [(1024, 3), (1280, 7), (1536, 4), (1792, 1), (2047, 5)],
+        [(1024, 1), (1536, 1), (1792, 2), (2047, 1)],
+        [(1024, 2), (1280, 1), (1536, 2), (2047, 2)],
+        [(1024, 2), (2046, 2), (2047, 9)],
+        [(1024, 9), (1025, 2), (2047, 2)],
+    ],
+)
+def test_bends_within_a_power_of_two(bends: list[tuple[int, float]]) -> None:
+    model = in_tables(0, 1, True).model
+    places, values = zip(*bends, strict=True)
+
+    def price(op: Op) -> Price:
+        seconds = 1e-3 * looked_up(op["kv_tokens"], places, values)
+        return Price(seconds, seconds, seconds, "measured", "a table")
+
+    rank = Rank(model, price, lambda op: Floor(0.0, price(op).seconds / 2, 0.0))
+    for sequences, replays in ((1, 1600), (7, 200)):
+        sizes = decode_sizes(sequences, 900)
+        assert_closed_form(rank, model.decode, sizes, growth(sequences), replays, Random(0))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_several_sizes_that_grow_or_shrink_apart(seed: int) -> None:
     """Rows of projections and of the head, cached tokens: no op reads two of them."""

@@ -25,11 +25,12 @@ import yaml
 from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
 from simcore.cli import main
+from simcore.ops import Graph
 from simcore.paged_kv import blocks_for
 from simcore.published import ServingPublished, read_serving_published
 from simcore.ramps import Tariff
 from simcore.scenario import load_scenario, parse_scenario, resolved
-from simcore.served_decoder import step_sizes
+from simcore.served_decoder import decode_sizes, step_sizes
 from simcore.serving import laws as serving_laws
 from simcore.serving.bench import Bench, Case, Result
 from simcore.serving.figures import figures
@@ -808,6 +809,36 @@ def test_what_fits_nowhere_is_rejected_and_named(tmp_path: Path) -> None:
     assert found.tables["requests.parquet"]["status"].tolist().count("rejected") == 1
     requests[2] = (0.2, 300, 20)
     assert not served(document(workload=spelled(tmp_path, *requests), kv_blocks=20)).rejected.any()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_alone_a_request_takes_what_its_steps_cost_op_by_op(kind: str, ranks: int) -> None:
+    """The prompt in chunks of the token budget, or at once; then a token a step, over one more cached token
+    each. Temporal fusion has all tokens from iterations, the others the first one from the prompt."""
+    prompt, output, budget = 1500, 40, 400
+    chunked = {"token_budget": budget} if kind == "continuous_batching" else {}
+    of = strategy(kind, 8, ranks=ranks, **({"window_s": 0.0} if kind == "dynamic_batching" else chunked))
+    load = workload(1, None, prompt, output)
+    given = document(devices=ranks, workload=load, strategies=[of], overheads=NO_HOST_TIME)
+    table = bench(given)
+    model, price = table.model(ranks), table.hardware.price(ranks, None, True)
+
+    def seconds(graph: Graph, sizes: Mapping[str, int]) -> float:
+        return sum(price(op.at(sizes)).seconds for op in graph.ops)
+
+    starts = range(0, prompt, budget if chunked else prompt)
+    chunks = [(min(start + starts.step, prompt) - start, start) for start in starts]
+    prompt_s = sum(
+        seconds(model.prefill, step_sizes(0, 0, {0: chunk}, int(sum(chunk) == prompt))) for chunk in chunks
+    )
+    iterations = [seconds(model.decode, decode_sizes(1, prompt + i + 1)) for i in range(output)]
+    fused = kind == "temporal_fusion"
+    done = served(given)
+    first_s = prompt_s + (iterations[0] if fused else 0.0)
+    last_s = prompt_s + sum(iterations if fused else iterations[:-1])
+    assert done.first_token_s[0] == pytest.approx(first_s, rel=1e-9)
+    assert done.finish_s[0] == pytest.approx(last_s, rel=1e-9)
 
 
 def test_shortest_first_lowers_the_mean_time_to_the_first_token_and_is_out_of_turn(tmp_path: Path) -> None:
