@@ -194,7 +194,7 @@ def schedules() -> None:
     for module in SCHEDULES:
         kind = module.__name__.rpartition(".")[2]
         first = (module.__doc__ or "").strip().splitlines()[0]
-        typer.echo(f"{kind:<18} {first}")
+        typer.echo(f"{kind:<20} {first}")
 
 
 COMMANDS = ("run", "report", "export", "schema", "devices", "models", "schedules")
