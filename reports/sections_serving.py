@@ -424,6 +424,8 @@ def _interval_note(run: Run) -> list[str]:
     if not _repeated(run.results):
         return []
     count = run.scenario.get("replicas")
+    if count == 1:
+        return []
     over = f" over {count} repetitions with other seeds" if isinstance(count, int) else ""
     return [f"±: half of the 95 % interval{over}."]
 

@@ -52,15 +52,17 @@ class Drawn:
     """The requests of one run, in order of arrival; each array is [n].
 
     `arrival_s` ascends from 0 for the first request, and is None in a closed loop. No request has fewer than
-    one token of either kind, nor more than `max_tokens` of output. `left_out` recorded requests had no prompt
-    or no output tokens (as failed ones have) and so give nothing to simulate. `rate_per_s` is the offered
-    rate: see `offered_rate_per_s`.
+    one token of either kind, nor more than `max_tokens` of output and `longest_prompt` of prompt, which are
+    what the workload can ask for, drawn or not. `left_out` recorded requests had no prompt or no output
+    tokens (as failed ones have) and so give nothing to simulate. `rate_per_s` is the offered rate: see
+    `offered_rate_per_s`.
     """
 
     arrival_s: NDArray[np.float64] | None
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     max_tokens: int
+    longest_prompt: int
     left_out: int = 0
     rate_per_s: float | None = None
 
@@ -92,13 +94,14 @@ def draw(workload: Workload, seed: int, replica: int) -> Drawn:
     prompts = _lengths("prompt_tokens", workload, None, count, seed, replica)
     outputs, max_tokens = _outputs(workload, None, count, seed, replica)
     if isinstance(workload.arrivals, ClosedLoop):
-        return Drawn(None, prompts, outputs, max_tokens)
+        return Drawn(None, prompts, outputs, max_tokens, _longest_prompt(workload, prompts))
     rate_per_s = _only("rate_per_s", workload.arrivals.rates)
     intervals = _intervals(workload.arrivals, count, stream(seed, replica, "arrivals"))
     # An interval that was given is not made a rate and back: 49 s would become 49.00000000000001 s.
     seconds = workload.arrivals.interval_s
     times = intervals * seconds[0] if seconds else intervals / rate_per_s
-    return Drawn(times, prompts, outputs, max_tokens, rate_per_s=rate_per_s)
+    longest = _longest_prompt(workload, prompts)
+    return Drawn(times, prompts, outputs, max_tokens, longest, rate_per_s=rate_per_s)
 
 
 def requests(drawn: Drawn) -> Iterator[Request]:
@@ -190,7 +193,8 @@ def _replayed(workload: Workload, arrivals: TraceArrivals, seed: int, replica: i
         order = np.argsort(times, kind="stable")
         times, prompts, outputs = times[order], prompts[order], outputs[order]
     rate_per_s = (count - 1) / span_s if span_s > 0.0 else None
-    return Drawn((times - times[0]) / scale, prompts, outputs, max_tokens, left_out, rate_per_s)
+    longest = _longest_prompt(workload, prompts)
+    return Drawn((times - times[0]) / scale, prompts, outputs, max_tokens, longest, left_out, rate_per_s)
 
 
 def _taken(column: Tokens | None, at: NDArray[np.intp]) -> Tokens | None:
@@ -282,18 +286,25 @@ def _outputs(
     if workload.max_tokens is not None:
         return np.minimum(outputs, workload.max_tokens), workload.max_tokens
     if workload.output_tokens is not None:
-        return outputs, _longest(workload.output_tokens)
+        return outputs, _longest(workload.output_tokens, "output_tokens")
     return outputs, int(outputs.max())
 
 
-def _longest(lengths: Lengths) -> int:
+def _longest_prompt(workload: Workload, prompts: Tokens) -> int:
+    """The longest prompt that the workload can ask for; of a trace, the longest that it has."""
+    if workload.prompt_tokens is None:
+        return int(prompts.max())
+    return _longest(workload.prompt_tokens, "prompt_tokens")
+
+
+def _longest(lengths: Lengths, name: str) -> int:
     if isinstance(lengths, ConstantLength):
         return _only("value", lengths.value)
     if isinstance(lengths, UniformLength):
         return _only("high", lengths.high)
     if isinstance(lengths, LognormalLength):
         return lengths.max
-    return int(_values(lengths, "output_tokens").max())
+    return int(_values(lengths, name).max())
 
 
 def _sample(lengths: Lengths, count: int, random: np.random.Generator, name: str) -> Tokens:

@@ -267,7 +267,11 @@ def _hardware(scenario: Scenario, spec: DeviceSpec, link: Link | None, profile: 
         dtypes=_dtypes(scenario, profile),
         chunk=(profile.chunk_tokens if profile else None) or DEFAULT_CHUNK,
         parts=profile is not None and profile.granularity == "parts",
-        memory_reach=spec.hbm_efficiency.value,
+        memory_reach={
+            "low": spec.hbm_efficiency.high,
+            "value": spec.hbm_efficiency.value,
+            "high": spec.hbm_efficiency.low,
+        },
         whole=profile is not None and profile.granularity == "iteration",
     )
 

@@ -239,7 +239,8 @@ def _with_command(words: Sequence[str]) -> list[str]:
 def _run_app(words: Sequence[str]) -> int:
     try:
         code = int(app(words, prog_name="python -m simcore", standalone_mode=False) or 0)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as ended:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from simcore.files import InputError, nearest
 from simcore.vllm_bench import write_bench
@@ -18,9 +19,6 @@ def export(folder: Path, target: Path, label: str | None, rate_per_s: float | No
     `label` and `rate_per_s` say which case, where there are several. Raises InputError where there is none,
     or still more than one.
     """
-    # As large as all else that `--help` would import.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     source = folder / "requests.parquet"
     if not source.is_file():
         raise InputError(f"{folder}: is no run of study serving: requests.parquet is missing")

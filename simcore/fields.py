@@ -140,7 +140,9 @@ class Common(Strict):
     device: str
     model: str
     profile: str | None = Field(None, description="a profile of the device, 'none', or the device's default")
-    link: str | None = Field(None, description="a link of the device, or its default")
+    link: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a link of the device, or its default"
+    )
     dtype: Dtype | None = Field(None, description="of weights and KV cache: the profile's, else bf16")
     dtypes: dict[Matrix, Dtype] = Field(
         {}, description="by matrix: qkv, o, gate, up, down, lm_head, embedding, kv"

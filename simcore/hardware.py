@@ -1,6 +1,6 @@
 """What a study has to know of the device that it runs on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from simcore.machine import Overheads
@@ -17,7 +17,8 @@ class Hardware:
     `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
     many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
-    `memory_reach`: the share of the datasheet's memory rate that kernels reach.
+    `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
+    ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     """
 
@@ -33,5 +34,5 @@ class Hardware:
     dtypes: Dtypes
     chunk: int
     parts: bool
-    memory_reach: float
+    memory_reach: Mapping[str, float]
     whole: bool = False

@@ -12,7 +12,8 @@ function of an op, whatever stands behind it. A burst of any length then costs a
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import sqrt
+from itertools import islice
+from math import ceil, sqrt
 
 from simcore.contention import Demand
 from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
@@ -22,6 +23,8 @@ Cost = tuple[float, float, float, float]
 NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
 # Demands are told apart in such steps: where one replay hardly differs from the next, shares stay.
 DEMAND_STEPS = 64
+# A price that bends more often between a size and twice that is no piecewise linear one.
+MOST_STRETCHES = 2048
 # Prices that lie this close to a straight line, relative to their size, lie on it.
 STRAIGHT = 1e-11
 
@@ -212,7 +215,9 @@ class Curve:
         octave = size.bit_length()
         found = self.octaves.get(octave)
         if found is None:
-            stretches = list(self._stretches(1 << octave >> 1, (1 << octave) - 1))
+            stretches = list(islice(self._stretches(1 << octave >> 1, (1 << octave) - 1), MOST_STRETCHES + 1))
+            if len(stretches) > MOST_STRETCHES:
+                raise ValueError(f"a price bends over {MOST_STRETCHES} times between {size} and twice that")
             found = self.octaves[octave] = ([s.start for s in stretches], stretches)
         starts, stretches = found
         return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
@@ -281,9 +286,15 @@ class Tariff:
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def ramp(
-        self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
+        self,
+        graph: Graph,
+        sizes: Mapping[str, int],
+        advance: Mapping[str, int] | None,
+        replays: int,
+        least_s: float = 0.0,
     ) -> Ramp:
-        """The work of `replays` replays. Raises what the prices raise."""
+        """The work of `replays` replays, each of which takes `least_s` at least: the host launches them one
+        by one. Raises what the prices raise."""
         if advance is None:
             advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
         elif 0 in advance.values():
@@ -301,9 +312,13 @@ class Tariff:
                 plan.known.clear()
             known = plan.known[fixed] = self._known(plan, sizes)
         cost, shares, curves = known
-        if not curves:
-            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
-        return Ramp(_pieces(cost, curves, sizes, advance, replays), shares, curves[0][2])
+        if curves:
+            pieces, rest = _pieces(cost, curves, sizes, advance, replays), curves[0][2]
+        else:
+            pieces, rest = [Piece(0, replays, 0.0, cost, NOTHING)], None
+        if replays > 1 and pieces[0].cost[0] < least_s:
+            pieces = _at_least(pieces, least_s)
+        return Ramp(pieces, shares, rest)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.get(id(graph))
@@ -429,6 +444,28 @@ def _pieces(
         before_s += piece.work_s(count)
         done += count
     return pieces
+
+
+def _at_least(pieces: list[Piece], least_s: float) -> list[Piece]:
+    """The same replays, none of which takes less than `least_s`."""
+    found: list[Piece] = []
+    before_s = 0.0
+    for piece in pieces:
+        begun = 0
+        while begun < piece.count:
+            s, g = piece.cost[0] + begun * piece.growth[0], piece.growth[0]
+            rest = tuple(c + begun * m for c, m in zip(piece.cost[1:], piece.growth[1:], strict=True))
+            # How many go on as this one does: below the least, or not.
+            turn = (least_s - s) / g if g else -1.0
+            count = min(piece.count - begun, ceil(turn) if turn > 0.0 else piece.count)
+            short = s < least_s
+            cost = (least_s if short else s, *rest)
+            growth = (0.0 if short else g, *piece.growth[1:])
+            part = Piece(piece.first + begun, max(1, count), before_s, cost, growth)  # type: ignore[arg-type]
+            found.append(part)
+            before_s += part.work_s(part.count)
+            begun += part.count
+    return found
 
 
 def _groups(graph: Graph) -> Iterable[_Group]:

@@ -56,6 +56,7 @@ STEP = (
     "first_tokens",
     "waiting",
     "kv_used",
+    "kv_peak",
 )
 
 
@@ -66,7 +67,8 @@ class Journal:
     A step is one launch: `replays` iterations in which `decoding` requests get a token each, out of
     `computed` rows that the kernels work on (more than `decoding` where finished requests are computed on),
     `prefill_tokens` prompt tokens and `first_tokens` prompts that end and so give their first token.
-    `waiting` requests queue and `kv_used` units of KV (blocks or slots) are held when it starts.
+    `waiting` requests queue and `kv_used` units of KV (blocks or slots) are held when it starts, `kv_peak`
+    just before it ends.
     """
 
     rows: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
@@ -97,12 +99,13 @@ class Journal:
         first_tokens: int,
         waiting: int,
         kv_used: int,
+        kv_peak: int | None = None,
     ) -> None:
-        """Notes one step."""
+        """Notes one step; without `kv_peak`, it holds what it held at its start all along."""
         self.rows.extend(
             (
                 instance, start_s, end_s, replays, decoding, computed, prefill_tokens, first_tokens, waiting,
-                kv_used,
+                kv_used, kv_used if kv_peak is None else kv_peak,
             )
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ The graphs do not depend on these numbers, as the piecewise graphs of production
 reads them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -151,20 +151,22 @@ def prefill_pairs(tokens: int, cached: int) -> int:
 
 
 def step_sizes(
-    sequences: int, kv_tokens: int, prompts: Mapping[int, tuple[int, int]], ends: int
+    sequences: int, kv_tokens: int, prompts: Iterable[tuple[int, int]], ends: int
 ) -> dict[str, int]:
     """Sizes of a step with prompts: `prompts` are (tokens now, tokens cached before) of each, of which `ends`
     are computed to their end."""
-    now = sum(tokens for tokens, _ in prompts.values())
-    kv = sum(tokens + cached for tokens, cached in prompts.values())
-    pairs = sum(prefill_pairs(tokens, cached) for tokens, cached in prompts.values())
+    now = cached = pairs = 0
+    for tokens, before in prompts:
+        now += tokens
+        cached += tokens + before
+        pairs += prefill_pairs(tokens, before)
     return {
         "tokens": sequences + now,
         "rows": max(1, sequences + ends),
         "sequences": sequences,
         "kv_tokens": kv_tokens,
         "prompt_tokens": now,
-        "prompt_kv": kv,
+        "prompt_kv": cached,
         "prompt_pairs": pairs,
     }
 

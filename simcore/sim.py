@@ -24,8 +24,8 @@ from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Tariff
 from simcore.segments import Segment, cut
 from simcore.sharing import Listed, Piece, SharedDevice, Work
-from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, succeed, then
-from simcore.sim_rows import RowLaunch
+from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
+from simcore.sim_rows import RowLaunch, succeed
 from simcore.trace import Cause, PricedOp, Span, State, Trace
 
 Route = Callable[[object], Sequence[int]]
@@ -106,6 +106,8 @@ class Simulation:
         self.loops: dict[simpy.Process, tuple[int, str]] = {}
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
+        # Who wants to hear of every item that is fed.
+        self.fed: Callable[[object], None] = lambda item: None
         self._lockstep = frozenset(lockstep)
         self.rows = rows
         self._tariff = tariff or Tariff(price, roofline)
@@ -114,6 +116,8 @@ class Simulation:
         self._outcomes = outcomes or {}
         self._devices = [SharedDevice(rates) for _ in range(world)]
         self._alarms = [0] * world
+        # Streams of each rank on which something runs or waits.
+        self._working = [0] * world
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
@@ -151,6 +155,7 @@ class Simulation:
         def source() -> Steps:
             for at_s, item in arrivals:
                 yield self.env.timeout(max(0.0, at_s - self.env.now))
+                self.fed(item)
                 for rank in (to,) if isinstance(to, int) else to(item):
                     self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, True))
 
@@ -186,15 +191,20 @@ class Simulation:
     def _queue(self, stream: _Stream, launch: Launch | RowLaunch) -> None:
         stream.queue.append(launch)
         if not stream.working:
-            stream.working = True
+            self._set_working(stream, True)
             self.env.process(self._work_off(stream))
+
+    def _set_working(self, stream: _Stream, working: bool) -> None:
+        if stream.working != working:
+            stream.working = working
+            self._working[stream.rank] += 1 if working else -1
 
     def _go_on(self, stream: _Stream) -> None:
         """What has been queued meanwhile has its turn."""
         if stream.queue:
             self.env.process(self._work_off(stream))
         else:
-            stream.working = False
+            self._set_working(stream, False)
 
     def _work_off(self, stream: _Stream) -> Steps:
         while stream.queue:
@@ -203,7 +213,7 @@ class Simulation:
                 yield from self._row(stream, launch)
             else:
                 yield from self._execute(stream, launch)
-        stream.working = False
+        self._set_working(stream, False)
 
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
         if launch.issued.at_s > self.env.now:
@@ -257,13 +267,14 @@ class Simulation:
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
-        stream.working = True
+        self._set_working(stream, True)
         launch.done_with = stream.go_on
         self._begin(stream, launch)
 
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
         """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
-        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        launch_s = self.overheads.launch_s
+        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat, launch_s)
         launch.work = work
         free_s = ready_s = stream.free.at_s
         for ticket in launch.after:
@@ -275,10 +286,10 @@ class Simulation:
         if start_s > free_s:
             stream.since_s = start_s
         work.since_s = stream.since_s
-        work.launch_s = self.overheads.launch_s
+        work.launch_s = launch_s
         rank, device = launch.rank, self._devices[launch.rank]
-        if not device.running:
-            # Alone, it may as well begin a little later than now.
+        if not device.running and self._working[rank] == 1:
+            # Nobody else can begin before it: it may as well begin a little later than now.
             device.start(launch, start_s)
             number = self._alarms[rank] = self._alarms[rank] + 1
             due_s = start_s - now_s + work.total_s

@@ -19,7 +19,7 @@ from simcore import mesh as layout
 from simcore.machine import Condition, Flag, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.sharing import Piece
-from simcore.sim_rows import RowLaunch
+from simcore.sim_rows import RowLaunch, succeed
 from simcore.trace import Cause, Gauge, Mark, Message
 
 if TYPE_CHECKING:
@@ -82,11 +82,6 @@ class SimTicket:
             waiters, self._waiters = self._waiters, None
             for waiter in waiters:
                 waiter()
-
-
-def succeed(event: simpy.Event) -> None:
-    """Lets an event come now."""
-    event.succeed()
 
 
 class SignalTicket:

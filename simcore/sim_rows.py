@@ -84,7 +84,7 @@ class RowLaunch:
         """Waits until it is done."""
         if self.end is None:
             event = self._sim.env.event()
-            self.tell(lambda: _succeed(event))
+            self.tell(lambda: succeed(event))
             yield event
         assert self.end is not None
         return self.end
@@ -122,5 +122,6 @@ class RowLaunch:
             self.done_with()
 
 
-def _succeed(event: simpy.Event) -> None:
+def succeed(event: simpy.Event) -> None:
+    """Lets an event come now."""
     event.succeed()

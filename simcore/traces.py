@@ -199,7 +199,11 @@ def _columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
 def _csv(path: Path, names: list[str]) -> Any:
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     with pa.csv.open_csv(path, parse_options=parse) as head:
-        _check_names(path, names, head.schema.names)
+        try:
+            held = head.schema.names
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: its head is not UTF-8 text") from None
+        _check_names(path, names, held)
     convert = pa.csv.ConvertOptions(include_columns=names)
     return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
 

@@ -268,7 +268,7 @@ def decode_burst(random: Random, most_replays: int) -> tuple[Sizes, Sizes, int]:
 
 
 def prompts(random: Random, sequences: int) -> Sizes:
-    chunks = {i: (spread(random, 4000), spread(random, 8000) - 1) for i in range(spread(random, 20))}
+    chunks = [(spread(random, 4000), spread(random, 8000) - 1) for _ in range(spread(random, 20))]
     return step_sizes(sequences, sequences * spread(random, 9000), chunks, random.randint(0, len(chunks)))
 
 

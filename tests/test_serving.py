@@ -830,7 +830,7 @@ def test_alone_a_request_takes_what_its_steps_cost_op_by_op(kind: str, ranks: in
     starts = range(0, prompt, budget if chunked else prompt)
     chunks = [(min(start + starts.step, prompt) - start, start) for start in starts]
     prompt_s = sum(
-        seconds(model.prefill, step_sizes(0, 0, {0: chunk}, int(sum(chunk) == prompt))) for chunk in chunks
+        seconds(model.prefill, step_sizes(0, 0, [chunk], int(sum(chunk) == prompt))) for chunk in chunks
     )
     iterations = [seconds(model.decode, decode_sizes(1, prompt + i + 1)) for i in range(output)]
     fused = kind == "temporal_fusion"
@@ -871,7 +871,7 @@ def test_chunks_keep_a_long_prompt_from_stalling_answers(tmp_path: Path) -> None
         gaps[budget] = float((steps["end_s"] - steps["start_s"])[beside].max())
     table = bench(document(workload=load))
     tariff = Tariff(table.hardware.price(1, None, True), table.hardware.roofline)
-    sizes = step_sizes(4, 4 * 500, {0: (252, 40_000 - 252)}, 1)
+    sizes = step_sizes(4, 4 * 500, [(252, 40_000 - 252)], 1)
     longest_s = tariff.ramp(table.model(1).mixed, sizes, None, 1).total_s
     assert gaps[256] <= longest_s + 2.0 * table.hardware.overheads.launch_s
     assert gaps[65_536] > 20.0 * longest_s

@@ -29,7 +29,7 @@ from simcore.serving.figures import (
 )
 from simcore.serving.laws import Run
 from simcore.serving.levels import levels
-from simcore.serving.served import Served, Steps, served
+from simcore.serving.served import Occupancy, Served, Steps, served
 
 NAMES = {
     *(f"{name}_mean_s" for name in ("ttft", "tpot", "itl", "e2e", "queue")),
@@ -75,7 +75,12 @@ class Case:
         return self.figures(slo)[name][0]
 
     def run(self) -> Run:
-        return Run(self.served, self.steps, KV_LIMIT)
+        comes = [(r.arrival_s, 1) for r in self.requests if not r.rejected]
+        goes = [(r.finish_s, -1) for r in self.requests if not r.rejected]
+        counted = Occupancy()
+        for at_s, by in sorted(comes + goes):
+            counted.change(at_s, by)
+        return Run(self.served, self.steps, KV_LIMIT, occupancy=counted)
 
 
 # -- runs: a server that batches, one that runs instances at a time, and steps scattered at random --------
@@ -451,15 +456,16 @@ def test_no_duration_and_no_requests() -> None:
 def test_the_interval_over_replicas_is_students() -> None:
     """4.302653 is the 97.5 % quantile of Student's t with 2 degrees of freedom, 12.706205 with 1."""
     replicas = [{"a_s": (value, "s"), "b": (other, ""), "c": (None, "")} for value, other in
-                [(1.0, None), (2.0, 5.0), (3.0, 7.0)]]  # fmt: skip
+                [(11.0, None), (12.0, 25.0), (13.0, 27.0)]]  # fmt: skip
     found = over_replicas(replicas)
     half = 4.302652729911275 / math.sqrt(3)
-    assert found["a_s"] == (2.0, close(2.0 - half), close(2.0 + half))
-    assert found["b"] == (6.0, close(6.0 - 12.706204736174698), close(6.0 + 12.706204736174698))
+    assert found["a_s"] == (12.0, close(12.0 - half), close(12.0 + half))
+    assert found["b"] == (26.0, close(26.0 - 12.706204736174698), close(26.0 + 12.706204736174698))
     assert found["c"] == (None, None, None)
-    assert over_replicas(replicas[:1])["a_s"] == (1.0, None, None)
-    assert over_replicas(replicas[:1] * 4)["a_s"] == (1.0, 1.0, 1.0)
+    assert over_replicas(replicas[:1])["a_s"] == (11.0, None, None)
+    assert over_replicas(replicas[:1] * 4)["a_s"] == (11.0, 11.0, 11.0)
     assert over_replicas([]) == {}
+    assert over_replicas([{"a_s": (value, "s")} for value in (0.0, 1.0)])["a_s"][1] == 0.0
 
 
 # -- laws ------------------------------------------------------------------------------------------------
@@ -519,7 +525,6 @@ def token_too_many_or_too_few(run: Run) -> Iterator[Run]:
     for i in finished(run):
         for more in (-1, 1):
             yield with_request(run, i, output_tokens=run.served.output_tokens[i] + more)
-    yield replace(run, regenerated=1)
 
 
 @breaks("causality")
@@ -554,6 +559,7 @@ def more_kv_than_there_is(run: Run) -> Iterator[Run]:
     for i in range(len(run.journal["start_s"])):
         for wrong in (KV_LIMIT + 1.0, -1.0, math.nan):
             yield with_step(run, i, "kv_used", wrong)
+            yield with_step(run, i, "kv_peak", wrong)
 
 
 @breaks("in turn")
@@ -568,10 +574,19 @@ def overtaking(run: Run) -> Iterator[Run]:
 
 
 @breaks("Little")
-def leaving_before_coming(run: Run) -> Iterator[Run]:
-    first_s = run.served.window_s[0]
+def staying_other_than_counted(run: Run) -> Iterator[Run]:
+    if run.served.rejected.any():
+        return
     for i in finished(run):
-        yield with_request(run, i, finish_s=first_s - 1.0)
+        yield with_request(run, i, finish_s=run.served.finish_s[i] + 1e-3)
+        yield with_request(run, i, arrival_s=run.served.arrival_s[i] - 1e-3)
+
+
+@breaks("Little")
+def coming_without_going(run: Run) -> Iterator[Run]:
+    assert run.occupancy is not None
+    for more in (-1, 1):
+        yield replace(run, occupancy=replace(run.occupancy, number=more))
 
 
 @breaks("decoding")
@@ -611,12 +626,14 @@ def test_the_order_of_arrival_is_asked_only_where_it_is_kept() -> None:
     assert "in turn" not in laws.violations(replace(run, in_turn=False))
 
 
-def test_tokens_given_again_are_accounted_for() -> None:
-    run = next(run for run in GOOD if len(finished(run)) > 1)
-    i = int(np.flatnonzero(run.journal["first_tokens"])[0])
-    again = with_step(run, i, "first_tokens", run.journal["first_tokens"][i] + 2)
-    assert list(laws.violations(again)) == ["conservation"]
-    assert laws.violations(replace(again, regenerated=2)) == {}
+def test_kv_grows_evenly_inside_a_step() -> None:
+    case = Case([Request(0, 0.0, 7, 5, 5, 0.0, 0.5, 4.0)], Journal(), 1)
+    case.journal.step(0, 0.0, 4.0, 4, 1, 1, 0, 0, 0, 2, KV_LIMIT)
+    assert case.value("max_kv_share") == 1.0
+    assert case.value("mean_kv_share") == close((2 + KV_LIMIT) / 2 / KV_LIMIT)
+    columns = levels(case.served, case.steps, kv_limit=KV_LIMIT, servers=1, most=5)
+    expected = [2 + (KV_LIMIT - 2) * i / 4 for i in range(4)]
+    np.testing.assert_allclose(columns["kv_share"][:4] * KV_LIMIT, expected)
 
 
 def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> None:

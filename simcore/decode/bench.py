@@ -161,7 +161,7 @@ class Bench:
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
             outcomes={"hit": pattern},
-            rates=contention.shared_reads(0.0, self.hardware.memory_reach),
+            rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"]),
             lockstep=lockstep,
         )
         trace = simulation.run(self.program(case))

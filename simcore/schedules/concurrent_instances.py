@@ -44,6 +44,7 @@ def concurrent_instances(
     while (item := (yield m.recv(REQUESTS))) != END:
         assert isinstance(item, Request)
         if slot_tokens is not None and item.prompt_tokens + item.max_tokens > slot_tokens:
+            item.instance = m.rank
             journal.reject(item, m.now())
             continue
         pool.line.append(item)

@@ -5,7 +5,10 @@ SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's schedul
 
     each step   every sequence that decodes gets a token; what is left of the token budget goes to prompts,
                 first those begun, then new ones in their order, while blocks and places last
-    no block    the sequence admitted last gives its blocks back, waits first in line and is computed anew
+    no block    the sequence admitted last gives its blocks back, waits first in line and is computed anew;
+                nobody is admitted in that step
+
+Where a chunk of a prompt finds too few blocks it is made as long as they last; vLLM would send somebody back.
 
 While nothing can change but lengths, steps are launched as one burst, until a request ends or comes.
 """
@@ -18,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from simcore.machine import Machine, Program
 from simcore.paged_kv import PagedKv, blocks_for
 from simcore.requests import END, REQUESTS, Journal, Request
-from simcore.served_decoder import ServedDecoder, prefill_pairs
+from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 
 # Which of the waiting requests is next: smallest first.
 Order = Callable[[Request], float]
@@ -73,10 +76,11 @@ def continuous_batching(
                 return
             _take(m, server, journal, [(yield m.recv(REQUESTS))])
             continue
-        if server.kv.needed(1) > server.kv.free:
+        short = server.kv.needed(1) > server.kv.free
+        if short:
             _make_room(server)
         waits = server.prompts or server.line or server.first
-        chunks = _chunks(server, m.now()) if waits else []
+        chunks = _chunks(server, m.now(), admit=not short) if waits else []
         if chunks:
             yield from _mixed(m, model, journal, server, chunks)
         else:
@@ -123,7 +127,7 @@ def _settle(server: _Server, request: Request) -> None:
     request.held = server.kv.iteration
 
 
-def _chunks(server: _Server, now_s: float) -> list[tuple[Request, int]]:
+def _chunks(server: _Server, now_s: float, *, admit: bool) -> list[tuple[Request, int]]:
     """The prompt tokens of the next step: (request, how many of its tokens)."""
     kv, chunks = server.kv, []
     left = server.budget - len(server.decoding)
@@ -134,7 +138,7 @@ def _chunks(server: _Server, now_s: float) -> list[tuple[Request, int]]:
             chunks.append((request, tokens))
             left -= tokens
             free -= _new_blocks(kv, request, tokens)
-    while left > 0 and len(server.admitted) < server.places and (server.first or server.line):
+    while admit and left > 0 and len(server.admitted) < server.places and (server.first or server.line):
         request = server.first[0] if server.first else server.line[0][2]
         tokens = min(_prompt(request), left)
         if blocks_for(tokens, kv.block) > free:
@@ -172,33 +176,24 @@ def _mixed(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, chunks: list[tuple[Request, int]]
 ) -> Program:
     """One step with prompt tokens."""
-    kv, sequences = server.kv, len(server.decoding)
-    now = cached = pairs = ends = 0
+    kv, sequences, ends = server.kv, len(server.decoding), 0
+    prompts = []
     for request, tokens in chunks:
-        now += tokens
-        cached += tokens + request.cached
-        pairs += prefill_pairs(tokens, request.cached)
+        prompts.append((tokens, request.cached))
         kv.used += _new_blocks(kv, request, tokens)
         request.cached += tokens
         ends += request.cached == _prompt(request)
-    sizes = {
-        "tokens": sequences + now,
-        "rows": max(1, sequences + ends),
-        "sequences": sequences,
-        "kv_tokens": server.kv_tokens + sequences,
-        "prompt_tokens": now,
-        "prompt_kv": cached,
-        "prompt_pairs": pairs,
-    }
+    sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, ends)
     used = kv.used + kv.needed(1)
     if sequences:
-        step = m.launch(model.mixed, sizes=sizes, advance={"kv_tokens": sequences})
+        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences))
     else:
         step = m.launch(model.prefill, sizes=sizes)
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
     waiting = len(server.line) + len(server.first)
+    now = sizes["prompt_tokens"]
     journal.step(m.rank, start_s, end_s, 1, sequences, sequences, now, ends, waiting, used)
     _advance(server, journal, 1, end_s)
     if ends:
@@ -229,18 +224,18 @@ def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server)
     """A burst of decode steps, up to the end of a request, of the free blocks, or of the silence."""
     kv, sequences = server.kv, len(server.decoding)
     replays = kv.longest(server.decoding[0][0] - kv.iteration)
-    kv_tokens = server.kv_tokens + sequences
-    sizes = {"tokens": sequences, "rows": sequences, "sequences": sequences, "kv_tokens": kv_tokens}
+    sizes = decode_sizes(sequences, server.kv_tokens + sequences)
     full = len(server.admitted) >= server.places or server.line or server.first
     until = None if full and server.order is fcfs else REQUESTS
     used = kv.used + kv.needed(1)
-    advance = {"kv_tokens": sequences}
+    advance = growth(sequences)
     step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
     waiting = len(server.line) + len(server.first)
-    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used)
+    peak = kv.used + kv.needed(step.ran)
+    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used, peak)
     _advance(server, journal, step.ran, end_s)
 
 

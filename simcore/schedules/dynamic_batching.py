@@ -2,7 +2,10 @@
 
     due   = arrival of the oldest request that waits + window_s, or as soon as a batch is full
     batch = all that wait then, first come first served, once the server is free
-    end   = that of its longest answer: everybody is computed on until then, and answered then
+    end   = that of its longest answer: everybody is computed on until then
+
+Tokens are given out as they come, so that a short answer is complete before its batch is; its place stays
+taken until then.
 
 The window is that of Triton's dynamic batcher (its maximum queue delay): it begins with the oldest request
 that waits. Flover (Yao et al. 2023), Figure 1 (a), draws windows that follow each other at a fixed pace,
@@ -40,6 +43,7 @@ class _Queue:
                 continue
             assert isinstance(item, Request)
             if item.prompt_tokens + item.max_tokens > self.capacity:
+                item.instance = self.m.rank
                 self.journal.reject(item, self.m.now())
             else:
                 self.line.append(item)
@@ -132,7 +136,7 @@ def run_to_end(
     """
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
-    end_s = 0.0
+    end_s, tokens = 0.0, 0
     for step in _launch_all(m, model, batch, stream):
         start_s = max(step.issued_s, end_s)
         waiting, held = levels()
@@ -145,13 +149,15 @@ def run_to_end(
         if step.first_tokens:
             for request in batch:
                 request.first_token_s = end_s
-    for request in batch:
-        journal.finish(request, end_s)
+        before, tokens = tokens, tokens + (step.replays if step.computed else int(step.first_tokens > 0))
+        for request in batch:
+            if before < request.output_tokens <= tokens:
+                journal.finish(request, end_s)
 
 
 def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
     size, whole = len(batch), model.whole
-    sizes = step_sizes(0, 0, {request.id: (request.prompt_tokens, 0) for request in batch}, size)
+    sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], size)
     prefill = m.launch(model.prefill, stream=stream, sizes=sizes)
     prompts = sizes["prompt_tokens"]
     steps = [_Step(prefill, m.now(), 1, prompt_tokens=prompts, first_tokens=0 if whole else size)]

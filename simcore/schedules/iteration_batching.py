@@ -66,6 +66,7 @@ def _take(m: Machine, journal: Journal, server: _Server, items: Iterable[object]
                 f" tokens, those before it {server.tokens}"
             )
         if item.prompt_tokens + item.max_tokens > server.slot_tokens:
+            item.instance = m.rank
             journal.reject(item, m.now())
         else:
             server.line.append(item)
@@ -77,7 +78,7 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
     for request in new:
         request.instance, request.scheduled_s = m.rank, m.now()
     decoding = len(server.running)
-    prompts = {request.id: (request.prompt_tokens, 0) for request in new}
+    prompts = [(request.prompt_tokens, 0) for request in new]
     sequences, kv_tokens, ends = decoding, server.kv_tokens, len(new)
     if model.whole:
         sequences, ends = decoding + len(new), 0

@@ -76,6 +76,7 @@ def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
     while (item := (yield m.recv(REQUESTS))) != END:
         assert isinstance(item, Request)
         if item.prompt_tokens + item.max_tokens > server.slot_tokens:
+            item.instance = m.rank
             journal.reject(item, m.now())
             continue
         server.line.append(item)
@@ -113,7 +114,7 @@ def _pre_process(
 ) -> Program:
     """Caches the prompt of one request; it then waits for the next iteration."""
     request.instance, request.scheduled_s = m.rank, m.now()
-    sizes = step_sizes(0, 0, {request.id: (request.prompt_tokens, 0)}, 1)
+    sizes = step_sizes(0, 0, [(request.prompt_tokens, 0)], 1)
     step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes)
     start_s, waiting, held = m.now(), len(server.line), server.held
     yield m.wait(step)

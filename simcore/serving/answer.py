@@ -21,8 +21,11 @@ MOST_EXTRAPOLATED = 0.05
 def answer(bench: Bench, found: Sequence["Found"]) -> str:
     """One sentence: the winner at the heaviest load, by how much, and what makes the difference."""
     here = _heaviest(found)
+    if not any(one.value("completed") for one in here):
+        requests = here[0].case.axes.requests
+        return f"{_load(here[0].case)}, nothing is served: all {requests:,} requests are rejected."
     promises = _promises(bench)
-    ranked = sorted(here, key=lambda one: _rank(one, bool(promises)))
+    ranked = _ranked(here, bool(promises))
     best, others = ranked[0], ranked[1:]
     verb = "is best" if others else "does it so"
     text = f"{_load(best.case)} on {_devices(bench, best.case)}, {best.case.axes.label}, {verb}: "
@@ -33,7 +36,25 @@ def answer(bench: Bench, found: Sequence["Found"]) -> str:
     if others:
         text += f" ({_next(best, others[0], bool(promises))})"
     text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
+    text += _more_devices(best, found) if promises else ""
     return f"{text}; p99 TTFT {_time(best, 'ttft_p99_s')}."
+
+
+# A share of promises that a planner takes for all.
+NEARLY_ALL = 0.99
+
+
+def _more_devices(best: "Found", found: Sequence["Found"]) -> str:
+    """How many devices keep nearly all promises at this load, where these do not and others were tried."""
+    if _kept(best) >= NEARLY_ALL:
+        return ""
+    workload = best.case.point.workload
+    enough = [one for one in found if one.case.point.workload == workload and _kept(one) >= NEARLY_ALL]
+    if not enough:
+        return ""
+    least = min(enough, key=lambda one: (one.case.axes.devices, -_kept(one)))
+    axes = least.case.axes
+    return f"; {axes.devices} devices keep {_share(least)} ({axes.label})"
 
 
 def _promises(bench: Bench) -> str:
@@ -46,21 +67,23 @@ def _promises(bench: Bench) -> str:
 def _next(best: "Found", other: "Found", promised: bool) -> str:
     """The next best: how far behind, and why."""
     name = other.case.axes.label
-    if promised and _rank(best, True)[0] != _rank(other, True)[0]:
-        text = f"{_share(other)} with {name}"
+    decided = "e2e_mean_s"
+    if promised and abs(_kept(best) - _kept(other)) >= SAME:
+        text, decided = f"{_share(other)} with {name}", "slo_attainment"
     elif promised:
         text = f"as many with {name}, mean E2E {_time(other, 'e2e_mean_s')}"
     else:
         text = f"{_time(other, 'e2e_mean_s')} with {name}"
-    return text + _why(best, other) + (", which chance may have done" if _too_close(best, other) else "")
+    chance = ", which chance may have done" if _too_close(best, other, decided) else ""
+    return text + _why(best, other) + chance
 
 
-def _too_close(best: "Found", other: "Found") -> bool:
-    """Whether the replicas leave open which of two is faster: the interval of their paired differences in
-    mean E2E latency holds zero."""
+def _too_close(best: "Found", other: "Found", figure: str) -> bool:
+    """Whether the replicas leave open which of two is ahead in a figure: the interval of their paired
+    differences holds zero."""
     pairs = zip(best.replicas, other.replicas, strict=True)
-    ours_and_theirs = [(ours["e2e_mean_s"][0], theirs["e2e_mean_s"][0]) for ours, theirs in pairs]
-    lost = [{"lost": (b - a, "s")} for a, b in ours_and_theirs if a is not None and b is not None]
+    both = [(ours[figure][0], theirs[figure][0]) for ours, theirs in pairs]
+    lost = [{"lost": (b - a, "")} for a, b in both if a is not None and b is not None]
     _, low, high = over_replicas(lost)["lost"] if lost else (None, None, None)
     return low is not None and high is not None and low <= 0.0 <= high
 
@@ -78,19 +101,30 @@ def _heaviest(found: Sequence["Found"]) -> list["Found"]:
     return [one for one in found if one.case.point == heaviest]
 
 
-def _rank(one: "Found", promised: bool) -> tuple[float, float]:
-    share = one.value("slo_attainment") if promised else None
-    steps = 0.0 if share is None else -round(share / SAME)
-    latency_s = one.value("e2e_mean_s")
-    return steps, float("inf") if latency_s is None else latency_s
+def _ranked(here: Sequence["Found"], promised: bool) -> list["Found"]:
+    """Best first: those that keep nearly as many promises as the best by their latency, then the others by
+    the promises that they keep."""
+    most = max(_kept(one) for one in here) if promised else 0.0
+
+    def rank(one: "Found") -> tuple[float, float]:
+        behind = most - _kept(one) if promised else 0.0
+        latency_s = one.value("e2e_mean_s")
+        return (0.0 if behind < SAME else behind), float("inf") if latency_s is None else latency_s
+
+    return sorted(here, key=rank)
+
+
+def _kept(one: "Found") -> float:
+    return one.value("slo_attainment") or 0.0
 
 
 def _load(case: Case) -> str:
     axes = case.axes
     if case.point.clients is not None:
-        return f"With {case.point.clients:,} clients in a closed loop"
+        clients = case.point.clients
+        return f"With {clients:,} client{'s' if clients > 1 else ''} in a closed loop"
     if axes.rate_per_s is None:
-        return f"With {axes.requests:,} requests at once"
+        return f"With {axes.requests:,} request{'s' if axes.requests > 1 else ''} at once"
     return f"At {axes.rate_per_s:.3g} requests/s"
 
 
@@ -147,7 +181,7 @@ def _why(best: "Found", other: "Found") -> str:
 def notes(bench: Bench, found: Sequence["Found"]) -> list[str]:
     """What a reader has to know to read the figures."""
     told = ["figures are means over replicas; requests and levels over time are those of the first one"]
-    rooms = {one.case.axes.label: one.first.room for one in found}
+    rooms = {one.case.axes.label: one.room for one in found}
     for name, room in rooms.items():
         unit = "KV blocks" if name.startswith("continuous") else f"slots of {room.slot_tokens:,} tokens"
         told.append(f"{name}: {room.limit:,} {unit} a server")
@@ -170,7 +204,7 @@ def warnings(bench: Bench, found: Sequence["Found"], shares: Mapping[str, float]
             told.append(
                 f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
             )
-    left_out = max(one.first.left_out for one in found)
+    left_out = max(one.left_out for one in found)
     if left_out:
         told.append(f"{left_out:,} recorded requests without prompt or answer are left out")
     unmeasured = shares.get("roofline", 0.0)
@@ -178,6 +212,12 @@ def warnings(bench: Bench, found: Sequence["Found"], shares: Mapping[str, float]
         told.append(
             f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
             f" {bench.hardware.name}"
+        )
+    unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
+    if unseen > 0.05:
+        told.append(
+            f"percentiles of ITL leave out {unseen:.0%} of the time between tokens, in which requests stood"
+            f" still ({name}); the mean has it in"
         )
     far = shares.get("extrapolated", 0.0)
     if far > MOST_EXTRAPOLATED:

@@ -32,7 +32,7 @@ from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.served_decoder import ServedDecoder
 from simcore.serving import laws as serving_laws
-from simcore.serving.served import Served, Steps, served
+from simcore.serving.served import Occupancy, Served, Steps, served
 from simcore.serving_scenario import (
     ConcurrentInstances,
     ContinuousBatching,
@@ -89,7 +89,7 @@ class Result:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device. `fast`, `slow`: all prices at that end of their interval."""
+    """Runs cases of one scenario on one device, and remembers models and prices."""
 
     scenario: ServingScenario
     config: DecoderConfig
@@ -168,7 +168,7 @@ class Bench:
 
     def room(self, case: Case, drawn: Drawn) -> Room:
         """What a server has for KV. Raises InputError where that is not enough for one request."""
-        longest = int(drawn.prompt_tokens.max()) + drawn.max_tokens
+        longest = drawn.longest_prompt + drawn.max_tokens
         model, strategy = self.model(case.axes.ranks), case.strategy
         if isinstance(strategy, ContinuousBatching):
             rows = min(strategy.token_budget[0], strategy.max_sequences[0])
@@ -179,7 +179,8 @@ class Bench:
                 raise InputError(_too_small(case, self.hardware.name, free))
             return Room(blocks, longest)
         slots = _slots(strategy)
-        free = self._free_bytes(model, max(slots, int(drawn.prompt_tokens.max())), slots)
+        # All prompts may be computed at once: as one batch, or beside each other.
+        free = self._free_bytes(model, slots * drawn.longest_prompt, slots)
         fitting = self.scenario.kv_blocks or floor(free / (model.kv_bytes_per_token * longest))
         if fitting < slots:
             raise InputError(
@@ -203,6 +204,7 @@ class Prepared:
     journal: Journal
     simulation: Simulation
     requests: list[Request]
+    occupancy: Occupancy
     left_out: int
 
     def simulate(self) -> None:
@@ -217,7 +219,8 @@ class Prepared:
             served(self.requests), self.journal.table(), self.room, self.simulation.trace, self.left_out
         )
         in_turn = getattr(self.case.strategy, "order", ["fcfs"])[0] == "fcfs"
-        serving_laws.enforce(serving_laws.Run(found.served, found.journal, self.room.limit, in_turn))
+        run = serving_laws.Run(found.served, found.journal, self.room.limit, in_turn, self.occupancy)
+        serving_laws.enforce(run)
         return found
 
 
@@ -233,13 +236,31 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
         mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
         roofline=bench.hardware.roofline,
         overheads=bench.hardware.overheads,
-        rates=_rates(bench.scenario, bench.hardware),
+        rates=_rates(bench.scenario, bench.hardware, end),
         lockstep=(TENSOR,),
         rows=True,
         tariff=tariff,
     )
     requests = _offer(simulation, case, drawn, bench.scenario.routing, journal)
-    return Prepared(bench, case, room, journal, simulation, requests, drawn.left_out)
+    occupancy = _counted(simulation, journal)
+    return Prepared(bench, case, room, journal, simulation, requests, occupancy, drawn.left_out)
+
+
+def _counted(simulation: Simulation, journal: Journal) -> Occupancy:
+    """Counts requests as they come into the machine and as they are answered."""
+    occupancy, told = Occupancy(), journal.answered
+
+    def came(item: object) -> None:
+        if isinstance(item, Request):
+            occupancy.change(simulation.env.now, 1)
+
+    def answered(request: Request, at_s: float) -> None:
+        occupancy.change(at_s, -1)
+        if told is not None:
+            told(request, at_s)
+
+    simulation.fed, journal.answered = came, answered
+    return occupancy
 
 
 def _too_small(case: Case, device: str, free: float) -> str:
@@ -260,10 +281,10 @@ def _slots(strategy: ServingStrategy) -> int:
             return strategy.max_sequences[0]
 
 
-def _rates(scenario: ServingScenario, hardware: Hardware) -> contention.Rates:
+def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
-            return contention.shared_reads(reuse_s, hardware.memory_reach)
+            return contention.shared_reads(reuse_s, hardware.memory_reach[end])
         case Throughput(gain=gain):
             return contention.throughput(gain)
         case _:
@@ -352,15 +373,22 @@ def _closed_loop(
 ) -> list[Request]:
     """Clients that each send the next request `think_s` after their last answer."""
     lengths = iter(zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True))
-    total = len(drawn.prompt_tokens)
+    total, delivered = len(drawn.prompt_tokens), 0
     requests: list[Request] = []
+
+    def coming(request: Request) -> Iterator[tuple[float, object]]:
+        nonlocal delivered
+        yield request.arrival_s, request
+        # Those sent before it may come after it: hosts' clocks run ahead of each other.
+        delivered += 1
+        if delivered == total:
+            yield request.arrival_s, END
 
     def send(at_s: float) -> None:
         prompt, output = next(lengths)
         request = Request(len(requests), at_s, prompt, output, drawn.max_tokens)
         requests.append(request)
-        last = [(at_s, END)] if len(requests) == total else []
-        simulation.feed(router, REQUESTS, [(at_s, request), *last])
+        simulation.feed(router, REQUESTS, coming(request))
 
     def answered(request: Request, at_s: float) -> None:
         router.answered(request)

@@ -175,7 +175,7 @@ def _kept(served: Served, slo: Slo | None) -> dict[str, Bools]:
 
 def _occupancy(served: Served, journal: Steps, kv_limit: float, servers: int) -> dict[str, Figure]:
     window_s, duration_s = served.window_s, _duration_s(served)
-    begin_s, until_s, kv_used = stretches(journal)
+    begin_s, until_s, used, peak = stretches(journal)
     busy_s = until_s.clip(*window_s) - begin_s.clip(*window_s)
     start_s, end_s = np.ascontiguousarray(journal["start_s"]), np.ascontiguousarray(journal["end_s"])
     decoding = np.ascontiguousarray(journal["decoding"])
@@ -184,8 +184,11 @@ def _occupancy(served: Served, journal: Steps, kv_limit: float, servers: int) ->
         "utilisation": (_over(float(busy_s.sum()), duration_s * servers), ""),
         "mean_batch": (_over(decoding_s, duration_s), ""),
         "max_batch": (most_at_once(start_s, end_s, decoding), ""),
-        "mean_kv_share": (_over(float((busy_s * kv_used).sum()), duration_s * servers * kv_limit), ""),
-        "max_kv_share": (_over(float(np.max(kv_used, initial=0.0)), kv_limit), ""),
+        "mean_kv_share": (
+            _over(float((busy_s * (used + peak)).sum()) / 2.0, duration_s * servers * kv_limit),
+            "",
+        ),
+        "max_kv_share": (_over(float(np.max(peak, initial=0.0)), kv_limit), ""),
     }
 
 
@@ -226,4 +229,5 @@ def _interval(values: Sequence[float | None]) -> tuple[float | None, float | Non
         return (known[0] if known else None), None, None
     mean = fmean(known)
     half = student_t(len(known) - 1) * stdev(known) / math.sqrt(len(known))
-    return mean, mean - half, mean + half
+    # No figure is negative, and no interval needs to say so.
+    return mean, max(0.0, mean - half) if min(known) >= 0.0 else mean - half, mean + half

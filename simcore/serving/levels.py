@@ -1,17 +1,17 @@
 """Levels of a run over time: requests that queue, requests that decode, KV held, tokens generated.
 
-    queue(t)    = requests with arrival_s <= t < scheduled_s
-    batch(t)    = sum of `decoding` over the steps with start_s <= t < end_s, of all servers
-    kv_share(t) = mean over servers of kv_used / kv_limit, of the step begun last while one runs, else 0
-    tokens(t)   = replays * decoding of every step, linear from its start_s to its end_s, and its
-                  first_tokens from its end_s on
+queue(t)    = requests with arrival_s <= t < scheduled_s
+batch(t)    = sum of `decoding` over the steps with start_s <= t < end_s, of all servers
+kv_share(t) = mean over servers of KV held / kv_limit, of the step begun last while one runs, else 0:
+              linear from its kv_used to its kv_peak
+tokens(t)   = replays * decoding of every step, linear from its start_s to its end_s, and its
+              first_tokens from its end_s on
 
-A step notes the KV that is held when it starts, so what a long burst adds to it shows at the next step.
 """
 
 import numpy as np
 
-from simcore.serving.served import Bools, Floats, Ints, Served, Steps
+from simcore.serving.served import Floats, Ints, Served, Steps
 
 MOST_TIMES = 400
 
@@ -57,9 +57,10 @@ def _batch_and_tokens(times_s: Floats, journal: Steps) -> tuple[Floats, Floats]:
 
 
 def _kv_used(times_s: Floats, journal: Steps) -> Floats:
-    start_s, until_s, kv_used = stretches(journal)
+    start_s, until_s, used, peak = stretches(journal)
     steps, places = _running(times_s, start_s, until_s)
-    return _summed(places, kv_used[steps], len(times_s))
+    share = (times_s[places] - start_s[steps]) / (until_s[steps] - start_s[steps])
+    return _summed(places, used[steps] + share * (peak - used)[steps], len(times_s))
 
 
 def _summed(places: Ints, amounts: Floats | None, size: int) -> Floats:
@@ -83,17 +84,18 @@ def _running(times_s: Floats, start_s: Floats, end_s: Floats) -> tuple[Ints, Int
     return np.repeat(steps, inside), np.arange(inside.sum()) + np.repeat(first - begun, inside)
 
 
-def stretches(journal: Steps) -> tuple[Floats, Floats, Floats]:
-    """Start, end and KV held of stretches in which a server runs: each begins with a step and goes on until
-    the server begins its next, or has ended all that it began. Those of one server never overlap, even where
-    its steps do, and together they cover the union of its steps."""
+def stretches(journal: Steps) -> tuple[Floats, Floats, Floats, Floats]:
+    """Start, end and KV held at both of stretches in which a server runs: each begins with a step and goes on
+    until the server begins its next, or has ended all that it began. Those of one server never overlap, even
+    where its steps do, and together they cover the union of its steps."""
     order = np.lexsort((journal["start_s"], journal["instance"]))
     instance, start_s, end_s = (journal[name][order] for name in ("instance", "start_s", "end_s"))
     turns = np.flatnonzero(instance[1:] != instance[:-1]) + 1
     next_s = np.append(start_s[1:], np.inf)[: len(start_s)]
     next_s[turns - 1] = np.inf
     idle_s = np.concatenate([np.maximum.accumulate(ends_s) for ends_s in np.split(end_s, turns)])
-    return start_s, np.maximum(np.minimum(next_s, idle_s), start_s), journal["kv_used"][order]
+    until_s = np.maximum(np.minimum(next_s, idle_s), start_s)
+    return start_s, until_s, journal["kv_used"][order], journal["kv_peak"][order]
 
 
 def most_at_once(begin_s: Floats, end_s: Floats, amounts: Floats | None = None) -> float:
@@ -109,13 +111,3 @@ def _sorted_sums(at_s: Floats, amounts: Floats | None) -> tuple[Floats, Floats]:
         return np.sort(at_s), np.arange(1.0, len(at_s) + 1.0)
     order = np.argsort(at_s, kind="stable")
     return at_s[order], np.cumsum(amounts[order])
-
-
-def number_in_system(served: Served) -> tuple[Floats, Ints]:
-    """The times at which a request that is served comes or goes, in order, and how many there are from each
-    such time on, [2 requests] both. Of what happens at one time, arrivals are counted first."""
-    done: Bools = served.finished
-    times_s = np.concatenate([np.sort(served.arrival_s[done]), np.sort(served.finish_s[done])])
-    change = np.repeat(np.array([1, -1]), len(times_s) // 2)
-    order = np.argsort(times_s, kind="stable")
-    return times_s[order], np.cumsum(change[order])

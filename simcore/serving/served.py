@@ -21,6 +21,22 @@ Bools = NDArray[np.bool_]
 Steps = Mapping[str, Floats]
 
 
+@dataclass(slots=True)
+class Occupancy:
+    """Requests in the system, counted as they come and go, and the area under their number over time: the
+    witness of Little's law that knows nothing of the times which requests keep."""
+
+    number: int = 0
+    area_s: float = 0.0
+    since_s: float = 0.0
+
+    def change(self, at_s: float, by: int) -> None:
+        """One comes (+1) or goes (-1)."""
+        self.area_s += self.number * (at_s - self.since_s)
+        self.number += by
+        self.since_s = at_s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """Columns of `Request`, each [requests], in any order. Times in seconds, NaN where they never came."""

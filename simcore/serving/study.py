@@ -5,11 +5,13 @@ mean and interval  = over replicas, 95 % by Student's t
 price interval     = the first replica run again with every price at the fast, and at the slow, end of its own
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from simcore import arrivals
 from simcore.files import InputError
@@ -21,6 +23,7 @@ from simcore.serving.figures import Figure, figures, over_replicas, unseen_gaps_
 from simcore.serving.levels import levels
 from simcore.serving_scenario import Point, points, serving_variants
 from simcore.study import Outcome, Progress, Row, ServingAxes
+from simcore.trace import Trace
 
 # Requests that are served twice, to see whether the run repeats.
 REPEATED = 2000
@@ -33,15 +36,20 @@ PRICED = ("ttft_p99_s", "tpot_p50_s", "e2e_p50_s", "duration_s", "goodput_per_s"
 
 @dataclass(slots=True)
 class Found:
-    """What the replicas of a case gave. `first` is that of the first replica, `ends` the figures of the
-    first replica at the fast and the slow end of all prices."""
+    """What the replicas of a case gave. `ends` are the figures of the first replica at the fast and the slow
+    end of all prices; `requests` and `levels` its tables, `unseen_gaps` the share of the time between tokens
+    that the percentiles of ITL leave out, `trace` what it launched, kept of one case only."""
 
     case: Case
     replicas: list[Mapping[str, Figure]]
-    first: Result
     sources: dict[str, float]
+    room: Room
+    left_out: int
+    unseen_gaps: float
+    requests: dict[str, Any]
+    levels: dict[str, Any]
+    trace: Trace | None
     ends: dict[str, Mapping[str, Figure]] = field(default_factory=dict)
-    unseen_gaps_s: float = 0.0
 
     def value(self, name: str) -> float | None:
         """The mean of a figure over replicas."""
@@ -50,11 +58,15 @@ class Found:
 
 def cases(bench: Bench) -> Iterator[Case]:
     """Every strategy at every load, in the order of the file."""
+    several = len({point.clients for point in points(bench.scenario)}) > 1
     for point in points(bench.scenario):
         drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
         for strategy in bench.scenario.strategies:
             for variant in serving_variants(strategy):
-                yield Case(_axes(point, drawn, label(variant, variant.ranks[0]), variant), point, variant)
+                name = label(variant, variant.ranks[0])
+                if several and point.clients is not None:
+                    name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
+                yield Case(_axes(point, drawn, name, variant), point, variant)
 
 
 def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: Any) -> ServingAxes:
@@ -81,12 +93,13 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         if reason is not None:
             refused.setdefault(reason, case.axes.label)
         else:
-            found.append(_found(bench, case, lambda i, base=done: progress("simulating", base + i, runs)))
+            told = partial(_tell, progress, done, runs)
+            found.append(_found(bench, case, told, keep_trace=not found))
         done += bench.scenario.replicas
         progress("simulating", done, runs)
     if not found:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
-    _check_repeatable(bench, found[0])
+    trace = _check_repeatable(bench, found[0])
     shares = _shares(found)
     return Outcome(
         rows=[row for one in found for row in _rows(one, found)],
@@ -96,11 +109,11 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         baseline=next((one.case.axes.label for one in found if one.case.axes.strategy == BASELINE), ""),
         sources=shares,
         tables={
-            "requests.parquet": _stacked([_requests(one) for one in found]),
-            "levels.parquet": _stacked([_levels(one) for one in found]),
+            "requests.parquet": _stacked([({**_place(one), "replica": 0}, one.requests) for one in found]),
+            "levels.parquet": _stacked([(_place(one), one.levels) for one in found]),
         },
         slo=bench.scenario.slo.model_dump(),
-        trace=found[0].first.trace,
+        trace=trace,
     )
 
 
@@ -122,18 +135,32 @@ def refusal(bench: Bench, case: Case) -> str | None:
     return None
 
 
-def _found(bench: Bench, case: Case, progress: Any) -> Found:
-    replicas, first, sources = [], None, dict[str, float]()
-    for replica in range(bench.scenario.replicas):
+def _tell(progress: Progress, base: int, of: int, done: int) -> None:
+    progress("simulating", base + done, of)
+
+
+def _found(bench: Bench, case: Case, told: Callable[[int], None], *, keep_trace: bool) -> Found:
+    first = bench.run(case, 0)
+    served, journal = first.served, first.journal
+    between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
+    found = Found(
+        case,
+        [_figures(bench, case, first)],
+        dict(first.trace.rows.sources.items()),
+        first.room,
+        first.left_out,
+        unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
+        _requests(first),
+        levels(served, journal, kv_limit=first.room.limit, servers=case.servers),
+        first.trace if keep_trace else None,
+    )
+    told(1)
+    for replica in range(1, bench.scenario.replicas):
         result = bench.run(case, replica)
-        replicas.append(_figures(bench, case, result))
+        found.replicas.append(_figures(bench, case, result))
         for name, seconds in result.trace.rows.sources.items():
-            sources[name] = sources.get(name, 0.0) + seconds
-        first = first or result
-        progress(replica + 1)
-    assert first is not None
-    found = Found(case, replicas, first, sources)
-    found.unseen_gaps_s = unseen_gaps_s(first.served, first.journal)
+            found.sources[name] = found.sources.get(name, 0.0) + seconds
+        told(replica + 1)
     asked = bench.scenario.price_interval
     if asked or (asked is None and case.axes.requests <= MOST_AT_ENDS):
         for end in ("low", "high"):
@@ -147,12 +174,15 @@ def _figures(bench: Bench, case: Case, result: Result) -> Mapping[str, Figure]:
     return figures(result.served, result.journal, kv_limit=limit, servers=case.servers, slo=slo)
 
 
-def _check_repeatable(bench: Bench, found: Found) -> None:
-    """Raises LawError where a second run, of the first requests at least, leaves other bytes."""
+def _check_repeatable(bench: Bench, found: Found) -> Trace:
+    """The trace of a case. Raises LawError where a second run, of the first requests at least, leaves other
+    bytes."""
+    assert found.trace is not None
     few = found.case.axes.requests <= REPEATED
-    first = found.first if few else bench.run(found.case, 0, most=REPEATED)
-    if digest(bench.run(found.case, 0, most=REPEATED).trace) != digest(first.trace):
+    first = found.trace if few else bench.run(found.case, 0, most=REPEATED).trace
+    if digest(bench.run(found.case, 0, most=REPEATED).trace) != digest(first):
         raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
+    return found.trace
 
 
 def _shares(found: Sequence[Found]) -> dict[str, float]:
@@ -178,7 +208,7 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
         value, low, high = over_replicas(speedups)["speedup"]
         yield Row(axes, "speedup", value, "x", low, high, f"duration against {baseline.case.axes.label}")
     for name in PRICED if one.ends else ():
-        ends = [values[name][0] for values in one.ends.values()]
+        ends = [values[name][0] for values in (one.replicas[0], *one.ends.values())]
         known = [value for value in ends if value is not None]
         if known:
             text = "first replica, all prices at the fast and at the slow end of their 90 % intervals"
@@ -211,10 +241,10 @@ def _place(one: Found) -> dict[str, Any]:
     }
 
 
-def _requests(one: Found) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The requests of the first replica."""
-    served = one.first.served
-    columns = {
+def _requests(result: Result) -> dict[str, Any]:
+    """The requests of a run, as columns."""
+    served = result.served
+    return {
         "request": served.id,
         "instance": served.instance,
         "arrival_s": served.arrival_s,
@@ -226,19 +256,10 @@ def _requests(one: Found) -> tuple[dict[str, Any], dict[str, Any]]:
         "preemptions": served.preemptions,
         "status": np.where(served.rejected, "rejected", "finished"),
     }
-    return {**_place(one), "replica": 0}, columns
-
-
-def _levels(one: Found) -> tuple[dict[str, Any], dict[str, Any]]:
-    first = one.first
-    limit, servers = first.room.limit, one.case.servers
-    return _place(one), levels(first.served, first.journal, kv_limit=limit, servers=servers)
 
 
 def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """Tables one below the other, each with its place repeated in every row; places as dictionaries."""
-    import pyarrow as pa  # noqa: PLC0415 - as large as all else that `--help` would import
-
     lengths = [len(next(iter(columns.values()))) for _, columns in parts]
     which = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
     stacked: dict[str, Any] = {}
