@@ -170,6 +170,9 @@ class Ramp:
 
     def count(self, sources: dict[SourceKind, float]) -> None:
         """Adds its work to `sources`: seconds by where their price comes from."""
+        if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
+            sources[self.rest] = sources.get(self.rest, 0.0) + self.total_s
+            return
         told_s = 0.0
         for source, seconds in self.shares:
             told_s += seconds

@@ -22,6 +22,7 @@ from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Tariff
+from simcore.requests import END
 from simcore.segments import Segment, cut
 from simcore.sharing import Listed, Piece, SharedDevice, Work
 from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
@@ -106,8 +107,8 @@ class Simulation:
         self.loops: dict[simpy.Process, tuple[int, str]] = {}
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
-        # Who wants to hear of every item that is fed.
-        self.fed: Callable[[object], None] = lambda item: None
+        # When each item was fed, the end left out.
+        self.fed_s: list[float] = []
         self._lockstep = frozenset(lockstep)
         self.rows = rows
         self._tariff = tariff or Tariff(price, roofline)
@@ -153,11 +154,18 @@ class Simulation:
         for an item when it comes."""
 
         def source() -> Steps:
+            env, machines, fed = self.env, self.machines, self.fed_s.append
             for at_s, item in arrivals:
-                yield self.env.timeout(max(0.0, at_s - self.env.now))
-                self.fed(item)
-                for rank in (to,) if isinstance(to, int) else to(item):
-                    self.machines[rank].deliver(inbox, item, Cause(None, self.env.now, True))
+                yield env.timeout(max(0.0, at_s - env.now))
+                now_s = env.now
+                if item != END:
+                    fed(now_s)
+                cause = Cause(None, now_s, True)
+                if isinstance(to, int):
+                    machines[to].deliver(inbox, item, cause)
+                else:
+                    for rank in to(item):
+                        machines[rank].deliver(inbox, item, cause)
 
         self.env.process(source())
 
@@ -204,7 +212,8 @@ class Simulation:
         if stream.queue:
             self.env.process(self._work_off(stream))
         else:
-            self._set_working(stream, False)
+            stream.working = False
+            self._working[stream.rank] -= 1
 
     def _work_off(self, stream: _Stream) -> Steps:
         while stream.queue:
@@ -267,7 +276,8 @@ class Simulation:
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
-        self._set_working(stream, True)
+        stream.working = True
+        self._working[launch.rank] += 1
         launch.done_with = stream.go_on
         self._begin(stream, launch)
 
@@ -426,8 +436,8 @@ class Simulation:
 
     def _set_alarm(self, rank: int) -> None:
         """Comes back when something is due on a device; an alarm set before is void."""
-        number = self._alarms[rank] = self._alarms[rank] + 1
         device, env = self._devices[rank], self.env
+        number = self._alarms[rank] = self._alarms[rank] + 1
         if not device.running:
             return
         delay_s, piece = device.next_due()

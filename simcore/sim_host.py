@@ -197,8 +197,10 @@ class SimMachine:
         return now_s if now_s > self._busy_until_s else self._busy_until_s
 
     def _spend(self, seconds: float) -> float:
-        self._busy_until_s = self.now() + seconds
-        return self._busy_until_s
+        now_s: float = self._env.now
+        busy_s = self._busy_until_s
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + seconds
+        return busy_s
 
     def _catch_up(self) -> Steps:
         yield self._env.timeout(max(0.0, self._busy_until_s - self._env.now))
@@ -378,6 +380,12 @@ class SimMachine:
         if not waiting:
             return []
         found = []
+        if self._sim.rows:
+            # What the host waited for is of no interest there.
+            found = [item for _, item, _ in waiting]
+            waiting.clear()
+            self._spend(self._sim.overheads.message_s * len(found))
+            return found
         for message, item, cause in waiting:
             if message is not None:
                 message.received_s = self._env.now
@@ -403,12 +411,13 @@ class SimMachine:
         if not self._sim.rows:
             message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
             self._sim.trace.messages.append(message)
-        if self._receivers[inbox]:
-            self._receivers[inbox].popleft().succeed((message, item, cause))
+        if receivers := self._receivers[inbox]:
+            receivers.popleft().succeed((message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))
-        for launch in self._watched.pop(inbox, ()):
-            self._sim.curtail(launch)
+        if inbox in self._watched:
+            for launch in self._watched.pop(inbox):
+                self._sim.curtail(launch)
 
     def spawn(self, program: Program) -> Ticket:
         """One more host loop, on the same host thread."""

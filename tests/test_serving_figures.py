@@ -75,11 +75,8 @@ class Case:
         return self.figures(slo)[name][0]
 
     def run(self) -> Run:
-        comes = [(r.arrival_s, 1) for r in self.requests if not r.rejected]
-        goes = [(r.finish_s, -1) for r in self.requests if not r.rejected]
-        counted = Occupancy()
-        for at_s, by in sorted(comes + goes):
-            counted.change(at_s, by)
+        stayed = [r for r in self.requests if not r.rejected]
+        counted = Occupancy([r.arrival_s for r in stayed], [r.finish_s for r in stayed])
         return Run(self.served, self.steps, KV_LIMIT, occupancy=counted)
 
 
@@ -585,8 +582,9 @@ def staying_other_than_counted(run: Run) -> Iterator[Run]:
 @breaks("Little")
 def coming_without_going(run: Run) -> Iterator[Run]:
     assert run.occupancy is not None
-    for more in (-1, 1):
-        yield replace(run, occupancy=replace(run.occupancy, number=more))
+    came_s, went_s = run.occupancy.came_s, run.occupancy.went_s
+    yield replace(run, occupancy=Occupancy(came_s[1:], went_s))
+    yield replace(run, occupancy=Occupancy(came_s, went_s[1:]))
 
 
 @breaks("decoding")

@@ -76,7 +76,8 @@ def continuous_batching(
                 return
             _take(m, server, journal, [(yield m.recv(REQUESTS))])
             continue
-        short = server.kv.needed(1) > server.kv.free
+        kv = server.kv
+        short = kv.needed(1) > kv.total - kv.used
         if short:
             _make_room(server)
         waits = server.prompts or server.line or server.first
@@ -184,7 +185,6 @@ def _mixed(
         request.cached += tokens
         ends += request.cached == _prompt(request)
     sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, ends)
-    used = kv.used + kv.needed(1)
     if sequences:
         step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences))
     else:
@@ -194,7 +194,8 @@ def _mixed(
     end_s = m.now()
     waiting = len(server.line) + len(server.first)
     now = sizes["prompt_tokens"]
-    journal.step(m.rank, start_s, end_s, 1, sequences, sequences, now, ends, waiting, used)
+    kv.grow(1)
+    journal.step(m.rank, start_s, end_s, 1, sequences, sequences, now, ends, waiting, kv.used)
     _advance(server, journal, 1, end_s)
     if ends:
         _begin_to_decode(server, journal, end_s)
@@ -234,17 +235,16 @@ def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server)
     yield m.wait(step)
     end_s = m.now()
     waiting = len(server.line) + len(server.first)
-    peak = kv.used + kv.needed(step.ran)
-    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used, peak)
+    kv.grow(step.ran)
+    journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used, kv.used)
     _advance(server, journal, step.ran, end_s)
 
 
 def _advance(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
-    """Every decoding sequence has so many tokens more; those that are complete leave."""
+    """Every decoding sequence has so many tokens more, whose blocks are counted; who is complete leaves."""
     kv, decoding = server.kv, server.decoding
     if not decoding:
         return
-    kv.grow(iterations)
     server.kv_tokens += iterations * len(decoding)
     iteration = kv.iteration
     while decoding and decoding[0][0] <= iteration:

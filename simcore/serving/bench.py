@@ -249,17 +249,14 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
 def _counted(simulation: Simulation, journal: Journal) -> Occupancy:
     """Counts requests as they come into the machine and as they are answered."""
     occupancy, told = Occupancy(), journal.answered
-
-    def came(item: object) -> None:
-        if isinstance(item, Request):
-            occupancy.change(simulation.env.now, 1)
+    went = occupancy.went_s.append
 
     def answered(request: Request, at_s: float) -> None:
-        occupancy.change(at_s, -1)
+        went(at_s)
         if told is not None:
             told(request, at_s)
 
-    simulation.fed, journal.answered = came, answered
+    simulation.fed_s, journal.answered = occupancy.came_s, answered
     return occupancy
 
 

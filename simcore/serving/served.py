@@ -4,8 +4,9 @@ finished = not rejected, and has a finish_s
 window   = first arrival to last finish
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
@@ -23,18 +24,21 @@ Steps = Mapping[str, Floats]
 
 @dataclass(slots=True)
 class Occupancy:
-    """Requests in the system, counted as they come and go, and the area under their number over time: the
-    witness of Little's law that knows nothing of the times which requests keep."""
+    """When requests came and went, as the machine let them in and out: the witness of Little's law that
+    knows nothing of the times which requests keep."""
 
-    number: int = 0
-    area_s: float = 0.0
-    since_s: float = 0.0
+    came_s: list[float] = field(default_factory=list)
+    went_s: list[float] = field(default_factory=list)
 
-    def change(self, at_s: float, by: int) -> None:
-        """One comes (+1) or goes (-1)."""
-        self.area_s += self.number * (at_s - self.since_s)
-        self.number += by
-        self.since_s = at_s
+    @property
+    def number(self) -> int:
+        """How many are there in the end."""
+        return len(self.came_s) - len(self.went_s)
+
+    @property
+    def area_s(self) -> float:
+        """Area under their number over time, once all have gone."""
+        return math.fsum(self.went_s) - math.fsum(self.came_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
