@@ -156,9 +156,10 @@ def export(
     target: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="where to write")],
     label: Annotated[str | None, typer.Option("--label", help="which strategy", show_default=False)] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="which load", show_default=False)] = None,
+    devices: Annotated[int | None, typer.Option("--devices", help="on how many", show_default=False)] = None,
 ) -> None:
     """Write the requests of a run as the JSON of `vllm bench serve`."""
-    count = export_bench(folder, target, label, rate)
+    count = export_bench(folder, target, label, rate, devices)
     typer.echo(f"{target}: {count:,} requests")
 
 

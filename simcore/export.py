@@ -10,14 +10,17 @@ from simcore.files import InputError, nearest
 from simcore.vllm_bench import write_bench
 
 # What tells the cases of a run apart besides their label.
+OPTIONS = {"rate_per_s": "--rate", "devices": "--devices"}
 PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_mean", "output_mean")
 
 
-def export(folder: Path, target: Path, label: str | None, rate_per_s: float | None) -> int:
+def export(
+    folder: Path, target: Path, label: str | None, rate_per_s: float | None, devices: int | None
+) -> int:
     """Writes one case of a serving run as vLLM's bench JSON; gives the number of requests.
 
-    `label` and `rate_per_s` say which case, where there are several. Raises InputError where there is none,
-    or still more than one.
+    `label`, `rate_per_s` and `devices` say which case, where there are several. Raises InputError where there
+    is none, or still more than one.
     """
     source = folder / "requests.parquet"
     if not source.is_file():
@@ -36,6 +39,11 @@ def export(folder: Path, target: Path, label: str | None, rate_per_s: float | No
             shown = ", ".join(f"{rate:.4g}" for rate in rates)
             raise InputError(f"--rate {rate_per_s:g}: no such load (allowed: {shown})")
         chosen &= near
+    if devices is not None:
+        counts = sorted({int(count) for count in table["devices"][chosen]})
+        if devices not in counts:
+            raise InputError(f"--devices {devices}: no such case (allowed: {', '.join(map(str, counts))})")
+        chosen &= table["devices"] == devices
     _check_one(table, chosen)
     one = {name: values[chosen] for name, values in table.items()}
     served = one["status"] == "finished"
@@ -67,5 +75,5 @@ def _check_one(table: dict[str, Any], chosen: Any) -> None:
         values = np.unique(table[name][chosen])
         if len(values) > 1:
             shown = ", ".join(f"{value:.4g}" for value in values)
-            option = "--rate: is missing" if name == "rate_per_s" else f"{name} differs in the run"
+            option = f"{OPTIONS[name]}: is missing" if name in OPTIONS else f"{name} differs"
             raise InputError(f"{option}: the run has several cases ({shown})")

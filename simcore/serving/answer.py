@@ -27,8 +27,8 @@ def answer(bench: Bench, found: Sequence["Found"]) -> str:
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
     best, others = ranked[0], ranked[1:]
-    verb = "is best" if others else "does it so"
-    text = f"{_load(best.case)} on {_devices(bench, best.case)}, {best.case.axes.label}, {verb}: "
+    verb = ", is best" if others else ""
+    text = f"{_load(best.case)} on {_devices(bench, best.case)}, {best.case.axes.label}{verb}: "
     if promises:
         text += f"{_share(best)} of the requests keep {promises}"
     else:
