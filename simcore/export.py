@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from simcore.files import InputError, nearest
 from simcore.vllm_bench import write_bench
@@ -22,6 +21,9 @@ def export(
     `label`, `rate_per_s` and `devices` say which case, where there are several. Raises InputError where there
     is none, or still more than one.
     """
+    # Arrow takes longer to import than all else that `--help` needs.
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     source = folder / "requests.parquet"
     if not source.is_file():
         raise InputError(f"{folder}: is no run of study serving: requests.parquet is missing")

@@ -15,7 +15,7 @@ length, say); `Op.at(sizes)` gives the op with numbers in its place.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # Bytes per element. bfp8 and bfp4 are Tenstorrent's block floating point: 16 numbers share one
 # exponent byte, so an element takes 1 + 1/16 and 1/2 + 1/16 bytes.
@@ -196,8 +196,7 @@ class Price:
     early_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(NamedTuple):
     """The least seconds that an op can take on a device, by its datasheet: one bound per resource."""
 
     compute_s: float

@@ -374,16 +374,19 @@ class Tariff:
         return found
 
     def _cost(self, group: _Group, sizes: Mapping[str, int]) -> Priced:
-        total = NOTHING
+        seconds = least_s = memory_s = compute_s = 0.0
         shares: dict[SourceKind, float] = {}
         for op, count in group.ops:
             here = op.at(sizes)
             price, floor = self._price(here), self._roofline(here)
+            seconds += count * price.seconds
+            memory_s += count * floor.memory_s
+            compute_s += count * floor.compute_s
             # What is assumed may be faster than the datasheet allows (law 6).
-            least_s = 0.0 if price.source == "assumed" else floor.seconds
-            total = _add(total, _scaled((price.seconds, least_s, floor.memory_s, floor.compute_s), count))
+            if price.source != "assumed":
+                least_s += count * floor.seconds
             shares[price.source] = shares.get(price.source, 0.0) + count * price.seconds
-        return total, tuple(shares.items())
+        return (seconds, least_s, memory_s, compute_s), tuple(shares.items())
 
     def _curve(self, group: _Group, name: str, sizes: Mapping[str, int]) -> Curve:
         key = tuple([0 if other == name else sizes[other] for other in group.reads])

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from simcore.files import InputError
@@ -117,6 +115,10 @@ def write(
     _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS[study])
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
+    # Arrow takes longer to import than all else that `--help` needs.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     for name, columns in outcome.tables.items():
         pq.write_table(pa.table(dict(columns)), folder / name)
     if outcome.timeline:

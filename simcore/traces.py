@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from simcore.files import InputError, nearest, read_text
@@ -87,12 +84,15 @@ def read_table(path: Path, columns: Mapping[str, str], time_unit: str) -> Record
     `prompt` and `output`; `time_unit` is a key of `PER_SECOND`. Raises InputError."""
     if "arrival" not in columns:
         raise InputError(f"{path}: columns.arrival is missing: which column says when requests came")
-    table = _columns(path, list(columns.values()))
+    # Arrow takes longer to import than all else that `--help` needs.
+    from simcore import tables  # noqa: PLC0415
+
+    table = tables.columns(path, list(columns.values()))
     name = columns["arrival"]
-    read = _moments if time_unit == "datetime" else _times
+    read = tables.moments if time_unit == "datetime" else tables.times
     times = read(table[name], name, path)
     tokens = {
-        role: checked_tokens(_numbers(table[columns[role]], columns[role], path), columns[role], path)
+        role: checked_tokens(tables.numbers(table[columns[role]], columns[role], path), columns[role], path)
         for role in ("prompt", "output")
         if role in columns
     }
@@ -101,7 +101,9 @@ def read_table(path: Path, columns: Mapping[str, str], time_unit: str) -> Record
 
 def read_lengths(path: Path, column: str) -> Tokens:
     """The lengths in a column of a CSV or Parquet file, each at least 1 token. Raises InputError."""
-    values = _numbers(_columns(path, [column])[column], column, path)
+    from simcore import tables  # noqa: PLC0415
+
+    values = tables.numbers(tables.columns(path, [column])[column], column, path)
     found = checked_tokens(values, column, path, low=1)
     if not len(found):
         raise InputError(f"{path}: column {column!r} is empty")
@@ -142,7 +144,7 @@ def checked_times(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
     """`values` [n], each a number from 0 on. Raises InputError."""
     good = (values >= 0) & (values < np.inf)
     if not good.all():
-        _refuse(int(np.argmin(good)), values, name, path, "a number, at least 0")
+        refuse(int(np.argmin(good)), values, name, path, "a number, at least 0")
     return values
 
 
@@ -152,7 +154,7 @@ def checked_tokens(values: NDArray[Any], name: str, path: Path, low: int = 0) ->
     if values.dtype.kind == "f":
         good &= np.floor(values) == values
     if not good.all():
-        _refuse(int(np.argmin(good)), values, name, path, f"a whole number from {low} to {MOST_LENGTH}")
+        refuse(int(np.argmin(good)), values, name, path, f"a whole number from {low} to {MOST_LENGTH}")
     return values.astype(np.int64)
 
 
@@ -166,104 +168,11 @@ def from_list(values: Sequence[object], name: str, path: Path) -> NDArray[Any]:
         return array
     for index, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) >= 2**63:
-            _refuse(index, values, name, path, "a number")
+            refuse(index, values, name, path, "a number")
     raise InputError(f"{path}: {name}: must be a list of numbers")
 
 
-def _refuse(index: int, values: Any, name: str, path: Path, allowed: str) -> NoReturn:
+def refuse(index: int, values: Any, name: str, path: Path, allowed: str) -> NoReturn:
+    """Raises InputError with the line for a value that is not allowed."""
     got = str(values[index])[:40]
     raise InputError(f"{path}: record {index + 1}: {name} must be {allowed}, got {got!r}")
-
-
-# -- columns of tables -----------------------------------------------------------------------------
-
-
-def _columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of a CSV or Parquet file by name, as Arrow arrays; the others are not read."""
-    try:
-        with path.open("rb") as file:
-            empty = not file.read(1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    if empty:
-        raise InputError(f"{path}: is empty")
-    kind = "Parquet" if path.suffix == ".parquet" else "CSV"
-    try:
-        table = (_parquet if kind == "Parquet" else _csv)(path, list(dict.fromkeys(names)))
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: not valid {kind}: {reason}") from None
-    return {name: table[name].combine_chunks() for name in names}
-
-
-def _csv(path: Path, names: list[str]) -> Any:
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
-    with pa.csv.open_csv(path, parse_options=parse) as head:
-        try:
-            held = head.schema.names
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: its head is not UTF-8 text") from None
-        _check_names(path, names, held)
-    convert = pa.csv.ConvertOptions(include_columns=names)
-    return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
-
-
-def _parquet(path: Path, names: list[str]) -> Any:
-    with pa.parquet.ParquetFile(path) as file:
-        _check_names(path, names, file.schema_arrow.names)
-        return file.read(columns=names)
-
-
-def _check_names(path: Path, names: Sequence[str], held: list[str]) -> None:
-    for name in names:
-        if name not in held:
-            raise InputError(f"{path}: no column {name!r}{nearest(name, held)}")
-        if held.count(name) > 1:
-            raise InputError(f"{path}: column {name!r} is there twice")
-
-
-def _times(column: Any, name: str, path: Path) -> NDArray[Any]:
-    if pa.types.is_temporal(column.type):
-        raise InputError(f"{path}: {name} holds dates and times: it needs time_unit: datetime")
-    return checked_times(_numbers(column, name, path), name, path)
-
-
-def _numbers(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """An Arrow array as int64 or float64 [n]."""
-    kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
-        raise InputError(f"{path}: {name} must hold numbers, it holds {kind}")
-    wanted = pa.int64() if pa.types.is_integer(kind) else pa.float64()
-    return _cast(column, wanted, name, path, "a number")
-
-
-def _moments(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """An Arrow array of dates and times as int64 [n], nanoseconds since 1970."""
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        raise InputError(f"{path}: {name} holds numbers: it needs time_unit: s, ms, us or ns")
-    zone = getattr(kind, "tz", None)
-    return _cast(column, pa.timestamp("ns", zone), name, path, "a date and time").view(np.int64)
-
-
-def _cast(column: Any, wanted: Any, name: str, path: Path, allowed: str) -> NDArray[Any]:
-    if column.null_count:
-        index = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise InputError(f"{path}: record {index + 1}: {name} is empty or NaN")
-    try:
-        return np.asarray(column.cast(wanted).to_numpy(zero_copy_only=False))
-    except pa.ArrowException:
-        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        values = column.to_pylist() if text else []
-        for index, value in enumerate(values):
-            if not _casts(value, wanted):
-                _refuse(index, values, name, path, allowed)
-        raise InputError(f"{path}: {name} must hold {allowed} in each record, not {column.type}") from None
-
-
-def _casts(value: str, wanted: Any) -> bool:
-    try:
-        pa.scalar(value).cast(wanted)
-    except pa.ArrowException:
-        return False
-    return True

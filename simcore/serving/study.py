@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from simcore import arrivals
 from simcore.files import InputError
@@ -260,6 +259,9 @@ def _requests(result: Result) -> dict[str, Any]:
 
 def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """Tables one below the other, each with its place repeated in every row; places as dictionaries."""
+    # Arrow takes longer to import than all else that `--help` needs.
+    import pyarrow as pa  # noqa: PLC0415
+
     lengths = [len(next(iter(columns.values()))) for _, columns in parts]
     which = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
     stacked: dict[str, Any] = {}
