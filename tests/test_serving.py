@@ -760,6 +760,16 @@ def test_prices_at_both_ends_bracket_the_value() -> None:
     assert not any(row.metric.endswith("_by_prices") for row in outcome(document()).rows)
 
 
+def test_instances_that_share_the_device_are_done_sooner_at_lower_prices() -> None:
+    """Lower prices come with a memory that reaches more of its rate, also for several together."""
+    load = workload(8, {"kind": "constant", "rate_per_s": 1000.0}, 64, 64)
+    given = document(workload=load, strategies=[strategy("concurrent_instances")])
+    runs = bench(given)
+    case = next(iter(cases(runs)))
+    fast_s, mean_s, slow_s = (runs.run(case, 0, end).served.window_s[1] for end in ("low", "value", "high"))
+    assert fast_s < mean_s < slow_s
+
+
 def test_two_ranks_need_less_time_a_token_than_one() -> None:
     """Llama 3.1 8B on H200, one request at a time: half the weights, and two all-reduces a layer."""
     load = workload(4, {"kind": "constant", "interval_s": 10.0}, 500, 100)
