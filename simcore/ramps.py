@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from math import ceil, sqrt
+from math import sqrt
 
 from simcore.contention import Demand
 from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
@@ -289,15 +289,9 @@ class Tariff:
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def ramp(
-        self,
-        graph: Graph,
-        sizes: Mapping[str, int],
-        advance: Mapping[str, int] | None,
-        replays: int,
-        least_s: float = 0.0,
+        self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
     ) -> Ramp:
-        """The work of `replays` replays, each of which takes `least_s` at least: the host launches them one
-        by one. Raises what the prices raise."""
+        """The work of `replays` replays. Raises what the prices raise."""
         if advance is None:
             advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
         elif 0 in advance.values():
@@ -315,13 +309,9 @@ class Tariff:
                 plan.known.clear()
             known = plan.known[fixed] = self._known(plan, sizes)
         cost, shares, curves = known
-        if curves:
-            pieces, rest = _pieces(cost, curves, sizes, advance, replays), curves[0][2]
-        else:
-            pieces, rest = [Piece(0, replays, 0.0, cost, NOTHING)], None
-        if replays > 1 and pieces[0].cost[0] < least_s:
-            pieces = _at_least(pieces, least_s)
-        return Ramp(pieces, shares, rest)
+        if not curves:
+            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
+        return Ramp(_pieces(cost, curves, sizes, advance, replays), shares, curves[0][2])
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.get(id(graph))
@@ -450,28 +440,6 @@ def _pieces(
         before_s += piece.work_s(count)
         done += count
     return pieces
-
-
-def _at_least(pieces: list[Piece], least_s: float) -> list[Piece]:
-    """The same replays, none of which takes less than `least_s`."""
-    found: list[Piece] = []
-    before_s = 0.0
-    for piece in pieces:
-        begun = 0
-        while begun < piece.count:
-            s, g = piece.cost[0] + begun * piece.growth[0], piece.growth[0]
-            rest = tuple(c + begun * m for c, m in zip(piece.cost[1:], piece.growth[1:], strict=True))
-            # How many go on as this one does: below the least, or not.
-            turn = (least_s - s) / g if g else -1.0
-            count = min(piece.count - begun, ceil(turn) if turn > 0.0 else piece.count)
-            short = s < least_s
-            cost = (least_s if short else s, *rest)
-            growth = (0.0 if short else g, *piece.growth[1:])
-            part = Piece(piece.first + begun, max(1, count), before_s, cost, growth)  # type: ignore[arg-type]
-            found.append(part)
-            before_s += part.work_s(part.count)
-            begun += part.count
-    return found
 
 
 def _groups(graph: Graph) -> Iterable[_Group]:

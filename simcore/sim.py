@@ -283,8 +283,7 @@ class Simulation:
 
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
         """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
-        launch_s = self.overheads.launch_s
-        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat, launch_s)
+        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
         launch.work = work
         free_s = ready_s = stream.free.at_s
         for ticket in launch.after:
@@ -296,7 +295,7 @@ class Simulation:
         if start_s > free_s:
             stream.since_s = start_s
         work.since_s = stream.since_s
-        work.launch_s = launch_s
+        work.launch_s = self.overheads.launch_s
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.

@@ -660,3 +660,29 @@ def test_closed_form_equals_every_replay_simulated(strategy: str, seed: int) -> 
 def test_lockstep_bursts_equal_single_launches(strategy: str) -> None:
     case = replace(scenario(strategy, 3), model=gpt_j(2), overheads=Overheads())
     assert_equal(case.run(), case.run(wrap=OneByOne))
+
+
+class StepByStep:
+    """A machine that replays nothing: the schedule decides anew after every step."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.machine, name)
+
+    def launch(self, graph: Any, **how: Any) -> Any:
+        return self.machine.launch(graph, **{**how, "repeat": 1})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_burst_decides_nothing_that_steps_would_not(seed: int) -> None:
+    """Little memory: sequences are sent back, and admitted again as soon as they may be."""
+    random = Random(seed)
+    settings = {"blocks": 40, "block_tokens": 4, "token_budget": random.choice([8, 16, 64])}
+    wanted = [request(i, 0.0, random.randint(1, 60), random.randint(1, 80)) for i in range(8)]
+    schedule: Schedule = partial(continuous_batching, max_sequences=8, **settings)
+    bursts = serve(schedule, wanted, STEPWISE)
+    steps = serve(schedule, wanted, STEPWISE, wrap=StepByStep)
+    assert [r.preemptions for r in bursts.requests] == [r.preemptions for r in steps.requests]
+    np.testing.assert_allclose(bursts.times(), steps.times(), rtol=1e-9)

@@ -85,7 +85,8 @@ def continuous_batching(
         if chunks:
             yield from _mixed(m, model, journal, server, chunks)
         else:
-            yield from _decode(m, model, journal, server)
+            # Who was sent back may be admitted again in the next step.
+            yield from _decode(m, model, journal, server, most=1 if short else None)
 
 
 def _take(m: Machine, server: _Server, journal: Journal, items: list[object]) -> None:
@@ -221,10 +222,10 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
         server.kv_tokens += request.cached
 
 
-def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
+def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, most: int | None) -> Program:
     """A burst of decode steps, up to the end of a request, of the free blocks, or of the silence."""
     kv, sequences = server.kv, len(server.decoding)
-    replays = kv.longest(server.decoding[0][0] - kv.iteration)
+    replays = most or kv.longest(server.decoding[0][0] - kv.iteration)
     sizes = decode_sizes(sequences, server.kv_tokens + sequences)
     full = len(server.admitted) >= server.places or server.line or server.first
     until = None if full and server.order is fcfs else REQUESTS

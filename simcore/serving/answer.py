@@ -49,7 +49,8 @@ def _more_devices(best: "Found", found: Sequence["Found"]) -> str:
     if _kept(best) >= NEARLY_ALL:
         return ""
     workload = best.case.point.workload
-    enough = [one for one in found if one.case.point.workload == workload and _kept(one) >= NEARLY_ALL]
+    more = [one for one in found if one.case.axes.devices > best.case.axes.devices]
+    enough = [one for one in more if one.case.point.workload == workload and _kept(one) >= NEARLY_ALL]
     if not enough:
         return ""
     least = min(enough, key=lambda one: (one.case.axes.devices, -_kept(one)))

@@ -185,7 +185,8 @@ class Bench:
         if fitting < slots:
             raise InputError(
                 f"{case.axes.label}: {slots} slots of {longest:,} tokens do not fit into the"
-                f" {max(0.0, free) / 1e9:.1f} GB that weights and activations leave; {max(0, fitting)} do"
+                f" {max(0.0, free) / 1e9:.1f} GB that weights, and activations of as many prompts of"
+                f" {drawn.longest_prompt:,} tokens, leave; {max(0, fitting)} do"
             )
         return Room(slots, longest)
 
