@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import inf, isfinite
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from simcore.trace import Message, Span, Trace
 
 ROUNDING = 1e-9
 MOST_PER_LAW = 3
+T = TypeVar("T")
 
 
 class LawError(AssertionError):
@@ -179,10 +181,15 @@ LAWS: Mapping[str, Callable[[Trace], Iterator[str]]] = {
 }
 
 
+def broken_laws(laws: Mapping[str, Callable[[T], Iterator[str]]], of: T) -> dict[str, list[str]]:
+    """Which of some laws a run breaks, each with its violations (empty: all hold)."""
+    found = {name: list(law(of)) for name, law in laws.items()}
+    return {name: broken for name, broken in found.items() if broken}
+
+
 def violations(trace: Trace) -> dict[str, list[str]]:
     """The laws that a trace breaks, each with its violations (empty: all hold)."""
-    found = {name: list(law(trace)) for name, law in LAWS.items()}
-    return {name: broken for name, broken in found.items() if broken}
+    return broken_laws(LAWS, trace)
 
 
 def enforce(trace: Trace) -> None:

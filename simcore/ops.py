@@ -302,15 +302,18 @@ def kv_append(*, tokens: Dim, kv_heads: int, head_dim: int, dtype: str) -> Op:
     return Op("kv_append", "kv_append", shape, dtype, _kv_append)
 
 
-def _attend(op: Op, context: float) -> Work:
-    batch, q_heads, kv_heads, d = op["batch"], op["q_heads"], op["kv_heads"], op["head_dim"]
-    cache = 2.0 * batch * kv_heads * context * d * _bytes(op.dtype)
-    query_and_output = 2.0 * batch * q_heads * d * ACTIVATION_BYTES
-    return Work(4.0 * batch * q_heads * context * d, cache + query_and_output)
+def _attention(op: Op, queries: float, cached: float, pairs: float) -> Work:
+    """`queries` query tokens over `cached` tokens that are read once, (query, key) pairs in all."""
+    q_heads, kv_heads, d = op["q_heads"], op["kv_heads"], op["head_dim"]
+    cache = 2.0 * cached * kv_heads * d * _bytes(op.dtype)
+    query_and_output = 2.0 * queries * q_heads * d * ACTIVATION_BYTES
+    return Work(4.0 * pairs * q_heads * d, cache + query_and_output)
 
 
-def _decode_attention(op: Op) -> Work:
-    return _attend(op, op["context"])
+def _attend(op: Op) -> Work:
+    """One query token for each sequence of a batch, all of one context."""
+    cached = op["batch"] * op["context"]
+    return _attention(op, op["batch"], cached, cached)
 
 
 def _attention_shape(batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim) -> Shape:
@@ -331,14 +334,14 @@ def decode_attention(
     q and output [batch, q_heads, head_dim]; K and V [batch, kv_heads, context, head_dim] in `dtype`.
     """
     shape = _attention_shape(batch, q_heads, kv_heads, head_dim, context)
-    return Op("decode_attention", "attention", shape, dtype, _decode_attention)
+    return Op("decode_attention", "attention", shape, dtype, _attend)
 
 
 def _speculative_attention(op: Op) -> Work:
     # Two squared norms (of the exact output and of the difference): 4 flops an output element
     # (ALSpec section 3.4); the speculated part is read once and reused.
     verification = 4.0 * op["batch"] * op["q_heads"] * op["head_dim"]
-    return _attend(op, op["context"]) + Work(verification, 0.0)
+    return _attend(op) + Work(verification, 0.0)
 
 
 def speculative_attention(
@@ -377,10 +380,7 @@ def receive_speculation(*, tokens: Dim, width: int, dtype: str) -> Op:
 
 
 def _paged_attention(op: Op) -> Work:
-    q_heads, d, cached = op["q_heads"], op["head_dim"], op["kv_tokens"]
-    cache = 2.0 * cached * op["kv_heads"] * d * _bytes(op.dtype)
-    query_and_output = 2.0 * op["sequences"] * q_heads * d * ACTIVATION_BYTES
-    return Work(4.0 * q_heads * d * cached, cache + query_and_output)
+    return _attention(op, op["sequences"], op["kv_tokens"], op["kv_tokens"])
 
 
 def paged_attention(
@@ -399,10 +399,7 @@ def paged_attention(
 
 
 def _prefill_attention(op: Op) -> Work:
-    q_heads, d = op["q_heads"], op["head_dim"]
-    cache = 2.0 * op["kv_tokens"] * op["kv_heads"] * d * _bytes(op.dtype)
-    query_and_output = 2.0 * op["tokens"] * q_heads * d * ACTIVATION_BYTES
-    return Work(4.0 * q_heads * d * op["pairs"], cache + query_and_output)
+    return _attention(op, op["tokens"], op["kv_tokens"], op["pairs"])
 
 
 def prefill_attention(

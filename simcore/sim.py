@@ -57,7 +57,7 @@ class _Stream:
     free: Cause = field(default_factory=lambda: Cause(None, 0.0))
     since_s: float = 0.0
     waiting_for: str = "a launch that never ends"
-    go_on: Callable[[], None] = print
+    go_on: Callable[[], None] = field(init=False)
 
 
 @dataclass(slots=True, eq=False)

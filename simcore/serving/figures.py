@@ -60,11 +60,12 @@ def figures(
 ) -> dict[str, Figure]:
     """Every figure of one run by its name. `kv_limit`: units of KV that one of the `servers` has."""
     found: dict[str, Figure] = {}
-    for name, seconds in latencies(served).items():
+    took_s = latencies(served)
+    for name, seconds in took_s.items():
         found |= _spread(name, np.percentile(seconds, PERCENTILES) if len(seconds) else (), _mean(seconds))
     found |= _spread("itl", weighted_percentiles(*gaps(journal)), mean_gap_s(served))
     found |= _throughput(served)
-    found |= _attainment(served, slo)
+    found |= _attainment(served, took_s, slo)
     found |= _occupancy(served, journal, kv_limit, servers)
     found |= _queue(served)
     found |= _counts(served, journal)
@@ -149,8 +150,8 @@ def _throughput(served: Served) -> dict[str, Figure]:
     }
 
 
-def _attainment(served: Served, slo: Slo | None) -> dict[str, Figure]:
-    kept = _kept(served, slo)
+def _attainment(served: Served, found_s: Mapping[str, Floats], slo: Slo | None) -> dict[str, Figure]:
+    kept = _kept(served, found_s, slo)
     found: dict[str, Figure] = {}
     for name in ("ttft", "tpot", "e2e"):
         share = _over(int(kept[name].sum()), len(served)) if name in kept else None
@@ -161,14 +162,13 @@ def _attainment(served: Served, slo: Slo | None) -> dict[str, Figure]:
     return found
 
 
-def _kept(served: Served, slo: Slo | None) -> dict[str, Bools]:
+def _kept(served: Served, found_s: Mapping[str, Floats], slo: Slo | None) -> dict[str, Bools]:
     """Which requests that finished keep each SLO that there is, by its name, each [finished]."""
     if slo is None:
         return {}
-    found = latencies(served)
-    tpot_s = np.zeros(len(found["e2e"]))
-    tpot_s[served.output_tokens[served.finished] > 1] = found["tpot"]
-    took_s = {"ttft": found["ttft"], "tpot": tpot_s, "e2e": found["e2e"]}
+    tpot_s = np.zeros(len(found_s["e2e"]))
+    tpot_s[served.output_tokens[served.finished] > 1] = found_s["tpot"]
+    took_s = {"ttft": found_s["ttft"], "tpot": tpot_s, "e2e": found_s["e2e"]}
     most_s = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
     return {name: took_s[name] <= limit_s for name, limit_s in most_s.items() if limit_s is not None}
 

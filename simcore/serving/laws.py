@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simcore.laws import MOST_PER_LAW, ROUNDING, LawError
+from simcore.laws import MOST_PER_LAW, ROUNDING, LawError, broken_laws
 from simcore.serving.served import Bools, Floats, Ints, Occupancy, Served, Steps
 
 # What is left of sums of times, relative to them, once others are taken off.
@@ -137,8 +137,7 @@ LAWS: Mapping[str, Callable[[Run], Iterator[str]]] = {
 
 def violations(run: Run) -> dict[str, list[str]]:
     """The laws that a run breaks, each with its violations (empty: all hold)."""
-    found = {name: list(law(run)) for name, law in LAWS.items()}
-    return {name: broken for name, broken in found.items() if broken}
+    return broken_laws(LAWS, run)
 
 
 def enforce(run: Run) -> None:
