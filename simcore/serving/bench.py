@@ -299,7 +299,8 @@ def _at_end(price: Pricer, end: str) -> Pricer:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Hundreds of thousands of live requests make each collection slow, and a run leaves no cycles."""
+    """Hundreds of thousands of live requests make each collection slow, and neither they nor a run leave
+    cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -353,7 +354,8 @@ def _offer(simulation: Simulation, case: Case, drawn: Drawn, routing: str, journ
     loop = case.point.workload.arrivals
     if isinstance(loop, ClosedLoop):
         return _closed_loop(simulation, loop, drawn, router, journal)
-    requests = list(arrivals.requests(drawn))
+    with _no_collections():
+        requests = list(arrivals.requests(drawn))
     if case.servers > 1:
         journal.answered = lambda request, _: router.answered(request)
 
