@@ -79,7 +79,8 @@ class Op:
     """One kernel or one collective.
 
     `name` is its place in the model ("qkv", "lm_head"); `axis` is the mesh axis whose ranks meet
-    in it (empty for a local op); `parts` are the ops inside a fused one.
+    in it (empty for a local op); `parts` are the ops inside a fused one. `place` says where in its
+    buffers it works (layer, position): kernels and traces read it, its work and its price do not.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class Op:
     formula: Formula
     axis: str = ""
     parts: tuple["Op", ...] = ()
+    place: Shape = ()
 
     @property
     def work(self) -> Work:
@@ -97,9 +99,20 @@ class Op:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names of the run-time sizes that this op reads."""
-        own = {value.name for _, value in self.shape if isinstance(value, Size)}
-        return frozenset(own.union(*(part.reads for part in self.parts)))
+        """Names of the run-time sizes that its work depends on."""
+        return _sizes(self.shape).union(*(part.reads for part in self.parts))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of all run-time sizes that it reads, those of its place too."""
+        return _sizes((*self.shape, *self.place)).union(*(part.needs for part in self.parts))
+
+    @property
+    def bare(self) -> "Op":
+        """This op wherever it works: what is priced."""
+        if not self.place and not any(part.place for part in self.parts):
+            return self
+        return replace(self, place=(), parts=tuple(part.bare for part in self.parts))
 
     @property
     def ranks(self) -> int:
@@ -115,15 +128,33 @@ class Op:
                 return value
         raise KeyError(f"{self.kind} has no dimension {dimension}")
 
+    def where(self, name: str) -> int:
+        """A coordinate of its place, as a number. Raises KeyError where it has none of that name."""
+        value = dict(self.place)[name]
+        if isinstance(value, Size):
+            raise UnboundSizeError(f"{self.kind} {self.name}: {name} is read at run time")
+        return value
+
     def at(self, sizes: Mapping[str, int]) -> "Op":
         """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
-        shape = tuple(
-            [(k, sizes[v.name] * v.scale) if isinstance(v, Size) else (k, v) for k, v in self.shape]
-        )
+        shape, place = _bound(self.shape, sizes), _bound(self.place, sizes)
         parts = tuple([part.at(sizes) for part in self.parts]) if self.parts else ()
-        if shape == self.shape and parts == self.parts:
+        if shape == self.shape and place == self.place and parts == self.parts:
             return self
-        return Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis, parts)
+        return Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis, parts, place)
+
+
+def _bound(shape: Shape, sizes: Mapping[str, int]) -> Shape:
+    return tuple([(k, sizes[v.name] * v.scale) if isinstance(v, Size) else (k, v) for k, v in shape])
+
+
+def _sizes(shape: Shape) -> frozenset[str]:
+    return frozenset(value.name for _, value in shape if isinstance(value, Size))
+
+
+def placed(op: Op, **place: Dim) -> Op:
+    """The same op at a place in its buffers."""
+    return replace(op, place=tuple(place.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +198,13 @@ class Graph:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """Names of the run-time sizes that a launch of this graph must give."""
+        """Names of the run-time sizes that its work depends on."""
         return frozenset().union(*(op.reads for op in self.ops))
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """Names of the run-time sizes that a launch of this graph must give."""
+        return frozenset().union(*(op.needs for op in self.ops))
 
     def __add__(self, other: "Graph") -> "Graph":
         """Both graphs captured as one, in this order."""

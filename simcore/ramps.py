@@ -10,6 +10,7 @@ function of an op, whatever stands behind it. A burst of any length then costs a
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -443,10 +444,9 @@ def _pieces(
 
 
 def _groups(graph: Graph) -> Iterable[_Group]:
-    counted: dict[frozenset[str], dict[int, tuple[Op, int]]] = {}
-    for op in graph.ops:
-        same = counted.setdefault(op.reads, {})
-        # By identity: a layer's ops are the same objects in every layer.
-        same[id(op)] = (op, same[id(op)][1] + 1 if id(op) in same else 1)
+    # Wherever it works an op costs the same: a layer's ops are those of every layer.
+    counted: dict[frozenset[str], dict[Op, int]] = {}
+    for op, count in Counter(op.bare for op in graph.ops).items():
+        counted.setdefault(op.reads, {})[op] = count
     for reads, ops in counted.items():
-        yield _Group(tuple(sorted(reads)), tuple(ops.values()))
+        yield _Group(tuple(sorted(reads)), tuple(ops.items()))

@@ -35,7 +35,8 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
     leaving: list[tuple[float, Publication]] = []
     done_s = 0.0
     for i, op in enumerate(op.at(sizes) for op in graph.ops):
-        priced = PricedOp(op, price(op), roofline(op).seconds)
+        bare = op.bare
+        priced = PricedOp(op, price(bare), roofline(bare).seconds)
         if op.ranks > 1:
             if local:
                 yield _local(local, leaving, roofline)
@@ -54,7 +55,7 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
 
 def _local(ops: list[PricedOp], leaving: list[tuple[float, Publication]], roofline: Roofline) -> Segment:
     seconds = sum(priced.price.seconds for priced in ops)
-    floors = [roofline(priced.op) for priced in ops]
+    floors = [roofline(priced.op.bare) for priced in ops]
     if seconds <= 0.0:
         return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
     memory = sum(floor.memory_s for floor in floors) / seconds

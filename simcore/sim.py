@@ -543,7 +543,7 @@ class Simulation:
         """The launch's graph at the sizes of one replay, priced once."""
         graph = launch.graph
         sizes = launch.sizes_at(replay)
-        key = (id(graph), tuple(sizes[name] for name in graph.reads))
+        key = (id(graph), tuple(sizes[name] for name in graph.needs))
         found = self._segments.get(key)
         if found is None:
             # A graph that is gone could leave its id to another one: keep it.

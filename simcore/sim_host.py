@@ -246,7 +246,7 @@ class SimMachine:
                 self._watch(until, row)
             sim.submit_row(row)
             return row
-        if missing := graph.reads - given.keys():
+        if missing := graph.needs - given.keys():
             raise ValueError(
                 f"graph {graph.name} needs sizes that its launch does not give: {sorted(missing)}"
             )

@@ -119,7 +119,7 @@ class _TapeMachine:
         parts = [f"rank {self.rank}  {stream}  {graph.name}: {folded(graph.ops) or '-'}"]
         if after:
             parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
-        if read := {name: value for name, value in (sizes or {}).items() if name in graph.reads}:
+        if read := {name: value for name, value in (sizes or {}).items() if name in graph.needs}:
             parts.append(", ".join(f"{name} {value}" for name, value in read.items()))
         if repeat > 1:
             parts.append(f"repeat {repeat}" + (f" until {until}" if until else ""))
