@@ -1,0 +1,25 @@
+"""Eager: after each position, its contributions to all later ones (Flash Inference, Figure 1, bottom left).
+
+    mixer work of L positions  =  2 B c (L-1 + L-2 + ... + 0) + red cells  =  B c L (L + 1)
+
+With `parallel`, the columns of all layers are one launch after the position.
+"""
+
+from simcore.long_convolution import LongConvolution
+from simcore.machine import Machine, Program
+from simcore.schedules.prefill import prefill
+
+
+def eager(m: Machine, model: LongConvolution, ended_s: list[float], *, parallel: bool = True) -> Program:
+    """Generates the positions after the prompt; appends to `ended_s` when each of them is done."""
+    yield from prefill(m, model, ended_s)
+    for t in range(model.prompt, model.tokens):
+        later = model.tokens - 1 - t
+        sizes, grows = {"position": t, "outputs": later}, {"position": 1, "outputs": -1}
+        layered = not parallel and later > 0
+        graph = model.column_step() if layered else model.step()
+        step = m.launch(graph, sizes=sizes, advance=grows)
+        if parallel and later:
+            m.launch(model.columns(), sizes=sizes, advance=grows)
+        yield m.wait(step)
+        ended_s.append(m.now())

@@ -1,0 +1,61 @@
+"""Fractal tiling: after position i, a square tile of the side that divides i (Flash Inference, Algorithm 1).
+
+    tiles of L = 2^P positions, per layer:  L/2 of side 1, L/4 of side 2, ... one of side L/2: L - 1 in all
+    mixer work  =  sum over q of 2^(P-1-q) T(2^q, 2^q)  =  O(L log^2 L) with FFTs             (Theorem 2)
+
+The tiles of all layers are one launch after the position (section 3.5); as printed, layer by layer, with
+`parallel` off. The largest may be done layer by layer to save memory (App. E), and half of the activations
+need never be stored (App. D).
+"""
+
+from simcore.long_convolution import LongConvolution, half_length, tile_side
+from simcore.machine import Machine, Program
+from simcore.ops import Graph
+from simcore.schedules.prefill import prefill
+
+
+def fractal_tiling(
+    m: Machine,
+    model: LongConvolution,
+    ended_s: list[float],
+    *,
+    parallel: bool = True,
+    half_storage: bool = False,
+    sequential_from: int | None = None,
+) -> Program:
+    """Generates the positions after the prompt; appends to `ended_s` when each of them is done.
+
+    `sequential_from`: tiles of this side and larger are done one layer after the other.
+    """
+    half = model.prompt + half_length(model.generated)
+    # With half of the storage, what the prompt gives to the second half is part of the carry.
+    yield from prefill(m, model, ended_s, outputs=half if half_storage else None)
+    for t in range(model.prompt, model.tokens):
+        after = _after(model, t, half if half_storage else None, sequential_from)
+        sizes = {"position": t}
+        layered = not parallel and after is not None and after.name.startswith("tile ")
+        if layered:
+            side, outputs = _tile(model, t)
+            step = m.launch(model.tile_step(side, outputs), sizes=sizes)
+        else:
+            step = m.launch(model.step(), sizes=sizes)
+            if after is not None:
+                m.launch(after, sizes=sizes)
+        yield m.wait(step)
+        ended_s.append(m.now())
+
+
+def _tile(model: LongConvolution, t: int) -> tuple[int, int]:
+    """Side and outputs of the tile after a position; what lies beyond the end is left out."""
+    side = tile_side(t + 1 - model.prompt)
+    return side, min(side, model.tokens - 1 - t)
+
+
+def _after(model: LongConvolution, t: int, half: int | None, sequential_from: int | None) -> Graph | None:
+    """What is due once a position is done, if anything is."""
+    if t + 1 == model.tokens:
+        return None
+    if t + 1 == half:
+        return model.carry(half, model.tokens - half)
+    side, outputs = _tile(model, t)
+    return model.tile(side, outputs, sequential=sequential_from is not None and side >= sequential_from)
