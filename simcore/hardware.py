@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
 from simcore.ops import Pricer, Roofline
+from simcore.runs import Start, simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Hardware:
     `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
+    `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
+    machine never takes the same time twice: `measured`).
     """
 
     name: str
@@ -36,3 +39,10 @@ class Hardware:
     parts: bool
     memory_reach: Mapping[str, float]
     whole: bool = False
+    start: Start = simulated
+    repeats: int = 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are measured, not predicted."""
+        return self.start is not simulated

@@ -25,6 +25,7 @@ from simcore.models import TENSOR
 from simcore.ops import Op, Price, Pricer, SourceKind
 from simcore.ramps import Tariff
 from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.runs import Run, Setup
 from simcore.schedules.concurrent_instances import concurrent_instances
 from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
 from simcore.schedules.dynamic_batching import dynamic_batching
@@ -45,7 +46,6 @@ from simcore.serving_scenario import (
     TemporalFusion,
     Throughput,
 )
-from simcore.sim import Simulation
 from simcore.study import ServingAxes
 from simcore.trace import Trace
 from simcore.workload import ClosedLoop
@@ -203,7 +203,7 @@ class Prepared:
     case: Case
     room: Room
     journal: Journal
-    simulation: Simulation
+    simulation: Run
     requests: list[Request]
     occupancy: Occupancy
     left_out: int
@@ -232,8 +232,9 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
     drawn = drawn if most is None else drawn.first(most)
     journal = Journal()
     price, tariff = bench.price(case.axes.ranks, end)
-    simulation = Simulation(
-        price,
+    setup = Setup(
+        model=bench.model(case.axes.ranks),
+        price=price,
         mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
         roofline=bench.hardware.roofline,
         overheads=bench.hardware.overheads,
@@ -241,13 +242,15 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
         lockstep=(TENSOR,),
         rows=True,
         tariff=tariff,
+        holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
+    simulation = bench.hardware.start(setup)
     requests = _offer(simulation, case, drawn, bench.scenario.routing, journal)
     occupancy = _counted(simulation, journal)
     return Prepared(bench, case, room, journal, simulation, requests, occupancy, drawn.left_out)
 
 
-def _counted(simulation: Simulation, journal: Journal) -> Occupancy:
+def _counted(simulation: Run, journal: Journal) -> Occupancy:
     """Counts requests as they come into the machine and as they are answered."""
     occupancy, told = Occupancy(), journal.answered
     went = occupancy.went_s.append
@@ -348,7 +351,7 @@ def _router(case: Case, routing: str) -> _Router:
     return _Router([i * case.axes.ranks for i in range(servers)], choose, [0] * servers)
 
 
-def _offer(simulation: Simulation, case: Case, drawn: Drawn, routing: str, journal: Journal) -> list[Request]:
+def _offer(simulation: Run, case: Case, drawn: Drawn, routing: str, journal: Journal) -> list[Request]:
     """Lets the requests come, and after them the end; gives the list that holds them once the run is over."""
     router = _router(case, routing)
     loop = case.point.workload.arrivals
@@ -369,7 +372,7 @@ def _offer(simulation: Simulation, case: Case, drawn: Drawn, routing: str, journ
 
 
 def _closed_loop(
-    simulation: Simulation, loop: ClosedLoop, drawn: Drawn, router: _Router, journal: Journal
+    simulation: Run, loop: ClosedLoop, drawn: Drawn, router: _Router, journal: Journal
 ) -> list[Request]:
     """Clients that each send the next request `think_s` after their last answer."""
     lengths = iter(zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True))

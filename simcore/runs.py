@@ -1,0 +1,67 @@
+"""Who runs a program: what a study asks of a machine, whichever it is.
+
+A study says what is to be run (`Setup`) and gets something that runs it (`Run`): the simulated machine, or a
+real one, which takes the tensors of the model and the wall clock in the place of prices.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from simcore.contention import Rates, max_min_rates
+from simcore.machine import Machine, Overheads, Program
+from simcore.mesh import Mesh
+from simcore.ops import Pricer, Roofline
+from simcore.ramps import Tariff
+from simcore.sim import Outcomes, Route, Simulation
+from simcore.trace import Trace
+
+
+class Run(Protocol):
+    """One run of one program on all ranks of a machine; see Simulation."""
+
+    trace: Trace
+    fed_s: list[float]
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """Runs the program on every rank until all are done."""
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a study runs. `model` is what the program's graphs come from; `holds` says how large a real
+    machine's buffers have to be, in numbers that the study knows (`context`, `tokens`, `kv_tokens`, ...). The
+    others as in Simulation, which is all that they are for."""
+
+    model: object
+    price: Pricer
+    roofline: Roofline
+    overheads: Overheads
+    mesh: Mesh = field(default_factory=lambda: {"tensor": 1})
+    outcomes: Outcomes = field(default_factory=dict)
+    rates: Rates = max_min_rates
+    lockstep: Sequence[str] = ()
+    rows: bool = False
+    tariff: Tariff | None = None
+    holds: Mapping[str, Any] = field(default_factory=dict)
+
+
+Start = Callable[[Setup], Run]
+
+
+def simulated(setup: Setup) -> Run:
+    """The simulated machine."""
+    return Simulation(
+        setup.price,
+        mesh=setup.mesh,
+        roofline=setup.roofline,
+        overheads=setup.overheads,
+        outcomes=setup.outcomes,
+        rates=setup.rates,
+        lockstep=setup.lockstep,
+        rows=setup.rows,
+        tariff=setup.tariff,
+    )
