@@ -149,5 +149,8 @@ class Common(Strict):
     )
     overheads: HostOverheads = HostOverheads()
     published: Annotated[list[str], AfterValidator(distinct)] = []
+    on_cpu: dict[str, Any] = Field(
+        {}, description="fields that take other values where the scenario runs on the CPU, by dotted path"
+    )
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -45,6 +45,7 @@ __all__ = [
 MOST_CONTEXT = 100_000_000
 MOST_BATCH = 1_000_000
 MOST_TOKENS = 100_000
+CPU = "cpu"
 
 Groups = Annotated[int, Field(ge=2, le=1024)]
 Context = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
@@ -160,16 +161,24 @@ def json_schema() -> dict[str, Any]:
     return {**schema, "type": "object", "properties": known, "additionalProperties": False}
 
 
-def load_scenario(path: Path, settings: Sequence[str] = ()) -> Scenario:
-    """Reads a scenario file; `settings` are KEY=VALUE, a dotted path and a YAML value each.
+def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") -> Scenario:
+    """Reads a scenario file; `settings` are KEY=VALUE, a dotted path and a YAML value each; `on` is the
+    machine that it will run on: on the CPU its `on_cpu` says what is different there.
 
     Raises InputError with one line: file, field, what is allowed, the nearest name.
     """
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
+    if on == CPU:
+        _move_to_cpu(document, path)
     for setting in settings:
         _set(document, setting)
+    if on == CPU and document.get("device") != CPU:
+        raise InputError(
+            f"{path}: device: is {document.get('device')!r}; --on cpu runs on device: cpu"
+            " (say so under on_cpu, with a model small enough, or give --set device=cpu)"
+        )
     return parse_scenario(_with_paths(document, path.absolute().parent), str(path))
 
 
@@ -214,31 +223,46 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
     return str(beside.absolute() if os.path.exists(beside) else Path(name).absolute())
 
 
+def _move_to_cpu(document: dict[str, Any], path: Path) -> None:
+    """Puts what `on_cpu` says in the place of what stands there."""
+    instead = document.pop("on_cpu", {})
+    if not isinstance(instead, dict):
+        raise InputError(f"{path}: on_cpu: is {instead!r}; a mapping of dotted paths to values is needed")
+    for key, value in instead.items():
+        if not isinstance(key, str) or not all(key.split(".")):
+            raise InputError(f"{path}: on_cpu: {key!r} is no path of a field, such as workload.requests")
+        _put(document, key, value, f"{path}: on_cpu: {key}")
+
+
 def _set(document: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {setting}: KEY=VALUE is needed, such as --set seed=2")
+    _put(document, key, parse_yaml(text, f"--set {setting}"), f"--set {setting}")
+
+
+def _put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:
     place: Any = document
     *path, last = key.split(".")
     for part in path:
         place = _inside(place, part, setting)
     if isinstance(place, list):
         _inside(place, last, setting)
-        place[int(last)] = parse_yaml(text, f"--set {setting}")
+        place[int(last)] = value
     elif isinstance(place, dict):
-        place[last] = parse_yaml(text, f"--set {setting}")
+        place[last] = value
     else:
-        raise InputError(f"--set {setting}: {key} leads into a value, not into a field")
+        raise InputError(f"{setting}: {key} leads into a value, not into a field")
 
 
 def _inside(place: Any, part: str, setting: str) -> Any:
     if isinstance(place, list):
         if part.isdecimal() and int(part) < len(place):
             return place[int(part)]
-        raise InputError(f"--set {setting}: {part} is no place in a list of {len(place)} (counted from 0)")
+        raise InputError(f"{setting}: {part} is no place in a list of {len(place)} (counted from 0)")
     if isinstance(place, dict):
         return place.setdefault(part, {})
-    raise InputError(f"--set {setting}: {part} leads into a value, not into a field")
+    raise InputError(f"{setting}: {part} leads into a value, not into a field")
 
 
 def resolved(scenario: Scenario) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""What runs a study's programs on a real device: the torch machine, with the buffers that its model needs.
+
+Everything runs on the CPU of this machine, one op after another, whatever stream or rank it is on; times
+are the wall clock's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.table import TABLE
+from simcore.long_convolution import LongConvolution
+from simcore.models import Decoder
+from simcore.ops import Op, Publication
+from simcore.runs import Run, Setup
+from simcore.served_decoder import ServedDecoder
+from simcore.trace import Trace
+from validate.decoder_state import decoder_states
+from validate.long_convolution_state import long_convolution_state
+from validate.served_state import served_states
+from validate.torch_machine import State, TorchRun
+
+SEED = 0
+
+
+@dataclass
+class OperatorState:
+    """Random inputs for single ops, each made once."""
+
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(SEED))
+    inputs: dict[Op, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+
+    def execute(self, op: Op) -> None:
+        """Runs an op on the inputs that were made for its shape."""
+        bare = op.bare
+        if bare not in self.inputs:
+            self.inputs[bare] = TABLE[op.kind].inputs(bare, self.generator, torch.device("cpu"))
+        TABLE[op.kind].run(bare, *self.inputs[bare])
+
+    def meet(self, op: Op, states: Sequence[State]) -> None:
+        """Single ops meet nobody."""
+        raise AssertionError(f"{op.name} is no operator of one device")
+
+    def skip(self, op: Op) -> None:
+        """Nothing hangs on an operator that was skipped."""
+
+    def put(self, publication: Publication, to: State) -> None:
+        """Single ops publish nothing."""
+        raise AssertionError(f"{publication.signal} is published by no operator")
+
+
+def states(setup: Setup) -> Sequence[State]:
+    """The buffers of each rank for the model of a set-up."""
+    model, holds = setup.model, setup.holds
+    match model:
+        case Decoder():
+            return decoder_states(model, setup.mesh, SEED, holds["context"], holds["tokens"])
+        case ServedDecoder():
+            return served_states(model, setup.mesh, SEED, holds["kv_tokens"])
+        case LongConvolution():
+            half = bool(holds.get("half_storage"))
+            dtype = DTYPES[model.dtype]
+            return [long_convolution_state(model, seed=SEED, dtype=dtype, half_storage=half)]
+        case _:
+            return [OperatorState()]
+
+
+# Half precision has no transforms on a CPU, and few fast kernels: such models are computed in fp32 there.
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.float32,
+    "fp16": torch.float32,
+}
+
+
+@dataclass
+class Real:
+    """Starts runs on the torch machine and keeps the trace of each."""
+
+    traces: list[Trace] = field(default_factory=list)
+
+    def start(self, setup: Setup) -> Run:
+        """A run with buffers of its own."""
+        run = TorchRun(states(setup), mesh=setup.mesh, outcomes=setup.outcomes)
+        self.traces.append(run.trace)
+        return run
