@@ -1,1 +1,1 @@
-"""What runs on a real device: one file a kernel (none yet)."""
+"""What runs on a real device: pure functions on tensors, by op kind (`table.py`), a package a family."""

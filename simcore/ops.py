@@ -12,7 +12,7 @@ A shape may name a `Size`, which a captured graph reads from device memory at ru
 length, say); `Op.at(sizes)` gives the op with numbers in its place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -100,19 +100,32 @@ class Op:
     @property
     def reads(self) -> frozenset[str]:
         """Names of the run-time sizes that its work depends on."""
-        return _sizes(self.shape).union(*(part.reads for part in self.parts))
+        return _sizes(self.shape).union(*(part.reads for part in self._distinct))
 
     @property
     def needs(self) -> frozenset[str]:
         """Names of all run-time sizes that it reads, those of its place too."""
-        return _sizes((*self.shape, *self.place)).union(*(part.needs for part in self.parts))
+        return _sizes((*self.shape, *self.place)).union(*(part.needs for part in self._distinct))
 
     @property
     def bare(self) -> "Op":
         """This op wherever it works: what is priced."""
-        if not self.place and not any(part.place for part in self.parts):
-            return self
-        return replace(self, place=(), parts=tuple(part.bare for part in self.parts))
+        parts = self._each_part(lambda part: part.bare)
+        return self if not self.place and parts is self.parts else replace(self, place=(), parts=parts)
+
+    @property
+    def _distinct(self) -> "Iterable[Op]":
+        """Its parts, each object once: a stream of a hundred thousand kernels repeats a few of them."""
+        return {id(part): part for part in self.parts}.values()
+
+    def _each_part(self, change: "Callable[[Op], Op]") -> "tuple[Op, ...]":
+        """Its parts, changed; the same tuple where none is."""
+        if not self.parts:
+            return self.parts
+        changed = {id(part): change(part) for part in self._distinct}
+        if all(changed[id(part)] is part for part in self._distinct):
+            return self.parts
+        return tuple([changed[id(part)] for part in self.parts])
 
     @property
     def ranks(self) -> int:
@@ -138,8 +151,8 @@ class Op:
     def at(self, sizes: Mapping[str, int]) -> "Op":
         """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
         shape, place = _bound(self.shape, sizes), _bound(self.place, sizes)
-        parts = tuple([part.at(sizes) for part in self.parts]) if self.parts else ()
-        if shape == self.shape and place == self.place and parts == self.parts:
+        parts = self._each_part(lambda part: part.at(sizes))
+        if shape == self.shape and place == self.place and parts is self.parts:
             return self
         return Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis, parts, place)
 

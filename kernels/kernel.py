@@ -1,0 +1,34 @@
+"""What a kernel is to the rest: what runs, what it is checked against, and inputs to try it on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from simcore.ops import Op
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+class Kernel(NamedTuple):
+    """How ops of one kind are carried out; every op given here is bound (numbers, no sizes).
+
+    `run(op, *tensors)` is what is executed and timed, `reference` the same in plain torch, which works in
+    any floating dtype (in float64 it is the truth), `inputs` makes random tensors of the op's shape.
+    """
+
+    run: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Callable[[Op, torch.Generator, torch.device], tuple[torch.Tensor, ...]]
+
+
+def dtype_of(op: Op) -> torch.dtype:
+    """The torch dtype of an op. Raises ValueError for one that torch does not compute in."""
+    if op.dtype not in DTYPES:
+        raise ValueError(f"{op.kind} is in {op.dtype}; kernels run in {', '.join(DTYPES)}")
+    return DTYPES[op.dtype]

@@ -1,0 +1,306 @@
+"""Linear attention for users: a call that takes the cheapest method, a benchmark for a method of one's own.
+
+    out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i     S_(-1) = state or 0, gamma = decay of the head or 1
+
+"auto" takes the method with the lowest predicted price among those that fit into the device's memory. A
+method that has no kernel of its own here runs, and is priced, as its stream of torch ops.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from statistics import median, quantiles
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from devices.price import pricer
+from devices.profile import load_profile, profile_names
+from devices.spec import DeviceSpec, device_names, load_device
+from kernels.kernel import DTYPES
+from kernels.linear_attention import LINEAR_ATTENTION
+from kernels.linear_attention.inputs import inputs
+from kernels.linear_attention.naive import naive
+from kernels.linear_attention.terms import accumulated_in
+from simcore.ops import Op, Price, Pricer
+from simcore.ops_linear_attention import (
+    METHODS,
+    TORCH_METHODS,
+    linear_attention,
+    linear_attention_step,
+    memory_bytes,
+)
+
+NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+# Largest error of a right method, over the largest output: what rounding leaves at these lengths.
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2e-2,
+    torch.float16: 4e-3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which method "auto" takes, and why: the price of each method that fits, what each needs in bytes."""
+
+    method: str
+    device: str
+    prices: Mapping[str, Price]
+    memory_bytes: Mapping[str, float]
+
+    def __str__(self) -> str:
+        rows = [f"{self.method} on {self.device}, of:"]
+        for method, size in self.memory_bytes.items():
+            price = self.prices.get(method)
+            cost = f"{price.seconds:.3g} s ({price.source})" if price else "does not fit"
+            rows.append(f"  {method:20} {cost:26} {size:.3g} bytes")
+        return "\n".join(rows)
+
+
+def default_device(device: torch.device) -> str:
+    """The device of the catalogue that stands for where a tensor lies, unless one is named."""
+    return "cpu" if device.type == "cpu" and "cpu" in device_names() else "h200-sxm"
+
+
+@lru_cache(maxsize=16)
+def _device(name: str) -> tuple[DeviceSpec, Pricer]:
+    """A device of the catalogue and its prices, by its default profile where that is there."""
+    spec = load_device(name)
+    known = spec.default_profile is not None and spec.default_profile in profile_names(name)
+    profile = load_profile(name, spec.default_profile) if known and spec.default_profile else None
+    return spec, pricer(spec, profile=profile)
+
+
+def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
+    """The op that a call with these tensors carries out, as it runs here: see the head of this file."""
+    batch, heads, length, rank = q.shape
+    kernel, in_torch = LINEAR_ATTENTION[f"linear_attention_{method}"], f"{method}_torch"
+    return linear_attention(
+        in_torch if kernel.run is kernel.reference and in_torch in TORCH_METHODS else method,
+        batch=batch,
+        heads=heads,
+        length=length,
+        rank=rank,
+        dim=v.shape[-1],
+        dtype=NAMES[q.dtype],
+        decay=decay,
+    )
+
+
+def chosen_method(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    *,
+    device_name: str | None = None,
+    price: Pricer | None = None,
+) -> Choice:
+    """What "auto" takes for these tensors; `price` instead of the device's own prices, if given.
+
+    Raises ValueError for bad tensors and where no method fits, InputError for an unknown device.
+    """
+    _check_tensors(q, k, v, decay, None)
+    name = device_name or default_device(q.device)
+    spec, own = _device(name)
+    ops = {method: op_of(method, q, v, decay=decay is not None) for method in METHODS}
+    sizes = {method: memory_bytes(op) for method, op in ops.items()}
+    fitting = [method for method in METHODS if sizes[method] <= spec.memory_bytes]
+    if not fitting:
+        least = min(sizes.values())
+        raise ValueError(f"no method fits: {least:.3g} bytes at least, {name} has {spec.memory_bytes:.3g}")
+    prices = {method: (price or own)(ops[method]) for method in fitting}
+    return Choice(min(fitting, key=lambda method: prices[method].seconds), name, prices, sizes)
+
+
+def causal_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    method: str = "auto",
+    state: Tensor | None = None,
+    device_name: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim].
+
+    q and k are [batch, heads, length, rank], v is [batch, heads, length, dim], decay is [heads] in (0, 1] or
+    None for 1, state is that after an earlier part of the sequence. The state comes in float32 where q is in
+    half precision. Raises ValueError for anything else, InputError for an unknown device.
+    """
+    _check_tensors(q, k, v, decay, state)
+    if method not in ("auto", *METHODS):
+        raise ValueError(f"method is {method!r}; allowed: auto, {', '.join(METHODS)}")
+    if method == "auto":
+        method = chosen_method(q, k, v, decay, device_name=device_name).method
+    return _run(method, q, k, v, decay, state)
+
+
+def causal_linear_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
+) -> Tensor:
+    """Output [batch, heads, 1, dim] of one more token; `state` is carried on in place.
+
+    q and k are [batch, heads, 1, rank], v is [batch, heads, 1, dim]. Raises ValueError for anything else.
+    """
+    _check_tensors(q, k, v, decay, state)
+    batch, heads, length, rank = q.shape
+    if length != 1:
+        raise ValueError(f"q has {length} tokens; a step takes 1")
+    op = linear_attention_step(
+        batch=batch,
+        heads=heads,
+        rank=rank,
+        dim=v.shape[-1],
+        dtype=NAMES[q.dtype],
+        decay=decay is not None,
+    )
+    output: Tensor = LINEAR_ATTENTION[op.kind].run(op, q, k, v, state, decay)[0]
+    return output
+
+
+def _run(
+    method: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    op = op_of(method, q, v, decay=decay is not None)
+    output, last = LINEAR_ATTENTION[op.kind].run(op, q, k, v, decay, state)
+    return output, last
+
+
+# -- what may be given ---------------------------------------------------------------------------
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None) -> None:
+    """Raises ValueError that names the argument and what is allowed."""
+    if q.dim() != 4 or 0 in q.shape:
+        raise ValueError(f"q is {list(q.shape)}; allowed: [batch, heads, length, rank], all at least 1")
+    batch, heads, length, rank = q.shape
+    if q.dtype not in NAMES:
+        raise ValueError(f"q is {q.dtype}; allowed: {', '.join(map(str, NAMES))}")
+    if v.dim() != 4 or v.shape[-1] == 0:
+        raise ValueError(f"v is {list(v.shape)}; allowed: [batch, heads, length, dim], all at least 1")
+    dim = v.shape[-1]
+    _check_shape("k", k, (batch, heads, length, rank))
+    _check_shape("v", v, (batch, heads, length, dim))
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}; allowed: {q.dtype}, as q")
+    if state is not None:
+        _check_shape("state", state, (batch, heads, rank, dim))
+        if state.dtype not in (q.dtype, accumulated_in(q.dtype)):
+            raise ValueError(f"state is {state.dtype}; allowed: {q.dtype} or {accumulated_in(q.dtype)}")
+    if decay is not None:
+        _check_shape("decay", decay, (heads,))
+        if not bool(((decay > 0.0) & (decay <= 1.0)).all()):
+            raise ValueError(f"decay is {decay.tolist()}; allowed: 0 < decay <= 1 for every head")
+    for name, other in (("k", k), ("v", v), ("decay", decay), ("state", state)):
+        if other is not None and other.device != q.device:
+            raise ValueError(f"{name} is on {other.device}; allowed: {q.device}, as q")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {list(tensor.shape)}; allowed: {list(shape)}")
+
+
+# -- a method of one's own -----------------------------------------------------------------------
+
+Method = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Wall-clock seconds of a method over `n` calls, its error against float64 relative to the largest
+    output, and the medians of the built-in methods that fit, on the same tensors."""
+
+    median_s: float
+    p10_s: float
+    p90_s: float
+    n: int
+    error: float
+    built_in_median_s: Mapping[str, float]
+
+
+def benchmark_method(
+    fn: Method,
+    *,
+    batch: int,
+    heads: int,
+    length: int,
+    rank: int,
+    dim: int,
+    dtype: torch.dtype = torch.float32,
+    decay: bool = True,
+    device: str | torch.device = "cpu",
+    repeats: int = 15,
+) -> Benchmark:
+    """Checks fn(q, k, v, decay) against the explicit sum in float64, then times it and the built-in methods.
+
+    `fn` gives the output, or the output and the final state; decay is [heads] or None. Raises ValueError, and
+    times nothing, where the output is wrong, and for sizes and repeats below 1.
+    """
+    if dtype not in NAMES:
+        raise ValueError(f"dtype is {dtype}; allowed: {', '.join(map(str, NAMES))}")
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; at least 1 is allowed")
+    place = torch.device(device)
+    op = linear_attention(
+        "vanilla",
+        batch=batch,
+        heads=heads,
+        length=length,
+        rank=rank,
+        dim=dim,
+        dtype=NAMES[dtype],
+        decay=decay,
+    )
+    q, k, v, *rest = inputs(op, torch.Generator(place).manual_seed(1), place)
+    gamma = rest[0] if rest else None
+    error = _error(fn, q, k, v, gamma)
+    own = _timed(partial(fn, q, k, v, gamma), repeats, place)
+    tenths = quantiles(own, n=10, method="inclusive") if repeats > 1 else own * 9
+    others = {
+        method: median(_timed(partial(_run, method, q, k, v, gamma, None), repeats, place))
+        for method in chosen_method(q, k, v, gamma).prices
+    }
+    return Benchmark(median(own), tenths[0], tenths[-1], len(own), error, others)
+
+
+def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> float:
+    """The largest error over the largest output. Raises ValueError where it is above TOLERANCES."""
+    expected, expected_state = naive(q, k, v, decay)
+    given = fn(q, k, v, decay)
+    pairs = (
+        [(given, expected)]
+        if isinstance(given, Tensor)
+        else [(given[0], expected), (given[1], expected_state)]
+    )
+    worst = 0.0
+    for name, (value, truth) in zip(("output", "final state"), pairs, strict=False):
+        if value.shape != truth.shape:
+            raise ValueError(f"fn gives {name} {list(value.shape)}; allowed: {list(truth.shape)}")
+        error = float(((value.double() - truth).abs().max() / truth.abs().max()).item())
+        if not error <= TOLERANCES[q.dtype]:
+            raise ValueError(f"fn's {name} is off by {error:.3g}; allowed: {TOLERANCES[q.dtype]:g} relative")
+        worst = max(worst, error)
+    return worst
+
+
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Seconds of each of `repeats` calls, after one that is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        _synchronize(device)
+        start_s = perf_counter()
+        call()
+        _synchronize(device)
+        seconds.append(perf_counter() - start_s)
+    return seconds[1:]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

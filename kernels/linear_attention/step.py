@@ -1,0 +1,15 @@
+"""One token of linear attention: S = gamma S + k^T v in place, out = q S. The same work at any position."""
+
+import torch
+from torch import Tensor
+
+from kernels.linear_attention.terms import Result, powers
+from simcore.ops import Op
+
+
+def step(op: Op, q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> Result:
+    """Output [batch, heads, 1, dim] and `state`, which is written in place and keeps its own dtype."""
+    if decay is not None:
+        state *= powers(decay, torch.ones(1, 1, device=state.device), state.dtype)
+    state += k.to(state.dtype).transpose(-1, -2) * v.to(state.dtype)
+    return (q.to(state.dtype) @ state).to(q.dtype), state
