@@ -1,1 +1,1 @@
-"""Published and measured figures, and the comparison of predictions with them."""
+"""Published and measured figures, the comparison of predictions with them, and the real machines."""

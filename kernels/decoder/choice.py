@@ -1,0 +1,24 @@
+"""The greedy choice.
+
+id[t] = the first v with the largest logits[t, v]
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.decoder.tensors import random_tensor
+from kernels.kernel import Kernel
+from simcore.ops import Op
+
+
+def sample(op: Op, logits: Tensor) -> Tensor:
+    """ids [tokens] of the largest of logits [tokens, vocab]."""
+    del op
+    return logits.argmax(-1)
+
+
+def _sample_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    return (random_tensor(op, generator, device, op["tokens"], op["vocab"]),)
+
+
+SAMPLE = Kernel(sample, sample, _sample_inputs)

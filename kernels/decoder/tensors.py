@@ -1,0 +1,21 @@
+"""What the decoder's kernels share: the format that sums are made in, and random tensors."""
+
+import torch
+
+from kernels.kernel import dtype_of
+from simcore.ops import Op
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in the format that sums are made in: fp32 for the 16-bit ones."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def random_tensor(
+    op: Op, generator: torch.Generator, device: torch.device, *size: int, scale: float = 1.0
+) -> torch.Tensor:
+    """Normal numbers of standard deviation `scale` in the dtype of an op."""
+    dtype = dtype_of(op)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    numbers = torch.randn(*size, generator=generator, device=device, dtype=drawn)
+    return numbers.mul_(scale).to(dtype)
