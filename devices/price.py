@@ -4,23 +4,29 @@
     roofline  kernel_s + max(flops / (peak * efficiency), hbm_bytes / (bandwidth * efficiency))
     fused     the sum of its parts, unless a profile has a row of it
     iteration a profile's, linear in the sequences it computes
+    fitted    launches * kernel_s + floor / efficiency, two constants a kind (devices.fit)
+    blocks    an op that says how many it has: its floor stretched to whole waves of them (devices.waves)
 
 A price names its source, so that a report can say how much of a run rests on what.
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from devices.collectives import collective_seconds, crosses_link
+from devices.fitted import FittedProfile
 from devices.profile import Point, Profile, points
 from devices.spec import DeviceSpec, Link
+from devices.waves import stretch
 from simcore.files import InputError
 from simcore.ops import Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
-__all__ = ["pricer", "roofline"]
+__all__ = ["launches_and_floor", "pricer", "roofline"]
 
+WAVES = "waves"
 # From the most to the least trusted.
 TRUST: tuple[SourceKind, ...] = (
     "measured",
@@ -44,11 +50,11 @@ def roofline(spec: DeviceSpec, *, link: Link | None = None) -> Roofline:
 
     def floor(op: Op) -> Floor:
         if op.parts:
-            parts = [floor(part) for part in op.parts]
+            parts = [(times, floor(part)) for part, times in _counted(op.parts)]
             return Floor(
-                sum(part.compute_s for part in parts),
-                sum(part.memory_s for part in parts),
-                sum(part.wire_s for part in parts),
+                sum(times * part.compute_s for times, part in parts),
+                sum(times * part.memory_s for times, part in parts),
+                sum(times * part.wire_s for times, part in parts),
             )
         work = op.work
         if crosses_link(op):
@@ -66,6 +72,7 @@ class _Tariff:
     spec: DeviceSpec
     link: Link | None
     profile: Profile | None
+    fitted: FittedProfile | None
     table: Mapping[str, tuple[Point, ...]]
     context_tokens: int | None
     floor: Roofline
@@ -75,33 +82,35 @@ def pricer(
     spec: DeviceSpec,
     *,
     link: Link | None = None,
-    profile: Profile | None = None,
+    profile: Profile | FittedProfile | None = None,
     ranks: int = 1,
     context_tokens: int | None = None,
 ) -> Pricer:
     """Prices ops on a device, remembering each.
 
-    `ranks` is the tensor-parallel rank count, by which a profile's rows are chosen. `context_tokens` is
+    `ranks` is the tensor-parallel rank count, by which a table's rows are chosen. `context_tokens` is
     the context of the run, for ops whose rows depend on it but whose shape does not name it (a whole
     layer without its attention, say). Raises InputError where the profile has no such rank count;
     the prices raise what `roofline`, `collective_seconds` and unbound sizes raise.
     """
-    if profile is not None and ranks not in profile.ranks:
-        have = ", ".join(map(str, profile.ranks))
-        raise InputError(f"profile {profile.name} has ranks {have}, not {ranks}")
-    table = points(profile, ranks) if profile else {}
-    tariff = _Tariff(spec, link, profile, table, context_tokens, roofline(spec, link=link))
+    given = profile if isinstance(profile, Profile) else None
+    fitted = profile if isinstance(profile, FittedProfile) else None
+    if given is not None and ranks not in given.ranks:
+        have = ", ".join(map(str, given.ranks))
+        raise InputError(f"profile {given.name} has ranks {have}, not {ranks}")
+    table = points(given, ranks) if given else {}
+    tariff = _Tariff(spec, link, given, fitted, table, context_tokens, roofline(spec, link=link))
 
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
-        found = _from_profile(tariff, op)
+        found = _from_fits(tariff, op) if fitted else _from_profile(tariff, op)
         if found is None and op.parts:
             return _sum([price(part) for part in op.parts])
         if found is None:
             found = _collective(tariff, op) if crosses_link(op) else _roofline_price(tariff, op)
         if op.kind != "speculative_attention":
             return found
-        assumed = profile.assumed.get("early_part") if profile else None
+        assumed = given.assumed.get("early_part") if given else None
         if assumed:
             return replace(found, early_s=min(assumed.seconds, found.seconds))
         return _with_early(found, price(early_part(op)))
@@ -146,9 +155,11 @@ def _sum(parts: list[Price]) -> Price:
 def _roofline_price(tariff: _Tariff, op: Op) -> Price:
     floor, spec = tariff.floor(op), tariff.spec
     flops, hbm = spec.flops_efficiency, spec.hbm_efficiency
+    idle = stretch(op, spec.processors)
 
     def at(flops_efficiency: float, hbm_efficiency: float) -> float:
-        return spec.kernel_s + max(floor.compute_s / flops_efficiency, floor.memory_s / hbm_efficiency)
+        busy_s = max(floor.compute_s / flops_efficiency, floor.memory_s / hbm_efficiency)
+        return spec.kernel_s + busy_s * idle
 
     bound, efficiency = ("compute", flops) if floor.compute_s > floor.memory_s else ("memory", hbm)
     detail = f"kernel_s + max(compute, memory / efficiency): {bound} bound, efficiency {efficiency.value:.3g}"
@@ -171,6 +182,38 @@ def _collective(tariff: _Tariff, op: Op) -> Price:
         "roofline",
         f"alpha-beta, {algorithm} over {link.kind}",
     )
+
+
+def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
+    """The price by two fitted constants, or None where none were fitted to this kind. A fused op is as many
+    launches as it has parts, and the sum of their floors."""
+    row = tariff.fitted.row(op) if tariff.fitted else None
+    if row is None:
+        return None
+    launches, floor_s = launches_and_floor(
+        op, tariff.floor, tariff.spec.processors if row.form == WAVES else 0
+    )
+    return row.fit.price(launches, floor_s, f"fit of {row.kind} {row.where}".rstrip())
+
+
+def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:
+    """What a fit is made of: how many launches an op is, and the sum of their floors in seconds; with
+    `processors`, of the floors of the waves in which their blocks run."""
+    if not op.parts:
+        return 1, floor(op).seconds * (stretch(op, processors) if processors else 1.0)
+    launches, floor_s = 0, 0.0
+    for part, times in _counted(op.parts):
+        count, seconds = launches_and_floor(part, floor, processors)
+        launches += times * count
+        floor_s += times * seconds
+    return launches, floor_s
+
+
+def _counted(parts: Sequence[Op]) -> list[tuple[Op, int]]:
+    """Ops, and how often each occurs: a stream of 100 000 launches repeats a few ops, one object each."""
+    distinct = {id(part): part for part in parts}
+    counts = Counter(map(id, parts))
+    return [(part, counts[key]) for key, part in distinct.items()]
 
 
 def _from_profile(tariff: _Tariff, op: Op) -> Price | None:

@@ -9,6 +9,8 @@ A row without a context holds at every context. Where a source times only whole 
 has the one op `iteration`, and its rows differ in how many sequences it computes:
 
     seconds(iteration, ranks, sequences) = likewise
+
+A profile of granularity `fitted` is no table: `devices.fitted` reads it, and `load_profile` gives either.
 """
 
 import csv
@@ -20,6 +22,7 @@ from typing import Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from devices.fitted import FITTED, FittedProfile, read_fitted
 from simcore.files import (
     STRICT,
     Count,
@@ -175,7 +178,7 @@ def profile_names(device: str) -> list[str]:
     return sorted(path.parent.name for path in (PROFILES / device).glob("*/profile.yaml"))
 
 
-def load_profile(device: str, name_or_path: str) -> Profile:
+def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
     """A profile of a device; a name with a '/' in it, or that ends in .yaml, is one's own profile.yaml
     or its folder.
 
@@ -189,14 +192,19 @@ def load_profile(device: str, name_or_path: str) -> Profile:
     else:
         raise InputError(unknown_name(f"profile of {device}", name_or_path, profile_names(device)))
     document = read_yaml(path)
+    fitted = isinstance(document, dict) and document.get("granularity") == FITTED
+    profile = read_fitted(document, path) if fitted else _read_table(document, path)
+    if profile.device != device:
+        raise InputError(f"{path}: device: holds for {profile.device}, not {device}")
+    return profile
+
+
+def _read_table(document: object, path: Path) -> Profile:
     if isinstance(document, dict):
         if "rows" in document:
             raise InputError(f"{path}: rows: they belong into ops.csv")
         document = {**document, "rows": _read_rows(path.parent / "ops.csv")}
-    profile = validated(Profile, document, str(path))
-    if profile.device != device:
-        raise InputError(f"{path}: device: holds for {profile.device}, not {device}")
-    return profile
+    return validated(Profile, document, str(path))
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:

@@ -44,6 +44,7 @@ SOURCED = (
     "memory_bytes",
     "hbm_bytes_per_s",
     "l2_bytes",
+    "processors",
     "flops_per_s",
     "overheads",
     "kernel_s",
@@ -103,6 +104,7 @@ class Link:
 class DeviceSpec:
     """One device and how several of it are connected.
 
+    `processors` run the blocks of a kernel side by side (streaming multiprocessors, Tensix cores, CPU cores).
     `kernel_s` is what a kernel of a captured graph costs besides its work. `tensor_parallel` maps a
     number of ranks, or "default", to the style that a decoder layer is split in. `sources` maps the
     other figures to where they come from.
@@ -114,6 +116,7 @@ class DeviceSpec:
     memory_bytes: Bytes
     hbm_bytes_per_s: PerSecond
     l2_bytes: Bytes
+    processors: Count
     flops_per_s: dict[str, PerSecond]
     links: dict[str, Link]
     default_link: str | None

@@ -78,9 +78,10 @@ def _groups(op: Op) -> int:
 
 
 def _moved(op: Op, length: int, reads_of_queries_and_keys: int = 1) -> float:
-    """Bytes of q, k, v, out, and of the state that is read once and written once."""
+    """Bytes of q, k, v, out, and, where states are given and wanted, of the one that is read and the one that
+    is written."""
     r, d = op["rank"], op["dim"]
-    elements = length * (2 * r * reads_of_queries_and_keys + 2 * d) + 2 * r * d
+    elements = length * (2 * r * reads_of_queries_and_keys + 2 * d) + 2 * r * d * op["states"]
     return DTYPE_BYTES[op.dtype] * _groups(op) * elements
 
 
@@ -292,11 +293,13 @@ def linear_attention(
     decay: bool,
     block: int | None = None,
     mask_by_rows: bool = False,
+    states: bool = True,
 ) -> Op:
     """Causal linear attention over `length` tokens by one of METHODS or TORCH_METHODS.
 
     `block`: rows of a block, the longest base case of recursion, columns of v for fleet; default
     DEFAULT_BLOCKS; methods without one have 0. `mask_by_rows`: a mask with decay is made one row a launch.
+    `states`: methods that are one kernel read a first state and write the last one.
     Raises ValueError for an unknown method, sizes below 1, and a block where a method has none.
     """
     if method not in _STREAMS:
@@ -309,6 +312,7 @@ def linear_attention(
         if size < 1:
             raise ValueError(f"{name} is {size}; at least 1 is allowed")
     more = {"decay": int(decay), "block": rows, "mask_by_rows": int(mask_by_rows)}
+    more["states"] = int(states)
     kind, shape = f"linear_attention_{method}", (*sizes.items(), *more.items())
     op = Op(kind, kind, shape, dtype, _streamed)
     parts = chain.from_iterable(
@@ -324,7 +328,8 @@ def _step(op: Op) -> Work:
 
 def linear_attention_step(*, batch: Dim, heads: int, rank: int, dim: int, dtype: str, decay: bool) -> Op:
     """One token: S = gamma S + k^T v in place, out = q S. q, k [batch, heads, 1, rank], v [.., 1, dim]."""
-    shape = (("batch", batch), ("heads", heads), ("rank", rank), ("dim", dim), ("decay", int(decay)))
+    sizes = (("batch", batch), ("heads", heads), ("rank", rank), ("dim", dim))
+    shape = (*sizes, ("decay", int(decay)), ("states", 1))
     return Op("linear_attention_step", "linear_attention_step", shape, dtype, _step)
 
 

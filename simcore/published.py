@@ -104,20 +104,22 @@ class ServingPublished:
     fitted_by: str = ""
 
 
-Figure = TypeVar("Figure", Published, ServingPublished)
+Figure = TypeVar("Figure")
 
 
 def read_published(where: str, path: Path) -> list[Published]:
     """All figures of a file. Raises InputError, naming line, column and what is allowed."""
-    return _read(Published, where, path)
+    return read_figures(Published, where, path)
 
 
 def read_serving_published(where: str, path: Path) -> list[ServingPublished]:
     """All figures of a serving study's file. Raises InputError, naming line, column and what is allowed."""
-    return _read(ServingPublished, where, path)
+    return read_figures(ServingPublished, where, path)
 
 
-def _read(kind: type[Figure], where: str, path: Path) -> list[Figure]:
+def read_figures(kind: type[Figure], where: str, path: Path) -> list[Figure]:
+    """All figures of a file, of the pydantic dataclass `kind`. Raises InputError, naming line, column and
+    what is allowed."""
     try:
         text = read_text(path)
     except InputError as error:

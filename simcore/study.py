@@ -9,7 +9,7 @@ what comes out of a run.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from simcore.published import Published
 from simcore.trace import Trace
@@ -54,10 +54,60 @@ class ServingAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorAxes:
+    """Where in a study of a single operator a figure belongs. `strategy` is a method; `length` the tokens, of
+    decode attention the cached ones, None for what holds over all of them; `dim` that of a head. Decode
+    attention has `kv_heads`, linear attention `rank` and `decay`, 0 or 1. `rival`: the other method of a
+    crossover."""
+
+    strategy: str
+    label: str
+    batch: int
+    heads: int
+    length: int | None
+    dim: int
+    kv_heads: int | None = None
+    rank: int | None = None
+    decay: int | None = None
+    rival: str = ""
+    devices: int = 1
+
+    @property
+    def q_heads(self) -> int:
+        """What decode attention calls its heads."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        """What decode attention calls its dim."""
+        return self.dim
+
+    @property
+    def context_tokens(self) -> int | None:
+        """What decode attention calls its length."""
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
+class TilingAxes:
+    """Where in a tiling study a figure belongs; `tokens` are all positions, those of the prompt too."""
+
+    strategy: str
+    label: str
+    layers: int
+    channels: int
+    block: Literal["mlp", "gate"]
+    tokens: int
+    prompt_tokens: int
+    batch: int
+    devices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One figure of a study, as a line of results.csv. A value of None: there is none, `source` says why."""
 
-    axes: Axes | ServingAxes
+    axes: Axes | ServingAxes | OperatorAxes | TilingAxes
     metric: str
     value: float | None
     unit: str
@@ -78,6 +128,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("study", "strategy", "label", "devices", "ranks", "requests", "rate_per_s", "prompt_tokens"),
         *("output_tokens", "metric", *FIGURE),
     ),
+    "linear_attention": (
+        *("study", "strategy", "label", "devices", "batch", "heads", "length", "rank", "dim", "decay"),
+        *("rival", "metric", *FIGURE),
+    ),
+    "decode_attention": (
+        *("study", "strategy", "label", "devices", "batch", "q_heads", "kv_heads", "head_dim"),
+        *("context_tokens", "rival", "metric", *FIGURE),
+    ),
+    "tiling": (
+        *("study", "strategy", "label", "layers", "channels", "block", "tokens", "prompt_tokens", "batch"),
+        *("devices", "metric", "op_kind", *FIGURE),
+    ),
 }
 
 
@@ -85,7 +147,7 @@ def flat(study: str, row: Row) -> dict[str, Any]:
     """A row as results.csv has it."""
     own = {name: value for name, value in asdict(row).items() if name != "axes"}
     values = {"study": study, **asdict(row.axes), "devices": row.axes.devices, **own}
-    return {name: values[name] for name in COLUMNS[study]}
+    return {name: values[name] if name in values else getattr(row.axes, name) for name in COLUMNS[study]}
 
 
 @dataclass(slots=True)

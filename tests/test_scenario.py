@@ -59,7 +59,7 @@ def test_the_resolved_scenario_is_a_scenario_again() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("study", "serve", "study: is 'serve'; did you mean 'serving'? (allowed: decode, serving)"),
+        ("study", "serve", "study: is 'serve'; did you mean 'serving'? (allowed: decode, serving, tiling, linear_attention, decode_attention)"),
         ("batches", 2, "batches: no such field; did you mean 'batch'?"),
         ("strategies.0.rank", 2, "strategies[0].rank: no such field; did you mean 'ranks'?"),
         ("strategies.1.hits.rate", 2, "strategies[1].hits.rate: no such field"),

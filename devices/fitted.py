@@ -1,0 +1,206 @@
+"""What ops cost on one device by two fitted constants a kind: a formula that holds for any model and batch.
+
+A fitted profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` (granularity: fitted) says how it
+came about, `fits.csv` has a line for each kind of op:
+
+    kind,where,kernel_s,efficiency,low,high,n,least_floor_s,most_floor_s,form,source
+
+`where` is what must hold of an op besides its kind, as in "dtype=fp32;batch=16;m=5..16": its dtype, or a
+dimension of its shape, which has one value or is in a range ("65.." has no end). Of the lines that hold the
+one with most conditions counts, of several such the first. What the numbers mean stands in `devices.fit`.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from devices.fit import Fit
+from simcore.files import (
+    STRICT,
+    Count,
+    InputError,
+    NonNegative,
+    Positive,
+    Seconds,
+    read_text,
+    unknown_name,
+    validated,
+)
+from simcore.machine import Overheads
+from simcore.ops import DTYPE_BYTES, Op
+
+__all__ = ["FITTED", "Birth", "FitRow", "FittedProfile", "read_fitted", "write_fitted"]
+
+FITTED = "fitted"
+FITS = "fits.csv"
+DTYPE = "dtype"
+RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
+OVERHEADS = tuple(field.name for field in fields(Overheads))
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class FitRow:
+    """One line of `fits.csv`; see the head of this file and `devices.fit`. `form`: what was fitted to, the
+    floor of the roofline ("floor") or that of the waves that a kernel's blocks run in ("waves",
+    `devices.waves`)."""
+
+    kind: str
+    kernel_s: NonNegative
+    efficiency: Positive
+    low: NonNegative
+    high: Positive
+    n: Count
+    least_floor_s: NonNegative
+    most_floor_s: NonNegative
+    source: str
+    where: str = ""
+    form: Literal["floor", "waves"] = "floor"
+
+    def __post_init__(self) -> None:
+        if not self.low <= 1.0 <= self.high:
+            raise InputError(f"{self.kind}: low <= 1 <= high does not hold: {self.low}, {self.high}")
+        if self.least_floor_s > self.most_floor_s:
+            raise InputError(f"{self.kind}: least_floor_s is above most_floor_s")
+        parse_where(self.where)
+
+    @property
+    def fit(self) -> Fit:
+        """The constants and their range."""
+        return Fit(
+            self.kernel_s,
+            self.efficiency,
+            self.low,
+            self.high,
+            self.n,
+            self.least_floor_s,
+            self.most_floor_s,
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(FitRow))
+
+
+@dataclass(frozen=True, config=STRICT)
+class Birth:
+    """How a profile was measured: when, on what processor, on how many threads and with what software;
+    `runs` of each of `points` shapes, whose middle 80 % spread over `spread` of their median (the median over
+    all shapes). `rates`: what the machine reached besides (bytes/s, flop/s), for the record."""
+
+    date: str
+    processor: str
+    threads: Count
+    versions: dict[str, str]
+    points: Count
+    runs: Count
+    spread: NonNegative
+    rates: dict[str, NonNegative]
+
+
+@dataclass(frozen=True, config=STRICT)
+class FittedProfile:
+    """The fits of a device. `overheads` replace those of the device (`simcore.machine.Overheads`); `birth` is
+    None for one that was fitted to other people's figures."""
+
+    name: str
+    title: str
+    source: str
+    device: str
+    granularity: Literal["fitted"]
+    fits: tuple[FitRow, ...]
+    overheads: dict[str, Seconds]
+    birth: Birth | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.overheads:
+            if name not in OVERHEADS:
+                raise InputError(f"overheads: {unknown_name('key', name, OVERHEADS)}")
+        if not self.fits:
+            raise InputError(f"{FITS} has no line")
+        seen = set()
+        for row in self.fits:
+            key = (row.kind, frozenset(parse_where(row.where).items()))
+            if key in seen:
+                raise InputError(f"{FITS}: {row.kind} {row.where or '(anywhere)'} is given twice")
+            seen.add(key)
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, tuple[tuple[Mapping[str, str], FitRow], ...]]:
+        """Conditions and line, of each kind, those with most conditions first."""
+        found: dict[str, list[tuple[Mapping[str, str], FitRow]]] = {}
+        for row in self.fits:
+            found.setdefault(row.kind, []).append((parse_where(row.where), row))
+        return {kind: tuple(sorted(rows, key=lambda r: -len(r[0]))) for kind, rows in found.items()}
+
+    def row(self, op: Op) -> FitRow | None:
+        """The line that holds for an op, or None."""
+        lines = self.by_kind.get(op.kind)
+        if lines is None:
+            return None
+        own = {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype}
+        return next(
+            (row for where, row in lines if all(_meets(own.get(k), v) for k, v in where.items())), None
+        )
+
+
+def _meets(own: str | None, wanted: str) -> bool:
+    low, dots, high = wanted.partition("..")
+    if not dots or own is None or not own.isdecimal():
+        return own == wanted
+    return int(low) <= int(own) and (not high or int(own) <= int(high))
+
+
+def parse_where(text: str) -> dict[str, str]:
+    """The conditions in a cell of column `where`. Raises InputError where it is not "name=value;...".
+
+    >>> parse_where("dtype=fp32;m=5..16")
+    {'dtype': 'fp32', 'm': '5..16'}
+    """
+    found: dict[str, str] = {}
+    for condition in text.split(";") if text else ():
+        name, equals, value = (word.strip() for word in condition.partition("="))
+        known = RANGE.fullmatch(value) if name != DTYPE else value in DTYPE_BYTES
+        if not (name and equals and known) or name in found:
+            raise InputError(f'where: {text!r} is not as in "dtype=fp32;batch=16;m=5..16"')
+        found[name] = value
+    return found
+
+
+def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
+    """The profile in `document`, read from `path`, with the fits.csv beside it. Raises InputError with one
+    line where anything in them is not as it must be."""
+    if "fits" in document:
+        raise InputError(f"{path}: fits: they belong into {FITS}")
+    beside = path.parent / FITS
+    lines = csv.DictReader(read_text(beside).splitlines())
+    for name in lines.fieldnames or ():
+        if name not in COLUMNS:
+            raise InputError(f"{beside}: {unknown_name('column', name, COLUMNS)}")
+    rows = list(lines)
+    if any(None in row for row in rows):
+        raise InputError(f"{beside}: a line has more cells than there are columns")
+    given = [{key: cell for key, cell in row.items() if cell} for row in rows]
+    return validated(FittedProfile, {**document, "fits": given}, str(path))
+
+
+def write_fitted(profile: FittedProfile, folder: Path) -> None:
+    """Writes profile.yaml and fits.csv into a folder that exists; `read_fitted` gives the same profile."""
+    document = {key: value for key, value in asdict(profile).items() if key != "fits"}
+    document["notes"] = list(profile.notes)
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+    (folder / "profile.yaml").write_text(text, encoding="utf-8")
+    out = io.StringIO()
+    names = ("kind", "where", *(f for f in asdict(profile.fits[0]) if f not in ("kind", "where", "source")))
+    writer = csv.DictWriter(out, [*names, "source"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in profile.fits)
+    (folder / FITS).write_text(out.getvalue(), encoding="utf-8")

@@ -1,0 +1,154 @@
+"""Runs cases of an operator study on one device.
+
+latency  = host time of the launch + price of the op        (simulated; `seconds` asks the prices alone)
+fits     = memory_bytes(op) <= memory of the device
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from simcore import laws, ops_flash_decoding, ops_linear_attention
+from simcore.hardware import SingleDevice
+from simcore.operator_methods import LABELS, linear_attention_op
+from simcore.operator_scenario import LinearAttentionScenario, OperatorScenario
+from simcore.ops import Graph, Op, Price
+from simcore.runs import Setup
+from simcore.schedules.one_launch import one_launch
+from simcore.study import OperatorAxes
+from simcore.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one case gave. `latency_s` is None where it does not fit into memory."""
+
+    latency_s: float | None
+    low_s: float | None
+    high_s: float | None
+    memory_bytes: float
+    price: Price | None
+    op: Op
+
+
+@dataclass
+class Bench:
+    """Runs cases of one scenario on one device, and remembers what they gave. `processors`: how many blocks
+    it runs side by side."""
+
+    scenario: OperatorScenario
+    device: SingleDevice
+    processors: int
+    results: dict[OperatorAxes, Result] = field(default_factory=dict)
+    prices: dict[OperatorAxes, float] = field(default_factory=dict)
+
+    def cases(self) -> Iterator[OperatorAxes]:
+        """All points of the scenario: settings outermost, then methods, then tokens."""
+        scenario = self.scenario
+        if isinstance(scenario, LinearAttentionScenario):
+            for decay in scenario.decay:
+                for batch in scenario.batch:
+                    for method in scenario.methods:
+                        for length in scenario.length:
+                            yield OperatorAxes(
+                                method,
+                                LABELS[method],
+                                batch,
+                                scenario.heads,
+                                length,
+                                scenario.dim,
+                                rank=scenario.rank,
+                                decay=int(decay),
+                            )
+            return
+        heads, dim = scenario.q_heads, scenario.head_dim
+        for batch, context in scenario.points:
+            for method in scenario.methods:
+                yield OperatorAxes(
+                    method, LABELS[method], batch, heads, context, dim, kv_heads=scenario.kv_heads
+                )
+
+    def op(self, case: OperatorAxes) -> Op:
+        """What a case launches; Flash-Decoding with its splits chosen, if they are not given."""
+        assert case.length is not None
+        if isinstance(self.scenario, LinearAttentionScenario):
+            assert case.rank is not None
+            return linear_attention_op(
+                case.strategy,
+                batch=case.batch,
+                heads=case.heads,
+                length=case.length,
+                rank=case.rank,
+                dim=case.dim,
+                dtype=self.scenario.dtype,
+                decay=bool(case.decay),
+                mask_by_rows=self.scenario.mask_by_rows,
+                states=self.scenario.states,
+            )
+        assert case.kv_heads is not None
+        op = ops_flash_decoding.method_op(
+            case.strategy,
+            batch=case.batch,
+            q_heads=case.heads,
+            kv_heads=case.kv_heads,
+            head_dim=case.dim,
+            context=case.length,
+            dtype=self.scenario.dtype,
+        )
+        if case.strategy != "flash_decoding":
+            return op
+        return ops_flash_decoding.with_splits(op, self._splits(op))
+
+    def _splits(self, op: Op) -> int:
+        given = getattr(self.scenario, "splits", "auto")
+        if given != "auto":
+            return int(given)
+        return ops_flash_decoding.split_count(op, self.device.price, self.processors)
+
+    def fits(self, op: Op) -> bool:
+        """Whether the device's memory holds an op's tensors and temporaries."""
+        return memory_bytes(op) <= self.device.memory_bytes
+
+    def run(self, case: OperatorAxes) -> Result:
+        """The result of a case, the median run of several; no case is run twice."""
+        if case not in self.results:
+            op = self.op(case)
+            needed = memory_bytes(op)
+            if needed <= self.device.memory_bytes:
+                traces = [self._launched(op) for _ in range(self.device.repeats)]
+                traces.sort(key=lambda trace: trace.marks[-1].at_s)
+                self.results[case] = _result(traces[len(traces) // 2], op, needed)
+            else:
+                self.results[case] = Result(None, None, None, needed, None, op)
+        return self.results[case]
+
+    def seconds(self, case: OperatorAxes) -> float:
+        """The latency of a case that fits, from prices alone: what `run` simulates."""
+        if case not in self.prices:
+            self.prices[case] = self.device.overheads.launch_s + self.device.price(self.op(case)).seconds
+        return self.prices[case]
+
+    def trace(self, case: OperatorAxes) -> Trace:
+        """What a case leaves behind."""
+        return self._launched(self.op(case))
+
+    def _launched(self, op: Op) -> Trace:
+        device, graph = self.device, Graph(op.name, (op,))
+        setup = Setup(op, device.price, device.roofline, device.overheads)
+        trace = device.start(setup).run(lambda m: one_launch(m, graph))
+        laws.enforce(trace)
+        return trace
+
+
+def memory_bytes(op: Op) -> float:
+    """Most bytes of device memory that an op of either study has in use at once."""
+    linear = op.kind.startswith("linear_attention")
+    return ops_linear_attention.memory_bytes(op) if linear else ops_flash_decoding.memory_bytes(op)
+
+
+def _result(trace: Trace, op: Op, needed: float) -> Result:
+    latency_s = trace.marks[-1].at_s
+    (priced,) = (priced for span in trace.spans for priced in span.ops)
+    price = priced.price
+    # All but the op itself is the host's: certain, as far as its overheads are.
+    host_s = latency_s - price.seconds
+    return Result(latency_s, host_s + price.low_s, host_s + price.high_s, needed, price, op)

@@ -1,0 +1,117 @@
+"""From the cases of an operator study to its figures.
+
+slowdown over the fastest = latency / least latency of any method at the same setting and tokens
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from simcore import laws
+from simcore.files import InputError
+from simcore.laws import LawError
+from simcore.operators.answer import answer, warnings
+from simcore.operators.bench import Bench, Result
+from simcore.operators.crossovers import crossovers
+from simcore.operators.published import LATENCY, OUT_OF_MEMORY
+from simcore.ops import Graph
+from simcore.schedules.one_launch import one_launch
+from simcore.study import OperatorAxes, Outcome, Progress, Row
+
+
+def run(bench: Bench, progress: Progress) -> Outcome:
+    """Runs an operator study. Raises InputError where nothing fits into the device's memory."""
+    cases = list(bench.cases())
+    for done, case in enumerate(cases):
+        progress("simulating", done, len(cases))
+        bench.run(case)
+    fitting = [case for case in cases if bench.run(case).latency_s is not None]
+    if not fitting:
+        raise InputError(
+            f"nothing fits into the {bench.device.memory_bytes / 1e9:.0f} GB of {bench.device.name}"
+        )
+    shown = _shown(bench, fitting)
+    trace = bench.trace(shown)
+    if not bench.device.measured and not laws.repeatable(lambda: bench.trace(shown), trace):
+        raise LawError(f"repeatability: {shown.label} gives other bytes when it is run again")
+    rows = [row for case in cases for row in _rows(bench, case, _fastest(bench, fitting))]
+    progress("crossovers", 0, 1)
+    rows += crossovers(bench, cases)
+    progress("crossovers", 1, 1)
+    return Outcome(
+        rows=rows,
+        answer=answer(bench, cases),
+        warnings=warnings(bench, cases),
+        sources=_sources(bench, fitting),
+        trace=trace,
+    )
+
+
+def _shown(bench: Bench, fitting: Sequence[OperatorAxes]) -> OperatorAxes:
+    """The case whose trace is kept: the fastest one at the most tokens and the largest batch."""
+    tokens = max(case.length or 0 for case in fitting)
+    batch = max(case.batch for case in fitting if case.length == tokens)
+    here = [case for case in fitting if (case.length, case.batch) == (tokens, batch)]
+    return min(here, key=lambda case: bench.run(case).latency_s or 0.0)
+
+
+def _place(case: OperatorAxes) -> tuple[Any, ...]:
+    """What a case shares with those that it is compared with."""
+    return case.batch, case.length, case.decay
+
+
+def _fastest(bench: Bench, fitting: Sequence[OperatorAxes]) -> dict[tuple[Any, ...], float]:
+    least: dict[tuple[Any, ...], float] = {}
+    for case in fitting:
+        latency_s = bench.run(case).latency_s or 0.0
+        least[_place(case)] = min(latency_s, least.get(_place(case), latency_s))
+    return least
+
+
+def _rows(bench: Bench, case: OperatorAxes, least: dict[tuple[Any, ...], float]) -> Iterator[Row]:
+    result = bench.run(case)
+    yield _latency(bench, case, result)
+    yield Row(case, "memory_bytes", result.memory_bytes, "B", source="inputs, output and temporaries")
+    yield Row(case, OUT_OF_MEMORY, float(result.latency_s is None), "")
+    yield Row(case, "flops", result.op.work.flops, "")
+    yield Row(
+        case, "hbm_bytes", result.op.work.hbm_bytes, "B", source="of each launch, read and written once"
+    )
+    yield Row(case, "launches", float(len(result.op.parts) or 1), "")
+    if any(name == "splits" for name, _ in result.op.shape):
+        given = getattr(bench.scenario, "splits", "auto")
+        source = "the cheapest" if given == "auto" else "given"
+        yield Row(case, "splits", float(result.op["splits"]), "", source=source)
+    if result.latency_s is not None:
+        yield Row(case, "slowdown_over_fastest", result.latency_s / least[_place(case)], "x")
+
+
+def _latency(bench: Bench, case: OperatorAxes, result: Result) -> Row:
+    if result.price is None:
+        have = f"{bench.device.memory_bytes / 1e9:.0f} GB"
+        return Row(case, LATENCY, None, "s", source=f"takes {result.memory_bytes / 1e9:.1f} of {have}")
+    source = f"{result.price.source}: {result.price.detail}"
+    return Row(case, LATENCY, result.latency_s, "s", result.low_s, result.high_s, source)
+
+
+def _sources(bench: Bench, fitting: Sequence[OperatorAxes]) -> dict[str, float]:
+    """Share of the cases by where their price comes from: times of methods differ too much to be added up."""
+    found: dict[str, float] = {}
+    for case in fitting:
+        price = bench.run(case).price
+        assert price is not None
+        found[price.source] = found.get(price.source, 0.0) + 1.0 / len(fitting)
+    return dict(sorted(found.items()))
+
+
+def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
+    """What each method launches at the first setting and the fewest tokens, on the machine that prints."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for case in bench.cases():
+        if case.strategy in seen:
+            continue
+        seen.add(case.strategy)
+        op = bench.op(case)
+        found = record(lambda m, op=op: one_launch(m, Graph(op.name, op.parts or (op,))))
+        lines += [f"# {case.label}, {case.length:,} tokens", *found.lines]
+    return lines

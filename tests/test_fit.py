@@ -1,0 +1,317 @@
+"""Two fitted constants: recovered from noisy points, their intervals, profiles of them, and the prices."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devices.fit import Fit, fit_two
+from devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
+from devices.price import launches_and_floor, pricer, roofline
+from devices.profile import load_profile
+from devices.spec import load_device
+from simcore.files import InputError
+from simcore.ops import Op, Pricer, decode_attention, fuse, matmul, norm
+
+CPU = load_device("cpu")
+FLOORS = np.geomspace(1e-9, 1e-4, 41)
+
+
+def points(
+    kernel_s: float, efficiency: float, noise: float = 0.0, seed: int = 0
+) -> list[tuple[int, float, float]]:
+    """Synthetic times with a relative error of standard deviation `noise`."""
+    errors = 1.0 + noise * np.random.default_rng(seed).standard_normal(len(FLOORS))
+    seconds = (kernel_s + FLOORS / efficiency) * errors
+    return [(1, float(f), float(s)) for f, s in zip(FLOORS, seconds, strict=True)]
+
+
+def standard_errors(kernel_s: float, efficiency: float, noise: float) -> tuple[float, float]:
+    """Of kernel_s and 1 / efficiency by relative least squares: roots of diag(inv(A^T A)) noise^2."""
+    rows = np.stack([np.ones_like(FLOORS), FLOORS], 1) / (kernel_s + FLOORS / efficiency)[:, None]
+    covariance = noise**2 * np.linalg.inv(rows.T @ rows)
+    return math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
+
+
+@pytest.mark.parametrize(("kernel_s", "efficiency"), [(3e-6, 0.4), (2e-5, 0.003), (5e-7, 0.9)])
+@pytest.mark.parametrize("seed", range(8))
+def test_constants_are_recovered_within_their_standard_errors(
+    kernel_s: float, efficiency: float, seed: int
+) -> None:
+    noise = 0.03
+    found = fit_two(points(kernel_s, efficiency, noise, seed))
+    kernel_error, slope_error = standard_errors(kernel_s, efficiency, noise)
+    # Four standard errors, and the bias of weighting by what was measured, which is noise^2.
+    assert abs(found.kernel_s - kernel_s) < 4 * kernel_error + 2 * noise**2 * kernel_s
+    slope = 1.0 / efficiency
+    assert abs(1.0 / found.efficiency - slope) < 4 * slope_error + 2 * noise**2 * slope
+
+
+def test_without_noise_they_are_exact_and_the_interval_is_closed() -> None:
+    found = fit_two(points(4e-6, 0.25))
+    assert found.kernel_s == pytest.approx(4e-6, rel=1e-9)
+    assert found.efficiency == pytest.approx(0.25, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx((1.0, 1.0), abs=1e-9)
+    assert (found.n, found.least_floor_s, found.most_floor_s) == (41, FLOORS[0], FLOORS[-1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_neither_constant_is_ever_negative(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Times that fall with the floor, or that rise faster than it: both ask for a constant below 0.
+    falling = [(1, float(f), float(1e-5 / (1 + i))) for i, f in enumerate(FLOORS)]
+    steep = [(1, float(f), float(f**2 * 1e6 + 1e-12)) for f in FLOORS]
+    anything = [(int(rng.integers(1, 9)), float(f), float(rng.lognormal(-12, 3))) for f in FLOORS]
+    for each in (falling, steep, anything):
+        found = fit_two(each)
+        assert found.kernel_s >= 0.0
+        assert 0.0 < found.efficiency < math.inf
+        assert 0.0 < found.low <= 1.0 <= found.high < math.inf
+
+
+def test_launches_count() -> None:
+    some = [(n, f, n * 2e-6 + f / 0.5) for n in (1, 3, 10) for f in (1e-7, 1e-5, 1e-4)]
+    found = fit_two(some)
+    assert found.kernel_s == pytest.approx(2e-6)
+    assert found.seconds(7, 1e-5) == pytest.approx(14e-6 + 2e-5)
+
+
+def test_intervals_cover_what_comes_next() -> None:
+    """The interval of 90 % holds at least about so many new points, also of few fitted ones."""
+    for n in (4, 8, 20):
+        inside = []
+        for seed in range(60):
+            rng = np.random.default_rng(seed)
+            floors = np.geomspace(1e-8, 1e-4, n)
+            seconds = (3e-6 + floors / 0.3) * np.exp(0.2 * rng.standard_normal(n))
+            found = fit_two([(1, float(f), float(s)) for f, s in zip(floors, seconds, strict=True)])
+            truths = 3e-6 + floors / 0.3
+            new = truths * np.exp(0.2 * rng.standard_normal(n))
+            ratio = new / (found.kernel_s + floors / found.efficiency)
+            inside += list((found.low <= ratio) & (ratio <= found.high))
+        assert 0.85 < np.mean(inside) < 0.97, n
+
+
+def test_one_or_two_points_say_nothing_of_their_error() -> None:
+    for some in (points(1e-6, 0.5)[:1], points(1e-6, 0.5)[::40]):
+        found = fit_two(some)
+        assert (found.low, found.high) == (0.5, 2.0)
+        for launches, floor_s, seconds in some:
+            assert found.seconds(launches, floor_s) == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [(0, 1e-6, 1e-6), (1, -1e-9, 1e-6), (1, 1e-6, 0.0), (1, 1e-6, math.nan)])
+def test_points_that_make_no_sense_are_refused(bad: tuple[int, float, float]) -> None:
+    with pytest.raises(InputError, match="a fit takes"):
+        fit_two([(1, 1e-6, 1e-5), bad])
+    with pytest.raises(InputError, match="at least one point"):
+        fit_two([])
+
+
+# -- prices ------------------------------------------------------------------------------------------------
+
+FIT = Fit(2e-6, 0.5, 0.8, 1.5, 20, 1e-6, 1e-4)
+
+
+def test_prices_say_where_they_come_from() -> None:
+    assert FIT.price(1, 1e-5, "here").source == "interpolated"
+    assert FIT.price(1, 1e-5, "here").detail == "here"
+    for floor_s in (1e-7, 2e-4, 1.0, 0.0):
+        price = FIT.price(1, floor_s, "here")
+        assert price.source == "extrapolated"
+        assert "outside" in price.detail
+
+
+def test_the_interval_widens_where_the_floor_is_far_outside() -> None:
+    def width(floor_s: float) -> float:
+        price = FIT.price(1, floor_s, "")
+        return price.high_s / price.low_s
+
+    inside, near, far, farther = (width(floor_s) for floor_s in (1e-4, 3.9e-4, 8e-4, 1e-2))
+    assert inside == pytest.approx(near)
+    assert near < far < farther
+    # 8 times outside: both ends to the power 1 + ln 2. The lower end is above the floor.
+    price = FIT.price(1, 8e-4, "")
+    assert price.high_s == pytest.approx(price.seconds * 1.5 ** (1 + math.log(2)))
+    assert price.low_s == pytest.approx(price.seconds * 0.8 ** (1 + math.log(2)))
+
+
+def test_no_price_is_below_the_floor() -> None:
+    beyond = replace(FIT, kernel_s=0.0, efficiency=2.0)
+    price = beyond.price(1, 1e-5, "")
+    assert (price.seconds, price.low_s) == (1e-5, 1e-5)
+    assert price.high_s >= price.seconds
+
+
+# -- profiles ----------------------------------------------------------------------------------------------
+
+
+def row(kind: str, where: str = "", **other: Any) -> FitRow:
+    """A line of fits.csv."""
+    given = {"kernel_s": 2e-6, "efficiency": 0.01, "low": 0.9, "high": 1.3, "n": 9} | other
+    return FitRow(kind=kind, where=where, least_floor_s=1e-11, most_floor_s=1e-4, source="test", **given)
+
+
+PROFILE = FittedProfile(
+    name="mine",
+    title="a test",
+    source="nowhere",
+    device="cpu",
+    granularity="fitted",
+    fits=(
+        row("matmul"),
+        row("matmul", "dtype=fp32", kernel_s=3e-6),
+        row("matmul", "dtype=fp32;m=1", kernel_s=1e-6),
+        row("matmul", "dtype=fp32;m=5..16", kernel_s=5e-6),
+        row("matmul", "dtype=fp32;m=17..", kernel_s=7e-6),
+        row("norm", kernel_s=0.1 + 0.2),
+        row("both", kernel_s=4e-6),
+    ),
+    overheads={"launch_s": 1.5e-5, "wait_s": 2e-6},
+    birth=Birth(
+        "2026-01-02T03:04:05+00:00",
+        "a processor",
+        2,
+        {"torch": "2.13"},
+        3,
+        5,
+        0.1,
+        {"memory_bytes_per_s": 1e10},
+    ),
+    notes=("one", "two: with a colon"),
+)
+
+
+def product(m: int, dtype: str = "fp32") -> Op:
+    return matmul("up", m=m, n=256, k=128, dtype=dtype)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_fitted(PROFILE, tmp_path)
+    return tmp_path
+
+
+def test_a_profile_reads_back_as_it_was_written(folder: Path) -> None:
+    assert load_profile("cpu", str(folder)) == PROFILE
+    assert load_profile("cpu", str(folder / "profile.yaml")) == PROFILE
+    bare = replace(PROFILE, birth=None, notes=(), overheads={})
+    write_fitted(bare, folder)
+    assert load_profile("cpu", str(folder)) == bare
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel_s"),
+    [
+        (product(1, "bf16"), 2e-6),
+        (product(3), 3e-6),
+        (product(1), 1e-6),
+        (product(5), 5e-6),
+        (product(16), 5e-6),
+        (product(17), 7e-6),
+        (product(1000), 7e-6),
+        (product(1000, "bf16"), 2e-6),
+    ],
+)
+def test_the_line_with_most_conditions_counts(op: Op, kernel_s: float) -> None:
+    found = PROFILE.row(op)
+    assert found is not None
+    assert found.kernel_s == kernel_s
+
+
+def test_a_kind_without_a_line_has_the_price_of_the_roofline() -> None:
+    op = decode_attention(batch=1, q_heads=4, kv_heads=2, head_dim=16, context=64, dtype="fp32")
+    assert PROFILE.row(op) is None
+    assert pricer(CPU, profile=PROFILE)(op) == pricer(CPU)(op)
+
+
+def edited(file: str, old: str, new: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            edited("profile.yaml", "launch_s: ", "launch: "),
+            "overheads: unknown key 'launch'; did you mean 'launch_s'",
+        ),
+        (edited("profile.yaml", "launch_s: 1.5e-05", "launch_s: 15"), r"overheads\.launch_s"),
+        (edited("profile.yaml", "title:", "titel:"), "unknown key 'titel'; did you mean 'title'"),
+        (edited("profile.yaml", "device: cpu", "device: n150"), "device: holds for n150, not cpu"),
+        (edited("profile.yaml", "threads: 2", "threads: 0"), r"birth\.threads"),
+        (edited("profile.yaml", "notes:", "fits: []\nnotes:"), r"they belong into fits\.csv"),
+        (edited("fits.csv", "m=5..16", "m=5.16"), "where: 'dtype=fp32;m=5.16' is not as in"),
+        (edited("fits.csv", "dtype=fp32", "dtype=fp31"), "where: 'dtype=fp31' is not as in"),
+        (edited("fits.csv", "dtype=fp32;m=1,", "dtype=fp32,"), "matmul dtype=fp32 is given twice"),
+        (edited("fits.csv", ",0.9,1.3,9,", ",1.1,1.3,9,"), "matmul: low <= 1 <= high does not hold"),
+        (edited("fits.csv", ",9,", ",0,"), r"fits\.0\.n: "),
+        (edited("fits.csv", ",0.01,", ",0,"), r"fits\.0\.efficiency: "),
+        (edited("fits.csv", ",0.01,", ",inf,"), r"fits\.0\.efficiency: "),
+        (edited("fits.csv", "kernel_s", "kernel_us"), "unknown column 'kernel_us'; did you mean 'kernel_s'"),
+        (edited("fits.csv", ",test\n", ",test,more\n"), "more cells than there are columns"),
+        (lambda folder: (folder / "fits.csv").unlink(), "fits.csv: cannot be read"),
+        (lambda folder: (folder / "fits.csv").write_text(""), "has no line"),
+    ],
+)
+def test_faults_are_told_in_one_line(folder: Path, edit: Callable[[Path], None], message: str) -> None:
+    edit(folder)
+    with pytest.raises(InputError, match=message) as caught:
+        load_profile("cpu", str(folder))
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["m", "m=", "=1", "m=-1", "m=1;m=2", "m=..4", "dtype=1", "m=x", ";"])
+def test_conditions_are_names_with_numbers(text: str) -> None:
+    with pytest.raises(InputError, match="where: "):
+        parse_where(text)
+
+
+# -- prices by a profile -----------------------------------------------------------------------------------
+
+
+def fitted() -> Pricer:
+    return pricer(CPU, profile=PROFILE)
+
+
+def test_a_plain_op_costs_its_kernel_and_its_floor() -> None:
+    op = product(8)
+    price = fitted()(op)
+    floor_s = roofline(CPU)(op).seconds
+    assert price.seconds == pytest.approx(5e-6 + floor_s / 0.01)
+    assert (price.low_s, price.high_s) == pytest.approx((0.9 * price.seconds, 1.3 * price.seconds))
+    assert (price.source, price.detail) == ("interpolated", "fit of matmul dtype=fp32;m=5..16")
+
+
+def test_prices_grow_with_the_work() -> None:
+    price = fitted()
+    seconds = [price(product(m, "bf16")).seconds for m in (1, 2, 4, 16, 64, 1024, 8192)]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > seconds[0]
+
+
+def test_a_fused_op_is_as_many_launches_as_parts() -> None:
+    inner = fuse("inner", "inner", (product(1), product(2)))
+    op = fuse("both", "both", (inner, norm("norm", tokens=4, hidden=64, dtype="fp32")))
+    floors = [roofline(CPU)(part).seconds for part in (product(1), product(2), op.parts[1])]
+    assert launches_and_floor(op, roofline(CPU)) == (3, pytest.approx(sum(floors)))
+    assert fitted()(op).seconds == pytest.approx(3 * 4e-6 + sum(floors) / 0.01)
+    # Without a line of its own it costs what its parts do.
+    other = fuse("other", "other", op.parts)
+    parts = [fitted()(part).seconds for part in (product(1), product(2), op.parts[1])]
+    assert fitted()(other).seconds == pytest.approx(sum(parts))
+
+
+def test_what_lies_outside_is_flagged() -> None:
+    assert fitted()(product(10**9)).source == "extrapolated"
+    assert fitted()(norm("norm", tokens=1, hidden=1, dtype="bf16")).source == "extrapolated"
