@@ -1,0 +1,33 @@
+"""What a long-convolution model does element by element between two mixers.
+
+gate        z *= g,   g a projection of the level below                            (Flash Inference, 2.3)
+next_input  x = a + noise                                                          (section 4)
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.kernel import Kernel
+from kernels.long_convolution.tensors import normal
+from simcore.ops import Op
+
+
+def gate(op: Op, g: Tensor, z: Tensor) -> Tensor:
+    """Multiplies z by g, of the same shape [..., channels], in place; gives z."""
+    del op
+    return z.mul_(g)
+
+
+def next_input(op: Op, a: Tensor, noise: Tensor) -> Tensor:
+    """The last level a [rows, channels] plus noise of the same shape."""
+    del op
+    return a + noise
+
+
+def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    size = op["rows"], op["channels"]
+    return normal(op, generator, device, *size), normal(op, generator, device, *size)
+
+
+GATE = Kernel(gate, gate, _inputs)
+NEXT_INPUT = Kernel(next_input, next_input, _inputs)

@@ -1,0 +1,136 @@
+"""Convolutions by FFT: the square tile with cached spectra, and stretches of any length.
+
+    tile      z_(U+v) += irfft(rfft(y, 2U) K)[U + v],   K = rfft(k_0 .. k_(2U-1)),   v < U = side
+    span      z_n = irfft(rfft(y, N) rfft(k, N))[n],    N = span_order(inputs, outputs)
+
+Of a cyclic convolution of order 2U, the entries from U on are those of the plain one: the last index of the
+plain one is 3U - 2, which wraps to U - 2 (Flash Inference, App. C). A carry needs no tap at lag 0, so that it
+reads one lag later and wraps in the same order as a prompt. Layouts: `kernels.long_convolution.tensors`.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.kernel import Kernel
+from kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
+from kernels.long_convolution.tensors import back, forward, wide
+from simcore.ops import Op
+from simcore.ops_convolution import span_order
+
+# -- tiles ---------------------------------------------------------------------------------------------
+
+
+def spectrum(taps: Tensor, side: int) -> Tensor:
+    """What tiles of a side cache: the transform of order 2 side of the taps from lag 0 on (those that a short
+    filter does not have are 0), complex [layers, 1 or batch, side + 1, channels]."""
+    return forward(taps[:, :, : 2 * side], 2 * side)
+
+
+def rfft(op: Op, y: Tensor) -> Tensor:
+    """The transform of y [layers, batch, side, channels], padded: complex, side + 1 bins."""
+    return forward(y, 2 * op["side"])
+
+
+def spectrum_product(op: Op, transformed: Tensor, cached: Tensor) -> Tensor:
+    """Bin by bin: complex [layers, batch, side + 1, channels]."""
+    del op
+    return transformed * cached
+
+
+def irfft(op: Op, product: Tensor) -> Tensor:
+    """Back to [layers, batch, 2 side, channels]."""
+    return back(product, 2 * op["side"])
+
+
+def tile_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
+    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place, by
+    the cached spectrum of the taps; gives z."""
+    side, outputs = op["side"], op["outputs"]
+    both = irfft(op, spectrum_product(op, rfft(op, y), cached))
+    return accumulate(op, both[:, :, side : side + outputs], z)
+
+
+def tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
+    """`tile_fft` as a direct sum, with the taps that the spectrum is of."""
+    side = op["side"]
+    taps = back(cached, 2 * side)
+    return direct_tile(op, y, taps[:, :, 1 : side + op["outputs"]], z)
+
+
+def _tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    layers, side, outputs = op["layers"], op["side"], op["outputs"]
+    y, z = (activations(op, generator, device, layers, n) for n in (side, outputs))
+    return y, spectrum(random_taps(op, generator, device, layers, 2 * side), side), z
+
+
+def _rfft_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    return _tile_inputs(op, generator, device)[:1]
+
+
+def _product_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    y, cached, _ = _tile_inputs(op, generator, device)
+    return rfft(op, y), cached
+
+
+def _irfft_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    return (spectrum_product(op, *_product_inputs(op, generator, device)),)
+
+
+# -- stretches -----------------------------------------------------------------------------------------
+
+
+def _span(op: Op, y: Tensor, taps: Tensor) -> Tensor:
+    order = span_order(op["inputs"], op["outputs"])
+    return back(forward(y, order) * forward(taps, order), order)
+
+
+def conv_prefill(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """Adds what a prompt y [1, batch, inputs, channels] gives to z [1, batch, outputs, channels], both from
+    position 0 on, in place; taps at lags 0 to outputs - 1. Gives z."""
+    return z.add_(_span(op, y, taps)[:, :, : op["outputs"]])
+
+
+def prefill_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """`conv_prefill`, one input after the other."""
+    outputs = op["outputs"]
+    for i in range(min(op["inputs"], outputs)):
+        z[:, :, i:] += wide(y[:, :, i : i + 1]) * wide(taps[:, :, : outputs - i])
+    return z
+
+
+def conv_carry(op: Op, taps: Tensor, y: Tensor) -> Tensor:
+    """What y [1, batch, inputs, channels] gives to the `outputs` positions behind it takes the place of its
+    first ones; the rest becomes 0. Taps at lags 1 to inputs + outputs - 1. Gives y."""
+    inputs, outputs = op["inputs"], op["outputs"]
+    z = _span(op, y, taps)[:, :, inputs - 1 : inputs - 1 + outputs]
+    y[:, :, :outputs] = z
+    y[:, :, outputs:] = 0
+    return y
+
+
+def carry_by_row(op: Op, taps: Tensor, y: Tensor) -> Tensor:
+    """`conv_carry`, one output after the other."""
+    inputs, outputs = op["inputs"], op["outputs"]
+    rows = [(wide(y) * wide(taps[:, :, j : j + inputs].flip(2))).sum(2, keepdim=True) for j in range(outputs)]
+    y.zero_()
+    y[:, :, :outputs] = torch.cat(rows, 2)
+    return y
+
+
+def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    y, z = (activations(op, generator, device, 1, n) for n in (op["inputs"], op["outputs"]))
+    return y, random_taps(op, generator, device, 1, op["outputs"]), z
+
+
+def _carry_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    inputs, outputs = op["inputs"], op["outputs"]
+    taps = random_taps(op, generator, device, 1, inputs + outputs - 1)
+    return taps, activations(op, generator, device, 1, inputs)
+
+
+TILE_FFT = Kernel(tile_fft, tile_of_spectrum, _tile_inputs)
+RFFT = Kernel(rfft, rfft, _rfft_inputs)
+SPECTRUM_PRODUCT = Kernel(spectrum_product, spectrum_product, _product_inputs)
+IRFFT = Kernel(irfft, irfft, _irfft_inputs)
+CONV_PREFILL = Kernel(conv_prefill, prefill_by_row, _prefill_inputs)
+CONV_CARRY = Kernel(conv_carry, carry_by_row, _carry_inputs)

@@ -1,0 +1,49 @@
+"""What the kernels of long convolutions share: layouts, the format that sums are made in, random tensors.
+
+    y, z   [layers, batch, positions, channels]        of a block or a cell, which know one layer: no layers
+    taps   [layers, 1 or batch, lags, channels]        one filter for all sequences, or one for each
+
+Numbers of 16 bits are stored as such; sums and transforms are made in fp32.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.kernel import dtype_of
+from simcore.ops import DTYPE_BYTES, Op
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same numbers in the format that sums are made in: fp32 for the 16-bit ones, which are copied."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def put_back(total: Tensor, z: Tensor) -> Tensor:
+    """Writes sums that were made in `wide(z)` into z, where that is not z itself; gives z."""
+    return z if total is z else z.copy_(total)
+
+
+def forward(x: Tensor, order: int) -> Tensor:
+    """The real transform of x over positions, padded or cut to `order`: complex, order / 2 + 1 bins."""
+    bins: Tensor = torch.fft.rfft(wide(x), order, dim=2)
+    return bins
+
+
+def back(bins: Tensor, order: int) -> Tensor:
+    """The inverse of `forward`, all `order` positions of it."""
+    x: Tensor = torch.fft.irfft(bins, order, dim=2)
+    return x
+
+
+def stored(op: Op) -> torch.dtype:
+    """The dtype that an op's numbers are stored in: fp16 where they are half as long as what is computed."""
+    dtype = dtype_of(op)
+    return dtype if op["stored_bytes"] == DTYPE_BYTES[op.dtype] else torch.float16
+
+
+def normal(
+    op: Op, generator: torch.Generator, device: torch.device, *size: int, scale: float = 1.0
+) -> Tensor:
+    """Normal numbers of standard deviation `scale`, as an op stores them."""
+    numbers = torch.randn(*size, generator=generator, device=device, dtype=dtype_of(op))
+    return numbers.mul_(scale).to(stored(op))
