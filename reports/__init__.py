@@ -9,7 +9,14 @@ A study adds its own sections and figures (as `sections_decode.py`, `figures_dec
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from reports import sections_common, sections_decode, sections_serving
+from reports import (
+    sections_common,
+    sections_decode,
+    sections_operators,
+    sections_serving,
+    sections_tiling,
+    sections_validation,
+)
 from reports.page import Opening, Section, render
 from reports.run import Run, read_run
 
@@ -20,6 +27,9 @@ Study = tuple[Callable[[Run], Opening], Callable[[Run], list[Section]]]
 STUDIES: Mapping[str, Study] = {
     "decode": (sections_decode.opening, sections_decode.sections),
     "serving": (sections_serving.opening, sections_serving.sections),
+    "tiling": (sections_tiling.opening, sections_tiling.sections),
+    "linear_attention": (sections_operators.opening, sections_operators.sections),
+    "decode_attention": (sections_operators.opening, sections_operators.sections),
 }
 ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
 
@@ -27,12 +37,18 @@ ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
 def build(run_dir: Path) -> Path:
     """Writes `report.html` into a run directory and returns its path.
 
-    The same files give the same bytes. Raises FileNotFoundError where results.csv is missing; every
+    The same files give the same bytes. A validation's ladder opens the page. Raises FileNotFoundError where
+    results.csv is missing, and there is no ladder either; every
     other file is optional, and what it would have shown is left out. Raises ValueError, with one line
     that names the file, where a file is there and cannot be read.
     """
     run = read_run(Path(run_dir))
     opening, sections = STUDIES.get(run.study, ANY_STUDY)
+    if len(run.ladder):
+        opening = sections_validation.opening
+    # What is compared there was measured, not published, and stands with the ladder.
+    own = [section for section in sections(run) if run.ladder.empty or section.key != "published"]
+    shown = [*sections_validation.sections(run), *own]
     page = Path(run_dir) / "report.html"
-    page.write_text(render(opening(run), sections(run)), encoding="utf-8", newline="\n")
+    page.write_text(render(opening(run), shown), encoding="utf-8", newline="\n")
     return page

@@ -18,6 +18,8 @@ TEXT = ("study", "strategy", "label", "metric", "unit", "source")
 NUMBERS = ("value", "low", "high")
 COMPARED_TEXT = ("strategy", "metric", "role", "source")
 COMPARED_NUMBERS = ("reference", "predicted", "error_pct")
+# Where a range is published, `reference` is its nearest end.
+COMPARED_RANGE = ("reference_low", "reference_high")
 REQUEST_TEXT = ("label", "status")
 REQUEST_NUMBERS = (
     "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "replica", "request", "arrival_s",
@@ -28,6 +30,20 @@ LEVEL_NUMBERS = (
     "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "t_s", "queue", "batch", "kv_share",
     "tokens",
 )  # fmt: skip
+TILING_CASE = ("layers", "channels", "tokens", "batch")
+# File of the tiling study -> its columns of text, and of numbers.
+TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "steps": (("label",), (*TILING_CASE, "token", "end_s", "latency_s")),
+    "tiles": (("implementation",), (*TILING_CASE, "side", "seconds", "low_s", "high_s", "chosen")),
+    "cells": (
+        ("label", "graph", "op_kind"),
+        ("launch", "layer", "first_input", "last_input", "first_output", "last_output", "first_lag",
+         "last_lag", "start_s"),
+    ),
+    "growth": (("label",), (*TILING_CASE, "mixer_flops", "mixer_hbm_bytes", "memory_bytes", "total_s")),
+}  # fmt: skip
+LADDER_TEXT = ("rung", "label", "what")
+LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SUMMARY_TYPES: Mapping[str, type] = {"answer": str, "warnings": list, "notes": list, "price_shares": dict}
@@ -61,6 +77,24 @@ AXES: Mapping[str, Axes] = {
             "devices", "ranks", "requests", "rate_per_s", "prompt_tokens", "output_tokens", "low", "high",
         ),
     ),
+    "tiling": Axes(
+        text=("op_kind", "block"),
+        numbers=("layers", "channels", "tokens", "prompt_tokens", "batch", "devices"),
+        compared_text=("label",),
+        compared_numbers=("layers", "channels", "tokens", "batch"),
+    ),
+    "linear_attention": Axes(
+        text=("rival",),
+        numbers=("batch", "heads", "length", "rank", "dim", "decay", "devices"),
+        compared_text=("label",),
+        compared_numbers=("batch", "length", "decay"),
+    ),
+    "decode_attention": Axes(
+        text=("rival",),
+        numbers=("batch", "q_heads", "kv_heads", "head_dim", "context_tokens", "devices"),
+        compared_text=("label",),
+        compared_numbers=("batch", "context_tokens"),
+    ),
 }  # fmt: skip
 
 
@@ -74,13 +108,19 @@ EVERY_AXIS = Axes(*(_of_every_study(part.name) for part in fields(Axes)))
 @dataclass(frozen=True)
 class Run:
     """A run directory in memory. Frames always have their columns, perhaps no rows; axes that only other
-    studies have are columns without values. `requests` and `levels` are the serving study's."""
+    studies have are columns without values. `requests` and `levels` are the serving study's; `steps`,
+    `tiles`, `cells` and `growth` the tiling study's; `ladder` is a validation's."""
 
     results: pd.DataFrame
     comparison: pd.DataFrame
     timeline: pd.DataFrame
     requests: pd.DataFrame
     levels: pd.DataFrame
+    steps: pd.DataFrame
+    tiles: pd.DataFrame
+    cells: pd.DataFrame
+    growth: pd.DataFrame
+    ladder: pd.DataFrame
     summary: dict[str, Any]
     scenario_text: str
     scenario: dict[str, Any]
@@ -153,7 +193,8 @@ def _results(cells: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 def _comparison(cells: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     needed = (*COMPARED_TEXT, *COMPARED_NUMBERS, *axes.compared_text, *axes.compared_numbers)
     text = (*COMPARED_TEXT, *EVERY_AXIS.compared_text)
-    return _with_axes(cells, needed, text, (*EVERY_AXIS.compared_numbers, *COMPARED_NUMBERS))
+    numbers = (*EVERY_AXIS.compared_numbers, *COMPARED_NUMBERS, *COMPARED_RANGE)
+    return _with_axes(cells, needed, text, numbers)
 
 
 def _no_constant(name: str) -> None:
@@ -165,6 +206,15 @@ def _object(content: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError("holds no JSON object")
     return tree
+
+
+def _ladder(content: str) -> pd.DataFrame:
+    # An error of something that is no number at all is infinite, and is not shown as a number.
+    cells = _cells(content).replace({"inf": None})
+    if "passed" in cells.columns:
+        answers = {"true": 1.0, "false": 0.0}
+        cells = cells.assign(passed=[answers.get(str(v).strip().lower(), v) for v in cells["passed"]])
+    return _typed(cells, LADDER_TEXT, LADDER_NUMBERS)
 
 
 def _summary(content: str) -> dict[str, Any]:
@@ -227,12 +277,13 @@ def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
 
 def read_run(run_dir: Path) -> Run:
     """Reads every file that a report shows. Raises FileNotFoundError where results.csv is missing and
-    ValueError where a file is not what it should be."""
-    if not (run_dir / "results.csv").exists():
+    ValueError where a file is not what it should be. A validation need have no results of its own."""
+    if not any((run_dir / name).exists() for name in ("results.csv", "ladder.csv")):
         raise FileNotFoundError(f"{run_dir} holds no results.csv: it is not a run directory")
     no_scenario: tuple[str, dict[str, Any]] = ("", {})
+    no_words: dict[str, Any] = {}
     text, scenario = _read(run_dir / "scenario.yaml", _text(_scenario), no_scenario)
-    summary = _read(run_dir / "summary.json", _text(_summary), {})
+    summary = _read(run_dir / "summary.json", _text(_summary), no_words)
 
     def results(content: str) -> pd.DataFrame:
         cells = _cells(content)
@@ -241,8 +292,15 @@ def read_run(run_dir: Path) -> Run:
     def rows(name: str, words: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
         return _read(run_dir / name, lambda p: _parquet(p, words, numbers), _nothing(words, numbers))
 
-    read = _read(run_dir / "results.csv", _text(results), pd.DataFrame())
+    no_results = pd.DataFrame(columns=[*TEXT, *NUMBERS], dtype=object)
+    read = _read(run_dir / "results.csv", _text(results), _results(no_results, Axes()))
     axes = AXES.get(_study(summary, scenario, read), Axes())
+    # Steps of other studies have other columns.
+    is_tiling = _study(summary, scenario, read) == "tiling"
+    tilings = {
+        name: rows(f"{name}.parquet", *columns) if is_tiling else _nothing(*columns)
+        for name, columns in TILING_FILES.items()
+    }
     compared = _comparison(pd.DataFrame(columns=[*COMPARED_TEXT, *COMPARED_NUMBERS], dtype=object), Axes())
     return Run(
         results=read,
@@ -250,6 +308,8 @@ def read_run(run_dir: Path) -> Run:
         timeline=_read(run_dir / "timeline.json", _text(_spans), _spans("[]")),
         requests=rows("requests.parquet", REQUEST_TEXT, REQUEST_NUMBERS),
         levels=rows("levels.parquet", LEVEL_TEXT, LEVEL_NUMBERS),
+        **tilings,
+        ladder=_read(run_dir / "ladder.csv", _text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
         summary=summary,
         scenario_text=text,
         scenario=scenario,

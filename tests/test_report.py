@@ -715,7 +715,7 @@ def test_without_summary_the_scenario_names_the_page(tmp_path: Path) -> None:
 
 
 def test_a_study_without_figures_of_its_own_has_a_page(tmp_path: Path) -> None:
-    page = reports.build(write_run(tmp_path, few(), SUMMARY | {"study": "tiling"}))
+    page = reports.build(write_run(tmp_path, few(), SUMMARY | {"study": "another"}))
     assert set(_page_data(page.read_text(encoding="utf-8"))["plots"]) == {"errors", "prices"}
 
 
