@@ -6,26 +6,36 @@ Beside simcore.cli the only module of this package that knows the catalogue of d
 import csv
 import importlib.metadata
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
+from devices.fitted import FittedProfile
 from devices.price import pricer, roofline
-from devices.profile import Profile, load_profile
+from devices.profile import Profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, load_device
-from simcore import decode, laws, serving
+from simcore import decode, laws, operators, serving, tiling
 from simcore.decode import HitRow
 from simcore.decoder_config import DecoderConfig, load_config
 from simcore.files import InputError, is_path, unknown_name
-from simcore.hardware import Hardware
+from simcore.hardware import Hardware, SingleDevice
 from simcore.models import Dtypes, Style
+from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario, OperatorScenario
 from simcore.ops import Pricer
-from simcore.published import Published, ServingPublished, read_published, read_serving_published
+from simcore.published import (
+    Published,
+    ServingPublished,
+    read_figures,
+    read_published,
+    read_serving_published,
+)
+from simcore.runs import Start, simulated
 from simcore.scenario import DecodeScenario, Scenario
 from simcore.serving_scenario import ServingScenario, SharedMemory
 from simcore.study import Outcome, Progress, Study, compare
+from simcore.tiling_scenario import TilingScenario
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "scenarios" / "models"
@@ -33,6 +43,8 @@ PUBLISHED = ROOT / "validate" / "published"
 HITS = PUBLISHED / "alspec_hits.csv"
 NO_PROFILE = "none"
 DEFAULT_CHUNK = 128
+# Scenarios of a whole model, with a link and number formats by matrix.
+ModelScenario = DecodeScenario | ServingScenario
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,59 @@ class ServingStudy:
         return lines
 
 
+@dataclass(frozen=True)
+class TilingStudy:
+    """A tiling scenario put together. `published`: ranges of its device to compare with."""
+
+    bench: tiling.Bench
+    published: list[tiling.TilingPublished]
+    laws: tuple[str, ...] = (tiling.LAW,)
+
+    def run(self, progress: Progress) -> Outcome:
+        """See Study."""
+        return tiling.run(self.bench, progress)
+
+    def tape(self, record: Callable[..., Any]) -> list[str]:
+        """See Study."""
+        return tiling.tape(self.bench, record)
+
+    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """See Study."""
+        lines, alone = tiling.compare(outcome.rows, self.published)
+        if alone:
+            first = f"{alone[0].label}, {alone[0].metric}, {alone[0].source}"
+            outcome.warnings.append(_not_compared(len(alone), len(self.published), first))
+        outcome.notes += tiling.inside(lines)
+        return lines
+
+
+@dataclass(frozen=True)
+class OperatorStudy:
+    """A study of single operators put together. `published`: figures of its device to compare with."""
+
+    bench: operators.Bench
+    published: list[operators.OperatorPublished]
+    laws: tuple[str, ...] = ()
+
+    def run(self, progress: Progress) -> Outcome:
+        """See Study."""
+        return operators.run(self.bench, progress)
+
+    def tape(self, record: Callable[..., Any]) -> list[str]:
+        """See Study."""
+        return operators.tape(self.bench, record)
+
+    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """See Study. Figures of methods that were not asked for are passed over."""
+        asked = [figure for figure in self.published if figure.method in self.bench.scenario.methods]
+        lines, alone = operators.compare(outcome.rows, asked, self.bench.device.profile)
+        if alone:
+            first = f"{alone[0].method}, batch {alone[0].batch}, {alone[0].source}"
+            outcome.warnings.append(_not_compared(len(alone), len(asked), first))
+        outcome.notes += operators.errors(lines)
+        return lines
+
+
 def _not_compared(alone: int, of: int, first: str) -> str:
     return f"{alone} of {of} published figures are not of this run (the first: {first})"
 
@@ -109,15 +174,42 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
-def assemble(scenario: Scenario, where: str) -> Parts:
+@dataclass(frozen=True)
+class Place:
+    """Where a scenario runs: `start` makes its runs, each case is run `repeats` times, and `prices`, if there
+    are any, stand for those of the device. `described`: what a provenance says of a real machine."""
+
+    name: str = "sim"
+    start: Start = simulated
+    repeats: int = 1
+    prices: Pricer | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def laws(self) -> tuple[str, ...]:
+        """The laws that a run here is held to: no real machine repeats a run to the byte."""
+        return (*laws.LAWS, "repeatability") if self.start is simulated else tuple(laws.LAWS)
+
+
+SIMULATED = Place()
+
+
+def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     """Resolves a scenario's names. Raises InputError or ModelError with one line."""
     spec: DeviceSpec = _named(where, "device", load_device, scenario.device)
+    if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
+        return _operators(where, scenario, spec, place)
+    if isinstance(scenario, TilingScenario):
+        return _tiling(where, scenario, spec, place)
     if "bf16" not in spec.flops_per_s:
         raise InputError(f"{where}: device: {spec.name} has no flops_per_s of bf16, which activations are")
     link = _link(where, spec, scenario.link)
     config = _model(where, scenario.model)
     profile, warnings = _profile(where, scenario, spec, config)
     hardware = _hardware(scenario, spec, link, profile)
+    hardware = replace(hardware, start=place.start, repeats=place.repeats)
+    if (given := place.prices) is not None:
+        hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
     described = {
         "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
         "link": asdict(cast(Any, link)) if link else None,
@@ -136,9 +228,94 @@ def assemble(scenario: Scenario, where: str) -> Parts:
     return Parts(study, warnings, described)
 
 
+def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: Place) -> Parts:
+    """A study of single operators: no model, no link, and of profiles only those that hold for any op."""
+    _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
+    profile, warnings = _fits(where, scenario, spec)
+    given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
+    device = SingleDevice(
+        name=spec.name,
+        price=place.prices or pricer(spec, profile=profile),
+        roofline=roofline(spec),
+        overheads=replace(spec.overheads, **given),
+        memory_bytes=spec.memory_bytes,
+        profile=profile.name if profile else None,
+        start=place.start,
+        repeats=place.repeats,
+    )
+    read = operators.read_operator_published
+    published = [row for name in scenario.published for row in _published(where, name, read)]
+    here = [row for row in published if row.device == spec.name]
+    if published and not here:
+        warnings.append(f"published: no figure is for {spec.name}; nothing is compared")
+    described = {
+        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
+        "link": None,
+        "profile": {"name": profile.name, "source": profile.source} if profile else None,
+        "formats": scenario.dtype,
+    }
+    return Parts(OperatorStudy(operators.Bench(scenario, device, spec.processors), here), warnings, described)
+
+
+def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place) -> Parts:
+    """A tiling study: one device, and of profiles only those that hold for any op."""
+    _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
+    profile, warnings = _fits(where, scenario, spec)
+    given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
+    overheads = replace(spec.overheads, **given)
+    if scenario.launching == "eager":
+        # The host's time of a launch is in each kernel's price then, not in that of a graph.
+        spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
+        overheads = replace(overheads, launch_s=0.0)
+    device = SingleDevice(
+        name=spec.name,
+        price=place.prices or pricer(spec, profile=profile),
+        roofline=roofline(spec),
+        overheads=overheads,
+        memory_bytes=spec.memory_bytes,
+        profile=profile.name if profile else None,
+        start=place.start,
+        repeats=place.repeats,
+    )
+    published = [
+        row
+        for name in scenario.published
+        for row in _published(where, name, partial(read_figures, tiling.TilingPublished))
+    ]
+    here = [row for row in published if row.device == spec.name]
+    if published and not here:
+        warnings.append(f"published: no figure is for {spec.name}; nothing is compared")
+    described = {
+        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
+        "link": None,
+        "profile": {"name": profile.name, "source": profile.source} if profile else None,
+        "formats": scenario.dtype,
+        "launching": scenario.launching,
+    }
+    return Parts(TilingStudy(tiling.Bench(scenario, device), here), warnings, described)
+
+
+def _fits(
+    where: str, scenario: OperatorScenario | TilingScenario, spec: DeviceSpec
+) -> tuple[FittedProfile | None, list[str]]:
+    """The fits in use; a table of one model's op times is refused, and passed over as a default."""
+    name = spec.default_profile if scenario.profile is None else scenario.profile
+    if name is None or name == NO_PROFILE:
+        return None, []
+    if scenario.profile is None and name not in profile_names(spec.name):
+        return None, [f"{spec.name} has no profile {name} yet, prices come from the roofline"]
+    profile: Profile | FittedProfile = _named(where, "profile", load_profile, spec.name, name)
+    if isinstance(profile, FittedProfile):
+        return profile, []
+    if scenario.profile is None:
+        return None, []
+    has = f"{profile.name} has the op times of {profile.model}"
+    raise InputError(f"{where}: profile: {has}; a fitted profile or 'none' is needed")
+
+
 def _comparable(
     where: str,
-    scenario: Scenario,
+    scenario: ModelScenario,
     read: Callable[[str, Path], list[Any]],
     spec: DeviceSpec,
     config: DecoderConfig,
@@ -158,7 +335,7 @@ FITTED_CONTENTION = "contention at 20 ms"
 FITTED_SPAN = "length of the draw"
 
 
-def _fitted(scenario: ServingScenario, profile: Profile | None) -> frozenset[str]:
+def _fitted(scenario: ServingScenario, profile: Profile | FittedProfile | None) -> frozenset[str]:
     shared = isinstance(scenario.contention, SharedMemory) and scenario.contention.reuse_s > 0.0
     spanned = getattr(scenario.workload.arrivals, "span_intervals", None) is not None
     names = {profile.name if profile else "": profile, FITTED_CONTENTION: shared, FITTED_SPAN: spanned}
@@ -193,16 +370,22 @@ def _model(where: str, name: str) -> DecoderConfig:
 
 
 def _profile(
-    where: str, scenario: Scenario, spec: DeviceSpec, config: DecoderConfig
-) -> tuple[Profile | None, list[str]]:
-    """The profile in use, and what to warn of: a default one that does not hold is left out, one that was
-    asked for is refused."""
+    where: str, scenario: ModelScenario, spec: DeviceSpec, config: DecoderConfig
+) -> tuple[Profile | FittedProfile | None, list[str]]:
+    """The profile in use, and what to warn of: a default one that does not hold or is not there yet is left
+    out, one that was asked for is refused."""
     asked = scenario.profile
     name = spec.default_profile if asked is None else asked
     if name is None or name == NO_PROFILE:
         return None, []
-    profile: Profile = _named(where, "profile", load_profile, spec.name, name)
-    reason = _why_not(profile, scenario, config)
+    if asked is None and name not in profile_names(spec.name):
+        return None, [
+            f"{spec.name} has no profile {name} yet, prices come from the roofline; "
+            f"run: python -m simcore calibrate --on {spec.name}"
+        ]
+    profile: Profile | FittedProfile = _named(where, "profile", load_profile, spec.name, name)
+    # Fitted constants hold for any model, batch and number of ranks.
+    reason = _why_not(profile, scenario, config) if isinstance(profile, Profile) else None
     if reason is None:
         return profile, []
     if asked is not None:
@@ -210,7 +393,7 @@ def _profile(
     return None, [f"{reason}; prices come from the roofline instead"]
 
 
-def _why_not(profile: Profile, scenario: Scenario, config: DecoderConfig) -> str | None:
+def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -> str | None:
     iterations = profile.granularity == "iteration"
     if iterations != isinstance(scenario, ServingScenario):
         timed = (
@@ -235,23 +418,27 @@ def _why_not(profile: Profile, scenario: Scenario, config: DecoderConfig) -> str
     return reason
 
 
-def _hardware(scenario: Scenario, spec: DeviceSpec, link: Link | None, profile: Profile | None) -> Hardware:
-    given = scenario.overheads.model_dump(exclude_none=True)
+def _hardware(
+    scenario: ModelScenario, spec: DeviceSpec, link: Link | None, profile: Profile | FittedProfile | None
+) -> Hardware:
+    table = profile if isinstance(profile, Profile) else None
+    given: dict[str, float] = dict(profile.overheads) if isinstance(profile, FittedProfile) else {}
+    given |= scenario.overheads.model_dump(exclude_none=True)
 
     # One pricer for each: it remembers the price of every op.
     @cache
     def price(ranks: int, latency_s: float | None, free: bool) -> Pricer:
-        here, measured = link, profile
-        if profile is not None and not free:
-            measured = replace(cast(Any, profile), assumed={})
+        here, known = link, profile
+        if table is not None and not free:
+            known = replace(cast(Any, table), assumed={})
         if link is not None and latency_s is not None:
             here = replace(cast(Any, link), latency_s=latency_s)
-        return pricer(spec, link=here, profile=measured, ranks=ranks)
+        return pricer(spec, link=here, profile=known, ranks=ranks)
 
     def usable(ranks: int) -> str | None:
-        if profile is not None and ranks not in profile.ranks:
-            have = ", ".join(map(str, profile.ranks))
-            return f"profile {profile.name} has ranks {have}, not {ranks} (profile: none would allow it)"
+        if table is not None and ranks not in table.ranks:
+            have = ", ".join(map(str, table.ranks))
+            return f"profile {table.name} has ranks {have}, not {ranks} (profile: none would allow it)"
         return None
 
     return Hardware(
@@ -261,22 +448,22 @@ def _hardware(scenario: Scenario, spec: DeviceSpec, link: Link | None, profile: 
         overheads=replace(spec.overheads, **given),
         memory_bytes=spec.memory_bytes,
         max_devices=link.max_devices if link else 1,
-        link_latency_s=link.latency_s if link and profile is None else None,
+        link_latency_s=link.latency_s if link and table is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
         usable=usable,
-        dtypes=_dtypes(scenario, profile),
-        chunk=(profile.chunk_tokens if profile else None) or DEFAULT_CHUNK,
-        parts=profile is not None and profile.granularity == "parts",
+        dtypes=_dtypes(scenario, table),
+        chunk=(table.chunk_tokens if table else None) or DEFAULT_CHUNK,
+        parts=table is not None and table.granularity == "parts",
         memory_reach={
             "low": spec.hbm_efficiency.high,
             "value": spec.hbm_efficiency.value,
             "high": spec.hbm_efficiency.low,
         },
-        whole=profile is not None and profile.granularity == "iteration",
+        whole=table is not None and table.granularity == "iteration",
     )
 
 
-def _dtypes(scenario: Scenario, profile: Profile | None) -> Dtypes:
+def _dtypes(scenario: ModelScenario, profile: Profile | None) -> Dtypes:
     each = dict(profile.dtypes) if profile else dict(scenario.dtypes)
     weights = scenario.dtype or "bf16"
     kv = each.pop("kv", weights)
@@ -328,17 +515,18 @@ VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")
 
 
 def provenance(
-    scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float
+    scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float, place: Place
 ) -> dict[str, Any]:
     """Where the figures of a run come from."""
     versions = {name: _version(name) for name in VERSIONS}
     return {
         "command": command,
-        "machine": "sim",
+        "machine": place.name,
+        **place.described,
         "wall_time_s": round(wall_s, 3),
         "seed": scenario.seed,
         "price_sources": outcome.sources,
-        "laws_checked": [*laws.LAWS, *parts.study.laws, "repeatability"],
+        "laws_checked": [*place.laws, *parts.study.laws],
         **parts.described,
         "versions": {"python": platform.python_version(), **versions},
     }

@@ -6,6 +6,7 @@ Results go to stdout and are the same for the same input; progress and wall-cloc
 Bad input: one line, exit code 2.
 """
 
+import importlib.util
 import json
 import os
 import shlex
@@ -21,7 +22,7 @@ import typer
 from devices.profile import profile_names
 from devices.spec import device_names, load_device
 from simcore import rundir, screen
-from simcore.assembly import MODELS, assemble, model_names, provenance
+from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, provenance
 from simcore.decoder_config import ModelError, load_config
 from simcore.export import export as export_bench
 from simcore.files import InputError, nearest
@@ -33,14 +34,22 @@ from simcore.schedules import (
     concurrent_instances,
     continuous_batching,
     dynamic_batching,
+    eager,
+    fractal_tiling,
+    generic_tiling,
     iteration_batching,
+    lazy,
+    relaxed_tiling,
     temporal_fusion,
     tensor_parallel,
 )
 from simcore.study import flat
 from simcore.tape import record
 
-MACHINES = ("sim", "tape")
+MACHINES = ("sim", "cpu", "tape")
+REAL = ("cpu",)
+# A real machine never takes the same time twice: of so many runs of a case the median counts.
+REPEATS = 5
 SCHEDULES = (
     tensor_parallel,
     alspec,
@@ -50,6 +59,11 @@ SCHEDULES = (
     concurrent_instances,
     iteration_batching,
     continuous_batching,
+    lazy,
+    eager,
+    fractal_tiling,
+    generic_tiling,
+    relaxed_tiling,
 )
 BROKEN = 1
 USAGE = 2
@@ -64,11 +78,15 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the scenario", show_default=False)]
-On = Annotated[str, typer.Option("--on", metavar="sim|tape", help="simulate, or print the launches")]
+On = Annotated[
+    str,
+    typer.Option("--on", metavar="sim|cpu|tape", help="simulate, run on this CPU, or print the launches"),
+]
+Device = Annotated[str, typer.Option("--on", metavar="cpu", help="the device of this machine")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="replace a field, a.b.0.c=value")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="the run directory [runs/NAME/sim]", show_default=False),
+    typer.Option("--out", metavar="DIR", help="the run directory [runs/NAME/MACHINE]", show_default=False),
 ]
 
 
@@ -85,23 +103,25 @@ def run(
     begun_s = time.perf_counter()
     if on not in MACHINES:
         raise InputError(f"--on {on}: no such machine{nearest(on, MACHINES)}")
-    scenario = load_scenario(file, settings)
-    parts = assemble(scenario, str(file))
+    scenario = load_scenario(file, settings, on=on)
+    place = _place(on) if on in REAL else SIMULATED
+    parts = assemble(scenario, str(file), place)
     if on == "tape":
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
         with _told_of(file):
             typer.echo("\n".join(parts.study.tape(record)))
         return
-    target = out or Path("runs") / scenario.name / "sim"
+    target = out or Path("runs") / scenario.name / on
     rundir.check_target(target)
     with _told_of(file):
         outcome = parts.study.run(screen.progress())
     comparison = parts.study.compare(outcome)
     outcome.warnings = [*parts.warnings, *outcome.warnings]
     elapsed_s = time.perf_counter() - begun_s
-    command = shlex.join(["python", "-m", "simcore", "run", str(file), *_given(settings, out)])
-    origin = provenance(scenario, parts, outcome, command=command, wall_s=elapsed_s)
+    machine = [] if on == "sim" else ["--on", on]
+    words = ["python", "-m", "simcore", "run", str(file), *machine, *_given(settings, out)]
+    origin = provenance(scenario, parts, outcome, command=shlex.join(words), wall_s=elapsed_s, place=place)
     with rundir.written_whole(target) as folder:
         rundir.write(folder, scenario.study, resolved(scenario), outcome, comparison, origin)
         _build_report(folder)
@@ -112,6 +132,82 @@ def run(
     else:
         screen.show(scenario.study, outcome, comparison, target, quiet=quiet)
     screen.note(f"{time.perf_counter() - begun_s:.1f} s")
+
+
+@app.command()
+def calibrate(
+    on: Device = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="a tenth of the time, wider intervals")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="where to write [its profile]", show_default=False),
+    ] = None,
+) -> None:
+    """Measure what ops cost on this machine and write a profile of the device."""
+    _check_real(on)
+    from validate import calibrate as calibration  # noqa: PLC0415
+
+    target = out or calibration.profile_path(on)
+    profile = calibration.calibrate(on, target, quick, screen.progress())
+    typer.echo(f"{target}: {len(profile.fits)} fits, {profile.title}")
+
+
+@app.command()
+def validate(
+    file: File,
+    on: Device = "cpu",
+    settings: Set = [],  # noqa: B006 - typer needs the default itself
+    out: Out = None,
+) -> None:
+    """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
+    begun_s = time.perf_counter()
+    _check_real(on)
+    from validate import calibrate as calibration  # noqa: PLC0415
+    from validate import climb, ladder  # noqa: PLC0415
+
+    scenario = load_scenario(file, settings, on=on)
+    target = out or Path("runs") / scenario.name / f"validate-{on}"
+    rundir.check_target(target)
+    bounds = ladder.load_bounds(on)
+    if scenario.profile is None and not calibration.profile_path(on).is_dir():
+        screen.note(f"{on} has no profile yet: a quick one is measured first (`calibrate` is better)")
+        calibration.calibrate(on, calibration.profile_path(on), True, screen.progress())
+    with _told_of(file):
+        found = climb.climb(
+            scenario, str(file), on=on, repeats=REPEATS, bounds=bounds, progress=screen.progress()
+        )
+    outcome = found.outcome
+    outcome.warnings = [*found.parts.warnings, *outcome.warnings]
+    words = ["python", "-m", "simcore", "validate", str(file), "--on", on, *_given(settings, out)]
+    wall_s = time.perf_counter() - begun_s
+    command = shlex.join(words)
+    origin = provenance(scenario, found.parts, outcome, command=command, wall_s=wall_s, place=found.place)
+    with rundir.written_whole(target) as folder:
+        rundir.write(folder, scenario.study, resolved(scenario), outcome, found.comparison, origin)
+        rundir.write_rungs(folder, found.rungs)
+        _build_report(folder)
+    screen.show_rungs(found.rungs, outcome.warnings, target)
+    screen.note(f"{time.perf_counter() - begun_s:.1f} s")
+    if not found.holds:
+        raise typer.Exit(BROKEN)
+
+
+def _check_real(on: str) -> None:
+    """Raises InputError where this machine is no such device, or lacks what it takes."""
+    if on not in REAL:
+        raise InputError(f"--on {on}: no device of this machine{nearest(on, REAL)}")
+    # Half a second of importing torch is for those alone who run on a real device.
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
+
+
+def _place(on: str) -> Place:
+    """This machine, as a place to run on."""
+    _check_real(on)
+    from validate.machines import Real  # noqa: PLC0415
+
+    real = Real()
+    return Place(on, real.start, REPEATS, described=real.described)
 
 
 @contextmanager
@@ -198,7 +294,7 @@ def schedules() -> None:
         typer.echo(f"{kind:<20} {first}")
 
 
-COMMANDS = ("run", "report", "export", "schema", "devices", "models", "schedules")
+COMMANDS = ("run", "calibrate", "validate", "report", "export", "schema", "devices", "models", "schedules")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,11 @@
 """What a study has to know of the device that it runs on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
-from simcore.ops import Pricer, Roofline
+from simcore.ops import Op, Price, Pricer, Roofline
 from simcore.runs import Start, simulated
 
 
@@ -46,3 +46,35 @@ class Hardware:
     def measured(self) -> bool:
         """Whether times are measured, not predicted."""
         return self.start is not simulated
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDevice:
+    """What a study of one device alone has to know of it. `profile`: the name of the fits in use, or None;
+    `start`, `repeats` as in Hardware."""
+
+    name: str
+    price: Pricer
+    roofline: Roofline
+    overheads: Overheads
+    memory_bytes: float
+    profile: str | None = None
+    start: Start = simulated
+    repeats: int = 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are measured, not predicted."""
+        return self.start is not simulated
+
+
+def at_end(price: Pricer, end: str) -> Pricer:
+    """Prices as they are ("value"), or all at the `low` or the `high` end of their intervals."""
+    if end == "value":
+        return price
+
+    def priced(op: Op) -> Price:
+        found = price(op)
+        return replace(found, seconds=found.low_s if end == "low" else found.high_s)
+
+    return priced

@@ -2,6 +2,7 @@
 
     scenario.yaml  results.csv  comparison.csv  summary.json  provenance.json  trace.json.gz  report.html
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
+    tiles.parquet  cells.parquet  growth.parquet  ladder.csv
 
 Everything is written into a temporary neighbour first, which then takes the place of the directory; only
 a directory that a run has written before is replaced.
@@ -32,6 +33,10 @@ FILES = frozenset(
         "steps.parquet",
         "requests.parquet",
         "levels.parquet",
+        "tiles.parquet",
+        "cells.parquet",
+        "growth.parquet",
+        "ladder.csv",
         "timeline.json",
         "summary.json",
         "trace.json.gz",
@@ -126,6 +131,11 @@ def write(
     _write_json(folder / "summary.json", _summary(study, scenario, outcome))
     left_out = write_chrome_trace(outcome.trace, folder / "trace.json.gz")
     _write_json(folder / MARK, {**provenance, "trace_events_left_out": left_out})
+
+
+def write_rungs(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
+    """The validation ladder of a run, beside its figures."""
+    _write_csv(folder / "ladder.csv", rungs, tuple(rungs[0]))
 
 
 def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:

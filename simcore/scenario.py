@@ -17,7 +17,9 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from simcore.faults import fault
 from simcore.fields import MOST_RUNS, Common, HostOverheads, Many, Ranks, Strict, distinct
 from simcore.files import InputError, is_path, parse_yaml, read_yaml
+from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.serving_scenario import ServingScenario
+from simcore.tiling_scenario import TilingScenario
 
 __all__ = [
     "MOST_RUNS",
@@ -34,6 +36,7 @@ __all__ = [
     "ServingScenario",
     "Strategy",
     "TensorParallel",
+    "TilingScenario",
     "json_schema",
     "load_scenario",
     "parse_scenario",
@@ -145,7 +148,9 @@ class DecodeScenario(Common):
     error_bounds: ErrorBounds = ErrorBounds()
 
 
-Scenario = DecodeScenario | ServingScenario
+Scenario = (
+    DecodeScenario | ServingScenario | TilingScenario | LinearAttentionScenario | DecodeAttentionScenario
+)
 _BY_STUDY = Annotated[Scenario, Field(discriminator="study")]
 
 

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from simcore.study import Axes, Outcome, ServingAxes
+from simcore.study import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
 
+T = TypeVar("T")
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
@@ -58,14 +59,20 @@ def show(
         console.print(escape(outcome.answer), soft_wrap=True)
         return
     for table in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
-        # Numbers are never cut: a table that is too wide runs over the edge.
-        needed = Measurement.get(console, console.options.update(width=10_000), table).minimum
-        wide = Console(highlight=False, width=max(console.width, needed + 1))
-        wide.print(table)
+        _print_whole(table)
     for warning in outcome.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"\n[bold]{escape(outcome.answer)}[/bold]\n", soft_wrap=True)
     console.print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+def _print_whole(table: Table, *, words: bool = False) -> Console:
+    """Prints a table; numbers, or all words, are never cut: one that is too wide runs over the edge."""
+    console = Console(highlight=False, soft_wrap=False)
+    size = Measurement.get(console, console.options.update(width=10_000), table)
+    needed = size.maximum if words else size.minimum
+    Console(highlight=False, width=max(console.width, needed + 1)).print(table)
+    return console
 
 
 def _table(outcome: Outcome) -> Table:
@@ -148,7 +155,106 @@ def _joined(values: Mapping[str, float], names: Sequence[str], scale: float) -> 
     return ", ".join(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in known) or "-"
 
 
-TABLES = {"decode": _table, "serving": _served}
+def _operators(outcome: Outcome) -> Table:
+    """Latency of linear attention: a block of lines per batch and decay, a line per method, a column per
+    number of tokens, the best bold; "OOM" where it does not fit."""
+    found = {
+        row.axes: row.value
+        for row in outcome.rows
+        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes)
+    }
+    lengths = sorted({axes.length or 0 for axes in found})
+    table = Table(title="latency, ms", title_justify="left", header_style="bold")
+    for name in ("method", "batch", "decay"):
+        width = max(len(axes.label) for axes in found) if name == "method" else len(name)
+        table.add_column(name, justify="left" if name == "method" else "right", min_width=width)
+    for length in lengths:
+        table.add_column(tokens(length), justify="right", no_wrap=True, min_width=8)
+    blocks: dict[tuple[int, int | None], dict[str, dict[int, float | None]]] = {}
+    for axes, value in found.items():
+        block = blocks.setdefault((axes.batch, axes.decay), {})
+        block.setdefault(axes.label, {})[axes.length or 0] = value
+    for (batch, decay), lines in blocks.items():
+        table.add_section()
+        for label, values in lines.items():
+            rivals = [[other.get(length) for other in lines.values()] for length in lengths]
+            cells = [_operator_cell(values, n, of) for n, of in zip(lengths, rivals, strict=True)]
+            word = "-" if decay is None else "yes" if decay else "no"
+            table.add_row(escape(label), f"{batch:,}", word, *cells)
+    return table
+
+
+def _points(outcome: Outcome) -> Table:
+    """Latency of decode attention: a line per batch and number of cached tokens, a column per method."""
+    points: dict[tuple[int, int], dict[str, float | None]] = {}
+    for row in outcome.rows:
+        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes):
+            point = points.setdefault((row.axes.batch, row.axes.length or 0), {})
+            point[row.axes.label] = row.value
+    labels = list(dict.fromkeys(label for values in points.values() for label in values))
+    table = Table(title="latency, ms", title_justify="left", header_style="bold")
+    for name in ("batch", "tokens", *labels):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    for (batch, length), values in points.items():
+        cells = [_operator_cell(values, label, values.values()) for label in labels]
+        table.add_row(f"{batch:,}", tokens(length), *cells)
+    return table
+
+
+def _operator_cell(values: Mapping[T, float | None], key: T, rivals: Iterable[float | None]) -> str:
+    """The cell of one latency; bold where it is the least of `rivals`."""
+    value = values.get(key)
+    if value is None:
+        return "OOM" if key in values else "-"
+    best = value <= min(seconds for seconds in rivals if seconds is not None)
+    text = f"{value * 1e3:,.0f}" if value >= 1.0 else f"{value * 1e3:.4g}"
+    return f"[bold green]{text}[/bold green]" if best else text
+
+
+# Title, metric, and the factor to what is shown.
+TILED = (
+    ("total, s", "total_s", 1.0),
+    ("token p50, ms", "token_p50_s", 1e3),
+    ("p99", "token_p99_s", 1e3),
+    ("max", "token_max_s", 1e3),
+    ("mixer, %", "mixer_share", 100.0),
+    ("speed-up", "speedup_over_lazy", 1.0),
+    ("of mixer", "mixer_speedup_over_lazy", 1.0),
+    ("memory, GB", "memory_bytes", 1e-9),
+)
+
+
+def _tiled(outcome: Outcome) -> Table:
+    """Times of a tiling study: a block of lines per model, batch and length, a line per strategy."""
+    found: dict[TilingAxes, dict[str, float]] = {}
+    for row in outcome.rows:
+        if isinstance(row.axes, TilingAxes) and row.value is not None and not row.op_kind:
+            found.setdefault(row.axes, {})[row.metric] = row.value
+    for values in found.values():
+        values["mixer_share"] = values["mixer_s"] / (values["mixer_s"] + values["block_s"])
+    table = Table(title="one generation", title_justify="left", header_style="bold")
+    table.add_column("strategy", min_width=max(20, *(len(axes.label) for axes in found)))
+    for title, name, scale in TILED:
+        widest = max(len(_joined(values, (name,), scale)) for values in found.values())
+        table.add_column(title, justify="right", no_wrap=True, min_width=max(len(title), widest))
+    before = ""
+    for axes, values in found.items():
+        where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {tokens(axes.tokens)} tokens"
+        if where != before:
+            table.add_section()
+            table.add_row(f"[bold]{where}[/bold]", *("" for _ in TILED))
+        before = where
+        table.add_row(escape(axes.label), *(_joined(values, (name,), scale) for _, name, scale in TILED))
+    return table
+
+
+TABLES = {
+    "decode": _table,
+    "serving": _served,
+    "tiling": _tiled,
+    "linear_attention": _operators,
+    "decode_attention": _points,
+}
 
 
 def _cell(value: float | None, best: float) -> str:
@@ -163,6 +269,24 @@ def tokens(count: int) -> str:
     if count >= 1 << 20 and count % (1 << 20) == 0:
         return f"{count >> 20}M"
     return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
+
+
+def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], target: Path) -> None:
+    """Prints the validation ladder: what is judged, and whether it holds."""
+    table = Table(title="validation, error in %", title_justify="left", header_style="bold")
+    for name in ("rung", "of", "n", "median", "p95", "worst", "bound", ""):
+        table.add_column(name, justify="left" if name in ("rung", "of", "") else "right", no_wrap=True)
+    for rung in rungs:
+        if rung["passed"] is None:
+            continue
+        numbers = (rung[name] for name in ("median_pct", "p95_pct", "worst_pct", "bound_pct"))
+        verdict = "[green]holds[/green]" if rung["passed"] else "[bold red]broken[/bold red]"
+        cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
+        table.add_row(f"{rung['rung']} {rung['name']}", rung["what"], str(rung["n"]), *cells, verdict)
+    console = _print_whole(table, words=True)
+    for warning in warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+    console.print(f"\nreport: {escape(str(target / 'report.html'))}", soft_wrap=True)
 
 
 def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:

@@ -19,7 +19,15 @@ QUICK = str(ROOT / "scenarios" / "alspec.yaml")
 N150 = str(ROOT / "devices/profiles/n150/alspec-tables")
 SETTINGS = ("crossover=[]", "context_tokens=1024", "strategies.1.ranks=2", "strategies.1.hits.value=0.5")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
-FILES = rundir.FILES - {"requests.parquet", "levels.parquet"}
+OTHERS = {
+    "requests.parquet",
+    "levels.parquet",
+    "tiles.parquet",
+    "cells.parquet",
+    "growth.parquet",
+    "ladder.csv",
+}
+FILES = rundir.FILES - OTHERS
 
 
 def call(*words: str) -> int:
@@ -81,7 +89,7 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
         (["modles"], "'modles' is neither a file nor a command; did you mean 'models'?"),
         (["rn", QUICK], "'rn' is neither a file nor a command; did you mean 'run'?"),
-        (["run", QUICK, "--on", "cuda"], "--on cuda: no such machine (allowed: sim, tape)"),
+        (["run", QUICK, "--on", "cuda"], "--on cuda: no such machine (allowed: sim, cpu, tape)"),
         (["run", QUICK, "--set", "device=h200"], "did you mean 'h200-sxm'?"),
         (["run", QUICK, "--set", "model=lama-7b"], "did you mean 'llama-7b'?"),
         (["run", QUICK, "--set", "link=nvlnk"], "link: n150: unknown link 'nvlnk'"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from simcore.decoder_config import DecoderConfig
+from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
 from simcore.models import STYLES, Decoder, Style
 from simcore.ops import Graph
@@ -22,7 +23,12 @@ from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.concurrent_instances import concurrent_instances
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.dynamic_batching import dynamic_batching
+from simcore.schedules.eager import eager
+from simcore.schedules.fractal_tiling import fractal_tiling
+from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.lazy import lazy
+from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.served_decoder import ServedDecoder
@@ -82,7 +88,29 @@ def serving_tape(
     return record(lambda m: schedule(m, model, Journal(), **settings), inbox=requests)
 
 
+def tiling_tape(schedule: Callable[..., Program], model: LongConvolution, **settings: Any) -> Tape:
+    return record(lambda m: schedule(m, model, [], **settings))
+
+
+# Seven positions clip the last tile of each side but the first; the prompt's two come before five more.
+SEVEN = LongConvolution(2, 4, 7)
+PROMPTED = LongConvolution(2, 4, 7, prompt=2, block="gate")
+TILES = LongConvolution(2, 4, 8, tiles=((1, "conv"), (2, "flash_conv"), (4, "fft")))
+
 CASES: dict[str, Callable[[], Tape]] = {
+    "lazy": lambda: tiling_tape(lazy, PROMPTED),
+    "lazy_by_layers": lambda: tiling_tape(lazy, SEVEN, parallel=False),
+    "eager": lambda: tiling_tape(eager, PROMPTED),
+    "eager_by_layers": lambda: tiling_tape(eager, SEVEN, parallel=False),
+    "fractal_tiling": lambda: tiling_tape(fractal_tiling, TILES),
+    "fractal_tiling_by_layers": lambda: tiling_tape(fractal_tiling, SEVEN, parallel=False),
+    "fractal_tiling_half_stored": lambda: tiling_tape(
+        fractal_tiling, PROMPTED, half_storage=True, sequential_from=2
+    ),
+    "generic_tiling": lambda: tiling_tape(generic_tiling, SEVEN),
+    "relaxed_tiling": lambda: tiling_tape(
+        relaxed_tiling, LongConvolution(2, 4, 8, mixer="data_dependent_convolution")
+    ),
     "continuous_batching": lambda: serving_tape(
         continuous_batching, blocks=6, block_tokens=4, token_budget=8
     ),

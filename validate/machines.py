@@ -6,6 +6,7 @@ are the wall clock's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,10 +17,11 @@ from simcore.ops import Op, Publication
 from simcore.runs import Run, Setup
 from simcore.served_decoder import ServedDecoder
 from simcore.trace import Trace
+from validate.calibrate import processor
 from validate.decoder_state import decoder_states
 from validate.long_convolution_state import long_convolution_state
 from validate.served_state import served_states
-from validate.torch_machine import State, TorchRun
+from validate.torch_machine import ONE_AFTER_ANOTHER, State, TorchRun, one_thread
 
 SEED = 0
 
@@ -81,8 +83,22 @@ class Real:
 
     traces: list[Trace] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        one_thread()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The machine, for provenances."""
+        how = f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}"
+        return {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "processor": processor(),
+            "how": how,
+        }
+
     def start(self, setup: Setup) -> Run:
         """A run with buffers of its own."""
-        run = TorchRun(states(setup), mesh=setup.mesh, outcomes=setup.outcomes)
+        run = TorchRun(states(setup), mesh=setup.mesh, outcomes=setup.outcomes, lockstep=setup.lockstep)
         self.traces.append(run.trace)
         return run

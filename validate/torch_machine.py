@@ -32,7 +32,13 @@ from simcore.sim import DeadlockError, MismatchError, Outcomes, Route
 from simcore.trace import Cause, Gauge, Mark, Message, PricedOp, Span, Trace
 from simcore.trace import State as SpanState
 
-ONE_AFTER_ANOTHER = "streams and ranks ran one after another on one processor"
+ONE_AFTER_ANOTHER = "streams and ranks ran one after another, on one thread"
+
+
+def one_thread() -> None:
+    """Lets torch compute on one thread: ops of small models are too short to be shared out, and where others
+    want the cores, threads that wait for each other cost more than they save, by milliseconds an op."""
+    torch.set_num_threads(1)
 
 
 class State(Protocol):

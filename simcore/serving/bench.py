@@ -10,7 +10,7 @@ reach a server through a router that keeps count of what is open where.
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from math import floor
 from typing import Any
@@ -19,10 +19,10 @@ from simcore import arrivals, contention, laws
 from simcore.arrivals import Drawn
 from simcore.decoder_config import DecoderConfig
 from simcore.files import InputError
-from simcore.hardware import Hardware
+from simcore.hardware import Hardware, at_end
 from simcore.machine import Machine, Program
 from simcore.models import TENSOR
-from simcore.ops import Op, Price, Pricer, SourceKind
+from simcore.ops import Pricer, SourceKind
 from simcore.ramps import Tariff
 from simcore.requests import END, REQUESTS, Journal, Request
 from simcore.runs import Run, Setup
@@ -111,7 +111,7 @@ class Bench:
         key = (ranks, end)
         if key not in self.prices:
             plain = self.hardware.price(ranks, None, True)
-            price = plain if end == "value" else _at_end(plain, end)
+            price = at_end(plain, end)
             self.prices[key] = price, Tariff(price, self.hardware.roofline)
         return self.prices[key]
 
@@ -290,14 +290,6 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contentio
             return contention.throughput(gain)
         case _:
             return contention.alone
-
-
-def _at_end(price: Pricer, end: str) -> Pricer:
-    def priced(op: Op) -> Price:
-        found = price(op)
-        return replace(found, seconds=found.low_s if end == "low" else found.high_s)
-
-    return priced
 
 
 @contextmanager

@@ -1,0 +1,13 @@
+"""The study `tiling`: a generation of a long-convolution model by schedule (Flash Inference, section 4).
+
+    lazy, eager     O(L^2) mixer work          fractal, generic, relaxed     O(L log^2 L)
+
+Times come from simulated (or real) runs of the schedules; FLOPs and bytes from all ops that they launch.
+"""
+
+from simcore.tiling.bench import LAW, Bench
+from simcore.tiling.cases import Case, cases
+from simcore.tiling.published import TilingPublished, compare, inside
+from simcore.tiling.study import run, tape
+
+__all__ = ["LAW", "Bench", "Case", "TilingPublished", "cases", "compare", "inside", "run", "tape"]

@@ -1,0 +1,127 @@
+"""What a tiling study says in words: the fastest schedule, what Hybrid takes, what all of it rests on."""
+
+from collections.abc import Mapping, Sequence
+
+from simcore.tiling.bench import Bench
+from simcore.tiling.found import Found
+from simcore.tiling.implementations import Choice, ranges
+from simcore.tiling_scenario import Fractal
+
+LAZY = "lazy"
+
+
+def answer(found: Sequence[Found]) -> str:
+    """The fastest strategy, per token and over lazy, and what its tiles are computed by."""
+    groups = list(_by_point(found).values())
+    if len(groups) == 1:
+        return _single(_fastest(groups[0]), found)
+    # A point at which one strategy alone fits into memory says nothing of which is faster.
+    compared = [group for group in groups if len(group) > 1] or groups
+    winners: dict[str, list[Found]] = {}
+    for one in map(_fastest, compared):
+        winners.setdefault(one.case.axes.label, []).append(one)
+    told = [_several(label, own, len(compared), found) for label, own in winners.items()]
+    alone = len(groups) - len(compared)
+    more = f" At {alone} more, only one fits into memory." if alone else ""
+    return f"{'; '.join(told)}.{more}"
+
+
+def _fastest(group: Sequence[Found]) -> Found:
+    return min(group, key=lambda one: one.value("total_s"))
+
+
+def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) -> str:
+    told = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
+    known = [gain for one in won if (gain := _gain(one, found)) is not None]
+    if known and label != LAZY:
+        told += f", {min(known):.3g} to {max(known):.3g} times as fast as lazy"
+    each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
+    return f"{told}, at {min(each):.3g} to {max(each):.3g} ms a token{_taken(won[0])}"
+
+
+def _single(best: Found, found: Sequence[Found]) -> str:
+    axes, gain = best.case.axes, _gain(best, found)
+    told = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
+    if gain is not None and axes.label != LAZY:
+        told += f", {gain:.3g} times as fast as lazy"
+    return (
+        f"{told}, over {axes.tokens:,} tokens of {axes.layers} layers, {axes.channels} channels, batch"
+        f" {axes.batch}{_taken(best)}."
+    )
+
+
+def _taken(one: Found) -> str:
+    strategy = one.case.strategy
+    if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid" or not one.tiles:
+        return ""
+    return f"; its tiles: {in_words(one.tiles)}"
+
+
+def in_words(choice: Choice) -> str:
+    """What computes tiles of which sides.
+
+    >>> in_words(((1, "conv"), (2, "fft"), (4, "fft")))
+    'conv of side 1, fft from 2 to 4'
+    """
+    told = []
+    for name, first, last in ranges(choice):
+        span = f"of side {first}" if first == last else f"from {first} to {last}"
+        told.append(f"{name} {span}")
+    return ", ".join(told)
+
+
+def _gain(one: Found, found: Sequence[Found]) -> float | None:
+    lazy = next((b for b in found if b.case.axes.label == LAZY and b.case.point == one.case.point), None)
+    return lazy.value("total_s") / one.value("total_s") if lazy else None
+
+
+def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
+    groups: dict[tuple[int, ...], list[Found]] = {}
+    for one in found:
+        groups.setdefault(one.case.point, []).append(one)
+    return groups
+
+
+def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
+    """What the figures rest on, and what Hybrid takes at each point."""
+    told = [] if bench.device.measured else _assumptions(bench)
+    chosen: dict[str, list[str]] = {}
+    for one in found:
+        strategy, axes = one.case.strategy, one.case.axes
+        if isinstance(strategy, Fractal) and strategy.tiles[0] == "hybrid" and one.tiles:
+            where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {axes.tokens:,} tokens"
+            chosen.setdefault(f"{axes.label} takes {in_words(one.tiles)}", []).append(where)
+    for choice, places in chosen.items():
+        more = f" and {len(places) - 1} other points" if len(places) > 1 else ""
+        told.append(f"{choice} (at {places[0]}{more})")
+    return told
+
+
+def _assumptions(bench: Bench) -> list[str]:
+    if bench.scenario.launching == "eager":
+        launching = (
+            "every kernel is launched by itself and costs launch_s besides its work, as in PyTorch without"
+            " captured graphs; the host's own time is in that"
+        )
+    else:
+        launching = "every launch is a captured graph: a kernel costs kernel_s besides its work"
+    return [
+        launching,
+        "each op of the model is one kernel: red cell (multiply and add), what the block has, noise with"
+        " the next input, each writing where its result belongs. A framework that takes more kernels has a"
+        " slower block, and smaller speed-ups",
+        "mixer seconds are the red cells' too: one kernel a layer and position, whatever the schedule",
+        "lazy and eager read and write each number once, at the rate of device memory; fused tiles keep what"
+        " is between on the chip; nothing is found in a cache",
+    ]
+
+
+def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
+    """Prices that nobody measured."""
+    unmeasured = shares.get("roofline", 0.0)
+    if bench.device.measured or unmeasured <= 0.5:
+        return []
+    return [
+        f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
+        f" {bench.device.name}"
+    ]

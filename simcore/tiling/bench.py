@@ -1,0 +1,150 @@
+"""Runs cases of a tiling scenario on one device: one generation each, its laws checked.
+
+    seconds by kind of op  =  sum over all launches of the prices of its ops             (simulated)
+                           =  sum over all spans of what its ops took                    (measured)
+
+Simulated runs are in closed form, launch by launch; what they sum up to has to be what the device was busy.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore import laws
+from simcore.hardware import SingleDevice, at_end
+from simcore.laws import LawError
+from simcore.long_convolution import LongConvolution
+from simcore.ops import Pricer
+from simcore.ramps import Tariff
+from simcore.runs import Setup
+from simcore.tiling.cases import Case, choice, model_of, program
+from simcore.tiling.implementations import Choice
+from simcore.tiling.launches import Burst, launches, seconds_by_kind
+from simcore.tiling_scenario import Fractal, TilingScenario
+from simcore.trace import Trace
+
+# Sums of a million rounded numbers agree to so much.
+ROUNDING = 1e-9
+LAW = "device time by kind of op adds up (tiling)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What one run left behind: when each generated position was done, when the prompt was, device seconds by
+    kind of op, and by source of price."""
+
+    ended_s: NDArray[np.float64]
+    begun_s: float
+    by_kind: Mapping[str, float]
+    sources: Mapping[str, float]
+    trace: Trace
+
+
+@dataclass
+class Bench:
+    """Runs cases of one scenario on one device, and remembers models, launches and prices."""
+
+    scenario: TilingScenario
+    device: SingleDevice
+    prices: dict[str, tuple[Pricer, Tariff]] = field(default_factory=dict)
+    models: dict[Case, tuple[LongConvolution, list[Burst]]] = field(default_factory=dict)
+
+    def price(self, end: str = "value") -> tuple[Pricer, Tariff]:
+        """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
+        if end not in self.prices:
+            price = at_end(self.device.price, end)
+            self.prices[end] = price, Tariff(price, self.device.roofline)
+        return self.prices[end]
+
+    def tiles(self, case: Case) -> Choice:
+        """The implementation of each side, by prices as they are."""
+        return choice(case, self.device.price)
+
+    def model(self, case: Case) -> LongConvolution:
+        """The model of a case, with its tiles chosen."""
+        return model_of(case, self.tiles(case))
+
+    def launches(self, case: Case) -> tuple[LongConvolution, list[Burst]]:
+        """The model of a case and all that it launches; of the last case that was asked for, it is known."""
+        if case not in self.models:
+            # Tariffs know graphs by what they are, and keep them: forget both with the case.
+            self.models.clear()
+            self.prices.clear()
+            model = self.model(case)
+            self.models[case] = model, launches(partial(_program, case, model, []))
+        return self.models[case]
+
+    def run(self, case: Case, end: str = "value") -> Result:
+        """One generation. Raises LawError where a law is broken."""
+        model, bursts = self.launches(case)
+        ended: list[float] = []
+        trace = self.trace(case, model, ended, end, rows=True)
+        if self.device.measured:
+            by_kind = _measured_by_kind(trace)
+            sources: dict[str, float] = {"measured": sum(by_kind.values())}
+        else:
+            by_kind = seconds_by_kind(bursts, self.price(end)[1])
+            sources = dict(trace.rows.sources.items())
+            _check_sum(case, by_kind, trace)
+        first = len(ended) - case.generated
+        return Result(np.array(ended[first:]), ended[0] if first else 0.0, by_kind, sources, trace)
+
+    def trace(
+        self, case: Case, model: LongConvolution, ended_s: list[float], end: str = "value", *, rows: bool
+    ) -> Trace:
+        """What a case did; `rows`: launches as rows of numbers, for long runs. Raises LawError."""
+        price, tariff = self.price(end)
+        strategy = case.strategy
+        half = isinstance(strategy, Fractal) and strategy.half_storage[0]
+        holds: dict[str, Any] = {"tokens": case.axes.tokens, "half_storage": half}
+        setup = Setup(
+            model=model,
+            price=price,
+            roofline=self.device.roofline,
+            overheads=self.device.overheads,
+            rows=rows,
+            tariff=tariff,
+            holds=holds,
+        )
+        run = self.device.start(setup)
+        with _no_collections():
+            trace = run.run(partial(_program, case, model, ended_s))
+        laws.enforce(trace)
+        return trace
+
+
+def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -> Any:
+    return program(case, model, m, ended_s)
+
+
+def _check_sum(case: Case, by_kind: Mapping[str, float], trace: Trace) -> None:
+    busy_s = float(trace.rows.table()["work_s"].sum())
+    told_s = sum(by_kind.values())
+    if abs(busy_s - told_s) > ROUNDING * max(busy_s, told_s):
+        raise LawError(f"{LAW}: {case.axes.label}: {told_s} s of {busy_s} s")
+
+
+def _measured_by_kind(trace: Trace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for span in trace.spans:
+        for priced, start_s, end_s in span.op_times():
+            found[priced.op.kind] = found.get(priced.op.kind, 0.0) + end_s - start_s
+    return found
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A run of half a million launches leaves no cycles, and a collection would look at all of them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,385 @@
+"""The tiling study end to end on models of a few layers: figures that add up, choices, refusals, files."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from simcore.assembly import assemble
+from simcore.cli import main
+from simcore.files import InputError
+from simcore.scenario import load_scenario, parse_scenario
+from simcore.study import COLUMNS, Outcome, Row, flat
+from simcore.tape import record
+from simcore.tiling import cases, study
+from simcore.tiling.cases import lanes
+from simcore.tiling.implementations import cheapest, ranges
+from simcore.tiling.memory import memory
+from simcore.tiling_scenario import TilingScenario
+
+PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
+IMPLEMENTATIONS = ("conv", "flash_conv", "fft", "flash_fft")
+ALL: list[dict[str, Any]] = [
+    {"kind": "lazy", "parallel": [True, False]},
+    {"kind": "eager", "parallel": [True, False]},
+    {"kind": "fractal", "tiles": ["hybrid", *IMPLEMENTATIONS]},
+    {"kind": "fractal", "parallel": False},
+    {"kind": "fractal", "half_storage": True, "sequential_from": 16},
+    {"kind": "generic"},
+    {"kind": "generic", "mixer": "linear_attention"},
+    {"kind": "relaxed"},
+]
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "study": "tiling",
+        "device": "a100-sxm-80gb",
+        "model": {"kind": "long_convolution", "layers": 2, "channels": 64},
+        "batch": 2,
+        "tokens": 64,
+        "strategies": ALL,
+        **fields,
+    }
+
+
+def outcome(**fields: Any) -> Outcome:
+    parts = assemble(parse_scenario(document(**fields), "tiny"), "tiny")
+    return parts.study.run(lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Outcome:
+    return outcome(launching="eager", tokens=[48, 64])
+
+
+def values(found: Outcome, metric: str, **axes: Any) -> dict[str, float]:
+    """A metric by label, at the axes that are given."""
+    rows = [row for row in found.rows if row.metric == metric]
+    own = [row for row in rows if all(getattr(row.axes, name) == value for name, value in axes.items())]
+    return {row.axes.label: row.value for row in own if row.value is not None}
+
+
+def of(found: Outcome, label: str, tokens: int) -> dict[str, Row]:
+    own = [row for row in found.rows if (row.axes.label, row.axes.tokens) == (label, tokens)]
+    return {row.op_kind or row.metric: row for row in own}
+
+
+def test_every_strategy_has_every_figure(whole: Outcome) -> None:
+    labels = {row.axes.label for row in whole.rows}
+    assert labels == {
+        *("lazy", "lazy, layer by layer", "eager", "eager, layer by layer"),
+        *("fractal, hybrid", *(f"fractal, {name}" for name in IMPLEMENTATIONS)),
+        *("fractal, hybrid, layer by layer", "fractal, hybrid, half stored, in sequence from 16"),
+        *("generic", "generic, linear attention", "relaxed"),
+    }
+    metrics = {
+        *("total_s", "mixer_s", "block_s", "token_p50_s", "token_p99_s", "token_max_s", "tokens_per_s"),
+        *("speedup_over_lazy", "speedup_over_lazy_by_layers", "mixer_speedup_over_lazy"),
+        *("mixer_flops", "mixer_hbm_bytes", "flops", "hbm_bytes", "memory_bytes", "launches"),
+        "activation_positions_per_token",
+    }
+    for label in labels:
+        assert metrics <= set(of(whole, label, 64))
+
+
+def test_figures_add_up(whole: Outcome) -> None:
+    """With a host that costs nothing the device is never idle: mixer and block are the whole generation."""
+    for label in values(whole, "total_s"):
+        rows = of(whole, label, 64)
+        total_s, mixer_s, block_s = (rows[name].value for name in ("total_s", "mixer_s", "block_s"))
+        assert mixer_s + block_s == pytest.approx(total_s, rel=1e-12)
+        kinds = [row for name, row in rows.items() if row.metric == "seconds"]
+        assert sum(row.value for row in kinds) == pytest.approx(total_s, rel=1e-12)
+        assert sum(row.value for row in kinds if row.source.startswith("mixer")) == pytest.approx(mixer_s)
+        assert rows["tokens_per_s"].value == pytest.approx(64 / total_s)
+        assert rows["token_p50_s"].value <= rows["token_p99_s"].value <= rows["token_max_s"].value
+        for row in rows.values():
+            assert row.low <= row.value <= row.high, row
+
+
+def test_speed_ups_are_ratios_at_the_same_point(whole: Outcome) -> None:
+    for tokens in (48, 64):
+        total_s, mixer_s = (values(whole, name, tokens=tokens) for name in ("total_s", "mixer_s"))
+        for label, gain in values(whole, "speedup_over_lazy", tokens=tokens).items():
+            assert gain == total_s["lazy"] / total_s[label]
+        for label, gain in values(whole, "mixer_speedup_over_lazy", tokens=tokens).items():
+            assert gain == mixer_s["lazy"] / mixer_s[label]
+
+
+def test_captured_graphs_cost_less_than_launches_one_by_one(whole: Outcome) -> None:
+    """A step of m layers is 4 m + 1 kernels: launch_s - kernel_s each, at least, is what capturing saves."""
+    eager, graph = whole, outcome(launching="graph", strategies=[{"kind": "fractal"}])
+    launch_s, kernel_s = 6.6e-6, 0.94e-6
+    for kind, per_token in (("conv_cell", 2), ("matmul", 4), ("activation", 2), ("next_input", 1)):
+        one = of(eager, "fractal, hybrid", 64)[kind].value
+        other = of(graph, "fractal, hybrid", 64)[kind].value
+        assert one - other == pytest.approx(64 * per_token * (launch_s - kernel_s), rel=1e-9)
+    total_s = of(graph, "fractal, hybrid", 64)["total_s"].value
+    busy_s = sum(of(graph, "fractal, hybrid", 64)[name].value for name in ("mixer_s", "block_s"))
+    # The host launches a step once it has seen the last one end, while the device works off a tile.
+    assert 0.0 < total_s - busy_s < 64 * launch_s
+
+
+@pytest.mark.parametrize("tokens", [33, 127, 512])
+@pytest.mark.parametrize("launching", ["graph", "eager"])
+def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: str) -> None:
+    strategies = [{"kind": "fractal", "tiles": ["hybrid", *IMPLEMENTATIONS], "parallel": [True, False]}]
+    found = outcome(tokens=tokens, launching=launching, strategies=strategies, price_interval=False)
+    mixer_s = values(found, "mixer_s")
+    for suffix in ("", ", layer by layer"):
+        best = min(mixer_s[f"fractal, {name}{suffix}"] for name in IMPLEMENTATIONS)
+        assert mixer_s[f"fractal, hybrid{suffix}"] <= best * (1 + 1e-12)
+
+
+def test_hybrid_takes_convolutions_for_small_tiles_and_transforms_for_large_ones() -> None:
+    strategies = [{"kind": "fractal"}]
+    parts = assemble(
+        parse_scenario(document(tokens=1024, strategies=strategies, price_interval=False), "t"), "t"
+    )
+    choice = parts.study.bench.tiles(next(cases(parts.study.bench.scenario)))
+    assert [name for name, _, _ in ranges(choice)] == ["flash_conv", "flash_fft"]
+    found = parts.study.run(lambda *_: None)
+    table = found.tables["tiles.parquet"]
+    chosen = {
+        s: n for s, n, c in zip(table["side"], table["implementation"], table["chosen"], strict=True) if c
+    }
+    assert chosen == dict(choice)
+    for side in chosen:
+        prices = {
+            name: seconds
+            for s, name, seconds in zip(table["side"], table["implementation"], table["seconds"], strict=True)
+            if s == side
+        }
+        assert prices[chosen[side]] == min(prices.values())
+    assert f"flash_fft from {ranges(choice)[1][1]} to 512" in found.answer
+
+
+def test_answer_names_the_fastest_and_what_it_gains() -> None:
+    fields = {"strategies": [{"kind": "lazy"}, {"kind": "fractal"}], "price_interval": False}
+    found = outcome(tokens=2048, **fields)
+    gain = values(found, "speedup_over_lazy")["fractal, hybrid"]
+    assert gain > 1
+    assert found.answer.startswith("fractal, hybrid is fastest: ")
+    assert f"{gain:.3g} times as fast as lazy" in found.answer
+    assert "its tiles: " in found.answer
+    several = outcome(tokens=[1024, 2048], **fields)
+    gains = [row.value for row in several.rows if row.metric == "speedup_over_lazy" and row.value != 1]
+    assert "fractal, hybrid is fastest at all 2 points" in several.answer
+    assert f"{min(gains):.3g} to {max(gains):.3g} times as fast as lazy" in several.answer
+
+
+def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of an eager framework's model is never idle, so that sums of prices are its time."""
+    monkeypatch.setattr(study, "SHORT", 500)
+    fields = {"tokens": 512, "launching": "eager", "strategies": [{"kind": "lazy"}, {"kind": "fractal"}]}
+    summed, run = outcome(**fields), outcome(**fields, price_interval=True)
+    for one, other in zip(summed.rows, run.rows, strict=True):
+        if one.metric.startswith("token_"):
+            assert one.low == one.high == one.value
+        else:
+            assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9), one
+
+
+def test_a_prompt_is_in_the_total_and_in_no_token() -> None:
+    found = outcome(
+        prompt_tokens=20, strategies=[{"kind": "lazy"}, {"kind": "fractal", "half_storage": [False, True]}]
+    )
+    for label in values(found, "total_s"):
+        rows = of(found, label, 64)
+        assert rows["tokens_per_s"].value == pytest.approx(44 / rows["total_s"].value)
+        assert rows["conv_prefill"].value > 0.0
+    steps = found.tables["steps.parquet"]
+    assert list(steps["token"][:44]) == list(range(20, 64))
+    for label in ("lazy", "fractal, hybrid"):
+        own = np.array(steps["label"]) == label
+        latency_s = np.diff(steps["end_s"][own])
+        assert steps["latency_s"][own][1:] == pytest.approx(latency_s)
+        assert steps["latency_s"][own].sum() < steps["end_s"][own][-1]
+
+
+def test_half_storage_keeps_half() -> None:
+    bench = assemble(parse_scenario(document(tokens=1024), "t"), "t").study.bench
+    case = next(c for c in cases(bench.scenario) if c.axes.label == "fractal, fft")
+    model = bench.model(case)
+    whole, half = (memory(model, fractal=True, half_storage=h) for h in (False, True))
+    one = memory(model, fractal=True, sequential_from=1)
+    elements = 3 * 2 * 64
+    assert whole.activations == elements * 1024 * 2 == 2 * half.activations
+    assert whole.filters == 2 * 64 * 1024 * 2
+    # Spectra of 512, 256, ... 1: side + 1 bins of two fp32; with half stored the largest is not cached.
+    assert whole.cached == 2 * 64 * 8 * sum(side + 1 for side in (1 << i for i in range(10)))
+    assert half.cached == whole.cached - 2 * 64 * 8 * 513
+    assert whole.temporaries == 2 * one.temporaries == 2 * 2 * 64 * 2 * 513 * 8
+
+
+def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
+    model = {"kind": "long_convolution", "layers": 36, "channels": 768}
+    fields = {"model": model, "batch": 8, "strategies": [{"kind": "fractal", "tiles": "fft"}]}
+    with pytest.raises(
+        InputError, match=r"nothing can be run; fractal, fft, 36 layers .*: needs [0-9.]+ GB, more"
+    ):
+        outcome(**fields, tokens=1 << 17)
+    found = outcome(**{**fields, "batch": [1, 512]}, tokens=1 << 11, price_interval=False)
+    assert {row.axes.batch for row in found.rows} == {1}
+    (warning,) = [text for text in found.warnings if "left out" in text]
+    for word in ("batch 512", "half_storage would need", "sequential_from: 1"):
+        assert word in warning
+
+
+def test_clipped_tiles_are_priced_as_they_are() -> None:
+    bench = assemble(parse_scenario(document(tokens=1025), "t"), "t").study.bench
+    case = next(c for c in cases(bench.scenario) if c.axes.label == "fractal, hybrid")
+    # The tile of side 1024 has one output, which a direct convolution computes at once.
+    of_all = {side: lanes(case, side) for side in (1 << i for i in range(11))}
+    assert dict(cheapest(of_all, 1025, bench.device.price))[1024] == "flash_conv"
+    assert dict(cheapest(of_all, 2048, bench.device.price))[1024] == "flash_fft"
+
+
+# -- scenario files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tokens": (1 << 22) + 1}, "tokens: is 4194305; it should be less than or equal to 4194304"),
+        ({"tokens": 8, "prompt_tokens": 8}, "prompt_tokens: is 8; less than tokens, 8, is needed"),
+        ({"batch": 0}, "batch: is 0; it should be greater than or equal to 1"),
+        ({"model": {"kind": "long_convolution", "layers": 2000, "channels": 4}}, "model.layers: is 2000"),
+        ({"model": {"kind": "long_convolution", "layers": 2}}, "model.channels: is missing"),
+        ({"model": "llama-3.1-8b"}, "model: is 'llama-3.1-8b'; a mapping of fields is needed"),
+        ({"strategies": [{"kind": "fractal", "tiles": "flashfft"}]}, "strategies[0].tiles: is 'flashfft'"),
+        ({"strategies": [{"kind": "fractl"}]}, "strategies[0].kind: is 'fractl'; did you mean 'fractal'?"),
+        ({"strategies": [{"kind": "lazy"}, {"kind": "lazy"}]}, "strategies[1]: 'lazy' is there already"),
+        (
+            {"strategies": [{"kind": "generic", "rank": 4}]},
+            "strategies[0].rank: is of mixer: linear_attention",
+        ),
+        ({"prompt_tokens": 4}, "strategies[5]: generic takes no prompt"),
+        ({"dtype": "int8"}, "dtype: is 'int8'"),
+        ({"launching": "lazy"}, "launching: is 'lazy'"),
+        ({"replicas": 3}, "replicas: no such field"),
+        ({"batch": list(range(1, 2000))}, "tokens: makes"),
+    ],
+)
+def test_faults_are_one_line(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_scenario(document(**fields), "tiny.yaml")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("tiny.yaml: ")
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_scenarios_of_the_paper_run_small(path: Path) -> None:
+    scenario = load_scenario(path, ["tokens=64", "batch=[1, 2]", "model.channels=32", "price_interval=false"])
+    assert isinstance(scenario, TilingScenario)
+    parts = assemble(scenario, str(path))
+    found = parts.study.run(lambda *_: None)
+    assert len({(row.axes.layers, row.axes.batch) for row in found.rows}) >= 2
+    lines = parts.study.compare(found)
+    assert bool(lines) == bool(scenario.published)
+    for line in lines:
+        inside = line["reference_low"] <= line["predicted"] <= line["reference_high"]
+        assert (line["error_pct"] == 0.0) == inside
+    on_cpu = load_scenario(path, on="cpu")
+    assert on_cpu.device == "cpu"
+
+
+# -- the run directory, and the tape -----------------------------------------------------------------
+
+
+def test_a_run_directory_has_the_files_of_the_study(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(document()))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(path), "--quiet", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    assert tuple(reader.fieldnames or ()) == COLUMNS["tiling"]
+    assert {row["study"] for row in rows} == {"tiling"}
+    assert {row["block"] for row in rows} == {"mlp"}
+    columns = {
+        "steps": {"label", "layers", "channels", "tokens", "batch", "token", "end_s", "latency_s"},
+        "tiles": {
+            *(
+                "layers",
+                "channels",
+                "batch",
+                "tokens",
+                "side",
+                "implementation",
+                "seconds",
+                "low_s",
+                "high_s",
+            ),
+            "chosen",
+        },
+        "cells": {
+            *("label", "launch", "graph", "op_kind", "layer", "first_input", "last_input", "first_output"),
+            *("last_output", "first_lag", "last_lag", "start_s"),
+        },
+        "growth": {
+            *("label", "layers", "channels", "batch", "tokens", "mixer_flops", "mixer_hbm_bytes"),
+            *("memory_bytes", "total_s"),
+        },
+    }
+    for name, expected in columns.items():
+        assert set(pq.read_table(tmp_path / "out" / f"{name}.parquet").column_names) == expected
+
+
+def test_cells_cover_the_triangle(whole: Outcome) -> None:
+    """32 positions of the first layer: 528 pairs, each covered once by each strategy."""
+    table = whole.tables["cells.parquet"]
+    labels = np.array(table["label"])
+    for label in dict.fromkeys(table["label"]):
+        pairs = set()
+        count = 0
+        for row in np.flatnonzero(labels == label):
+            inputs = range(int(table["first_input"][row]), int(table["last_input"][row]) + 1)
+            lags = not np.isnan(table["first_lag"][row])
+            name = "lag" if lags else "output"
+            spread = range(int(table[f"first_{name}"][row]), int(table[f"last_{name}"][row]) + 1)
+            own = [(i, i + j if lags else j) for i in inputs for j in spread]
+            own = [(i, j) for i, j in own if j < 32]
+            count += len(own)
+            pairs.update(own)
+        assert count == len(pairs) == 32 * 33 // 2, label
+
+
+def test_growth_goes_up_to_the_length() -> None:
+    found = outcome(tokens=1000, strategies=[{"kind": "lazy"}, {"kind": "fractal"}], price_interval=False)
+    table = found.tables["growth.parquet"]
+    assert table["tokens"] == [256, 512, 1000] * 2
+    total_s = values(found, "total_s")
+    assert [table["total_s"][2], table["total_s"][5]] == [total_s["lazy"], total_s["fractal, hybrid"]]
+    lazy = table["mixer_flops"][:3]
+    assert lazy == [2 * 2 * 64 * length * (length + 1) for length in (256, 512, 1000)]
+
+
+def test_steps_of_long_runs_keep_the_slowest_token_of_each_stretch() -> None:
+    found = outcome(tokens=5000, strategies=[{"kind": "fractal"}], price_interval=False)
+    steps = found.tables["steps.parquet"]
+    assert len(steps["token"]) == 1667
+    assert steps["token"][-1] == 4999
+    assert steps["latency_s"].max() == of(found, "fractal, hybrid", 5000)["token_max_s"].value
+    assert steps["end_s"][-1] == of(found, "fractal, hybrid", 5000)["total_s"].value
+
+
+def test_the_tape_prints_every_strategy() -> None:
+    lines = assemble(parse_scenario(document(), "t"), "t").study.tape(record)
+    heads = [line for line in lines if line.startswith("# ")]
+    assert len(heads) == 14
+    assert heads[0] == "# lazy, 8 positions, 2 layers"
+    assert any("tile 4 4" in line for line in lines)
+
+
+def test_flat_rows_have_all_columns(whole: Outcome) -> None:
+    assert tuple(flat("tiling", whole.rows[0])) == COLUMNS["tiling"]

@@ -1,0 +1,76 @@
+"""Climbs the validation ladder with a scenario: runs it on this machine, replays it, predicts it, compares.
+
+measured    the torch machine, on the wall clock
+replayed    the simulated machine, fed with the op times of the measured run      rung 2
+predicted   the simulated machine, at the prices of the device's profile          rung 3
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from devices.price import pricer, roofline
+from devices.profile import load_profile
+from devices.spec import load_device
+from simcore.assembly import Parts, Place, assemble
+from simcore.scenario import Scenario
+from simcore.study import Outcome, Progress, Row
+from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
+from validate.machines import Real
+
+ROLE = "measured on this machine"
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What was found: the measured run, its rungs, and each figure predicted beside it."""
+
+    parts: Parts
+    outcome: Outcome
+    place: Place
+    rungs: list[dict[str, Any]]
+    comparison: list[dict[str, Any]]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every rung that is judged has passed."""
+        return holds(self.rungs)
+
+
+def climb(
+    scenario: Scenario, where: str, *, on: str, repeats: int, bounds: Bounds, progress: Progress
+) -> Climb:
+    """Runs a scenario that is meant for device `on` in all three ways. Raises what the runs raise."""
+    spec = load_device(on)
+    floor = roofline(spec)
+    real = Real()
+    place = Place(on, real.start, repeats, described=real.described)
+    parts = assemble(scenario, where, place)
+    outcome = parts.study.run(progress)
+    profile = load_profile(on, scenario.profile or spec.default_profile or "")
+    price = pricer(spec, profile=profile)
+    points = op_points(real.traces, price, floor)
+    replay = Place("replay", prices=measured_prices(real.traces, floor, price))
+    replayed = assemble(scenario, where, replay).study.run(progress).rows
+    predicted = assemble(scenario, where).study.run(progress).rows
+    rungs = ladder(points, predicted, replayed, outcome.rows, bounds)
+    return Climb(parts, outcome, place, rungs, list(_comparison(predicted, outcome.rows)))
+
+
+def _comparison(predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Rung 3, figure by figure, as rows of comparison.csv."""
+    axes = {(row.axes.label, row.metric): row for row in measured}
+    bands = {(row.axes.label, row.metric): row for row in predicted}
+    for pair in compared(predicted, measured):
+        row, band = axes[pair.label, pair.metric], bands[pair.label, pair.metric]
+        yield {
+            **asdict(row.axes),
+            "metric": pair.metric,
+            "reference": pair.measured,
+            "predicted": pair.predicted,
+            "low": band.low,
+            "high": band.high,
+            "error_pct": 100.0 * (pair.predicted - pair.measured) / pair.measured,
+            "role": ROLE,
+            "source": "wall clock",
+        }
