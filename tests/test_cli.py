@@ -89,7 +89,10 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
         (["modles"], "'modles' is neither a file nor a command; did you mean 'models'?"),
         (["rn", QUICK], "'rn' is neither a file nor a command; did you mean 'run'?"),
-        (["run", QUICK, "--on", "cuda"], "--on cuda: no such machine (allowed: sim, cpu, tape)"),
+        (
+            ["run", QUICK, "--on", "cuda"],
+            "did you mean 'cpu'? (allowed: sim, cpu, tape)",
+        ),
         (["run", QUICK, "--set", "device=h200"], "did you mean 'h200-sxm'?"),
         (["run", QUICK, "--set", "model=lama-7b"], "did you mean 'llama-7b'?"),
         (["run", QUICK, "--set", "link=nvlnk"], "link: n150: unknown link 'nvlnk'"),

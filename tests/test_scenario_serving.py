@@ -29,6 +29,8 @@ from simcore.scenario import (
 from simcore.serving_scenario import points, serving_variants
 
 ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ("decode", "serving", "tiling", "linear_attention", "decode_attention")
+KNOWN = f"(allowed: {', '.join(STUDIES)})"
 GOOD: dict[str, Any] = {
     "name": "x",
     "study": "serving",
@@ -146,7 +148,8 @@ def parsed(*changes: tuple[str, Any]) -> ServingScenario:
 def test_studies_are_told_apart() -> None:
     assert isinstance(parsed(), ServingScenario)
     assert isinstance(load_scenario(ROOT / "scenarios/papers/alspec_n150.yaml"), DecodeScenario)
-    assert {DecodeScenario, ServingScenario} == set(Scenario.__args__)
+    studies = {"LinearAttentionScenario", "DecodeAttentionScenario", "TilingScenario"}
+    assert {each.__name__ for each in Scenario.__args__} - studies == {"DecodeScenario", "ServingScenario"}
 
 
 def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
@@ -273,13 +276,31 @@ def test_copies_are_as_many_as_counted() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("study", MISSING), "study: is missing (allowed: decode, serving)"),
-        (("study", "servin"), "study: is 'servin'; did you mean 'serving'? (allowed: decode, serving)"),
-        (("study", "Decode"), "study: is 'Decode'; did you mean 'decode'? (allowed: decode, serving)"),
-        (("study", "tiling"), "study: is 'tiling' (allowed: decode, serving)"),
-        (("study", None), "study: is None (allowed: decode, serving)"),
-        (("study", 5), "study: is 5 (allowed: decode, serving)"),
-        (("study", True), "study: is True (allowed: decode, serving)"),
+        (
+            ("study", MISSING),
+            f"study: is missing {KNOWN}",
+        ),
+        (
+            ("study", "servin"),
+            f"study: is 'servin'; did you mean 'serving'? {KNOWN}",
+        ),
+        (
+            ("study", "Decode"),
+            f"study: is 'Decode'; did you mean 'decode'? {KNOWN}",
+        ),
+        (
+            ("study", "xyz"),
+            f"study: is 'xyz' {KNOWN}",
+        ),
+        (
+            ("study", None),
+            f"study: is None {KNOWN}",
+        ),
+        (("study", 5), f"study: is 5 {KNOWN}"),
+        (
+            ("study", True),
+            f"study: is True {KNOWN}",
+        ),
         (("study", ["serving"]), "study: is ['serving']"),
         (("study", {"serving": 1}), "study: is {'serving': 1}"),
     ],
@@ -287,7 +308,7 @@ def test_copies_are_as_many_as_counted() -> None:
 def test_a_missing_or_misspelt_study_is_one_line_with_both(change: tuple[str, Any], says: str) -> None:
     line = complaint(changed(change))
     assert line.startswith(says)
-    assert "(allowed: decode, serving)" in line
+    assert f"{KNOWN}" in line
 
 
 def test_a_misspelt_field_that_tells_apart_is_told_of_as_such() -> None:
@@ -634,12 +655,12 @@ def test_the_schema_has_both_studies_and_all_their_fields() -> None:
     schema = json_schema()
     json.dumps(schema, allow_nan=False)
     assert schema["discriminator"]["propertyName"] == "study"
-    assert set(schema["discriminator"]["mapping"]) == {"decode", "serving"}
+    assert set(schema["discriminator"]["mapping"]) == set(STUDIES)
     serving = schema["$defs"]["ServingScenario"]
     assert set(GOOD) <= set(serving["properties"])
     assert serving["additionalProperties"] is False
-    assert schema["properties"]["context_tokens"] == {"description": "study decode"}
-    assert schema["properties"]["seed"] == {"description": "study decode or serving"}
+    assert schema["properties"]["context_tokens"] == {"description": "study decode or decode_attention"}
+    assert schema["properties"]["seed"] == {"description": f"study {' or '.join(STUDIES)}"}
     kinds = {get["$ref"].rpartition("/")[2] for get in serving["properties"]["strategies"]["items"]["oneOf"]}
     assert kinds == {
         "TemporalFusion", "DynamicBatching", "ConcurrentInstances", "IterationBatching", "ContinuousBatching",
