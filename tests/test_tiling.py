@@ -237,9 +237,10 @@ def test_flops_of_algorithm_1_follow_theorem_2(p: int, implementation: Any, batc
     def tile(side: int) -> float:
         if implementation == "flash_conv":
             return 2.0 * side * side
-        # What a framework adds to z afterwards is a kernel of its own, an addition an output.
+        # A plain convolution multiplies the zeros around its inputs too. What a framework adds to z afterwards
+        # is a kernel of its own, an addition an output.
         if implementation == "conv":
-            return 2.0 * side * side + side
+            return 2.0 * (2 * side - 1) * side + side
         added = side if implementation == "fft" else 0
         return fft_tile_flops(side, order=2 * side, transforms=2) + added
 
