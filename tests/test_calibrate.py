@@ -332,7 +332,7 @@ def points_of(error: float, off: float) -> list[OpPoint]:
 
 def test_only_times_that_both_have_are_compared() -> None:
     pairs = compared(figures(1.3), figures(1.0))
-    assert [pair.metric for pair in pairs] == ["token_latency_s", "attention_s_per_layer"]
+    assert [pair.measured.metric for pair in pairs] == ["token_latency_s", "attention_s_per_layer"]
     assert [pair.error_pct for pair in pairs] == pytest.approx([30.0] * 2)
     assert compared(figures(1.3), figures(1.0, label="b")) == []
 

@@ -59,18 +59,15 @@ def climb(
 
 def _comparison(predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Rung 3, figure by figure, as rows of comparison.csv."""
-    axes = {(row.axes.label, row.metric): row for row in measured}
-    bands = {(row.axes.label, row.metric): row for row in predicted}
     for pair in compared(predicted, measured):
-        row, band = axes[pair.label, pair.metric], bands[pair.label, pair.metric]
         yield {
-            **asdict(row.axes),
-            "metric": pair.metric,
-            "reference": pair.measured,
-            "predicted": pair.predicted,
-            "low": band.low,
-            "high": band.high,
-            "error_pct": 100.0 * (pair.predicted - pair.measured) / pair.measured,
+            **asdict(pair.measured.axes),
+            "metric": pair.measured.metric,
+            "reference": pair.measured.value,
+            "predicted": pair.predicted.value,
+            "low": pair.predicted.low,
+            "high": pair.predicted.high,
+            "error_pct": pair.signed_pct,
             "role": ROLE,
             "source": "wall clock",
         }

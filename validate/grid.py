@@ -9,6 +9,7 @@ from itertools import product
 
 from simcore import ops
 from simcore import ops_convolution as conv
+from simcore import ops_flash_decoding as flash
 from simcore import ops_linear_attention as linear
 from simcore.ops import Op
 
@@ -178,6 +179,16 @@ def _linear_attention_step(dtype: str) -> Iterator[Op]:
         yield linear.linear_attention_step(batch=b * more, heads=h, rank=r, dim=d, dtype=dtype, decay=decay)
 
 
+def _flash(make: Callable[[dict[str, int], str], Op]) -> Shapes:
+    def shapes(dtype: str) -> Iterator[Op]:
+        for batch, context in ((1, 64), (1, 1024), (1, 16384), (4, 512), (4, 4096), (16, 256), (16, 2048)):
+            for q_heads, kv_heads in ((8, 2), (16, 2)):
+                sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 64}
+                yield make({**sizes, "context": context}, dtype)
+
+    return shapes
+
+
 DECODER: Mapping[str, Shapes] = {
     "matmul": _matmul,
     "embedding": _embedding,
@@ -215,6 +226,8 @@ SINGLE: Mapping[str, Shapes] = {
         for method in (*linear.METHODS, *linear.TORCH_METHODS)
     },
     "linear_attention_step": _linear_attention_step,
+    "flash_attention_2": _flash(lambda sizes, dtype: flash.flash_attention_2(**sizes, dtype=dtype)),
+    "flash_decoding": _flash(lambda sizes, dtype: flash.flash_decoding(**sizes, splits=8, dtype=dtype)),
 }
 KINDS = frozenset({*DECODER, *SINGLE})
 

@@ -236,17 +236,27 @@ def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], F
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of a study, predicted and measured."""
+    """A figure of a study, predicted and measured: rows of the same axes and metric, that have values."""
 
-    label: str
-    metric: str
-    predicted: float
-    measured: float
+    predicted: Row
+    measured: Row
+
+    @property
+    def label(self) -> str:
+        """The case that it is a figure of."""
+        return self.measured.axes.label
+
+    @property
+    def signed_pct(self) -> float:
+        """100 (predicted - measured) / measured."""
+        assert self.predicted.value is not None
+        assert self.measured.value is not None
+        return 100.0 * (self.predicted.value - self.measured.value) / self.measured.value
 
     @property
     def error_pct(self) -> float:
         """100 |predicted - measured| / measured."""
-        return 100.0 * abs(self.predicted - self.measured) / abs(self.measured)
+        return abs(self.signed_pct)
 
 
 def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared]:
@@ -261,7 +271,7 @@ def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared
         if other is None or not _counts(row) or not other.value or row.value is None:
             continue
         if other.value >= LEAST_SHARE * longest[row.axes]:
-            found.append(Compared(row.axes.label, row.metric, row.value, other.value))
+            found.append(Compared(row, other))
     return found
 
 
@@ -325,7 +335,7 @@ def _figures(rung: int, pairs: Sequence[Compared], bound: float) -> Iterator[dic
     yield _row(rung, ALL, "times", [pair.error_pct for pair in pairs], bound, judged=True)
     groups: tuple[Callable[[Compared], tuple[str, str]], ...] = (
         lambda pair: (pair.label, "times"),
-        lambda pair: (ALL, pair.metric),
+        lambda pair: (ALL, pair.measured.metric),
     )
     for key in groups:
         for label, what in dict.fromkeys(key(pair) for pair in pairs):
