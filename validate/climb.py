@@ -6,7 +6,7 @@ predicted   the simulated machine, at the prices of the device's profile        
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from devices.price import pricer, roofline
@@ -14,11 +14,13 @@ from devices.profile import load_profile
 from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
 from simcore.scenario import Scenario
-from simcore.study import Outcome, Progress, Row
+from simcore.study import FIGURE, Outcome, Progress, Row, flat
 from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
 from validate.machines import Real
 
 ROLE = "measured on this machine"
+# What a comparison has columns of its own for, or none.
+DROPPED = frozenset({*FIGURE, "study", "op_kind"})
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,14 @@ def climb(
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
     rungs = ladder(points, predicted, replayed, outcome.rows, bounds)
-    return Climb(parts, outcome, place, rungs, list(_comparison(predicted, outcome.rows)))
+    return Climb(parts, outcome, place, rungs, list(_comparison(scenario.study, predicted, outcome.rows)))
 
 
-def _comparison(predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _comparison(study: str, predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Rung 3, figure by figure, as rows of comparison.csv."""
     for pair in compared(predicted, measured):
         yield {
-            **asdict(pair.measured.axes),
-            "metric": pair.measured.metric,
+            **{name: value for name, value in flat(study, pair.measured).items() if name not in DROPPED},
             "reference": pair.measured.value,
             "predicted": pair.predicted.value,
             "low": pair.predicted.low,

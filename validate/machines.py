@@ -26,19 +26,17 @@ from validate.torch_machine import ONE_AFTER_ANOTHER, State, TorchRun, one_threa
 SEED = 0
 
 
-@dataclass
 class OperatorState:
-    """Random inputs for single ops, each made once."""
+    """Random inputs of one operator, on which it has run once: what a run times is the operator alone."""
 
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(SEED))
-    inputs: dict[Op, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    def __init__(self, op: Op) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        self.inputs = TABLE[op.kind].inputs(op, generator, torch.device("cpu"))
+        self.execute(op)
 
     def execute(self, op: Op) -> None:
-        """Runs an op on the inputs that were made for its shape."""
-        bare = op.bare
-        if bare not in self.inputs:
-            self.inputs[bare] = TABLE[op.kind].inputs(bare, self.generator, torch.device("cpu"))
-        TABLE[op.kind].run(bare, *self.inputs[bare])
+        """Runs the operator on its inputs."""
+        TABLE[op.kind].run(op, *self.inputs)
 
     def meet(self, op: Op, states: Sequence[State]) -> None:
         """Single ops meet nobody."""
@@ -64,8 +62,10 @@ def states(setup: Setup) -> Sequence[State]:
             half = bool(holds.get("half_storage"))
             dtype = DTYPES[model.dtype]
             return [long_convolution_state(model, seed=SEED, dtype=dtype, half_storage=half)]
+        case Op():
+            return [OperatorState(model)]
         case _:
-            return [OperatorState()]
+            raise TypeError(f"no buffers are known for a {type(model).__name__}")
 
 
 # Half precision has no transforms on a CPU, and few fast kernels: such models are computed in fp32 there.
@@ -79,12 +79,21 @@ DTYPES = {
 
 @dataclass
 class Real:
-    """Starts runs on the torch machine and keeps the trace of each."""
+    """Starts runs on the torch machine and keeps model and trace of each."""
 
-    traces: list[Trace] = field(default_factory=list)
+    started: list[tuple[object, Trace]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         one_thread()
+
+    @property
+    def traces(self) -> list[Trace]:
+        """What the runs left behind, without the first of each model that ran several times: allocations and
+        whatever a library sets up are in that one."""
+        of: dict[int, list[Trace]] = {}
+        for model, trace in self.started:
+            of.setdefault(id(model), []).append(trace)
+        return [trace for traces in of.values() for trace in (traces[1:] or traces)]
 
     @property
     def described(self) -> dict[str, Any]:
@@ -100,5 +109,5 @@ class Real:
     def start(self, setup: Setup) -> Run:
         """A run with buffers of its own."""
         run = TorchRun(states(setup), mesh=setup.mesh, outcomes=setup.outcomes, lockstep=setup.lockstep)
-        self.traces.append(run.trace)
+        self.started.append((setup.model, run.trace))
         return run
