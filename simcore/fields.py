@@ -123,6 +123,12 @@ Matrix = Annotated[str, AfterValidator(_matrix)]
 Ranks = Annotated[int, Field(ge=1, le=1024)]
 
 
+OnCpu = Annotated[
+    dict[str, Any],
+    Field(description="fields that take other values where the scenario runs on the CPU, by dotted path"),
+]
+
+
 class HostOverheads(Strict):
     """Costs of the machine's verbs in seconds, in the place of the device's own."""
 
@@ -149,8 +155,6 @@ class Common(Strict):
     )
     overheads: HostOverheads = HostOverheads()
     published: Annotated[list[str], AfterValidator(distinct)] = []
-    on_cpu: dict[str, Any] = Field(
-        {}, description="fields that take other values where the scenario runs on the CPU, by dotted path"
-    )
+    on_cpu: OnCpu = {}
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

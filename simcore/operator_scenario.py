@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from simcore.fields import MOST_RUNS, Dtype, FieldError, HostOverheads, Many, Strict, distinct
+from simcore.fields import MOST_RUNS, Dtype, FieldError, HostOverheads, Many, OnCpu, Strict, distinct
 from simcore.files import Name, nearest
 from simcore.operator_methods import DECODE_ATTENTION, LINEAR_ATTENTION
 
@@ -55,6 +55,7 @@ class OperatorCommon(Strict):
     dtype: Dtype = Field("bf16", description="of all inputs and outputs")
     overheads: HostOverheads = HostOverheads()
     published: Annotated[list[str], AfterValidator(distinct)] = []
+    on_cpu: OnCpu = {}
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="nothing is drawn: for the record")
 
 

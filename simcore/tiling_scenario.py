@@ -4,11 +4,21 @@ runs = strategies * layers * channels * batch * tokens            (Flash Inferen
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from simcore.fields import MOST_RUNS, FieldError, HostOverheads, Many, Strict, count, distinct, single_valued
+from simcore.fields import (
+    MOST_RUNS,
+    FieldError,
+    HostOverheads,
+    Many,
+    OnCpu,
+    Strict,
+    count,
+    distinct,
+    single_valued,
+)
 from simcore.files import Name
 
 # Beyond these a file has a slip of the hand in it.
@@ -109,9 +119,7 @@ class TilingScenario(Strict):
     )
     overheads: HostOverheads = HostOverheads()
     published: Annotated[list[str], AfterValidator(distinct)] = []
-    on_cpu: dict[str, Any] = Field(
-        {}, description="fields that take other values where the scenario runs on the CPU, by dotted path"
-    )
+    on_cpu: OnCpu = {}
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="nothing is drawn: for the record")
 
     @model_validator(mode="after")

@@ -237,8 +237,8 @@ def test_flops_of_algorithm_1_follow_theorem_2(p: int, implementation: Any, batc
     def tile(side: int) -> float:
         if implementation == "flash_conv":
             return 2.0 * side * side
-        # A plain convolution multiplies the zeros around its inputs too. What a framework adds to z afterwards
-        # is a kernel of its own, an addition an output.
+        # A plain convolution multiplies the zeros around its inputs too. What a framework adds to z
+        # afterwards is a kernel of its own, an addition an output.
         if implementation == "conv":
             return 2.0 * (2 * side - 1) * side + side
         added = side if implementation == "fft" else 0
