@@ -3,7 +3,7 @@
     waves   = ceil(blocks / processors)
     stretch = waves * processors / blocks
 
-A block gets one processor's share of a datasheet rate, so a kernel of equal blocks takes at least
+A model, no bound: if a block gets one processor's share of a datasheet rate, a kernel of equal blocks takes
 
     waves * (floor / blocks) / (1 / processors) = floor * stretch
 
@@ -32,6 +32,6 @@ def waves(blocks: int, processors: int) -> int:
 
 
 def stretch(op: Op, processors: int) -> float:
-    """How many times its floor an op takes at least, for want of blocks; 1 where it does not say how many."""
+    """How many times its floor an op takes, by this model; 1 where it does not say how many blocks it has."""
     blocks = next((op[name] for name, _ in op.shape if name == BLOCKS), 0)
     return waves(blocks, processors) * processors / blocks if blocks else 1.0

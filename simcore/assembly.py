@@ -233,9 +233,11 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
     given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
+    priced = pricer(spec, profile=profile)
     device = SingleDevice(
         name=spec.name,
-        price=place.prices or pricer(spec, profile=profile),
+        price=place.prices or priced,
+        choose=priced,
         roofline=roofline(spec),
         overheads=replace(spec.overheads, **given),
         memory_bytes=spec.memory_bytes,
@@ -263,13 +265,16 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     profile, warnings = _fits(where, scenario, spec)
     given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
     overheads = replace(spec.overheads, **given)
-    if scenario.launching == "eager":
-        # The host's time of a launch is in each kernel's price then, not in that of a graph.
+    if scenario.launching == "eager" and profile is None:
+        # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits have been
+        # made of kernels that were launched by themselves anyway.
         spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
         overheads = replace(overheads, launch_s=0.0)
+    priced = pricer(spec, profile=profile)
     device = SingleDevice(
         name=spec.name,
-        price=place.prices or pricer(spec, profile=profile),
+        price=place.prices or priced,
+        choose=priced,
         roofline=roofline(spec),
         overheads=overheads,
         memory_bytes=spec.memory_bytes,

@@ -206,7 +206,7 @@ def _place(on: str) -> Place:
     _check_real(on)
     from validate.machines import Real  # noqa: PLC0415
 
-    real = Real()
+    real = Real(REPEATS)
     return Place(on, real.start, REPEATS, described=real.described)
 
 

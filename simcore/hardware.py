@@ -50,11 +50,13 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
-    """What a study of one device alone has to know of it. `profile`: the name of the fits in use, or None;
-    `start`, `repeats` as in Hardware."""
+    """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
+    chosen, whatever the run is charged (`price`). `profile`: the name of the fits in use, or None; `start`,
+    `repeats` as in Hardware."""
 
     name: str
     price: Pricer
+    choose: Pricer
     roofline: Roofline
     overheads: Overheads
     memory_bytes: float

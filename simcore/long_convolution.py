@@ -173,8 +173,9 @@ class LongConvolution:
 
         def cell(layer: int) -> tuple[Op, ...]:
             shape = {"batch": self.batch, "channels": self.channels, "state": self.state}
-            found = conv.generic_cell(**shape, dtype=self.dtype), conv.generic_read(**shape, dtype=self.dtype)
-            return tuple(at_layer(op, layer) for op in found)
+            own = conv.generic_cell(**shape, separable=self._separable, dtype=self.dtype)
+            read = conv.generic_read(**shape, dtype=self.dtype)
+            return tuple(at_layer(op, layer) for op in (own, read))
 
         return self._graph("generic_step", lambda: self._each_layer(cell, cell=False))
 
@@ -183,10 +184,8 @@ class LongConvolution:
 
         def make() -> tuple[Op, ...]:
             shape = {"batch": self.batch, "channels": self.channels, "state": self.state}
-            separable = self.mixer == "linear_attention"
-            op = conv.generic_tile(
-                layers=self.layers, **shape, separable=separable, side=side, outputs=outputs, dtype=self.dtype
-            )
+            shape |= {"side": side, "outputs": outputs}
+            op = conv.generic_tile(layers=self.layers, **shape, separable=self._separable, dtype=self.dtype)
             return (at_layer(op, 1),)
 
         return self._graph("generic_tile", make, side, outputs)
@@ -206,17 +205,26 @@ class LongConvolution:
 
     @property
     def filter_bytes(self) -> float:
-        """Memory of the taps of all layers, a filter a sequence where they depend on data."""
+        """Memory of the taps of all layers, if any; a filter a sequence where they depend on data."""
+        if self.mixer == "linear_attention":
+            return 0.0
         filters = self.batch if self.mixer == "data_dependent_convolution" else 1
         return self.layers * filters * self.tokens * self.channels * DTYPE_BYTES[self.dtype]
 
     @property
     def weight_bytes(self) -> float:
-        """Memory of the blocks' weights."""
-        matrices = 4 if self.block == "mlp" else 1
-        return self.layers * matrices * self.channels**2 * DTYPE_BYTES[self.dtype]
+        """Memory of the weights of blocks, and of the projections of mixers that have some."""
+        d = self.channels
+        own = {"convolution": 0, "data_dependent_convolution": d * d, "linear_attention": 2 * d * self.rank}
+        block = 4 * d * d if self.block == "mlp" else d * d
+        return self.layers * (block + own[self.mixer]) * DTYPE_BYTES[self.dtype]
 
     # -- ops -------------------------------------------------------------------------------------------
+
+    @property
+    def _separable(self) -> bool:
+        """Whether contributions to different positions differ by a factor of the distance only."""
+        return self.mixer == "linear_attention"
 
     @property
     def _levels(self) -> range:

@@ -148,6 +148,12 @@ def _accumulate(op: Op) -> Work:
     return Work(1.0 * _lanes(op) * op["outputs"], 3.0 * op["stored_bytes"] * _lanes(op) * op["outputs"])
 
 
+def _accumulate_wide(op: Op) -> Work:
+    """What comes from a transform is as wide as it was computed."""
+    lanes, outputs = _lanes(op), op["outputs"]
+    return Work(1.0 * lanes * outputs, lanes * outputs * (2.0 * op["stored_bytes"] + DTYPE_BYTES[op.dtype]))
+
+
 def _rfft(op: Op) -> Work:
     order = 2 * op["side"]
     moved = op["stored_bytes"] * op["side"] + _complex_bytes(op) * (op["side"] + 1.0)
@@ -180,7 +186,7 @@ _STEPS: dict[str, tuple[tuple[str, Formula], ...]] = {
         ("rfft", _rfft),
         ("spectrum_product", _spectra),
         ("irfft", _irfft),
-        ("accumulate", _accumulate),
+        ("accumulate", _accumulate_wide),
     ),
 }
 _FUSED: dict[str, Formula] = {"flash_conv": _flash_conv, "flash_fft": _flash_fft}
@@ -309,7 +315,7 @@ def _relaxed_tile(op: Op) -> Work:
     lanes, side, order = _lanes(op), op["side"], 2 * op["side"]
     transforms = 2.0 * op["products"] + 1.0
     flops = lanes * (transforms * rfft_flops(order) + 6.0 * op["products"] * (side + 1.0))
-    moved = op["stored_bytes"] * lanes * (2.0 * op["products"] * side + 2.0 * (2.0 * side - 1.0))
+    moved = op["stored_bytes"] * lanes * (2.0 * op["products"] * side + 2.0 * op["outputs"])
     return Work(flops, moved)
 
 
@@ -333,13 +339,18 @@ def relaxed_tile(
 
 
 def _generic_cell(op: Op) -> Work:
-    elements = op["batch"] * op["channels"] * op["state"]
-    return Work(2.0 * elements, 3.0 * op["stored_bytes"] * elements)
+    elements, separable = op["batch"] * op["channels"] * op["state"], op["separable"]
+    # Linear attention projects the position onto a query and a key first; a convolution reads a tap.
+    weights = op["channels"] * (2 * op["state"] if separable else 1)
+    flops = (2.0 + 4.0 * separable) * elements
+    return Work(flops, op["stored_bytes"] * (3.0 * elements + weights))
 
 
-def generic_cell(*, batch: int, channels: int, state: int, dtype: str) -> Op:
-    """x_t = agg(x_t, cont(y, t, t)) in one layer; `state` numbers of x a channel (Algorithm 2, line 7)."""
-    return _op("generic_cell", dtype, _generic_cell, {"batch": batch, "channels": channels, "state": state})
+def generic_cell(*, batch: int, channels: int, state: int, separable: bool, dtype: str) -> Op:
+    """x_t = agg(x_t, cont(y, t, t)) in one layer; `state` numbers of x a channel (Algorithm 2, line 7).
+    `separable` as in `generic_tile`."""
+    shape: dict[str, Dim] = {"batch": batch, "channels": channels, "state": state}
+    return _op("generic_cell", dtype, _generic_cell, {**shape, "separable": int(separable)})
 
 
 def _generic_read(op: Op) -> Work:
@@ -354,9 +365,13 @@ def generic_read(*, batch: int, channels: int, state: int, dtype: str) -> Op:
 
 def _generic_tile(op: Op) -> Work:
     elements, side, outputs = _lanes(op) * op["state"], op["side"], op["outputs"]
-    pairs = side + outputs if op["separable"] else side * outputs
-    moved = op["stored_bytes"] * (_lanes(op) * side + 2.0 * elements * outputs)
-    return Work(2.0 * elements * pairs, moved)
+    moved = _lanes(op) * side + 2.0 * elements * outputs
+    if op["separable"]:
+        # Keys of all inputs are projected, summed up, and spread.
+        return Work(
+            elements * (4.0 * side + 2.0 * outputs), op["stored_bytes"] * (moved + _taps(op) * op["state"])
+        )
+    return Work(2.0 * elements * side * outputs, op["stored_bytes"] * (moved + _taps(op) * (side + outputs)))
 
 
 def generic_tile(

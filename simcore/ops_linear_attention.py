@@ -233,7 +233,9 @@ def _base(op: Op, size: int) -> list[Segment]:
     """A base case: the causal dot product, or, with a decay, vanilla with a mask of its own."""
     if op["decay"]:
         return [*_mask(op, size), (_masked(op, size), 1)]
-    shape = tuple((name, size if name == "length" else value) for name, value in op.shape)
+    # What goes from case to case is not counted here, for it is part of the half above.
+    here = {"length": size, "states": 0}
+    shape = tuple((name, here.get(name, value)) for name, value in op.shape)
     return [((Op("causal_dot_product", "base", shape, op.dtype, _row_by_row),), 1)]
 
 

@@ -32,9 +32,10 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a study runs. `model` is what the program's graphs come from; `holds` says how large a real
-    machine's buffers have to be, in numbers that the study knows (`context`, `tokens`, `kv_tokens`, ...). The
-    others as in Simulation, which is all that they are for."""
+    """What a study runs. `case` names it: runs of the same case do the same. `model` is what the program's
+    graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
+    knows (`context`, `tokens`, `kv_tokens`, ...). The others as in Simulation, which is all that they are
+    for."""
 
     model: object
     price: Pricer
@@ -46,6 +47,7 @@ class Setup:
     lockstep: Sequence[str] = ()
     rows: bool = False
     tariff: Tariff | None = None
+    case: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
 
 

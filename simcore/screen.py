@@ -295,10 +295,13 @@ def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("metric", "role", "n", "median", "worst"):
         table.add_column(name, justify="left" if name in ("metric", "role") else "right", no_wrap=True)
     groups: dict[tuple[str, str], list[float]] = {}
+    ranges = {c["metric"] for c in comparison if c.get("reference_low", 0.0) < c.get("reference_high", 0.0)}
     for line in comparison:
         groups.setdefault((line["metric"], line["role"]), []).append(line["error_pct"])
     for (metric, role), errors in groups.items():
         middle = median(abs(error) for error in errors)
+        within = sum(error == 0.0 for error in errors)
+        name = f"{metric}: {within} of {len(errors)} inside" if metric in ranges else metric
         worst = max(errors, key=abs)
-        table.add_row(metric, role, str(len(errors)), f"{middle:.2f} %", f"{worst:+.2f} %")
+        table.add_row(name, role, str(len(errors)), f"{middle:.2f} %", f"{worst:+.2f} %")
     return table

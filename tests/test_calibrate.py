@@ -342,7 +342,7 @@ def judged(rows: list[dict[str, Any]]) -> list[tuple[int, float | None, bool]]:
 
 
 def test_each_rung_has_its_error_and_its_bound() -> None:
-    rows = ladder(points_of(1e-5, 0.25), figures(0.6), figures(1.1), figures(1.0), BOUNDS)
+    rows = ladder(points_of(1e-5, 0.25), figures(1 / 1.4), figures(1.1), figures(1.0), BOUNDS)
     assert judged(rows) == [
         (0, pytest.approx(1e-3), True),
         (1, pytest.approx(25.0), True),

@@ -484,7 +484,7 @@ OPS: Mapping[str, Callable[[Random, str], Op]] = {
     "relaxed_cell": lambda draw, dtype: conv.relaxed_cell(**one_layer(draw), dtype=dtype),
     "relaxed_tile": relaxed,
     "generic_cell": lambda draw, dtype: conv.generic_cell(
-        **one_layer(draw), state=draw.randint(1, 4), dtype=dtype
+        separable=True, **one_layer(draw), state=draw.randint(1, 4), dtype=dtype
     ),
     "generic_read": lambda draw, dtype: conv.generic_read(
         **one_layer(draw), state=draw.randint(1, 4), dtype=dtype

@@ -12,7 +12,7 @@ from typing import Any
 from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
-from simcore.assembly import Parts, Place, assemble
+from simcore.assembly import NO_PROFILE, Parts, Place, assemble
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
 from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
@@ -45,11 +45,12 @@ def climb(
     """Runs a scenario that is meant for device `on` in all three ways. Raises what the runs raise."""
     spec = load_device(on)
     floor = roofline(spec)
-    real = Real()
+    real = Real(repeats)
     place = Place(on, real.start, repeats, described=real.described)
     parts = assemble(scenario, where, place)
     outcome = parts.study.run(progress)
-    profile = load_profile(on, scenario.profile or spec.default_profile or "")
+    name = spec.default_profile if scenario.profile is None else scenario.profile
+    profile = load_profile(on, name) if name and name != NO_PROFILE else None
     price = pricer(spec, profile=profile)
     points = op_points(real.traces, price, floor)
     replay = Place("replay", prices=measured_prices(real.traces, floor, price))

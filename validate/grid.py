@@ -156,10 +156,10 @@ def _generic_tile(dtype: str) -> Iterator[Op]:
         yield conv.generic_tile(state=4, separable=True, side=u, outputs=u, dtype=dtype, **each)
 
 
-def _generic(constructor: Callable[..., Op]) -> Shapes:
+def _generic(constructor: Callable[..., Op], **more: bool) -> Shapes:
     def shapes(dtype: str) -> Iterator[Op]:
         for b, channels in product(BATCH, HIDDEN):
-            yield constructor(batch=b, channels=channels, state=4, dtype=dtype)
+            yield constructor(batch=b, channels=channels, state=4, dtype=dtype, **more)
 
     return shapes
 
@@ -218,7 +218,7 @@ SINGLE: Mapping[str, Shapes] = {
     "filter_tap": _per_layer(conv.filter_tap),
     "relaxed_cell": _per_layer(conv.relaxed_cell),
     "relaxed_tile": _relaxed_tile,
-    "generic_cell": _generic(conv.generic_cell),
+    "generic_cell": _generic(conv.generic_cell, separable=True),
     "generic_read": _generic(conv.generic_read),
     "generic_tile": _generic_tile,
     **{

@@ -5,7 +5,9 @@
     2 schedules   the simulated machine, fed with the measured op times, against the wall clock
     3 end to end  the simulated machine at predicted prices against the wall clock
 
-    error = 100 |predicted - measured| / measured        in percent
+    error = 100 (max(predicted, measured) / min(predicted, measured) - 1)        in percent
+
+so that what is predicted five times too fast is as wrong as what is predicted five times too slow.
 
 If rung 2 holds and rung 3 does not, then prices are at fault; if rung 2 does not, then the schedule or the
 machine is. Rungs 1 to 3 are judged by the median error, rung 0 by the worst. Bounds are in bounds.yaml.
@@ -82,6 +84,16 @@ def load_bounds(device: str, path: Path = BOUNDS) -> Bounds:
         known = document if isinstance(document, dict) else ()
         raise InputError(f"{path}: {unknown_name('device', device, known)}")
     return validated(Bounds, document[device], f"{path}: {device}")
+
+
+def off_pct(predicted: float, measured: float) -> float:
+    """See the head of this file.
+
+    >>> off_pct(1.0, 5.0), off_pct(5.0, 1.0)
+    (400.0, 400.0)
+    """
+    low, high = sorted((predicted, measured))
+    return 100.0 * (high / low - 1.0) if low > 0.0 else math.inf
 
 
 # -- what the real run did -------------------------------------------------------------------------------
@@ -255,8 +267,10 @@ class Compared:
 
     @property
     def error_pct(self) -> float:
-        """100 |predicted - measured| / measured."""
-        return abs(self.signed_pct)
+        """By how much the larger of both exceeds the smaller."""
+        assert self.predicted.value is not None
+        assert self.measured.value is not None
+        return off_pct(self.predicted.value, self.measured.value)
 
 
 def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared]:
@@ -322,7 +336,7 @@ def _numerics(points: Sequence[OpPoint], bounds: Bounds) -> Iterator[dict[str, A
 
 def _prices(points: Sequence[OpPoint], bounds: Bounds) -> Iterator[dict[str, Any]]:
     tried = [
-        (point.op, 100.0 * abs(point.predicted_s - point.measured_s) / point.measured_s)
+        (point.op, off_pct(point.predicted_s, point.measured_s))
         for point in points
         if point.held_out and point.measured_s > 0.0
     ]

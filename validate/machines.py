@@ -6,6 +6,7 @@ are the wall clock's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from simcore.models import Decoder
 from simcore.ops import Op, Publication
 from simcore.runs import Run, Setup
 from simcore.served_decoder import ServedDecoder
+from simcore.study import middle_first
 from simcore.trace import Trace
 from validate.calibrate import processor
 from validate.decoder_state import decoder_states
@@ -79,35 +81,41 @@ DTYPES = {
 
 @dataclass
 class Real:
-    """Starts runs on the torch machine and keeps model and trace of each."""
+    """Starts runs on the torch machine and keeps the traces of each case, which is run `repeats` times."""
 
-    started: list[tuple[object, Trace]] = field(default_factory=list)
+    repeats: int = 1
+    started: dict[str, list[Trace]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_thread()
 
     @property
     def traces(self) -> list[Trace]:
-        """What the runs left behind, without the first of each model that ran several times: allocations and
-        whatever a library sets up are in that one."""
-        of: dict[int, list[Trace]] = {}
-        for model, trace in self.started:
-            of.setdefault(id(model), []).append(trace)
-        return [trace for traces in of.values() for trace in (traces[1:] or traces)]
+        """What the run of median length of each case left behind: the one that is reported."""
+        cases = self.started.values()
+        return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]
 
     @property
     def described(self) -> dict[str, Any]:
-        """The machine, for provenances."""
-        how = f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}"
+        """The birth record of a run here, for provenances."""
         return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "processor": processor(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            "processor": processor(),
-            "how": how,
+            "runs": f"{self.repeats} a case, the median counts; a replica of a service runs once",
+            "cache": "as the run itself leaves it; an operator has run once before",
+            "how": f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}",
         }
 
     def start(self, setup: Setup) -> Run:
         """A run with buffers of its own."""
-        run = TorchRun(states(setup), mesh=setup.mesh, outcomes=setup.outcomes, lockstep=setup.lockstep)
-        self.started.append((setup.model, run.trace))
+        run = TorchRun(
+            states(setup),
+            mesh=setup.mesh,
+            outcomes=setup.outcomes,
+            lockstep=setup.lockstep,
+            roofline=setup.roofline,
+        )
+        self.started.setdefault(setup.case, []).append(run.trace)
         return run

@@ -32,6 +32,8 @@ A6000, LEETDECODING = "a6000", "leetdecoding-tables"
 A100, FLASH_DECODING = "a100-sxm-80gb", "flash-decoding-table"
 LEETDECODING_TABLES = ("3", "4", "5", "6", "9")
 # LeetDecoding's Listing 1 (the tables do not say it); Flash-Decoding's "inputs in f16".
+# Methods that write masks with decay.
+MASKED = frozenset({"vanilla", "recursion", "block_based", "lightning_torch"})
 LEETDECODING_DTYPE = "fp32"
 FLASH_DECODING_DTYPE = "fp16"
 # Chosen splits settle after one or two rounds.
@@ -88,9 +90,10 @@ def leetdecoding_fits() -> list[FitRow]:
         own = ";atomic=0" if method == NOT_ATOMIC else ""
         lengths = ", ".join(cell["length"] for cell in found)
         source = f"{found[0]['source']}, at lengths {lengths}"
-        # How masks with decay are made says how many launches they are.
-        rows_of_mask = ";mask_by_rows=1" if decay == "1" else ""
-        where = f"batch={batch};decay={decay}{rows_of_mask};dtype={LEETDECODING_DTYPE}{own}"
+        # How masks with decay are made says how many launches they are, where there are masks.
+        masked = ";mask_by_rows=1" if decay == "1" and method in MASKED else ""
+        sizes = "".join(f";{name}={found[0][name]}" for name in ("heads", "rank", "dim"))
+        where = f"batch={batch};decay={decay}{masked}{sizes};states=0;dtype={LEETDECODING_DTYPE}{own}"
         rows.append(_fit_row(LEETDECODING, ops[0].kind, where, points, source))
     return rows
 

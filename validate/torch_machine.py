@@ -17,7 +17,7 @@ import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any, Protocol, cast
 
@@ -26,9 +26,9 @@ import torch
 from kernels.table import TABLE
 from simcore import mesh as layout
 from simcore.machine import Condition, Flag, Machine, Program, Setting, Ticket, Verdict, Wait, holds
-from simcore.ops import Graph, Op, Price, Publication
+from simcore.ops import Graph, Op, Price, Publication, Roofline
 from simcore.requests import END
-from simcore.sim import DeadlockError, MismatchError, Outcomes, Route
+from simcore.sim import DeadlockError, MismatchError, Outcomes, Route, no_floor
 from simcore.trace import Cause, Gauge, Mark, Message, PricedOp, Span, Trace
 from simcore.trace import State as SpanState
 
@@ -218,7 +218,8 @@ class TorchRun:
     `states`: one a rank, in the order of `mesh` (left out: all along "tensor"). `outcomes` gives, by verdict
     name, what is decided for a key. `lockstep` names axes whose ranks do what the first of them is told: its
     host runs the program, and each of its launches runs on all of them, as a driver has it with its workers.
-    Raises ValueError where the states are not as many as the mesh has ranks.
+    `roofline`: the least that a local op can take here, for law 6. What would come once all programs have
+    ended comes no more. Raises ValueError where there are not as many states as ranks.
     """
 
     def __init__(
@@ -228,6 +229,7 @@ class TorchRun:
         mesh: layout.Mesh | None = None,
         outcomes: Outcomes | None = None,
         lockstep: Sequence[str] = (),
+        roofline: Roofline = no_floor,
     ) -> None:
         self.mesh: layout.Mesh = dict(mesh or {"tensor": len(states)})
         world = prod(self.mesh.values())
@@ -242,6 +244,7 @@ class TorchRun:
         self.fed_s: list[float] = []
         self._lockstep = tuple(axis for axis in lockstep if axis in self.mesh)
         self._outcomes = outcomes or {}
+        self._roofline = roofline
         self._origin: float | None = None
         self._hosts: list[_Task] = []
         self._working: deque[_Task] = deque()
@@ -277,8 +280,15 @@ class TorchRun:
         stuck = [task.what() for task in (*self._hosts, *self._working)]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
-        self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
+        self.trace.spans[:] = sorted(map(self._floored, self.trace.spans), key=lambda s: (s.end_s, s.id))
         return self.trace
+
+    def _floored(self, span: Span) -> Span:
+        """A span with the least that its ops can take, looked up once the clock has stopped."""
+        if span.state != "run":
+            return span
+        ops = tuple([PricedOp(o.op, o.price, self._roofline(o.op.bare).seconds) for o in span.ops])
+        return replace(span, ops=ops)
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
         """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says

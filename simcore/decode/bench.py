@@ -22,7 +22,7 @@ from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.speculation import HitPattern
-from simcore.study import Axes, student_t
+from simcore.study import Axes, middle_first, student_t
 from simcore.trace import Trace
 
 
@@ -166,6 +166,7 @@ class Bench:
             outcomes={"hit": pattern},
             rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"]),
             lockstep=lockstep,
+            case=repr(case),
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         trace = self.hardware.start(setup).run(self.program(case))
@@ -212,13 +213,12 @@ def _summary(trace: Trace) -> Result:
 
 def _middle(results: Sequence[Result]) -> Result:
     """Of several runs of the same, the one of median latency, with the fastest and the slowest."""
-    ordered = sorted(results, key=lambda result: result.latency_s)
-    middle = ordered[len(ordered) // 2]
-    if len(ordered) == 1:
+    middle = middle_first(results, lambda result: result.latency_s)[0]
+    if len(results) == 1:
         return middle
-    low_s, high_s = ordered[0].latency_s, ordered[-1].latency_s
-    text = f"fastest and slowest of {len(ordered)} runs"
-    return replace(middle, low_s=low_s, high_s=high_s, interval=text)
+    each = [result.latency_s for result in results]
+    text = f"fastest and slowest of {len(results)} runs"
+    return replace(middle, low_s=min(each), high_s=max(each), interval=text)
 
 
 def _average(runs: Sequence[tuple[float, Result]], case: Case) -> Result:
@@ -237,6 +237,7 @@ def _average(runs: Sequence[tuple[float, Result]], case: Case) -> Result:
         {name: sum(w * run.price_shares.get(name, 0.0) for w, run in runs) for name in sources},
         frozenset().union(*(run.free for _, run in runs)),
         runs[-1][1].tokens,
+        runs[-1][1].interval,
     )
     if case.hits is None or not case.hits.random or len(runs) == 1:
         return average

@@ -4,8 +4,8 @@ latency  = host time of the launch + price of the op        (simulated; `seconds
 fits     = memory_bytes(op) <= memory of the device
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from simcore import laws, ops_flash_decoding, ops_linear_attention
 from simcore.hardware import SingleDevice
@@ -14,7 +14,7 @@ from simcore.operator_scenario import LinearAttentionScenario, OperatorScenario
 from simcore.ops import Graph, Op, Price
 from simcore.runs import Setup
 from simcore.schedules.one_launch import one_launch
-from simcore.study import OperatorAxes
+from simcore.study import OperatorAxes, middle_first
 from simcore.trace import Trace
 
 
@@ -102,7 +102,7 @@ class Bench:
         given = getattr(self.scenario, "splits", "auto")
         if given != "auto":
             return int(given)
-        return ops_flash_decoding.split_count(op, self.device.price, self.processors)
+        return ops_flash_decoding.split_count(op, self.device.choose, self.processors)
 
     def fits(self, op: Op) -> bool:
         """Whether the device's memory holds an op's tensors and temporaries."""
@@ -115,8 +115,7 @@ class Bench:
             needed = memory_bytes(op)
             if needed <= self.device.memory_bytes:
                 traces = [self._launched(op) for _ in range(self.device.repeats)]
-                traces.sort(key=lambda trace: trace.marks[-1].at_s)
-                self.results[case] = _result(traces[len(traces) // 2], op, needed)
+                self.results[case] = _result(middle_first(traces, _latency_s), op, needed)
             else:
                 self.results[case] = Result(None, None, None, needed, None, op)
         return self.results[case]
@@ -133,7 +132,7 @@ class Bench:
 
     def _launched(self, op: Op) -> Trace:
         device, graph = self.device, Graph(op.name, (op,))
-        setup = Setup(op, device.price, device.roofline, device.overheads)
+        setup = Setup(op, device.price, device.roofline, device.overheads, case=f"{op.kind} {op.shape}")
         trace = device.start(setup).run(lambda m: one_launch(m, graph))
         laws.enforce(trace)
         return trace
@@ -145,10 +144,19 @@ def memory_bytes(op: Op) -> float:
     return ops_linear_attention.memory_bytes(op) if linear else ops_flash_decoding.memory_bytes(op)
 
 
-def _result(trace: Trace, op: Op, needed: float) -> Result:
-    latency_s = trace.marks[-1].at_s
+def _latency_s(trace: Trace) -> float:
+    return trace.marks[-1].at_s
+
+
+def _result(traces: Sequence[Trace], op: Op, needed: float) -> Result:
+    """What the first of several runs gave; of several, the least and the largest latency are the interval."""
+    trace, latency_s = traces[0], _latency_s(traces[0])
     (priced,) = (priced for span in trace.spans for priced in span.ops)
     price = priced.price
     # All but the op itself is the host's: certain, as far as its overheads are.
     host_s = latency_s - price.seconds
+    if len(traces) > 1:
+        each = [_latency_s(other) for other in traces]
+        price = replace(price, detail=f"{price.detail}; median, least and largest of {len(traces)} runs")
+        return Result(latency_s, min(each), max(each), needed, price, op)
     return Result(latency_s, host_s + price.low_s, host_s + price.high_s, needed, price, op)

@@ -31,16 +31,13 @@ def fractal_tiling(
     # With half of the storage, what the prompt gives to the second half is part of the carry.
     yield from prefill(m, model, ended_s, outputs=half if half_storage else None)
     for t in range(model.prompt, model.tokens):
-        after = _after(model, t, half if half_storage else None, sequential_from)
-        sizes = {"position": t}
-        layered = not parallel and after is not None and after.name.startswith("tile ")
-        if layered:
-            side, outputs = _tile(model, t)
-            step = m.launch(model.tile_step(side, outputs), sizes=sizes)
+        sizes, carries = {"position": t}, half_storage and t + 1 == half
+        if not parallel and not carries and t + 1 < model.tokens:
+            step = m.launch(model.tile_step(*_tile(model, t)), sizes=sizes)
         else:
             step = m.launch(model.step(), sizes=sizes)
-            if after is not None:
-                m.launch(after, sizes=sizes)
+            if t + 1 < model.tokens:
+                m.launch(_carry(model, half) if carries else _tiles(model, t, sequential_from), sizes=sizes)
         yield m.wait(step)
         ended_s.append(m.now())
 
@@ -51,11 +48,12 @@ def _tile(model: LongConvolution, t: int) -> tuple[int, int]:
     return side, min(side, model.tokens - 1 - t)
 
 
-def _after(model: LongConvolution, t: int, half: int | None, sequential_from: int | None) -> Graph | None:
-    """What is due once a position is done, if anything is."""
-    if t + 1 == model.tokens:
-        return None
-    if t + 1 == half:
-        return model.carry(half, model.tokens - half)
+def _carry(model: LongConvolution, half: int) -> Graph:
+    """The largest tile, in place of its inputs."""
+    return model.carry(half, model.tokens - half)
+
+
+def _tiles(model: LongConvolution, t: int, sequential_from: int | None) -> Graph:
+    """The tile of all layers after a position."""
     side, outputs = _tile(model, t)
     return model.tile(side, outputs, sequential=sequential_from is not None and side >= sequential_from)

@@ -242,6 +242,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
         lockstep=(TENSOR,),
         rows=True,
         tariff=tariff,
+        case=repr((case.axes, replica)),
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
     simulation = bench.hardware.start(setup)

@@ -36,7 +36,8 @@ def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) 
     if known and label != LAZY:
         told += f", {min(known):.3g} to {max(known):.3g} times as fast as lazy"
     each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
-    return f"{told}, at {min(each):.3g} to {max(each):.3g} ms a token{_taken(won[0])}"
+    same = len({_taken(one) for one in won}) == 1
+    return f"{told}, at {min(each):.3g} to {max(each):.3g} ms a token{_taken(won[0]) if same else ''}"
 
 
 def _single(best: Found, found: Sequence[Found]) -> str:
@@ -52,9 +53,11 @@ def _single(best: Found, found: Sequence[Found]) -> str:
 
 def _taken(one: Found) -> str:
     strategy = one.case.strategy
-    if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid" or not one.tiles:
+    if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid":
         return ""
-    return f"; its tiles: {in_words(one.tiles)}"
+    # With half storage the largest is the carry.
+    taken = one.tiles[:-1] if strategy.half_storage[0] else one.tiles
+    return f"; its tiles: {in_words(taken)}" if taken else ""
 
 
 def in_words(choice: Choice) -> str:

@@ -63,8 +63,8 @@ class Bench:
         return self.prices[end]
 
     def tiles(self, case: Case) -> Choice:
-        """The implementation of each side, by prices as they are."""
-        return choice(case, self.device.price)
+        """The implementation of each side, by the prices that choices are made by."""
+        return choice(case, self.device.choose)
 
     def model(self, case: Case) -> LongConvolution:
         """The model of a case, with its tiles chosen."""
@@ -110,6 +110,7 @@ class Bench:
             overheads=self.device.overheads,
             rows=rows,
             tariff=tariff,
+            case=repr((case.axes, rows)),
             holds=holds,
         )
         run = self.device.start(setup)

@@ -1,8 +1,7 @@
 """What the runs of one case gave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from simcore.tiling.cases import Case
@@ -13,7 +12,7 @@ from simcore.tiling.implementations import Choice
 @dataclass(slots=True, eq=False)
 class Found:
     """What a case gave. `runs` are figures of time: with prices as they are, then at their ends, where not
-    all of them need be known; or of each measured run."""
+    all of them need be known; or of each measured run, the one that is reported first."""
 
     case: Case
     tiles: Choice
@@ -30,10 +29,5 @@ class Found:
         return [run[name][0] for run in self.runs if name in run]
 
     def value(self, name: str) -> float:
-        """A figure of time: as predicted, or the median of what was measured."""
-        return middle(self.values(name), self.measured)
-
-
-def middle(values: Sequence[float], measured: bool) -> float:
-    """The figure that stands for several runs: of predicted ones the first, with prices as they are."""
-    return median(values) if measured else values[0]
+        """A figure of time: with prices as they are, or of the measured run that is reported."""
+        return self.values(name)[0]

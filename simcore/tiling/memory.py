@@ -95,7 +95,8 @@ def _tile_temporaries(model: LongConvolution, side: int, layers: int) -> float:
             # Spectra of the inputs and their product; then the product and the inverse, which is no larger.
             return lanes * 2.0 * (side + 1) * 2.0 * _computed_bytes(model.dtype)
         case "conv":
-            return lanes * 3.0 * side * DTYPE_BYTES[model.dtype]
+            # Padded inputs and the result.
+            return lanes * (4.0 * side - 2.0) * DTYPE_BYTES[model.dtype]
         case _:
             return 0.0
 

@@ -3,7 +3,8 @@
 speedup_over_lazy        = total of lazy / total, at the same layers, channels, batch and length
 mixer_speedup_over_lazy  = mixer's device seconds of lazy / mixer's device seconds
 interval of a figure     = the same run with all prices at the fast, and at the slow, end of their own;
-                           of a measured one the least and the largest of its runs, of which the median counts
+                           of a measured one the least and the largest of its runs, of which the one of
+                           median total is reported
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,13 @@ from typing import Any
 from simcore.files import InputError
 from simcore.laws import LawError, digest
 from simcore.ops_convolution import MIXER_KINDS
-from simcore.study import Outcome, Progress, Row
+from simcore.study import Outcome, Progress, Row, middle_first
 from simcore.tiling import tables
 from simcore.tiling.answer import answer, notes, warnings
 from simcore.tiling.bench import Bench, Result
 from simcore.tiling.cases import Case, cases, memory_of, program, refusal
 from simcore.tiling.figures import Figures, counts, sums, times
-from simcore.tiling.found import Found, middle
+from simcore.tiling.found import Found
 from simcore.tiling.launches import seconds_by_kind
 from simcore.tiling_scenario import Fractal
 from simcore.trace import Trace
@@ -77,7 +78,7 @@ def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
     model, bursts = bench.launches(case)
     measured = bench.device.measured
     repeats = bench.device.repeats if measured else 1
-    results = [bench.run(case) for _ in range(repeats)]
+    results = middle_first([bench.run(case) for _ in range(repeats)], lambda run: float(run.ended_s[-1]))
     first = results[0]
     runs, by_kind = [times(result) for result in results], [result.by_kind for result in results]
     for timed, kinds in [] if measured else _ends(bench, case, first):
@@ -150,10 +151,9 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
         )
         if other is None:
             continue
-        yield _row(one, metric, _ratios(other, one, "total_s"), "x", f"against {baseline}; {source}")
+        yield _ratio(other, one, "total_s", metric, f"against {baseline}; {source}")
         if metric == "speedup_over_lazy":
-            ratios = _ratios(other, one, "mixer_s")
-            yield _row(one, "mixer_speedup_over_lazy", ratios, "x", f"against {baseline}; {source}")
+            yield _ratio(other, one, "mixer_s", "mixer_speedup_over_lazy", f"against {baseline}; {source}")
     for name, (value, unit) in one.counts.items():
         yield Row(axes, name, value, unit, value, value, EXACT)
     yield Row(axes, "memory_bytes", one.memory_bytes, "B", one.memory_bytes, one.memory_bytes, "formula")
@@ -164,12 +164,21 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _row(one: Found, name: str, values: Sequence[float], unit: str, source: str) -> Row:
-    return Row(one.case.axes, name, middle(values, one.measured), unit, min(values), max(values), source)
+    if len(values) == 1:
+        # Known as it is, and at no end of any interval.
+        return Row(one.case.axes, name, values[0], unit, source=AS_PRICED if not one.measured else source)
+    return Row(one.case.axes, name, values[0], unit, min(values), max(values), source)
 
 
-def _ratios(of: Found, to: Found, name: str) -> list[float]:
-    """Ratios of a figure of two cases, run by run: at the same end of all prices."""
-    return [a / b for a, b in zip(of.values(name), to.values(name), strict=True)]
+def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
+    """A ratio of two cases: of predicted ones at the same end of all prices; measured runs belong to nobody
+    else's, so the interval is that of the least over the largest to the largest over the least."""
+    ours, theirs = of.values(name), to.values(name)
+    if to.measured:
+        ratios = [ours[0] / theirs[0], min(ours) / max(theirs), max(ours) / min(theirs)]
+    else:
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return _row(to, metric, ratios, "x", source)
 
 
 # -- tables ------------------------------------------------------------------------------------------
