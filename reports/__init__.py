@@ -7,6 +7,7 @@ A study adds its own sections and figures (as `sections_decode.py`, `figures_dec
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from reports import (
@@ -46,9 +47,9 @@ def build(run_dir: Path) -> Path:
     opening, sections = STUDIES.get(run.study, ANY_STUDY)
     if len(run.ladder):
         opening = sections_validation.opening
-    # What is compared there was measured, not published, and stands with the ladder.
-    own = [section for section in sections(run) if run.ladder.empty or section.key != "published"]
-    shown = [*sections_validation.sections(run), *own]
+    # What is compared in a validation was measured, not published, and stands with the ladder alone.
+    alone = run if run.ladder.empty else replace(run, comparison=run.comparison.head(0))
+    shown = [*sections_validation.sections(run), *sections(alone)]
     page = Path(run_dir) / "report.html"
     page.write_text(render(opening(run), shown), encoding="utf-8", newline="\n")
     return page

@@ -83,23 +83,30 @@ def compared_place(row: pd.Series) -> list[str]:
     return [part for part in (*parts, " + ".join(lengths) + " tokens" if lengths else "") if part]
 
 
-def _error_hover(row: pd.Series) -> str:
+OFF: Mapping[str, str] = {
+    "predicted": "error of the prediction (%)",
+    "measured": "distance from published (%)",
+}
+
+
+def _error_hover(row: pd.Series, found: str) -> str:
     said_by = in_figure(f"{row['role']}; {row['source']}")
     who, *where = compared_place(row)
     return "<br>".join(
         [
             f"<b>{in_figure(who)}</b>, {in_figure(row['metric'])}",
             in_figure(", ".join(where)),
-            f"published {significant(row['reference'], 4)}, predicted {significant(row['predicted'], 4)}",
+            f"published {significant(row['reference'], 4)}, {found} {significant(row['predicted'], 4)}",
             f"<b>{signed_percent(row['error_pct'])}</b>, {said_by}",
         ]
     )
 
 
-def errors(comparison: pd.DataFrame, roles: Mapping[str, str]) -> go.Figure:
+def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "predicted") -> go.Figure:
     """Error of every compared figure, a row for each role in the order of `roles` (role -> its name).
 
-    Rows of the role "fitted" are hollow: the model has seen those figures.
+    `found`: what is compared is "predicted" or "measured". Rows of the role "fitted" are hollow: the
+    model has seen those figures.
     """
     figure = go.Figure()
     rows = comparison[comparison["error_pct"].notna()]
@@ -121,7 +128,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str]) -> go.Figure:
             },
             line={"color": colour},
             hoverinfo="text",
-            hovertext=[_error_hover(row) for _, row in group.iterrows()],
+            hovertext=[_error_hover(row, found) for _, row in group.iterrows()],
         )
     reach = max(1.0, float(rows["error_pct"].abs().max())) * 1.1 if len(rows) else 1.0
     figure.add_shape(
@@ -131,15 +138,17 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str]) -> go.Figure:
     figure.update_layout(
         height=64 + ROW_PX * max(1, len(present)),
         margin={"l": 8, "r": 12, "t": 4, "b": 48},
-        xaxis={"title": {"text": "error of the prediction (%)"}, "range": [-reach, reach]},
+        xaxis={"title": {"text": OFF[found]}, "range": [-reach, reach]},
         yaxis={"categoryorder": "array", "categoryarray": order, "range": [len(present) - 0.5, -0.5]},
         meta={"narrow": {"xaxis.nticks": 5}},
     )
     return figure
 
 
-def price_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Share of predicted device time by where the price is from: row name -> source -> fraction."""
+def price_shares(
+    shares: Mapping[str, Mapping[str, float]], title: str = "share of the predicted device time"
+) -> go.Figure:
+    """Share of the time, or what else the title says, by where it is from: row name -> source -> fraction."""
     figure = go.Figure()
     names = [in_figure(name).replace(", ", ",<br>", 1) for name in shares]
     sources = [s for s in style.PRICE_SOURCE if any(row.get(s, 0) > 0 for row in shares.values())]
@@ -163,7 +172,7 @@ def price_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
         bargap=0.36,
         height=60 + 40 * max(1, len(names)),
         margin={"l": 8, "r": 16, "t": 4, "b": 48},
-        xaxis={"title": {"text": "share of predicted device time (%)"}, "range": [0, 100]},
+        xaxis={"title": {"text": f"{title} (%)"}, "range": [0, 100]},
         yaxis={"autorange": "reversed", "showgrid": False},
     )
     return figure

@@ -78,7 +78,7 @@ def _hover(row: pd.Series, value: str, bounds: str) -> str:
         f"<b>{in_figure(row['label'])}</b>",
         f"{tokens(row['context_tokens'])} tokens{hits}",
         f"{value} per token",
-        *([f"90 % interval: {bounds} ms"] if bounds else []),
+        *([f"{row.get('ends', '90 % interval')}: {bounds} ms"] if bounds else []),
     ]
     return "<br>".join([*lines, *([in_figure(row["source"])] if row["source"] else [])])
 
@@ -130,7 +130,8 @@ def latency_over_context(
     latency: pd.DataFrame, shown: Sequence[Variant], hit_rate: float | None = None
 ) -> go.Figure:
     """Latency per token against context, a line for each variant; hit_rate None: a band from the
-    fewest hits to the most. `latency`: token_latency_s rows of one batch."""
+    fewest hits to the most. `latency`: token_latency_s rows of one batch; `ends`, where it has that column:
+    what the low and the high end are."""
     figure = go.Figure()
     rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
     for variant in shown:

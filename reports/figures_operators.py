@@ -81,18 +81,18 @@ def places_axis(names: Mapping[float, str], title: str) -> tuple[dict[str, Any],
 # -- times ---------------------------------------------------------------------------------------------
 
 
-def _hover(row: Mapping[Any, Any]) -> str:
+def _hover(row: Mapping[Any, Any], found: str) -> str:
     bounds = interval(row["low"], row["high"], 1e3)
     lines = [
         f"<b>{in_figure(row['label'])}</b>, {in_figure(row['at'])}",
-        f"predicted {lasting(row['value'])}{f' ({bounds} ms)' if bounds else ''}",
+        f"{found} {lasting(row['value'])}{f' ({bounds} ms)' if bounds else ''}",
         in_figure(row["source"]),
         *([f"{row['splits']:.0f} splits"] if known(row.get("splits")) else []),
     ]
     return "<br>".join(line for line in lines if line)
 
 
-def _predicted(rows: pd.DataFrame, look: Look, marks: bool) -> go.Scatter:
+def _found(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
     colour, dash, symbol = look
     return go.Scatter(
         x=rows["place"].tolist(),
@@ -103,11 +103,11 @@ def _predicted(rows: pd.DataFrame, look: Look, marks: bool) -> go.Scatter:
         line={"color": colour, "width": 2, "dash": dash},
         marker={"symbol": symbol, "size": 7, "color": colour},
         hoverinfo="text",
-        hovertext=[_hover(row) for row in rows.to_dict("records")],
+        hovertext=[_hover(row, found) for row in rows.to_dict("records")],
     )
 
 
-def _published(rows: pd.DataFrame, look: Look, name: str) -> go.Scatter:
+def _published(rows: pd.DataFrame, look: Look, name: str, found: str) -> go.Scatter:
     colour, _, symbol = look
     return go.Scatter(
         x=rows["place"].tolist(),
@@ -124,7 +124,7 @@ def _published(rows: pd.DataFrame, look: Look, name: str) -> go.Scatter:
         },
         hoverinfo="text",
         hovertext=[
-            f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, predicted "
+            f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {found} "
             f"{lasting(row['predicted'])}: {signed_percent(row['error_pct'])}<br>"
             f"{in_figure(row['role'])}; {in_figure(row['source'])}"
             for row in rows.to_dict("records")
@@ -164,9 +164,10 @@ def method_times(
     published: pd.DataFrame,
     crossings: Mapping[float, str],
     axis: tuple[dict[str, Any], dict[str, Any]],
+    found: str = "predicted",
 ) -> go.Figure:
-    """Time of each method over places: lines predicted, marks published, crosses out of memory, and a line at
-    every crossing of the fastest (place -> text).
+    """Time of each method over places: lines `found` (predicted or measured), marks published, crosses out
+    of memory, and a line at every crossing of the fastest (place -> text).
 
     `rows`: strategy, label, place, at (the place in words), value, low, high, source, perhaps splits; `out`:
     those without a value; `published`: the same places with reference, predicted, error_pct, role, source.
@@ -177,9 +178,9 @@ def method_times(
         own = rows[rows["strategy"] == strategy].sort_values("place", kind="stable")
         beside = published[published["strategy"] == strategy]
         if len(own):
-            figure.add_trace(_predicted(own, look, marks=beside.empty))
+            figure.add_trace(_found(own, look, found, marks=beside.empty))
         if len(own) and len(beside):
-            figure.add_trace(_published(beside, look, _name(own)))
+            figure.add_trace(_published(beside, look, _name(own), found))
     y_axis = log_axis(
         "time of a call (ms)", [*(rows["value"] * 1e3), *(published["reference"] * 1e3)], room=1.3
     )
@@ -260,9 +261,11 @@ def memory(rows: pd.DataFrame, axis: tuple[dict[str, Any], dict[str, Any]]) -> g
 # -- errors --------------------------------------------------------------------------------------------
 
 
-def errors(comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str]) -> go.Figure:
+def errors(
+    comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+) -> go.Figure:
     """Error of every compared figure, by role, in the looks of the methods; `place`: where a row is."""
-    figure = figures_common.errors(comparison, roles)
+    figure = figures_common.errors(comparison, roles, found)
     rows = comparison[comparison["error_pct"].notna()]
     shown = looks(list(rows["strategy"]))
     for trace, (strategy, group) in zip(figure.data, rows.groupby("strategy", sort=True), strict=True):
@@ -272,7 +275,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[
         trace.marker.update(symbol=symbol, size=8, color=colours, line={"color": colour, "width": 1.5})
         trace.hovertext = [
             f"<b>{_name(group)}</b>, {in_figure(place(row))}<br>published {_time(row['reference'])}, "
-            f"predicted {_time(row['predicted'])}<br><b>{signed_percent(row['error_pct'])}</b>, "
+            f"{found} {_time(row['predicted'])}<br><b>{signed_percent(row['error_pct'])}</b>, "
             f"{in_figure(row['source'])}"
             for row in group.to_dict("records")
         ]

@@ -395,7 +395,9 @@ def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[st
 # -- predicted against published -------------------------------------------------------------------
 
 
-def _published_points(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale) -> go.Scatter:
+def _published_points(
+    rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str
+) -> go.Scatter:
     fitted = rows["role"] == "fitted"
     return go.Scatter(
         x=rows[axis].tolist(),
@@ -412,16 +414,23 @@ def _published_points(rows: pd.DataFrame, variant: Variant, axis: str, scale: Sc
         line={"color": variant.colour},
         hoverinfo="text",
         hovertext=[
-            f"<b>{in_figure(variant.label)}</b><br>published {scale.text(row['reference'])}, predicted "
+            f"<b>{in_figure(variant.label)}</b><br>published {scale.text(row['reference'])}, {found} "
             f"{scale.text(row['predicted'])}<br>{in_figure(row['role'])}; {in_figure(row['source'])}"
             for _, row in rows.iterrows()
         ],
     )
 
 
-def predicted(rows: pd.DataFrame, shown: Sequence[Variant], axis: tuple[str, str], scale: Scale) -> go.Figure:
-    """Predictions as lines with the bands of their intervals, published figures as marks, against an axis
-    (column, title). A column of text has no lines. `rows`: compared figures of one metric."""
+def compared(
+    rows: pd.DataFrame,
+    shown: Sequence[Variant],
+    axis: tuple[str, str],
+    scale: Scale,
+    found: str = "predicted",
+) -> go.Figure:
+    """What is `found` (predicted or measured) as lines with the bands of their intervals, published figures
+    as marks, against an axis (column, title). A column of text has no lines. `rows`: compared figures of one
+    metric."""
     column, title = axis
     rows = rows.assign(value=rows["predicted"])
     named = not pd.api.types.is_numeric_dtype(rows[column])
@@ -438,9 +447,9 @@ def predicted(rows: pd.DataFrame, shown: Sequence[Variant], axis: tuple[str, str
         figure.add_traces([] if named else _band(own, variant, column, scale.factor, floor))
         line = _line(own, variant, column, scale, str)
         mode, mark = ("markers", {"symbol": "diamond", "size": 9}) if named else ("lines", {})
-        line.update(mode=mode, marker=mark, name=f"{in_figure(variant.label)}, predicted")
-        line.update(legendgroup=f"{variant.label}, predicted", hoverinfo="skip", hovertext=None)
-        figure.add_traces([line, _published_points(own, variant, column, scale)])
+        line.update(mode=mode, marker=mark, name=f"{in_figure(variant.label)}, {found}")
+        line.update(legendgroup=f"{variant.label}, {found}", hoverinfo="skip", hovertext=None)
+        figure.add_traces([line, _published_points(own, variant, column, scale, found)])
     if named:
         return _layout(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)
     x_axis, narrow = _places_axis(title, sorted(rows[column].unique()))

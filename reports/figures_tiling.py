@@ -468,9 +468,11 @@ SPEED_UPS: Sequence[tuple[str, str, str]] = [
 ]
 
 
-def speed_ups(rows: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
-    """Speed-up over lazy with the interval of the prices: end to end, and of the mixer alone (Flash
-    Inference, Figure 2). `rows`: results of one case."""
+def speed_ups(
+    rows: pd.DataFrame, shown: Sequence[Variant], ends: str = "at the ends of the prices"
+) -> go.Figure:
+    """Speed-up over lazy with its interval, whose `ends` are told in words: end to end, and of the mixer
+    alone (Flash Inference, Figure 2). `rows`: results of one case."""
     labels = [v.label for v in shown if ((rows["label"] == v.label) & (rows["value"] > 0)).any()]
     figure, reach = go.Figure(), [1.0]
     for metric, name, colour in SPEED_UPS:
@@ -491,7 +493,7 @@ def speed_ups(rows: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
                 "arrayminus": (own["value"] - low).clip(lower=0).tolist(), "color": colour, "width": 4,
             },
             hoverinfo="text",
-            hovertext=[_speed_up_hover(row, name) for row in own.to_dict("records")],
+            hovertext=[_speed_up_hover(row, name, ends) for row in own.to_dict("records")],
         )  # fmt: skip
     line = {"color": style.INK[0], "width": 1, "dash": "dot"}
     figure.add_shape(type="line", x0=1, x1=1, y0=0, y1=1, yref="paper", line=line)
@@ -505,16 +507,18 @@ def _speed_axis(values: Sequence[float]) -> dict[str, Any]:
     return {"xaxis": axis, "meta": {"narrow": {**narrow, "xaxis.title.text": "speed-up over lazy (×)"}}}
 
 
-def _speed_up_hover(row: Mapping[Any, Any], name: str) -> str:
+def _speed_up_hover(row: Mapping[Any, Any], name: str, ends: str) -> str:
     bounds = interval(row["low"], row["high"])
-    told = f"<br>{bounds} at the ends of the prices" if bounds else ""
+    told = f"<br>{bounds} {ends}" if bounds else ""
     return f"<b>{in_figure(row['label'])}</b><br>{name}: {times(row['value'])}{told}"
 
 
 # -- published ranges -----------------------------------------------------------------------------------
 
 
-def ranges(rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str]) -> go.Figure:
+def ranges(
+    rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+) -> go.Figure:
     """Predictions as marks on the range that is published for all of them, a row for each metric.
 
     Marks are filled inside and hollow outside. `rows`: compared figures; `names`: metric -> its name;
@@ -531,14 +535,14 @@ def ranges(rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], 
         inside = own["error_pct"] == 0
         colour = style.BLUE[3][0]
         figure.add_scatter(
-            x=own["predicted"].tolist(), y=[name] * len(own), mode="markers", name="predicted",
+            x=own["predicted"].tolist(), y=[name] * len(own), mode="markers", name=found,
             marker={
                 "size": 10, "color": [colour if i else style.HOLLOW[0] for i in inside],
                 "line": {"color": colour, "width": 1.5},
             },
             line={"color": colour}, hoverinfo="text", showlegend=False,
             hovertext=[
-                f"<b>{in_figure(place(row))}</b><br>predicted {times(row['predicted'])}, published "
+                f"<b>{in_figure(place(row))}</b><br>{found} {times(row['predicted'])}, published "
                 f"{_span_of(low, high)}<br>{in_figure(row['source'])}"
                 for row in own.to_dict("records")
             ],

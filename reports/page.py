@@ -108,7 +108,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Opening:
-    """The top of the page."""
+    """The top of the page. `machine`: what was measured on; `again`: what a run that is made again gives."""
 
     name: str
     about: str
@@ -116,6 +116,8 @@ class Opening:
     warnings: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
     command: str = ""
+    machine: str = ""
+    again: str = ""
 
 
 def _figure(figure: go.Figure) -> dict[str, Any]:

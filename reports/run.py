@@ -46,6 +46,7 @@ LADDER_TEXT = ("rung", "label", "what")
 LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
+SIMULATED = "sim"
 SUMMARY_TYPES: Mapping[str, type] = {"answer": str, "warnings": list, "notes": list, "price_shares": dict}
 UNREADABLE = (
     OSError, ValueError, TypeError, csv.Error, yaml.YAMLError, pa.ArrowException, RecursionError
@@ -135,6 +136,21 @@ class Run:
     def name(self) -> str:
         """The scenario's name."""
         return str(self.summary.get("name") or self.scenario.get("name") or "unnamed run")
+
+    @property
+    def machine(self) -> str:
+        """What the run was made on: "sim", or the device whose times were measured."""
+        return str(self.provenance.get("machine") or SIMULATED)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the times are measured, not predicted."""
+        return self.machine != SIMULATED
+
+    @property
+    def found(self) -> str:
+        """What the times are, in a word: "predicted" or "measured"."""
+        return "measured" if self.measured else "predicted"
 
     def metric(self, name: str) -> pd.DataFrame:
         """The rows of one metric that have a value, in the order of the file."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -24,6 +25,7 @@ from reports.text import (
 
 EXTRAPOLATED_AT_MOST = 0.05
 FITTED = "fitted"
+SEEN = "published, prices were fitted to it"
 ROLES: Mapping[str, str] = {
     "measured": "measured",
     "projected": "projected by the source",
@@ -31,10 +33,28 @@ ROLES: Mapping[str, str] = {
     FITTED: "fitted, not a prediction",
 }
 ERROR_PCT = Definition("Error of a prediction", "error_pct = 100 × (predicted − published) / published")
+ERROR_OF_MEASURED = Definition("Distance", "distance_pct = 100 × (measured − published) / published")
 PRICE_SHARE = Definition(
     "Share of a price source",
     "share(source) = Σ seconds of device ops priced from that source / Σ seconds of all device ops",
 )
+MEASURED_SHARE = Definition(
+    "Share of a source",
+    "share(source) = Σ seconds of device ops whose time is from that source / Σ seconds of all device ops",
+)
+# Studies of single operators: their times differ too much to be added up.
+SHARES_OF_CASES = ("linear_attention", "decode_attention")
+# Keys of a measured run's provenance, in the order in which they are told.
+MACHINE: Sequence[tuple[str, str]] = [
+    ("processor", "{}"), ("threads", "threads: {}"), ("torch", "torch {}"), ("date", "{}"),
+    ("runs", "runs: {}"), ("cache", "cache: {}"), ("how", "{}"),
+]  # fmt: skip
+CHOICES_ALONE = (
+    "Device and profile say what fits into memory, and by which prices ways of computing are chosen; no time "
+    "of a run is from them."
+)
+AGAIN = "The same scenario, seed and device profile give the same numbers to the byte."
+MEASURED_AGAIN = "Times are measured: another run gives others."
 
 
 def opening(run: Run) -> Opening:
@@ -45,7 +65,28 @@ def opening(run: Run) -> Opening:
         answer=str(run.summary.get("answer") or ""),
         warnings=[str(w) for w in run.summary.get("warnings") or ()],
         command=_command(run),
+        machine=machine_text(run),
+        again=MEASURED_AGAIN if run.measured else AGAIN,
     )
+
+
+def machine_text(run: Run) -> str:
+    """What a measured run was measured on and how, as far as its provenance tells; nothing of any other."""
+    if not run.measured:
+        return ""
+    told = [(text, run.provenance.get(key)) for key, text in MACHINE]
+    parts = [text.format(recorded(value)) for text, value in told if value not in (None, "")]
+    return f"Measured, not predicted, on {run.machine}{': ' if parts else ''}{'; '.join(parts)}."
+
+
+def error_formulas(run: Run) -> list[Definition]:
+    """The formula of the error of compared figures, where there are any."""
+    return [ERROR_OF_MEASURED if run.measured else ERROR_PCT] if len(run.comparison) else []
+
+
+def share_formula(run: Run) -> Definition:
+    """What a share of the section on sources is of."""
+    return MEASURED_SHARE if run.measured else PRICE_SHARE
 
 
 def sections(run: Run) -> list[Section]:
@@ -67,7 +108,8 @@ def _named(thing: Any) -> str:
 
 def _command(run: Run) -> str:
     # The scenario beside the page has every setting in it; how the run was called is in the provenance.
-    return "python -m simcore run scenario.yaml" if run.scenario_text else ""
+    verb, on = "run" if run.ladder.empty else "validate", f" --on {run.machine}" if run.measured else ""
+    return f"python -m simcore {verb} scenario.yaml{on}" if run.scenario_text else ""
 
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -142,8 +184,8 @@ def error_summary(rows: pd.DataFrame) -> Table:
     )
 
 
-def _compared(rows: pd.DataFrame) -> Table:
-    head = ["role", "where", "metric", "published", "predicted", "error", "source"]
+def _compared(rows: pd.DataFrame, found: str) -> Table:
+    head = ["role", "where", "metric", "published", found, "error", "source"]
     lines = [
         [
             row["role"],
@@ -178,6 +220,22 @@ def accuracy(run: Run) -> Tile | None:
     return Tile(middle, "Median error against published", f"{count}, none of them fitted")
 
 
+def without_fitted(run: Run) -> Run:
+    """The run with its compared figures; what was measured was fitted to none of them."""
+    if not run.measured:
+        return run
+    roles = run.comparison["role"].replace(FITTED, SEEN)
+    return replace(run, comparison=run.comparison.assign(role=roles))
+
+
+def _measured_lead(rows: pd.DataFrame) -> str:
+    sizes = rows["error_pct"].abs()
+    return (
+        f"{counted(len(rows), 'published figure')} beside what was measured here: half of them within "
+        f"{size_percent(sizes.median())}, the farthest off by {size_percent(sizes.max())}."
+    )
+
+
 def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
     if len(rows) == 1 and ahead.empty:
         return "The one figure compared here was used for fitting; it is not a prediction."
@@ -196,23 +254,24 @@ def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
 
 def comparison(run: Run) -> list[Section]:
     """Predicted against published, by role, so that what was fitted never passes for a prediction."""
+    run = without_fitted(run)
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
         return []
     hollow = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
-    figure = figures.errors(rows, _roles(rows))
-    plot = Plot("errors", "error of every predicted figure, by role", {(): figure})
+    figure = figures.errors(rows, _roles(rows), run.found)
+    plot = Plot("errors", f"error of every {run.found} figure, by role", {(): figure})
     every = f"All {len(rows):,} compared figures" if len(rows) > 1 else "The compared figure"
     return [
         Section(
             key="published",
-            heading="Predicted against published",
+            heading=f"{run.found.capitalize()} against published",
             short="Against published",
-            lead=_compared_lead(rows, predictions(run)),
+            lead=_measured_lead(rows) if run.measured else _compared_lead(rows, predictions(run)),
             plots=[plot],
             table=error_summary(rows),
             notes=[hollow] if (rows["role"] == FITTED).any() else [],
-            details=[Details(every, table=_compared(rows))],
+            details=[Details(every, table=_compared(rows, run.found))],
         )
     ]
 
@@ -245,32 +304,40 @@ def _most_extrapolated(run: Run) -> tuple[float, str]:
     return float(worst["value"]), where
 
 
+def _shared(run: Run) -> str:
+    """What the shares of the sources are shares of."""
+    if run.study in SHARES_OF_CASES:
+        return "cases"
+    return "device time" if run.measured else "predicted device time"
+
+
 def prices(run: Run) -> list[Section]:
-    """How much of the predicted device time rests on which kind of price, with a flag above 5 %."""
+    """How much of the time rests on which kind of price, or was measured, with a flag above 5 %."""
     shares = _shares(run)
     if not shares:
         return []
     first = next(iter(shares))
     parts = [f"{percent(v)} {k}" for k, v in sorted(shares[first].items(), key=lambda kv: -kv[1]) if v > 0]
-    whose = (
-        "Of the predicted device time" if first == "all runs" else f"Of the predicted device time of {first}"
-    )
+    whole = _shared(run)
+    whose = f"Of the {whole}" if first == "all runs" else f"Of the {whole} of {first}"
     most, where = _most_extrapolated(run)
-    flags = []
+    flags, verb = [], "are" if run.study in SHARES_OF_CASES else "is"
     if most > EXTRAPOLATED_AT_MOST:
         flags.append(
-            f"Up to {percent(most)} of the predicted time is extrapolated ({where}), beyond the "
+            f"Up to {percent(most)} of the {whole} {verb} extrapolated ({where}), beyond the "
             f"{percent(EXTRAPOLATED_AT_MOST)} that can be trusted: those figures need a measurement."
         )
-    describes = "share of predicted device time by source of the price"
+    thing = "times" if run.measured else "prices"
+    title = f"share of the {whole}"
+    describes = f"{title} by source of the {thing.removesuffix('s')}"
     return [
         Section(
             key="prices",
-            heading="Where the prices come from",
-            short="Prices",
+            heading=f"Where the {thing} come from",
+            short="Sources" if run.measured else "Prices",
             lead=f"{whose}, {listed(parts)}." if parts else "",
             flags=flags,
-            plots=[Plot("prices", describes, {(): figures.price_shares(shares)})],
+            plots=[Plot("prices", describes, {(): figures.price_shares(shares, title)})],
         )
     ]
 
@@ -288,6 +355,8 @@ def as_run(run: Run, formulas: Sequence[Definition]) -> Section:
     rows = [list(row) for row in flat(run.provenance)]
     table = Table(["made with", ""], rows) if rows else None
     notes = [str(note) for note in run.summary.get("notes") or ()]
+    if run.measured:
+        notes.append(CHOICES_ALONE)
     return Section(
         key="run", heading="The scenario as run", short="As run", table=table, notes=notes, details=details
     )

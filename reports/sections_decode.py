@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,8 +176,8 @@ def formulas(run: Run) -> list[Definition]:
         found += APPENDIX_F
     if any(m.startswith("error_bound") for m in present):
         found += BOUNDS
-    found += [common.PRICE_SHARE] if "price_share" in present else []
-    return found + ([common.ERROR_PCT] if len(run.comparison) else [])
+    found += [common.share_formula(run)] if "price_share" in present else []
+    return found + common.error_formulas(run)
 
 
 # -- choices ---------------------------------------------------------------------------------------
@@ -282,6 +282,8 @@ def _communication(run: Run) -> Tile | None:
 
 # -- latency ---------------------------------------------------------------------------------------
 
+# Measured or not -> what the low and the high end of a latency are.
+INTERVALS: Mapping[bool, str] = {False: "90 % interval", True: "range of the runs"}
 TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("tokens_per_s_per_user", "tokens/s per user", lambda v: significant(v, 3)),
     ("speedup_over_baseline", "over baseline", times),
@@ -317,7 +319,7 @@ def _all_figures(run: Run) -> Table:
         "batch",
         "hits",
         "ms per token",
-        "90 % interval",
+        INTERVALS[run.measured],
         *(n for _, n, _ in metrics),
         "source",
     ]
@@ -342,7 +344,8 @@ def _latency_notes(run: Run, rows: pd.DataFrame, one_context: bool) -> list[str]
     if rows["source"].str.contains("extrapolated").any():
         notes.append("Hollow: the price is extrapolated beyond what was measured or published.")
     if (rows["low"] < rows["high"]).any():
-        notes.append("90 % intervals: on hover and in the table.")
+        of = "Ranges of the runs" if run.measured else "90 % intervals"
+        notes.append(f"{of}: on hover and in the table.")
     return [*_if_priced(run), *([" ".join(notes)] if notes else [])]
 
 
@@ -350,6 +353,7 @@ def _latency(run: Run) -> list[Section]:
     rows = run.metric("token_latency_s")
     if rows.empty:
         return []
+    rows = rows.assign(ends=INTERVALS[run.measured])
     shown = variants(run.results)
     one_context = rows["context_tokens"].nunique() < 2
     rates = _hit_rates(rows)

@@ -38,6 +38,13 @@ NAMES = {
     "dim": "dimension", "head_dim": "head dimension",
 }  # fmt: skip
 PANELS_AT_MOST = 6
+HOLLOW: Mapping[str, str] = {"predicted": "; hollow marks were used for fitting", "measured": ""}
+FITTED_TOO = "figures used for fitting among them"
+MEASURED_TIME = Definition(
+    "Time of a call",
+    "latency = end of the call − its start, on the wall clock",
+    "Of several runs the median; low and high: the least and the largest.",
+)
 FORMULAS: Sequence[tuple[str, Definition]] = [
     (
         LATENCY,
@@ -50,7 +57,11 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
     ),
     (
         MEMORY,
-        Definition("Memory", "inputs + output + temporaries", "Out of memory: more than the device has."),
+        Definition(
+            "Memory",
+            "inputs + output + temporaries",
+            "Counted by formula; out of memory: more than the device has.",
+        ),
     ),
     (
         "crossover_tokens",
@@ -91,8 +102,9 @@ def sections(run: Run) -> list[Section]:
 def formulas(run: Run) -> list[Definition]:
     """Formulas of the metrics that this run has, and of no others."""
     present = set(run.results["metric"])
-    found = [definition for metric, definition in FORMULAS if metric in present]
-    return found + ([common.ERROR_PCT] if len(run.comparison) else [])
+    told = {**dict(FORMULAS), **({LATENCY: MEASURED_TIME} if run.measured else {})}
+    found = [definition for metric, definition in told.items() if metric in present]
+    return found + common.error_formulas(run)
 
 
 # -- settings and places ---------------------------------------------------------------------------
@@ -200,6 +212,7 @@ def _out_rows(run: Run, shown: View) -> pd.DataFrame:
 
 def _latencies(run: Run) -> Run:
     """The run with its compared latencies alone, one that is printed twice once."""
+    run = common.without_fitted(run)
     rows = run.comparison[run.comparison["metric"] == LATENCY]
     keys = ["strategy", "batch", "length", "context_tokens", "decay", "reference"]
     return replace(
@@ -262,8 +275,8 @@ def _agreement(run: Run) -> tuple[int, int]:
 
 def _same_best(run: Run) -> Tile | None:
     same, of = _agreement(run)
-    means = "Places where the method predicted fastest is the published one"
-    return Tile(f"{same} of {of}", means, "figures used for fitting among them") if of else None
+    means = f"Places where the method {run.found} fastest is the published one"
+    return Tile(f"{same} of {of}", means, "" if run.measured else FITTED_TOO) if of else None
 
 
 def _memory_right(run: Run) -> Tile | None:
@@ -303,7 +316,8 @@ def _panel(run: Run, shown: View, setting: Setting) -> go.Figure:
     rows, out = at(_latency_rows(run, shown), setting), at(_out_rows(run, shown), setting)
     both = pd.concat([rows, out]) if len(out) else rows
     crossings = _crossings(run, rows, setting, shown)
-    return figures.method_times(rows, out, _published(run, setting, shown), crossings, shown.axis(both))
+    published = _published(run, setting, shown)
+    return figures.method_times(rows, out, published, crossings, shown.axis(both), run.found)
 
 
 def _panels(run: Run, shown: View, found: Sequence[Setting]) -> list[Plot]:
@@ -389,9 +403,8 @@ def _all_times(run: Run, shown: View) -> list[Details]:
          interval(row["low"], row["high"], 1e3), row["source"]]
         for row in rows.to_dict("records")
     ]  # fmt: skip
-    table = common.without_empty_columns(
-        Table(["method", "at", "time", "interval (ms)", "price"], lines, "llrr")
-    )
+    told = ("least to largest (ms)", "source") if run.measured else ("interval (ms)", "price")
+    table = common.without_empty_columns(Table(["method", "at", "time", *told], lines, "llrr"))
     return [Details(f"All {counted(len(lines), 'case')} as a table", table=table)]
 
 
@@ -402,11 +415,8 @@ def _times(run: Run) -> list[Section]:
     if rows.empty or not found:
         return []
     compared, out = len(_latencies(run).comparison) > 0, len(_out_rows(run, shown)) > 0
-    notes = (
-        ["Lines are predictions, marks are published; hollow marks were used for fitting."]
-        if compared
-        else []
-    )
+    lines = "measured" if run.measured else "predictions"
+    notes = [f"Lines are {lines}, marks are published{HOLLOW[run.found]}."] if compared else []
     notes += ["A cross above the dotted line: the method runs out of memory."] if out else []
     if not shown.places and len(run.metric("crossover_tokens")):
         notes.append("A dashed line: the length at which another method becomes the fastest.")
@@ -457,7 +467,7 @@ def _memory(run: Run) -> list[Section]:
             key="memory",
             heading="Memory of each method",
             short="Memory",
-            lead=f"Inputs, output and temporaries of one call.{more}",
+            lead=f"Inputs, output and temporaries of one call, by formula.{more}",
             plots=[Plot("memory", "memory of each method", **views)],
         )
     ]
@@ -473,7 +483,9 @@ def _errors_of(rows: pd.DataFrame) -> list[str]:
     return [str(len(rows)), size_percent(rows["error_pct"].abs().median()), signed_percent(worst)]
 
 
-def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, names: Mapping[str, str]) -> Table:
+def error_table(
+    rows: pd.DataFrame, memory: pd.DataFrame, by: str, names: Mapping[str, str], found: str = "predicted"
+) -> Table:
     """Count, median and worst error of each method (or table): what was predicted, then what was fitted, then
     how many cells are out of memory, or not, as published."""
     lines = []
@@ -484,7 +496,7 @@ def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, names: Mappin
         lines.append([names.get(key, key), *_errors_of(own[~fitted]), *_errors_of(own[fitted]), right])
     return common.without_empty_columns(
         Table(
-            ["", "predicted", "median", "worst", "fitted", "median", "worst", "memory as published"],
+            ["", found, "median", "worst", "fitted", "median", "worst", "memory as published"],
             lines,
             "lrrrrrrr",
         )
@@ -495,7 +507,7 @@ def _table_of(source: str) -> str:
     return source.rpartition(",")[0] or source
 
 
-def _every(rows: pd.DataFrame, shown: View) -> Table:
+def _every(rows: pd.DataFrame, shown: View, found: str) -> Table:
     lines = []
     for row in rows.to_dict("records"):
         is_time = row["metric"] == LATENCY
@@ -504,13 +516,13 @@ def _every(rows: pd.DataFrame, shown: View) -> Table:
         name = row["label"] or row["strategy"]
         lines.append([name, shown.at(row), say(row["reference"]), say(row["predicted"]), error, row["role"],
                       row["source"]])  # fmt: skip
-    return Table(["method", "at", "published", "predicted", "error", "role", "source"], lines, "llrrr")
+    return Table(["method", "at", "published", found, "error", "role", "source"], lines, "llrrr")
 
 
 def _wrong_memory(run: Run, shown: View) -> list[str]:
     rows = run.comparison[(run.comparison["metric"] == OUT) & (run.comparison["error_pct"] != 0)]
     return [
-        f"Memory: {row['label']} at {shown.at(row)} is predicted to "
+        f"Memory: {row['label']} at {shown.at(row)} is {'counted' if run.measured else 'predicted'} to "
         f"{'run out of it' if row['predicted'] else 'fit'}, but is published as "
         f"{'out of it' if row['reference'] else 'fitting'} ({row['source']})."
         for row in rows.to_dict("records")
@@ -536,17 +548,20 @@ def _compared(run: Run) -> list[Section]:
     order = {name: i for i, name in enumerate(figures.looks(list(rows["strategy"])))}
     ordered = rows.assign(rank=rows["strategy"].map(order)).sort_values("rank", kind="stable")
     tables, cells = (frame.assign(source=frame["source"].map(_table_of)) for frame in (rows, memory))
-    by_table = error_table(tables, cells, "source", {})
-    figure = figures.errors(rows, _roles(rows), shown.at)
-    plot = Plot("errors", "error of every predicted time, by role", {(): figure})
+    by_table = error_table(tables, cells, "source", {}, run.found)
+    figure = figures.errors(rows, _roles(rows), shown.at, run.found)
+    plot = Plot("errors", f"error of every {run.found} time, by role", {(): figure})
     every = pd.concat([rows, memory]) if len(memory) else rows
     details = [Details("By table", table=by_table)] if len(by_table.rows) > 1 else []
     return [
         replace(
             found[0],
             plots=[plot],
-            table=error_table(ordered, memory, "strategy", names),
+            table=error_table(ordered, memory, "strategy", names, run.found),
             notes=[*found[0].notes, *_wrong_memory(run, shown)],
-            details=[*details, Details(f"All {len(every):,} compared figures", table=_every(every, shown))],
+            details=[
+                *details,
+                Details(f"All {len(every):,} compared figures", table=_every(every, shown, run.found)),
+            ],
         )
     ]

@@ -192,8 +192,8 @@ def formulas(run: Run) -> list[Definition]:
     found = [d for name, d in LATENCY_FORMULAS if any(m.startswith(f"{name}_") for m in present)]
     found += [definition for metric, definition in FORMULAS if metric in present]
     found += [INTERVAL] if _repeated(run.results) else []
-    found += [common.PRICE_SHARE] if run.summary.get("price_shares") else []
-    return found + ([common.ERROR_PCT] if len(run.comparison) else [])
+    found += [common.share_formula(run)] if run.summary.get("price_shares") else []
+    return found + common.error_formulas(run)
 
 
 def scale_of(metric: str, values: "pd.Series[float]") -> Scale:
@@ -788,11 +788,11 @@ def _published(run: Run) -> list[Section]:
 
     def draw(metric: str, point: Point) -> go.Figure:
         own = at(rows[rows["metric"] == metric], point)
-        return figures.predicted(own, shown, axis, scale_of(metric, largest[metric]))
+        return figures.compared(own, shown, axis, scale_of(metric, largest[metric]), run.found)
 
     metrics = [(_metric_name(metric), metric) for metric in dict.fromkeys(rows["metric"])]
     dimensions: list[common.Dimension] = [("Metric", metrics, 0), _others(rows, axis[0], ())]
-    plot = Plot("compared", "published and predicted", heading="Published and predicted",
+    plot = Plot("compared", f"published and {run.found}", heading=f"Published and {run.found}",
                 **common.views(dimensions, draw))  # fmt: skip
     errors = [replace(other, heading="Errors") for other in found[0].plots]
     return [replace(found[0], plots=[plot, *errors]), *found[1:]]

@@ -95,13 +95,30 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
     ),
     (
         "memory_bytes",
-        Definition("Memory", "activations + filters + weights + temporaries", "At its peak, of one device."),
+        Definition(
+            "Memory",
+            "activations + filters + weights + temporaries",
+            "By formula: at its peak, of one device.",
+        ),
     ),
     (
         "activation_positions_per_token",
         Definition("Activations read and written", "positions of activations that are moved / tokens"),
     ),
 ]
+PREDICTED_TILES = (
+    "Predicted, not measured: these are the prices by which hybrid chooses, not times of this run. "
+)
+ENDS: Mapping[str, str] = {
+    "predicted": "with all prices at either end of their intervals",
+    "measured": "of the slowest and the fastest runs",
+}
+MEASURED_SPEED_UP = Definition(
+    "Speed-up over lazy",
+    "time(lazy) / time",
+    "Of the whole generation, or of the mixer's seconds alone, each of its median run. Lazy does the "
+    "histories of all layers in one launch; low and high: of the runs that make it least and largest.",
+)
 SLOPE = Definition(
     "Slope", "least squares of log₂ value against log₂ tokens", f"From {SLOPE_FROM:,} tokens, if so many."
 )
@@ -132,10 +149,11 @@ def sections(run: Run) -> list[Section]:
 def formulas(run: Run) -> list[Definition]:
     """Formulas of the metrics that this run has, and of no others."""
     present = set(run.results["metric"])
-    found = [PLACE, *(definition for metric, definition in FORMULAS if metric in present)]
+    told = {**dict(FORMULAS), **({"speedup_over_lazy": MEASURED_SPEED_UP} if run.measured else {})}
+    found = [PLACE, *(definition for metric, definition in told.items() if metric in present)]
     found += [SLOPE] if len(run.growth) else []
-    found += [common.PRICE_SHARE] if run.summary.get("price_shares") else []
-    return found + ([common.ERROR_PCT] if len(run.comparison) else [])
+    found += [common.share_formula(run)] if run.summary.get("price_shares") else []
+    return found + common.error_formulas(run)
 
 
 # -- cases -----------------------------------------------------------------------------------------
@@ -353,6 +371,15 @@ def _choices(tiles: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
+def _priced_by(run: Run) -> str:
+    """Whose prices the tiles have."""
+    profile = run.provenance.get("profile")
+    name = profile.get("name") if isinstance(profile, dict) else profile
+    if not run.measured:
+        return "this run"
+    return f"the profile {name}" if name else "datasheet and roofline"
+
+
 def _tile_costs(run: Run) -> list[Section]:
     tiles = run.tiles[run.tiles["seconds"] > 0]
     if tiles.empty:
@@ -363,17 +390,18 @@ def _tile_costs(run: Run) -> list[Section]:
     taken = _choices(at(tiles, opened[1]))
     where = f", at {opened[0]}," if len(dimension[1]) > 1 else ""
     hybrid = f" Hybrid takes{where} {taken}." if taken else ""
+    warned = PREDICTED_TILES if run.measured else ""
     lines = [[text, _choices(at(tiles, case))] for text, case in dimension[1]]
     table = Table(["case", "what hybrid takes"], lines)
     return [
         Section(
             key="tiles",
-            heading="What a tile costs",
+            heading="What a tile is predicted to cost" if run.measured else "What a tile costs",
             short="Tiles",
-            lead=f"The broad line is the cheapest way for each side.{hybrid}",
+            lead=f"{warned}The broad line is the cheapest way for each side.{hybrid}",
             plots=[Plot("tiles", "time of a tile by its side and implementation", **views)],
-            notes=["One tile of all layers in one launch, by the prices of this run; the interval of a price "
-                   "is shown on hover (as Flash Inference's Figure 3a)."],
+            notes=[f"One tile of all layers in one launch, by the prices of {_priced_by(run)}; the "
+                   "interval of a price is shown on hover (as Flash Inference's Figure 3a)."],
             details=[Details("What hybrid takes in every case", table=table)] if len(lines) > 1 else [],
         )
     ]  # fmt: skip
@@ -433,7 +461,9 @@ def _shares(run: Run) -> list[Section]:
         plots.append(Plot("shares", "mixer and blocks by strategy", heading="Mixer and blocks", **views))
     speed = run.results[run.results["metric"].isin([metric for metric, _, _ in figures.SPEED_UPS])]
     if (speed["value"] > 0).any():
-        views = common.views([dimension], lambda case: figures.speed_ups(at(speed, case), shown))
+        views = common.views(
+            [dimension], lambda case: figures.speed_ups(at(speed, case), shown, ENDS[run.found])
+        )
         plots.append(Plot("speed-ups", "speed-up over lazy", heading="Speed-up over lazy", **views))
     if not plots:
         return []
@@ -444,7 +474,7 @@ def _shares(run: Run) -> list[Section]:
             short="Shares",
             lead=_speed_lead(run),
             plots=plots,
-            notes=["A bar across a mark: the speed-up with all prices at either end of their intervals."]
+            notes=[f"A bar across a mark: the speed-up {ENDS[run.found]}."]
             if (speed["low"] < speed["high"]).any()
             else [],
             details=_by_kind(run),
@@ -597,7 +627,7 @@ def _growth(run: Run) -> list[Section]:
 
 # -- predicted against published -------------------------------------------------------------------
 
-COMPARED = {"speedup_over_lazy": "end to end", "mixer_speedup_over_lazy": "mixer only"}
+COMPARED: Mapping[str, str] = {"speedup_over_lazy": "end to end", "mixer_speedup_over_lazy": "mixer only"}
 
 
 def _ranges(run: Run) -> dict[str, pd.DataFrame]:
@@ -622,14 +652,14 @@ def _inside(run: Run) -> Tile | None:
     return Tile(value, f"Speed-ups inside the published {_range_text(found)}", "end to end")
 
 
-def _range_table(found: Mapping[str, pd.DataFrame]) -> Table:
+def _range_table(found: Mapping[str, pd.DataFrame], word: str) -> Table:
     lines = []
     for metric, own in found.items():
         ends = dict.fromkeys((times(own["predicted"].min()), times(own["predicted"].max())))
         inside = f"{(own['error_pct'] == 0).sum()} of {len(own)}"
         sources = "; ".join(dict.fromkeys(own["source"]))
         lines.append([COMPARED[metric], _range_text(own), " to ".join(ends), inside, sources])
-    return Table(["speed-up over lazy", "published", "predicted", "inside", "source"], lines, "lrrrl")
+    return Table(["speed-up over lazy", "published", word, "inside", "source"], lines, "lrrrl")
 
 
 def _published(run: Run) -> list[Section]:
@@ -645,7 +675,8 @@ def _published(run: Run) -> list[Section]:
 
     every = [[COMPARED[row["metric"]], place(row), times(row["predicted"]), signed_percent(row["error_pct"])]
              for row in rows.to_dict("records")]  # fmt: skip
-    details = Table(["speed-up", "case", "predicted", "beyond the range"], every, "llrr")
+    details = Table(["speed-up", "case", run.found, "beyond the range"], every, "llrr")
+    things = "measurements" if run.measured else "predictions"
     names = {metric: COMPARED[metric] for metric in found}
     said = [
         f"{COMPARED[metric]} {(own['error_pct'] == 0).sum()} of {len(own)}" for metric, own in found.items()
@@ -653,15 +684,15 @@ def _published(run: Run) -> list[Section]:
     return [
         Section(
             key="published",
-            heading="Predicted against published",
+            heading=f"{run.found.capitalize()} against published",
             short="Against published",
-            lead=f"Predictions inside the range that the paper states: {', '.join(said)}.",
-            plots=[Plot("ranges", "predicted speed-ups and their published ranges",
-                        {(): figures.ranges(rows, names, place)})],
-            table=_range_table(found),
-            notes=["The band is what is published for all cases together; marks are predictions, hollow "
+            lead=f"{things.capitalize()} inside the range that the paper states: {', '.join(said)}.",
+            plots=[Plot("ranges", f"{run.found} speed-ups and their published ranges",
+                        {(): figures.ranges(rows, names, place, run.found)})],
+            table=_range_table(found, run.found),
+            notes=[f"The band is what is published for all cases together; marks are {things}, hollow "
                    "where they are outside of it."],
-            details=[Details(f"All {len(rows)} predictions", table=details)],
+            details=[Details(f"All {len(rows)} {things}", table=details)],
         )
     ]  # fmt: skip
 
@@ -715,7 +746,8 @@ def _table(run: Run, cases: Sequence[Case]) -> Table:
             place = [case_text(case)] if several else []
             lines.append([variant.label, *place, cells[0], bounds, *cells[1:]])
     names = [name for _, name, _ in METRICS]
-    head = ["strategy", *(["case"] if several else []), names[0], "interval (s)", *names[1:]]
+    bounds_are = "fastest to slowest (s)" if run.measured else "interval (s)"
+    head = ["strategy", *(["case"] if several else []), names[0], bounds_are, *names[1:]]
     align = ("ll" if several else "l") + "r" * (len(METRICS) + 1)
     return common.without_empty_columns(Table(head, lines, align))
 

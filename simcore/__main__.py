@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:
-        print("error: interrupted; nothing was written", file=sys.stderr)
+        print("error: interrupted; nothing is left half-written", file=sys.stderr)
         sys.exit(130)
     cli.main()
 

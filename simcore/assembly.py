@@ -308,7 +308,7 @@ def _fits(
     if name is None or name == NO_PROFILE:
         return None, []
     if scenario.profile is None and name not in profile_names(spec.name):
-        return None, [f"{spec.name} has no profile {name} yet, prices come from the roofline"]
+        return None, [_not_yet(spec, name)]
     profile: Profile | FittedProfile = _named(where, "profile", load_profile, spec.name, name)
     if isinstance(profile, FittedProfile):
         return profile, []
@@ -384,10 +384,7 @@ def _profile(
     if name is None or name == NO_PROFILE:
         return None, []
     if asked is None and name not in profile_names(spec.name):
-        return None, [
-            f"{spec.name} has no profile {name} yet, prices come from the roofline; "
-            f"run: python -m simcore calibrate --on {spec.name}"
-        ]
+        return None, [_not_yet(spec, name)]
     profile: Profile | FittedProfile = _named(where, "profile", load_profile, spec.name, name)
     # Fitted constants hold for any model, batch and number of ranks.
     reason = _why_not(profile, scenario, config) if isinstance(profile, Profile) else None
@@ -396,6 +393,13 @@ def _profile(
     if asked is not None:
         raise InputError(f"{where}: profile: {reason}")
     return None, [f"{reason}; prices come from the roofline instead"]
+
+
+def _not_yet(spec: DeviceSpec, name: str) -> str:
+    return (
+        f"{spec.name} has no profile {name} yet, prices come from the roofline; "
+        f"run: python -m simcore calibrate --on {spec.name}"
+    )
 
 
 def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -> str | None:

@@ -27,7 +27,7 @@ from simcore.decoder_config import ModelError, load_config
 from simcore.export import export as export_bench
 from simcore.files import InputError, nearest
 from simcore.laws import LawError
-from simcore.scenario import json_schema, load_scenario, resolved
+from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.schedules import (
     alspec,
     alspec_pipelined,
@@ -104,7 +104,7 @@ def run(
     if on not in MACHINES:
         raise InputError(f"--on {on}: no such machine{nearest(on, MACHINES)}")
     scenario = load_scenario(file, settings, on=on)
-    place = _place(on) if on in REAL else SIMULATED
+    place = _place(on, file, scenario) if on in REAL else SIMULATED
     parts = assemble(scenario, str(file), place)
     if on == "tape":
         if out is not None:
@@ -117,7 +117,7 @@ def run(
     with _told_of(file):
         outcome = parts.study.run(screen.progress())
     comparison = parts.study.compare(outcome)
-    outcome.warnings = [*parts.warnings, *outcome.warnings]
+    outcome.warnings = [*(parts.warnings if place is SIMULATED else []), *outcome.warnings]
     elapsed_s = time.perf_counter() - begun_s
     machine = [] if on == "sim" else ["--on", on]
     words = ["python", "-m", "simcore", "run", str(file), *machine, *_given(settings, out)]
@@ -164,8 +164,10 @@ def validate(
     _check_real(on)
     from validate import calibrate as calibration  # noqa: PLC0415
     from validate import climb, ladder  # noqa: PLC0415
+    from validate.machines import check_formats  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
+    check_formats(scenario, str(file))
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
     bounds = ladder.load_bounds(on)
@@ -201,11 +203,12 @@ def _check_real(on: str) -> None:
         raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
 
 
-def _place(on: str) -> Place:
+def _place(on: str, file: Path, scenario: Scenario) -> Place:
     """This machine, as a place to run on."""
     _check_real(on)
-    from validate.machines import Real  # noqa: PLC0415
+    from validate.machines import Real, check_formats  # noqa: PLC0415
 
+    check_formats(scenario, str(file))
     real = Real(REPEATS)
     return Place(on, real.start, REPEATS, described=real.described)
 
@@ -280,16 +283,22 @@ def models() -> None:
     for name in model_names():
         config = load_config(MODELS / f"{name}.json")
         typer.echo(
-            f"{name:<16} {config.parameters / 1e9:.1f} G weights, {config.layers} layers,"
+            f"{name:<16} {_count(config.parameters)} weights, {config.layers} layers,"
             f" hidden {config.hidden}, {config.q_heads} heads, {config.kv_heads} KV heads"
         )
+
+
+def _count(number: float) -> str:
+    """A large number, with a letter for its size."""
+    return f"{number / 1e9:.1f} G" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
 @app.command()
 def schedules() -> None:
     """List the strategies."""
     for module in SCHEDULES:
-        kind = module.__name__.rpartition(".")[2]
+        # A tiling is called by its kind alone in a scenario.
+        kind = module.__name__.rpartition(".")[2].removesuffix("_tiling")
         first = (module.__doc__ or "").strip().splitlines()[0]
         typer.echo(f"{kind:<20} {first}")
 
@@ -343,7 +352,7 @@ def _run_app(words: Sequence[str]) -> int:
     except SystemExit as ended:
         # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
-    return _fail("interrupted; nothing was written", code) if code == INTERRUPTED else code
+    return _fail("interrupted; nothing is left half-written", code) if code == INTERRUPTED else code
 
 
 def _fail(message: str, code: int) -> int:

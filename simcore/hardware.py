@@ -47,6 +47,11 @@ class Hardware:
         """Whether times are measured, not predicted."""
         return self.start is not simulated
 
+    @property
+    def doing(self) -> str:
+        """What a run here is, for its progress."""
+        return "measuring" if self.measured else "simulating"
+
 
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
@@ -68,6 +73,11 @@ class SingleDevice:
     def measured(self) -> bool:
         """Whether times are measured, not predicted."""
         return self.start is not simulated
+
+    @property
+    def doing(self) -> str:
+        """What a run here is, for its progress."""
+        return "measuring" if self.measured else "simulating"
 
 
 def at_end(price: Pricer, end: str) -> Pricer:

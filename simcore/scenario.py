@@ -7,6 +7,7 @@ A field means the same in every study. A list in a field multiplies the runs:
 Names (device, profile, model, published data) are resolved when the run is put together, not here.
 """
 
+import copy
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -176,9 +177,14 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
     if on == CPU:
+        _check_on_cpu(document, path)
         _move_to_cpu(document, path)
+        if any(setting.startswith("on_cpu") for setting in settings):
+            raise InputError(f"--set on_cpu: with --on {CPU} its fields are set by their own names")
     for setting in settings:
         _set(document, setting)
+    if on != CPU:
+        _check_on_cpu(document, path)
     if on == CPU and document.get("device") != CPU:
         raise InputError(
             f"{path}: device: is {document.get('device')!r}; --on cpu runs on device: cpu"
@@ -226,6 +232,16 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
         return name
     beside = folder / name
     return str(beside.absolute() if os.path.exists(beside) else Path(name).absolute())
+
+
+def _check_on_cpu(document: dict[str, Any], path: Path) -> None:
+    """Raises InputError where the scenario that `on_cpu` makes of a right one is none."""
+    if not document.get("on_cpu"):
+        return
+    parse_scenario({**document, "on_cpu": {}}, str(path))  # what is wrong besides is told first
+    moved = copy.deepcopy(document)
+    _move_to_cpu(moved, path)
+    parse_scenario(moved, f"{path}: on_cpu")
 
 
 def _move_to_cpu(document: dict[str, Any], path: Path) -> None:

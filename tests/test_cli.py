@@ -204,7 +204,7 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.decode().strip().endswith("error: interrupted; nothing was written")
+    assert errors.decode().strip().endswith("error: interrupted; nothing is left half-written")
     assert list(tmp_path.iterdir()) == []
 
 

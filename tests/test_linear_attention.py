@@ -20,6 +20,8 @@ from kernels.linear_attention.api import (
     causal_linear_attention,
     causal_linear_attention_step,
     chosen_method,
+    default_device,
+    gpu_device,
 )
 from kernels.linear_attention.naive import naive
 from simcore.ops import Op, Price
@@ -307,7 +309,8 @@ def test_bytes_of_methods_that_are_many_launches() -> None:
     assert wide("fleet_torch", n).work.hbm_bytes == BYTES * G * R * (7 * n * D + 2 * n)
     for levels in range(4):
         n = 32 * 2**levels
-        bases = 2**levels * (32 * (2 * R + 2 * D) + 2 * state)
+        # What is carried over is part of the halvings, not of the bases.
+        bases = 2**levels * 32 * (2 * R + 2 * D)
         # Halving m rows: k and v of one half; q and the output (in and out) of the other; a state twice.
         halvings = sum(2**i * (n // 2**i * (R + 1.5 * D) + 2 * state) for i in range(levels))
         assert wide("recursion", n).work.hbm_bytes == BYTES * G * (bases + halvings)
@@ -585,3 +588,72 @@ def test_benchmarks_that_cannot_be() -> None:
         benchmark_method(own, **SIZES, repeats=0)
     with pytest.raises(ValueError, match=r"^dtype is torch.int32; allowed"):
         benchmark_method(own, **SIZES, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("given", ["one", "three", "a number", "a string beside it"])
+def test_a_method_that_gives_something_else_is_named(given: str) -> None:
+    def own(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor | None) -> Any:
+        output, last = naive(q, k, v, gamma)
+        others: dict[str, Any] = {
+            "one": (output,),
+            "three": (output, last, last),
+            "a number": 1.0,
+            "a string beside it": (output, "state"),
+        }
+        return others[given]
+
+    with pytest.raises(ValueError, match=r"^fn gives a .*; allowed: the output, or the output and"):
+        benchmark_method(own, **SIZES, repeats=1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_method_that_writes_into_its_inputs_is_not_timed(place: int) -> None:
+    calls = 0
+
+    def own(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor | None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        assert gamma is not None
+        output = naive(q, k, v, gamma)[0].to(q.dtype)
+        (q, k, v, gamma)[place].view(-1)[-1].mul_(0.5)
+        return output
+
+    with pytest.raises(ValueError, match=rf"^fn writes into {('q', 'k', 'v', 'decay')[place]}; allowed"):
+        benchmark_method(own, **SIZES, repeats=2)
+    assert calls == 1
+
+
+# -- which device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA RTX A6000", "a6000"),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(gpu: str, name: str) -> None:
+    assert gpu_device(gpu) == name
+    assert load_device(name).name == name
+
+
+@pytest.mark.parametrize(
+    "gpu", ["NVIDIA L4", "NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX A1000", "NVIDIA GH200 480GB"]
+)
+def test_another_gpu_is_not_priced_as_one_of_the_catalogue(gpu: str) -> None:
+    with pytest.raises(ValueError, match=rf"{gpu}: give device_name; allowed: .*a6000.*h200-sxm"):
+        gpu_device(gpu)
+
+
+def test_where_tensors_lie_says_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{device.index}00 PCIe")
+    assert default_device(torch.device("cpu")) == "cpu"
+    assert default_device(torch.device("cuda:1")) == "h100-sxm"
+    assert default_device(torch.device("cuda:2")) == "h200-sxm"
+    with pytest.raises(ValueError, match="give device_name; allowed: "):
+        default_device(torch.device("cuda:3"))
+    with pytest.raises(ValueError, match="meta: give device_name; allowed: "):
+        default_device(torch.device("meta"))

@@ -504,7 +504,7 @@ def test_fitted_figures_never_pass_for_predictions(everything: Path, tmp_path: P
 
 
 def test_extrapolation_above_five_percent_is_flagged(everything: Path, tmp_path: Path) -> None:
-    flag = "of the predicted time is extrapolated"
+    flag = "of the predicted device time is extrapolated"
     assert flag in _own_text(everything.read_text(encoding="utf-8"))
     near = reports.build(write_run(tmp_path, few(), optional=False))
     assert flag not in _own_text(near.read_text(encoding="utf-8"))
@@ -781,3 +781,70 @@ def test_every_colour_of_a_figure_has_a_dark_partner(everything: Path) -> None:
 def test_price_shares_keep_an_unknown_source() -> None:
     figure = figures_common.price_shares({"all": {"published": 0.5, "guessed": 0.5}})
     assert [bar.name for bar in figure.data] == ["published", "guessed"]
+
+
+# -- measured ------------------------------------------------------------------------------------------
+
+MACHINE = {
+    "machine": "cpu",
+    "processor": "AMD EPYC",
+    "threads": 1,
+    "torch": "2.13.0+cpu",
+    "how": "one op after another",
+    "date": "2026-11-21",
+    "runs": "5 of each case",
+}
+
+
+def _all_words(page: Path) -> str:
+    """What a page says, with all that its figures say."""
+    text = page.read_text(encoding="utf-8")
+    return _own_text(text) + json.dumps(_page_data(text)["plots"], ensure_ascii=False)
+
+
+def test_a_measured_page_claims_no_prediction(tmp_path: Path) -> None:
+    predicted = _all_words(reports.build(write_run(tmp_path / "sim", few())))
+    run_dir = write_run(tmp_path / "cpu", few())
+    (run_dir / "provenance.json").write_text(json.dumps(MACHINE), encoding="utf-8")
+    text = _all_words(reports.build(run_dir))
+    for claim in ("Of the predicted device time", "90 % interval", "error of the prediction", "to the byte"):
+        assert claim in predicted
+        assert claim not in text
+    assert re.findall(r".{20}[Pp]redict.{20}", text.replace("Measured, not predicted, on cpu", "")) == []
+    for said in (
+        "Measured against published",
+        "Of the device time",
+        "range of the runs",
+        "another run gives",
+    ):
+        assert said in text
+        assert said not in predicted
+    assert "python -m simcore run scenario.yaml --on cpu" in text
+    assert "--on" not in predicted
+
+
+@pytest.mark.parametrize("missing", [None, "processor", "date", "runs", "torch", "threads", "how"])
+def test_a_measured_page_says_on_what(missing: str | None, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, few(), optional=False)
+    made = {key: value for key, value in MACHINE.items() if key != missing}
+    (run_dir / "provenance.json").write_text(json.dumps(made), encoding="utf-8")
+    told = sections_common.machine_text(read_run(run_dir))
+    assert told.startswith("Measured, not predicted, on cpu: ")
+    assert told in _own_text(reports.build(run_dir).read_text(encoding="utf-8"))
+    parts = {**MACHINE, "threads": "threads: 1", "runs": "runs: 5 of each case"}
+    for key in ("processor", "threads", "torch", "how", "date", "runs"):
+        assert (str(parts[key]) in told) == (key != missing)
+    (run_dir / "provenance.json").write_text('{"machine": "sim"}', encoding="utf-8")
+    assert sections_common.machine_text(read_run(run_dir)) == ""
+
+
+def test_what_was_measured_was_not_fitted(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, few())
+    (run_dir / "provenance.json").write_text(json.dumps(MACHINE), encoding="utf-8")
+    (section,) = sections_common.comparison(read_run(run_dir))
+    assert "beside what was measured here" in section.lead
+    assert section.notes == []
+    assert section.table is not None
+    assert [row[0] for row in section.table.rows if "fitted" in row[0]] == [sections_common.SEEN]
+    assert section.details[0].table is not None
+    assert section.details[0].table.head[4] == "measured"

@@ -338,3 +338,32 @@ def test_results_of_another_study_are_refused(tmp_path: Path) -> None:
     rows = results().drop(columns="decay")
     with pytest.raises(ValueError, match=r"results\.csv: has no decay"):
         reports.build(write_run(tmp_path, rows))
+
+
+# -- measured ------------------------------------------------------------------------------------------
+
+
+def _all_words(page: Path) -> str:
+    return _text(page) + json.dumps(_data(page)["plots"], ensure_ascii=False)
+
+
+def test_a_measured_page_claims_no_prediction(everything: Path, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path)
+    (run_dir / "provenance.json").write_text('{"machine": "cpu", "threads": 1}', encoding="utf-8")
+    text, predicted = _all_words(reports.build(run_dir)), _all_words(everything)
+    for claim in ("kernel_s", "roofline floor", "Lines are predictions", "used for fitting"):
+        assert claim in predicted
+        assert claim not in text
+    assert re.findall(r".{20}[Pp]redict.{20}", text.replace("Measured, not predicted, on cpu", "")) == []
+    assert "latency = end of the call − its start, on the wall clock" in text
+    assert "Lines are measured, marks are published." in text
+
+
+@pytest.mark.parametrize("machine", ["sim", "cpu"])
+def test_sources_are_shares_of_cases(machine: str, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path)
+    (run_dir / "provenance.json").write_text(json.dumps({"machine": machine}), encoding="utf-8")
+    page = reports.build(run_dir)
+    assert "Of the cases, 99\u00a0% interpolated and 1\u00a0% extrapolated." in _text(page)
+    axis = _data(page)["plots"]["prices"]["figures"][""]["layout"]["xaxis"]
+    assert axis["title"]["text"] == "share of the cases (%)"

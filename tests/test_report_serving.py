@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -385,3 +386,21 @@ def test_axes_are_logarithmic_where_values_span_decades() -> None:
         rows.assign(value=[1.0, 2.0], devices=[1, 2]), [variant], ("devices", "devices"), scale, str
     )
     assert near.layout.yaxis.range[0] == 0
+
+
+# -- measured ------------------------------------------------------------------------------------------
+
+
+def test_a_measured_page_claims_no_prediction(run_dir: Path, page: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "cpu"
+    shutil.copytree(run_dir, copy)
+    (copy / "provenance.json").write_text('{"machine": "cpu", "threads": 1}', encoding="utf-8")
+    # What prices at their ends make of a run is not there for a measured one.
+    results = pd.read_csv(copy / "results.csv")
+    results[~results["metric"].str.endswith("_by_prices")].to_csv(copy / "results.csv", index=False)
+    text, predicted = (
+        _words(p) + json.dumps(_data(p)["plots"], ensure_ascii=False) for p in (reports.build(copy), page)
+    )
+    assert "Of the predicted device time" in predicted
+    assert "Of the device time" in text
+    assert re.findall(r".{20}[Pp]redict.{20}", text.replace("Measured, not predicted, on cpu", "")) == []

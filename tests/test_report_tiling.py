@@ -541,3 +541,35 @@ def test_an_infinite_error_fails_and_is_no_number(tmp_path: Path) -> None:
 def test_small_errors_are_not_rounded_to_zero() -> None:
     assert sections_validation._pct(3e-12) == "3.0e−12\u00a0%"
     assert sections_validation._pct(0.0) == "0\u00a0%"
+
+
+# -- measured ------------------------------------------------------------------------------------------
+
+
+def test_a_measured_page_predicts_tiles_alone(everything: Path, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, batches=(1, 8))
+    made = {"machine": "cpu", "threads": 1, "profile": {"name": "local"}}
+    (run_dir / "provenance.json").write_text(json.dumps(made), encoding="utf-8")
+    page = reports.build(run_dir)
+    text, predicted = (
+        _text(p) + json.dumps(_data(p)["plots"], ensure_ascii=False) for p in (page, everything)
+    )
+    for claim in ("by the prices of this run", "prices at either end", "prices at the ends", "the predicted"):
+        assert claim in predicted
+        assert claim not in text
+    for own in ("Measured, not predicted, on cpu", "is predicted to cost", sections_tiling.PREDICTED_TILES):
+        assert own in text
+        assert own not in predicted
+        text = text.replace(own, "")
+    assert re.findall(r".{20}[Pp]redict.{20}", text) == []
+    assert "by the prices of the profile local" in text
+    assert "the speed-up of the slowest and the fastest runs" in text
+
+
+def test_in_a_ladder_nothing_measured_passes_for_published(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, batches=(1,))
+    (run_dir / "provenance.json").write_text('{"machine": "cpu"}', encoding="utf-8")
+    text = _text(_validated(run_dir, LADDER))
+    assert "python -m simcore validate scenario.yaml --on cpu" in text
+    assert "Predicted beside measured" in text
+    assert "published" not in text.replace("published: []", "")

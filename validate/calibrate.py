@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any, cast
 
 import torch
+import yaml
 
 from devices.fit import fit_two
 from devices.fitted import FITS, Birth, FitRow, FittedProfile, write_fitted
@@ -79,7 +80,7 @@ def calibrate(
     """
     if device != "cpu":
         raise InputError(f"--on {device}: only cpu can be calibrated")
-    _check_target(target)
+    _check_target(target, device)
     one_thread()
     spec, shapes = load_device(device), grid(table, quick=quick) if shapes is None else shapes
     points = measure(
@@ -205,12 +206,32 @@ def _notes(points: Sequence[Point], table: Mapping[str, Kernel]) -> tuple[str, .
 # -- the folder ----------------------------------------------------------------------------------------
 
 
-def _check_target(target: Path) -> None:
+def _check_target(target: Path, device: str) -> None:
     if target.exists() and not target.is_dir():
-        raise InputError(f"{target}: is no directory")
+        raise InputError(f"--out {target}: is no directory")
     others = sorted({path.name for path in target.iterdir()} - FILES) if target.is_dir() else []
     if others:
-        raise InputError(f"{target}: holds {others[0]}, which no calibration has written")
+        raise InputError(f"--out {target}: holds {others[0]}, which no calibration has written")
+    if target.is_dir() and any(target.iterdir()):
+        _check_own(target, device)
+    parent = next(path for path in (target, *target.absolute().parents) if path.exists())
+    try:
+        Path(tempfile.mkdtemp(dir=parent)).rmdir()
+    except OSError as error:
+        raise InputError(f"--out {target}: cannot be written: {error.strerror}") from None
+
+
+def _check_own(target: Path, device: str) -> None:
+    """Raises InputError where a folder holds a profile that no calibration of this device has written."""
+    try:
+        text = (target / "profile.yaml").read_text()
+        known = yaml.safe_load(text)
+        own = isinstance(known, dict) and known.get("device") == device and bool(known.get("birth"))
+    except (OSError, ValueError, yaml.YAMLError):
+        # What cannot be read was not finished, or has been spoilt: it is measured again.
+        own = (target / "points.csv").exists()
+    if not own:
+        raise InputError(f"--out {target}: holds a profile that no calibration of {device} has written")
 
 
 def _write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:

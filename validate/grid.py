@@ -154,14 +154,17 @@ def _relaxed_tile(dtype: str) -> Iterator[Op]:
 def _generic_tile(dtype: str) -> Iterator[Op]:
     for each, u in product(_lanes(), SIDES):
         yield conv.generic_tile(state=4, separable=True, side=u, outputs=u, dtype=dtype, **each)
+        yield conv.generic_tile(state=1, separable=False, side=u, outputs=u, dtype=dtype, **each)
 
 
-def _generic(constructor: Callable[..., Op], **more: bool) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for b, channels in product(BATCH, HIDDEN):
-            yield constructor(batch=b, channels=channels, state=4, dtype=dtype, **more)
+def _generic_cell(dtype: str) -> Iterator[Op]:
+    for b, channels, state in product(BATCH, HIDDEN, (1, 4)):
+        yield conv.generic_cell(batch=b, channels=channels, state=state, separable=state > 1, dtype=dtype)
 
-    return shapes
+
+def _generic_read(dtype: str) -> Iterator[Op]:
+    for b, channels, state in product(BATCH, HIDDEN, (1, 4)):
+        yield conv.generic_read(batch=b, channels=channels, state=state, dtype=dtype)
 
 
 def _linear_attention(method: str) -> Shapes:
@@ -218,8 +221,8 @@ SINGLE: Mapping[str, Shapes] = {
     "filter_tap": _per_layer(conv.filter_tap),
     "relaxed_cell": _per_layer(conv.relaxed_cell),
     "relaxed_tile": _relaxed_tile,
-    "generic_cell": _generic(conv.generic_cell, separable=True),
-    "generic_read": _generic(conv.generic_read),
+    "generic_cell": _generic_cell,
+    "generic_read": _generic_read,
     "generic_tile": _generic_tile,
     **{
         f"linear_attention_{method}": _linear_attention(method)

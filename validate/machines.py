@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from kernels.kernel import DTYPES as FORMATS
 from kernels.table import TABLE
+from simcore.files import InputError
 from simcore.long_convolution import LongConvolution
 from simcore.models import Decoder
 from simcore.ops import Op, Publication
 from simcore.runs import Run, Setup
+from simcore.scenario import Scenario
 from simcore.served_decoder import ServedDecoder
 from simcore.study import middle_first
 from simcore.trace import Trace
@@ -62,7 +65,7 @@ def states(setup: Setup) -> Sequence[State]:
             return served_states(model, setup.mesh, SEED, holds["kv_tokens"])
         case LongConvolution():
             half = bool(holds.get("half_storage"))
-            dtype = DTYPES[model.dtype]
+            dtype = COMPUTED[model.dtype]
             return [long_convolution_state(model, seed=SEED, dtype=dtype, half_storage=half)]
         case Op():
             return [OperatorState(model)]
@@ -71,12 +74,22 @@ def states(setup: Setup) -> Sequence[State]:
 
 
 # Half precision has no transforms on a CPU, and few fast kernels: such models are computed in fp32 there.
-DTYPES = {
+COMPUTED = {
     "fp64": torch.float64,
     "fp32": torch.float32,
     "bf16": torch.float32,
     "fp16": torch.float32,
 }
+
+
+def check_formats(scenario: Scenario, where: str) -> None:
+    """Raises InputError for a number format that torch does not compute in here."""
+    given = {"dtype": getattr(scenario, "dtype", None)}
+    given |= {f"dtypes.{name}": dtype for name, dtype in getattr(scenario, "dtypes", {}).items()}
+    for field_, dtype in given.items():
+        if dtype is not None and dtype not in FORMATS:
+            allowed = ", ".join(FORMATS)
+            raise InputError(f"{where}: {field_}: is {dtype!r}; on the CPU {allowed} are allowed")
 
 
 @dataclass

@@ -6,7 +6,7 @@
 method that has no kernel of its own here runs, and is priced, as its stream of torch ops.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from statistics import median, quantiles
@@ -60,9 +60,33 @@ class Choice:
         return "\n".join(rows)
 
 
+# What a GPU calls itself -> its device of the catalogue: by a word of the name.
+GPUS: Mapping[str, str] = {"H200": "h200-sxm", "H100": "h100-sxm", "A100": "a100-sxm-80gb", "A6000": "a6000"}
+
+
+def gpu_device(gpu: str) -> str:
+    """The device of the catalogue that a GPU of this name is. Raises ValueError for any other GPU: prices of
+    another device would choose without a word."""
+    # Words, not letters: an "RTX 6000 Ada" is no A6000, an "A1000" no A100.
+    words = gpu.upper().replace("-", " ").split()
+    for word, name in GPUS.items():
+        if word in words:
+            return name
+    raise ValueError(f"no device of the catalogue is a {gpu}: give device_name; {_allowed_devices()}")
+
+
 def default_device(device: torch.device) -> str:
-    """The device of the catalogue that stands for where a tensor lies, unless one is named."""
-    return "cpu" if device.type == "cpu" and "cpu" in device_names() else "h200-sxm"
+    """The device of the catalogue that stands for where a tensor lies, unless one is named. Raises ValueError
+    where none does."""
+    if device.type == "cuda":
+        return gpu_device(torch.cuda.get_device_name(device))
+    if device.type == "cpu":
+        return "cpu"
+    raise ValueError(f"no device of the catalogue is a {device}: give device_name; {_allowed_devices()}")
+
+
+def _allowed_devices() -> str:
+    return f"allowed: {', '.join(device_names())}"
 
 
 @lru_cache(maxsize=16)
@@ -209,6 +233,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 # -- a method of one's own -----------------------------------------------------------------------
 
 Method = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
+METHOD_GIVES = "allowed: the output, or the output and the final state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +261,14 @@ def benchmark_method(
     decay: bool = True,
     device: str | torch.device = "cpu",
     repeats: int = 15,
+    device_name: str | None = None,
 ) -> Benchmark:
     """Checks fn(q, k, v, decay) against the explicit sum in float64, then times it and the built-in methods.
 
-    `fn` gives the output, or the output and the final state; decay is [heads] or None. Raises ValueError, and
-    times nothing, where the output is wrong, and for sizes and repeats below 1.
+    `fn` gives the output, or the output and the final state, and leaves its inputs as they are; decay is
+    [heads] or None. Raises ValueError, and times nothing, where it does otherwise or the output is wrong, and
+    for sizes and repeats below 1. `device_name`: the device of the catalogue into whose memory the
+    built-in methods have to fit, where `device` alone does not say which.
     """
     if dtype not in NAMES:
         raise ValueError(f"dtype is {dtype}; allowed: {', '.join(map(str, NAMES))}")
@@ -260,26 +288,25 @@ def benchmark_method(
     q, k, v, *rest = inputs(op, torch.Generator(place).manual_seed(1), place)
     gamma = rest[0] if rest else None
     error = _error(fn, q, k, v, gamma)
+    fitting = chosen_method(q, k, v, gamma, device_name=device_name).prices
     own = _timed(partial(fn, q, k, v, gamma), repeats, place)
     tenths = quantiles(own, n=10, method="inclusive") if repeats > 1 else own * 9
     others = {
         method: median(_timed(partial(_run, method, q, k, v, gamma, None), repeats, place))
-        for method in chosen_method(q, k, v, gamma).prices
+        for method in fitting
     }
     return Benchmark(median(own), tenths[0], tenths[-1], len(own), error, others)
 
 
 def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> float:
     """The largest error over the largest output. Raises ValueError where it is above TOLERANCES."""
-    expected, expected_state = naive(q, k, v, decay)
-    given = fn(q, k, v, decay)
-    pairs = (
-        [(given, expected)]
-        if isinstance(given, Tensor)
-        else [(given[0], expected), (given[1], expected_state)]
-    )
+    expected = naive(q, k, v, decay)
+    own = [q.clone(), k.clone(), v.clone(), None if decay is None else decay.clone()]
+    given = fn(*own)  # type: ignore[arg-type]
+    pairs = zip(("output", "final state"), _tensors(given), expected, strict=False)
+    _check_unchanged((q, k, v, decay), own)
     worst = 0.0
-    for name, (value, truth) in zip(("output", "final state"), pairs, strict=False):
+    for name, value, truth in pairs:
         if value.shape != truth.shape:
             raise ValueError(f"fn gives {name} {list(value.shape)}; allowed: {list(truth.shape)}")
         error = float(((value.double() - truth).abs().max() / truth.abs().max()).item())
@@ -287,6 +314,27 @@ def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) ->
             raise ValueError(f"fn's {name} is off by {error:.3g}; allowed: {TOLERANCES[q.dtype]:g} relative")
         worst = max(worst, error)
     return worst
+
+
+def _tensors(given: object) -> tuple[Tensor, ...]:
+    """What a method gave, as (output,) or (output, final state). Raises ValueError for anything else."""
+    found = (given,) if isinstance(given, Tensor) else given
+    if not isinstance(found, tuple | list):
+        raise ValueError(f"fn gives a {type(given).__name__}; {METHOD_GIVES}")
+    if not isinstance(given, Tensor) and len(found) != 2:
+        raise ValueError(f"fn gives a {type(given).__name__} of {len(found)}; {METHOD_GIVES}")
+    tensors = tuple(part for part in found if isinstance(part, Tensor))
+    if len(tensors) != len(found):
+        kinds = ", ".join(type(part).__name__ for part in found)
+        raise ValueError(f"fn gives a {type(given).__name__} of {kinds}; {METHOD_GIVES}")
+    return tensors
+
+
+def _check_unchanged(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
+    """Raises ValueError where a method has written into its inputs: what is timed next would get others."""
+    for name, one, other in zip(("q", "k", "v", "decay"), before, after, strict=True):
+        if one is not None and other is not None and not torch.equal(one, other):
+            raise ValueError(f"fn writes into {name}; allowed: inputs that are left as they are")
 
 
 def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:

@@ -31,9 +31,9 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     if not fitting:
         raise InputError(f"nothing fits; {warnings[0]}")
     for done, case in enumerate(fitting):
-        progress("simulating", done, len(fitting))
+        progress(bench.hardware.doing, done, len(fitting))
         bench.run(case)
-    progress("simulating", len(fitting), len(fitting))
+    progress(bench.hardware.doing, len(fitting), len(fitting))
     shown = shown_case(fitting)
     trace = _checked_trace(bench, shown)
     if fitting[0] != shown:

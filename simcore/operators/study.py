@@ -22,7 +22,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs an operator study. Raises InputError where nothing fits into the device's memory."""
     cases = list(bench.cases())
     for done, case in enumerate(cases):
-        progress("simulating", done, len(cases))
+        progress(bench.device.doing, done, len(cases))
         bench.run(case)
     fitting = [case for case in cases if bench.run(case).latency_s is not None]
     if not fitting:

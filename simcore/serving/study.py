@@ -92,10 +92,10 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         if reason is not None:
             refused.setdefault(reason, case.axes.label)
         else:
-            told = partial(_tell, progress, done, runs)
+            told = partial(_tell, partial(progress, bench.hardware.doing), done, runs)
             found.append(_found(bench, case, told, keep_trace=not found))
         done += bench.scenario.replicas
-        progress("simulating", done, runs)
+        progress(bench.hardware.doing, done, runs)
     if not found:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
@@ -122,6 +122,8 @@ def refusal(bench: Bench, case: Case) -> str | None:
     if ranks > hardware.max_devices:
         most = hardware.max_devices
         return f"{case.axes.label}: {ranks} ranks are more than the {most} that the link connects"
+    if hardware.measured and case.axes.devices > hardware.max_devices:
+        return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
     if reason is not None:
         return f"{case.axes.label}: {reason}"
@@ -134,8 +136,8 @@ def refusal(bench: Bench, case: Case) -> str | None:
     return None
 
 
-def _tell(progress: Progress, base: int, of: int, done: int) -> None:
-    progress("simulating", base + done, of)
+def _tell(progress: Callable[[int, int], None], base: int, of: int, done: int) -> None:
+    progress(base + done, of)
 
 
 def _found(bench: Bench, case: Case, told: Callable[[int], None], *, keep_trace: bool) -> Found:

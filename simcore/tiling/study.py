@@ -56,7 +56,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             if case.axes.label not in grown and case.axes.tokens == max(bench.scenario.tokens):
                 grown.add(case.axes.label)
                 growing += tables.growth(bench, case, first)
-        progress("simulating", done + 1, len(wanted))
+        progress(bench.device.doing, done + 1, len(wanted))
     if not found:
         raise InputError(f"nothing can be run; {refused[0]}")
     _check_repeatable(bench, found[0].case)

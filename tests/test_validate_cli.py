@@ -1,0 +1,131 @@
+"""`run --on cpu`, `calibrate` and `validate` as a user calls them, with models small enough for a second."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simcore.cli import main
+from simcore.files import InputError
+from simcore.scenario import load_scenario
+from validate import calibrate as calibration
+
+ROOT = Path(__file__).resolve().parent.parent
+TILING: dict[str, Any] = {
+    "name": "tiny",
+    "study": "tiling",
+    "device": "a100-sxm-80gb",
+    "model": {"kind": "long_convolution", "layers": [1, 2], "channels": 8},
+    "tokens": 48,
+    "dtype": "fp32",
+    "strategies": [{"kind": "lazy"}, {"kind": "fractal", "half_storage": [False, True]}],
+    "on_cpu": {"device": "cpu", "profile": "none"},
+}
+
+
+def written(folder: Path, **changes: Any) -> str:
+    file = folder / "x.yaml"
+    file.write_text(yaml.safe_dump({**TILING, **changes}))
+    return str(file)
+
+
+def called(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return int(ended.value.code or 0)
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path) -> None:
+    assert called("run", written(tmp_path), "--on", "cpu", "--out", str(tmp_path / "run")) == 0
+    found = rows(tmp_path / "run", "results.csv")
+    value = {(r["label"], r["layers"], r["metric"]): float(r["value"]) for r in found if not r["op_kind"]}
+    labels = {(label, layers) for label, layers, metric in value if metric == "speedup_over_lazy"}
+    assert len(labels) == 6
+    for label, layers in labels:
+        ratio = value["lazy", layers, "total_s"] / value[label, layers, "total_s"]
+        assert value[label, layers, "speedup_over_lazy"] == pytest.approx(ratio)
+    record = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert record["machine"] == "cpu"
+    assert {"date", "processor", "threads", "runs", "cache"} <= set(record)
+    assert "repeatability" not in record["laws_checked"]
+
+
+def test_a_validation_compares_like_with_like(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert called("validate", written(tmp_path), "--out", str(out)) in (0, 1)
+    compared = rows(out, "comparison.csv")
+    assert {row["layers"] for row in compared} == {"1", "2"}
+    measured = {
+        (r["label"], r["layers"], r["metric"]): r["value"]
+        for r in rows(out, "results.csv")
+        if not r["op_kind"]
+    }
+    for row in compared:
+        assert row["reference"] == measured[row["label"], row["layers"], row["metric"]]
+    judged = [row for row in rows(out, "ladder.csv") if row["passed"]]
+    assert {row["rung"] for row in judged} == {"0", "1", "2", "3"}
+    assert all(row["passed"] == "True" for row in judged if row["rung"] == "0")
+
+
+def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = tmp_path / "bounds.yaml"
+    numerics = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 1000.0)
+    tight.write_text(
+        yaml.safe_dump({"cpu": {"numerics": numerics, "prices": 1e-9, "schedules": 1e9, "end_to_end": 1e9}})
+    )
+    from validate import ladder  # noqa: PLC0415
+
+    load = ladder.load_bounds
+    monkeypatch.setattr(ladder, "load_bounds", lambda device: load(device, tight))
+    out = tmp_path / "run"
+    assert called("validate", written(tmp_path), "--out", str(out)) == 1
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "says"),
+    [
+        ({}, ["--set", "dtype=int4"], "dtype: is 'int4'"),
+        ({"on_cpu": {}}, [], "device: is 'a100-sxm-80gb'; --on cpu runs on device: cpu"),
+        ({"on_cpu": {"device": "cpu", "nosuch": 3}}, [], "on_cpu: nosuch: no such field"),
+        ({"on_cpu": [1]}, [], "on_cpu: "),
+        ({"on_cpu": {"tokens.x": 3}}, [], "on_cpu: tokens.x"),
+        ({}, ["--set", "on_cpu.tokens=3"], "--set on_cpu"),
+    ],
+)
+def test_what_cannot_be_run_here_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: list[str], says: str
+) -> None:
+    out = tmp_path / "run"
+    assert called("run", written(tmp_path, **changes), "--on", "cpu", "--out", str(out), *words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert not out.exists()
+
+
+def test_on_cpu_is_checked_wherever_a_scenario_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="on_cpu: strategies"):
+        load_scenario(Path(written(tmp_path, on_cpu={"strategies": []})))
+
+
+@pytest.mark.parametrize("device", ["a6000/leetdecoding-tables", "n150/alspec-tables"])
+def test_no_calibration_replaces_what_others_published(device: str) -> None:
+    folder = ROOT / "devices" / "profiles" / device
+    with pytest.raises(InputError, match="no calibration"):
+        calibration.calibrate("cpu", folder, True, lambda *_: None, shapes=())
+
+
+def test_every_scenario_with_an_on_cpu_is_right_there() -> None:
+    files = [file for file in (ROOT / "scenarios").rglob("*.yaml") if "on_cpu" in file.read_text()]
+    assert len(files) >= 5
+    for file in files:
+        assert load_scenario(file, on="cpu").device == "cpu"
