@@ -657,3 +657,35 @@ def test_where_tensors_lie_says_which_device(monkeypatch: pytest.MonkeyPatch) ->
         default_device(torch.device("cuda:3"))
     with pytest.raises(ValueError, match="meta: give device_name; allowed: "):
         default_device(torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("batch", 0), ("heads", 1.5), ("length", "a"), ("rank", None), ("dim", True), ("repeats", 0),
+        ("decay", "maybe"), ("device", "nowhere"), ("dtype", torch.int32), ("fn", None),
+    ],
+)  # fmt: skip
+def test_a_benchmark_names_what_is_wrong(argument: str, value: Any) -> None:
+    given: dict[str, Any] = {
+        "fn": lambda q, k, v, g: v,
+        "batch": 1,
+        "heads": 1,
+        "length": 3,
+        "rank": 2,
+        "dim": 2,
+    }
+    with pytest.raises(ValueError, match=f"^{argument} is "):
+        benchmark_method(**{**given, argument: value})
+
+
+@pytest.mark.parametrize(("argument", "value"), [("q", None), ("k", [1.0]), ("decay", 0.9), ("state", 3)])
+def test_what_is_no_tensor_is_refused_by_name(argument: str, value: Any) -> None:
+    x = torch.ones(1, 1, 3, 2)
+    with pytest.raises(ValueError, match=f"^{argument} is a "):
+        causal_linear_attention(**{"q": x, "k": x, "v": x, argument: value})
+
+
+def test_a_choice_is_made_once_a_shape() -> None:
+    x = torch.ones(1, 1, 7, 2)
+    assert chosen_method(x, x, x, device_name="a6000") is chosen_method(x + 1, x, x, device_name="a6000")

@@ -33,6 +33,8 @@ from simcore.ops_linear_attention import (
 )
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+# Shapes whose ops and choices are remembered.
+REMEMBERED = 256
 # Largest error of a right method, over the largest output: what rounding leaves at these lengths.
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-10,
@@ -100,7 +102,11 @@ def _device(name: str) -> tuple[DeviceSpec, Pricer]:
 
 def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
     """The op that a call with these tensors carries out, as it runs here: see the head of this file."""
-    batch, heads, length, rank = q.shape
+    return _op(method, *q.shape, v.shape[-1], NAMES[q.dtype], decay)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _op(method: str, batch: int, heads: int, length: int, rank: int, dim: int, dtype: str, decay: bool) -> Op:
     kernel, in_torch = LINEAR_ATTENTION[f"linear_attention_{method}"], f"{method}_torch"
     return linear_attention(
         in_torch if kernel.run is kernel.reference and in_torch in TORCH_METHODS else method,
@@ -108,8 +114,8 @@ def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
         heads=heads,
         length=length,
         rank=rank,
-        dim=v.shape[-1],
-        dtype=NAMES[q.dtype],
+        dim=dim,
+        dtype=dtype,
         decay=decay,
     )
 
@@ -129,14 +135,29 @@ def chosen_method(
     """
     _check_tensors(q, k, v, decay, None)
     name = device_name or default_device(q.device)
-    spec, own = _device(name)
-    ops = {method: op_of(method, q, v, decay=decay is not None) for method in METHODS}
+    shape = (*q.shape, v.shape[-1], NAMES[q.dtype], decay is not None)
+    return _chosen(name, shape) if price is None else _cheapest(name, shape, price)
+
+
+# Batch, heads, length, rank, dim, dtype, whether there is a decay.
+_Shape = tuple[int, int, int, int, int, str, bool]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _chosen(name: str, shape: _Shape) -> Choice:
+    """A choice by the device's own prices: made once a shape, for it takes longer than a short call."""
+    return _cheapest(name, shape, _device(name)[1])
+
+
+def _cheapest(name: str, shape: _Shape, price: Pricer) -> Choice:
+    spec = _device(name)[0]
+    ops = {method: _op(method, *shape) for method in METHODS}
     sizes = {method: memory_bytes(op) for method, op in ops.items()}
     fitting = [method for method in METHODS if sizes[method] <= spec.memory_bytes]
     if not fitting:
         least = min(sizes.values())
         raise ValueError(f"no method fits: {least:.3g} bytes at least, {name} has {spec.memory_bytes:.3g}")
-    prices = {method: (price or own)(ops[method]) for method in fitting}
+    prices = {method: price(ops[method]) for method in fitting}
     return Choice(min(fitting, key=lambda method: prices[method].seconds), name, prices, sizes)
 
 
@@ -156,7 +177,7 @@ def causal_linear_attention(
     half precision. Raises ValueError for anything else, InputError for an unknown device.
     """
     _check_tensors(q, k, v, decay, state)
-    if method not in ("auto", *METHODS):
+    if not isinstance(method, str) or method not in ("auto", *METHODS):
         raise ValueError(f"method is {method!r}; allowed: auto, {', '.join(METHODS)}")
     if method == "auto":
         method = chosen_method(q, k, v, decay, device_name=device_name).method
@@ -199,6 +220,7 @@ def _run(
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None) -> None:
     """Raises ValueError that names the argument and what is allowed."""
+    _check_kinds(q=q, k=k, v=v, decay=decay, state=state)
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(f"q is {list(q.shape)}; allowed: [batch, heads, length, rank], all at least 1")
     batch, heads, length, rank = q.shape
@@ -215,7 +237,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state:
     if state is not None:
         _check_shape("state", state, (batch, heads, rank, dim))
         if state.dtype not in (q.dtype, accumulated_in(q.dtype)):
-            raise ValueError(f"state is {state.dtype}; allowed: {q.dtype} or {accumulated_in(q.dtype)}")
+            allowed = " or ".join(dict.fromkeys(map(str, (q.dtype, accumulated_in(q.dtype)))))
+            raise ValueError(f"state is {state.dtype}; allowed: {allowed}")
     if decay is not None:
         _check_shape("decay", decay, (heads,))
         if not bool(((decay > 0.0) & (decay <= 1.0)).all()):
@@ -223,6 +246,19 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state:
     for name, other in (("k", k), ("v", v), ("decay", decay), ("state", state)):
         if other is not None and other.device != q.device:
             raise ValueError(f"{name} is on {other.device}; allowed: {q.device}, as q")
+
+
+def _check_kinds(**tensors: object) -> None:
+    for name, given in tensors.items():
+        optional = " or None" if name in ("decay", "state") else ""
+        if not isinstance(given, Tensor) and not (optional and given is None):
+            raise ValueError(f"{name} is a {type(given).__name__}; allowed: a tensor{optional}")
+
+
+def _check_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{name} is {count!r}; whole numbers from 1 on are allowed")
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -270,11 +306,14 @@ def benchmark_method(
     for sizes and repeats below 1. `device_name`: the device of the catalogue into whose memory the
     built-in methods have to fit, where `device` alone does not say which.
     """
+    _check_counts(batch=batch, heads=heads, length=length, rank=rank, dim=dim, repeats=repeats)
+    if not callable(fn):
+        raise ValueError(f"fn is {fn!r}; allowed: a function of q, k, v and decay")
+    if not isinstance(decay, bool):
+        raise ValueError(f"decay is {decay!r}; allowed: True or False")
     if dtype not in NAMES:
         raise ValueError(f"dtype is {dtype}; allowed: {', '.join(map(str, NAMES))}")
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; at least 1 is allowed")
-    place = torch.device(device)
+    place = _place(device)
     op = linear_attention(
         "vanilla",
         batch=batch,
@@ -296,6 +335,15 @@ def benchmark_method(
         for method in fitting
     }
     return Benchmark(median(own), tenths[0], tenths[-1], len(own), error, others)
+
+
+def _place(device: str | torch.device) -> torch.device:
+    """The device of torch. Raises ValueError where there is none of that name here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, TypeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"device is {device!r}; allowed: a device of torch that is here ({first})") from None
 
 
 def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> float:
