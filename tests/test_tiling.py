@@ -248,6 +248,34 @@ def test_flops_of_algorithm_1_follow_theorem_2(p: int, implementation: Any, batc
     assert counts(model, bursts)["mixer_flops"][0] == pytest.approx(expected, rel=1e-12)
 
 
+def tile_bytes(implementation: str, side: int, lanes: int, taps: int) -> float:
+    """A square tile in fp16: 2 bytes a stored number, 4 a computed one, 8 a bin of a spectrum."""
+    bins, added = side + 1, 3 * 2 * lanes * side
+    match implementation:
+        case "flash_conv":
+            return 2.0 * (lanes * 3 * side + taps * 2 * side)
+        case "flash_fft":
+            return 2.0 * lanes * 3 * side + 8.0 * taps * bins
+        case "conv":
+            padded = 3 * side - 2
+            return 2.0 * (lanes * (side + padded) + lanes * (padded + side) + taps * (2 * side - 1)) + added
+    there, product = lanes * (2 * side + 8 * bins), 8 * bins * (2 * lanes + taps)
+    back, added = lanes * (8 * bins + 4 * 2 * side), lanes * side * (2 * 2 + 4)
+    return float(there + product + back + added)
+
+
+@pytest.mark.parametrize("p", [1, 4, 10])
+@pytest.mark.parametrize(("implementation", "batch"), list(product(conv.IMPLEMENTATIONS, (1, 3))))
+def test_bytes_of_algorithm_1_follow_theorem_2(p: int, implementation: Any, batch: int) -> None:
+    layers, channels, length = 3, 5, 1 << p
+    tiles = tuple((1 << q, implementation) for q in range(p))
+    model = LongConvolution(layers, channels, length, batch=batch, tiles=tiles)
+    lanes, taps = layers * channels * batch, layers * channels
+    tiled = sum(2 ** (p - 1 - q) * tile_bytes(implementation, 1 << q, lanes, taps) for q in range(p))
+    found = counts(model, launches(lambda m: fractal_tiling(m, model, [])))["mixer_hbm_bytes"][0]
+    assert found == pytest.approx(tiled + length * 2 * (3 * lanes + taps), rel=1e-12)
+
+
 def test_order_2u_halves_and_cached_spectra_save_a_third_of_the_transforms() -> None:
     """Appendix C: 4U against 2U tends to 2, three transforms against two are 1.5."""
     for p, within in ((10, 0.2), (20, 0.1)):
