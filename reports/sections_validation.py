@@ -201,7 +201,8 @@ def _ladder(run: Run) -> Section:
         flags=flags,
         plots=plots,
         table=_table(rows),
-        notes=["The dashed line is the bound; a bar is the error that is judged (of rung 0 the worst, of all "
+        notes=["An error is by how many % the larger of predicted and measured exceeds the smaller. "
+            "The dashed line is the bound; a bar is the error that is judged (of rung 0 the worst, of all "
                "others the median), a mark the worst."] if plots else [],
         details=[Details("What each rung is made of", table=_table(parts))] if len(parts) else [],
     )  # fmt: skip

@@ -265,11 +265,11 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     profile, warnings = _fits(where, scenario, spec)
     given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
     overheads = replace(spec.overheads, **given)
-    if scenario.launching == "eager" and profile is None:
-        # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits have been
-        # made of kernels that were launched by themselves anyway.
+    if scenario.launching == "eager":
+        # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
+        # kernels that were launched by themselves: beside them the graph keeps its launch.
         spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
-        overheads = replace(overheads, launch_s=0.0)
+        overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0)
     priced = pricer(spec, profile=profile)
     device = SingleDevice(
         name=spec.name,

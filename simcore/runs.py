@@ -32,7 +32,8 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a study runs. `case` names it: runs of the same case do the same. `model` is what the program's
+    """What a study runs. `case` names it: runs of the same case do the same, and one of
+    them is reported; it is empty where none is, but only drawn. `model` is what the program's
     graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
     knows (`context`, `tokens`, `kv_tokens`, ...). The others as in Simulation, which is all that they are
     for."""

@@ -176,14 +176,14 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
+    _check_on_cpu(document, path)
     if on == CPU:
-        _check_on_cpu(document, path)
         _move_to_cpu(document, path)
         if any(setting.startswith("on_cpu") for setting in settings):
             raise InputError(f"--set on_cpu: with --on {CPU} its fields are set by their own names")
     for setting in settings:
         _set(document, setting)
-    if on != CPU:
+    if any(setting.startswith("on_cpu") for setting in settings):
         _check_on_cpu(document, path)
     if on == CPU and document.get("device") != CPU:
         raise InputError(

@@ -271,9 +271,16 @@ def tokens(count: int) -> str:
     return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
 
 
+OFF = "% by which the larger of predicted and measured exceeds the smaller"
+
+
 def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], target: Path) -> None:
     """Prints the validation ladder: what is judged, and whether it holds."""
-    table = Table(title="validation, error in %", title_justify="left", header_style="bold")
+    table = Table(
+        title=f"validation, {OFF}",
+        title_justify="left",
+        header_style="bold",
+    )
     for name in ("rung", "of", "n", "median", "p95", "worst", "bound", ""):
         table.add_column(name, justify="left" if name in ("rung", "of", "") else "right", no_wrap=True)
     for rung in rungs:

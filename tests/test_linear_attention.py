@@ -649,12 +649,20 @@ def test_another_gpu_is_not_priced_as_one_of_the_catalogue(gpu: str) -> None:
 
 
 def test_where_tensors_lie_says_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{device.index}00 PCIe")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{device.index}00 80GB HBM3")
     assert default_device(torch.device("cpu")) == "cpu"
     assert default_device(torch.device("cuda:1")) == "h100-sxm"
     assert default_device(torch.device("cuda:2")) == "h200-sxm"
     with pytest.raises(ValueError, match="give device_name; allowed: "):
         default_device(torch.device("cuda:3"))
+    for other in (
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-SXM4-80GB MIG 1g",
+    ):
+        with pytest.raises(ValueError, match="give device_name"):
+            gpu_device(other)
     with pytest.raises(ValueError, match="meta: give device_name; allowed: "):
         default_device(torch.device("meta"))
 

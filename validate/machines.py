@@ -104,8 +104,9 @@ class Real:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the run of median length of each case left behind: the one that is reported."""
-        cases = self.started.values()
+        """What the run of median length of each case left behind: the one that is reported. Runs that were
+        only drawn are left out."""
+        cases = [traces for case, traces in self.started.items() if case]
         return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]
 
     @property

@@ -31,9 +31,9 @@ PROFILES = ROOT / "devices" / "profiles"
 A6000, LEETDECODING = "a6000", "leetdecoding-tables"
 A100, FLASH_DECODING = "a100-sxm-80gb", "flash-decoding-table"
 LEETDECODING_TABLES = ("3", "4", "5", "6", "9")
-# LeetDecoding's Listing 1 (the tables do not say it); Flash-Decoding's "inputs in f16".
 # Methods that write masks with decay.
 MASKED = frozenset({"vanilla", "recursion", "block_based", "lightning_torch"})
+# LeetDecoding's Listing 1 (the tables do not say it); Flash-Decoding's "inputs in f16".
 LEETDECODING_DTYPE = "fp32"
 FLASH_DECODING_DTYPE = "fp16"
 # Chosen splits settle after one or two rounds.

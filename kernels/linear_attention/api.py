@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from statistics import median, quantiles
 from time import perf_counter
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -66,13 +67,17 @@ class Choice:
 GPUS: Mapping[str, str] = {"H200": "h200-sxm", "H100": "h100-sxm", "A100": "a100-sxm-80gb", "A6000": "a6000"}
 
 
+# Builds of the same chip with another memory, clock, or a slice of it.
+OTHER_BUILDS = frozenset({"PCIE", "NVL", "40GB", "MIG"})
+
+
 def gpu_device(gpu: str) -> str:
     """The device of the catalogue that a GPU of this name is. Raises ValueError for any other GPU: prices of
     another device would choose without a word."""
     # Words, not letters: an "RTX 6000 Ada" is no A6000, an "A1000" no A100.
     words = gpu.upper().replace("-", " ").split()
     for word, name in GPUS.items():
-        if word in words:
+        if word in words and not OTHER_BUILDS.intersection(words):
             return name
     raise ValueError(f"no device of the catalogue is a {gpu}: give device_name; {_allowed_devices()}")
 
@@ -158,7 +163,8 @@ def _cheapest(name: str, shape: _Shape, price: Pricer) -> Choice:
         least = min(sizes.values())
         raise ValueError(f"no method fits: {least:.3g} bytes at least, {name} has {spec.memory_bytes:.3g}")
     prices = {method: price(ops[method]) for method in fitting}
-    return Choice(min(fitting, key=lambda method: prices[method].seconds), name, prices, sizes)
+    cheapest = min(fitting, key=lambda method: prices[method].seconds)
+    return Choice(cheapest, name, MappingProxyType(prices), MappingProxyType(sizes))
 
 
 def causal_linear_attention(

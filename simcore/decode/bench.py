@@ -166,7 +166,8 @@ class Bench:
             outcomes={"hit": pattern},
             rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"]),
             lockstep=lockstep,
-            case=repr(case),
+            # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
+            case=repr(case) if lockstep else "",
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         trace = self.hardware.start(setup).run(self.program(case))

@@ -114,7 +114,7 @@ class Bench:
             op = self.op(case)
             needed = memory_bytes(op)
             if needed <= self.device.memory_bytes:
-                traces = [self._launched(op) for _ in range(self.device.repeats)]
+                traces = [self._launched(op, repr(case)) for _ in range(self.device.repeats)]
                 self.results[case] = _result(middle_first(traces, _latency_s), op, needed)
             else:
                 self.results[case] = Result(None, None, None, needed, None, op)
@@ -128,11 +128,11 @@ class Bench:
 
     def trace(self, case: OperatorAxes) -> Trace:
         """What a case leaves behind."""
-        return self._launched(self.op(case))
+        return self._launched(self.op(case), "")
 
-    def _launched(self, op: Op) -> Trace:
+    def _launched(self, op: Op, name: str) -> Trace:
         device, graph = self.device, Graph(op.name, (op,))
-        setup = Setup(op, device.price, device.roofline, device.overheads, case=f"{op.kind} {op.shape}")
+        setup = Setup(op, device.price, device.roofline, device.overheads, case=name)
         trace = device.start(setup).run(lambda m: one_launch(m, graph))
         laws.enforce(trace)
         return trace

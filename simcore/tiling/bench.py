@@ -110,7 +110,7 @@ class Bench:
             overheads=self.device.overheads,
             rows=rows,
             tariff=tariff,
-            case=repr((case.axes, rows)),
+            case=repr(case.axes) if rows else "",
             holds=holds,
         )
         run = self.device.start(setup)

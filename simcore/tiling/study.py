@@ -166,7 +166,7 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
 def _row(one: Found, name: str, values: Sequence[float], unit: str, source: str) -> Row:
     if len(values) == 1:
         # Known as it is, and at no end of any interval.
-        return Row(one.case.axes, name, values[0], unit, source=AS_PRICED if not one.measured else source)
+        return Row(one.case.axes, name, values[0], unit, source=source.replace(PREDICTED, AS_PRICED))
     return Row(one.case.axes, name, values[0], unit, min(values), max(values), source)
 
 
