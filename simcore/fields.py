@@ -35,7 +35,7 @@ class FieldError(ValueError):
 class Strict(BaseModel):
     """A mapping of known fields with values of the right type, all finite."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 M = TypeVar("M", bound=Strict)

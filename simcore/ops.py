@@ -110,6 +110,8 @@ class Op:
     @property
     def bare(self) -> "Op":
         """This op wherever it works: what is priced."""
+        if not self.place and not self.parts:
+            return self
         parts = self._each_part(lambda part: part.bare)
         return self if not self.place and parts is self.parts else replace(self, place=(), parts=parts)
 
@@ -150,15 +152,24 @@ class Op:
 
     def at(self, sizes: Mapping[str, int]) -> "Op":
         """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
-        shape, place = _bound(self.shape, sizes), _bound(self.place, sizes)
+        shape = tuple([(k, v if type(v) is int else _number(v, sizes)) for k, v in self.shape])
+        if not self.place and not self.parts:
+            # Nearly all ops, thousands of times a run.
+            same = shape == self.shape
+            return self if same else Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis)
+        place = _bound(self.place, sizes)
         parts = self._each_part(lambda part: part.at(sizes))
         if shape == self.shape and place == self.place and parts is self.parts:
             return self
         return Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis, parts, place)
 
 
+def _number(value: Dim, sizes: Mapping[str, int]) -> int:
+    return sizes[value.name] * value.scale if isinstance(value, Size) else value
+
+
 def _bound(shape: Shape, sizes: Mapping[str, int]) -> Shape:
-    return tuple([(k, sizes[v.name] * v.scale) if isinstance(v, Size) else (k, v) for k, v in shape])
+    return tuple([(k, _number(v, sizes)) for k, v in shape])
 
 
 def _sizes(shape: Shape) -> frozenset[str]:
