@@ -21,6 +21,7 @@ from simcore.decode import HitRow
 from simcore.decoder_config import DecoderConfig, load_config
 from simcore.files import InputError, is_path, unknown_name
 from simcore.hardware import Hardware, SingleDevice
+from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario, OperatorScenario
 from simcore.ops import Pricer
@@ -210,12 +211,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     hardware = replace(hardware, start=place.start, repeats=place.repeats)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
-    described = {
-        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
-        "link": asdict(cast(Any, link)) if link else None,
-        "profile": {"name": profile.name, "source": profile.source} if profile else None,
-        "formats": _formats(hardware.dtypes),
-    }
+    described = _described(spec, link, profile, _formats(hardware.dtypes))
     study: Study
     if isinstance(scenario, ServingScenario):
         figures = _comparable(where, scenario, read_serving_published, spec, config, warnings)
@@ -233,29 +229,9 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
     given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
-    priced = pricer(spec, profile=profile)
-    device = SingleDevice(
-        name=spec.name,
-        price=place.prices or priced,
-        choose=priced,
-        roofline=roofline(spec),
-        overheads=replace(spec.overheads, **given),
-        memory_bytes=spec.memory_bytes,
-        profile=profile.name if profile else None,
-        start=place.start,
-        repeats=place.repeats,
-    )
-    read = operators.read_operator_published
-    published = [row for name in scenario.published for row in _published(where, name, read)]
-    here = [row for row in published if row.device == spec.name]
-    if published and not here:
-        warnings.append(f"published: no figure is for {spec.name}; nothing is compared")
-    described = {
-        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
-        "link": None,
-        "profile": {"name": profile.name, "source": profile.source} if profile else None,
-        "formats": scenario.dtype,
-    }
+    device = _single_device(spec, profile, place, replace(spec.overheads, **given))
+    here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
+    described = _described(spec, None, profile, scenario.dtype)
     return Parts(OperatorStudy(operators.Bench(scenario, device, spec.processors), here), warnings, described)
 
 
@@ -270,8 +246,18 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         # kernels that were launched by themselves: beside them the graph keeps its launch.
         spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
         overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0)
+    device = _single_device(spec, profile, place, overheads)
+    read = partial(read_figures, tiling.TilingPublished)
+    here = _of_device(where, scenario, read, spec, warnings)
+    described = {**_described(spec, None, profile, scenario.dtype), "launching": scenario.launching}
+    return Parts(TilingStudy(tiling.Bench(scenario, device), here), warnings, described)
+
+
+def _single_device(
+    spec: DeviceSpec, profile: FittedProfile | None, place: Place, overheads: Overheads
+) -> SingleDevice:
     priced = pricer(spec, profile=profile)
-    device = SingleDevice(
+    return SingleDevice(
         name=spec.name,
         price=place.prices or priced,
         choose=priced,
@@ -282,22 +268,33 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         start=place.start,
         repeats=place.repeats,
     )
-    published = [
-        row
-        for name in scenario.published
-        for row in _published(where, name, partial(read_figures, tiling.TilingPublished))
-    ]
+
+
+def _described(
+    spec: DeviceSpec, link: Link | None, profile: Profile | FittedProfile | None, formats: str
+) -> dict[str, Any]:
+    """What a provenance says of the device and its prices."""
+    return {
+        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
+        "link": asdict(cast(Any, link)) if link else None,
+        "profile": {"name": profile.name, "source": profile.source} if profile else None,
+        "formats": formats,
+    }
+
+
+def _of_device(
+    where: str,
+    scenario: OperatorScenario | TilingScenario,
+    read: Callable[[str, Path], list[Any]],
+    spec: DeviceSpec,
+    warnings: list[str],
+) -> list[Any]:
+    """The published figures that are for this device."""
+    published = [row for name in scenario.published for row in _published(where, name, read)]
     here = [row for row in published if row.device == spec.name]
     if published and not here:
         warnings.append(f"published: no figure is for {spec.name}; nothing is compared")
-    described = {
-        "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
-        "link": None,
-        "profile": {"name": profile.name, "source": profile.source} if profile else None,
-        "formats": scenario.dtype,
-        "launching": scenario.launching,
-    }
-    return Parts(TilingStudy(tiling.Bench(scenario, device), here), warnings, described)
+    return here
 
 
 def _fits(

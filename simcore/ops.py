@@ -612,7 +612,8 @@ def put(name: str, *, elements: Dim, axis: str, dtype: str) -> Op:
 # -- fusion --------------------------------------------------------------------------------------
 
 
-def _fused(op: Op) -> Work:
+def sum_of_parts(op: Op) -> Work:
+    """The work of a fused op: that of its parts, one after the other."""
     total = Work(0.0, 0.0)
     for part in op.parts:
         total = total + part.work
@@ -631,4 +632,4 @@ def fuse(kind: str, name: str, parts: tuple[Op, ...]) -> Op:
                 shapes[dimension] = value
     ranks = max((part["ranks"] for part in parts if part.axis), default=1)
     shapes["ranks"] = ranks
-    return Op(kind, name, tuple(shapes.items()), parts[0].dtype, _fused, next(iter(axes), ""), parts)
+    return Op(kind, name, tuple(shapes.items()), parts[0].dtype, sum_of_parts, next(iter(axes), ""), parts)

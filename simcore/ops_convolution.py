@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import ceil, log2
 from typing import Literal, get_args
 
-from simcore.ops import DTYPE_BYTES, Dim, Formula, Op, Shape, Size, Work, placed
+from simcore.ops import DTYPE_BYTES, Dim, Formula, Op, Shape, Size, Work, placed, sum_of_parts
 
 Implementation = Literal["conv", "flash_conv", "fft", "flash_fft"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
@@ -59,13 +59,6 @@ def rfft_flops(order: int) -> float:
     60.0
     """
     return 2.5 * order * log2(order)
-
-
-def _sum_of_parts(op: Op) -> Work:
-    total = Work(0.0, 0.0)
-    for part in op.parts:
-        total = total + part.work
-    return total
 
 
 # -- one token -------------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ def tile(
     if implementation in _FUSED:
         return _op(kind, dtype, _FUSED[implementation], shape)
     parts = tuple(_op(name, dtype, formula, shape) for name, formula in _STEPS[implementation])
-    return _op(kind, dtype, _sum_of_parts, shape, parts)
+    return _op(kind, dtype, sum_of_parts, shape, parts)
 
 
 # -- a stretch of inputs at once ---------------------------------------------------------------------

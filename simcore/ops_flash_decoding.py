@@ -16,7 +16,7 @@ With one split, step 2 writes the output itself, and there is no step 3. `split_
 splits by price: too few leave processors idle, too many cost bytes of partial outputs.
 """
 
-from simcore.ops import DTYPE_BYTES, Op, Pricer, Work
+from simcore.ops import DTYPE_BYTES, Op, Pricer, Work, sum_of_parts
 
 METHODS = ("flash_attention_2", "flash_decoding")
 # Partial outputs and log-sum-exps are kept in fp32.
@@ -60,13 +60,6 @@ def _combine(op: Op) -> Work:
     return Work(partials * (2.0 * op["head_dim"] + 3.0), _partial_bytes(op) + _output_bytes(op))
 
 
-def _fused(op: Op) -> Work:
-    total = Work(0.0, 0.0)
-    for part in op.parts:
-        total = total + part.work
-    return total
-
-
 def flash_attention_2(
     *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int, dtype: str
 ) -> Op:
@@ -99,7 +92,7 @@ def flash_decoding(
         _combine,
     )
     parts = (attend, combine) if splits > 1 else (attend,)
-    return Op("flash_decoding", "attention", shape, dtype, _fused, parts=parts)
+    return Op("flash_decoding", "attention", shape, dtype, sum_of_parts, parts=parts)
 
 
 def _check(batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int) -> None:

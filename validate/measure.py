@@ -7,10 +7,8 @@ other memory are written: operands then come from the cache that cores share and
 do Python's objects, as in a run, where other ops have been there since.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +17,7 @@ import torch
 
 from devices.price import launches_and_floor
 from kernels.kernel import DTYPES, Kernel
+from simcore.garbage import no_collections
 from simcore.ops import Op, Roofline
 from simcore.study import Progress
 
@@ -91,7 +90,7 @@ def _runs(
 ) -> list[float]:
     """Seconds of single runs, `least` of them unless that takes too long."""
     run, seconds = kernel.run, list[float]()
-    with torch.inference_mode(), _no_collections():
+    with torch.inference_mode(), no_collections():
         tensors = kernel.inputs(op, generator, CPU)
         for _ in range(WARM_UPS):
             run(op, *tensors)
@@ -115,18 +114,6 @@ def _point(op: Op, floor: Roofline, seconds: Sequence[float]) -> Point:
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
     launches, floor_s = launches_and_floor(op, floor)
     return Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """A collection of Python's garbage takes as long as a thousand small ops."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def rates(quick: bool) -> dict[str, float]:

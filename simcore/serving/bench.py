@@ -7,9 +7,7 @@ Every server is a group of `ranks` devices, of which one stands for all (they ar
 reach a server through a router that keeps count of what is open where.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from math import floor
@@ -19,6 +17,7 @@ from simcore import arrivals, contention, laws
 from simcore.arrivals import Drawn
 from simcore.decoder_config import DecoderConfig
 from simcore.files import InputError
+from simcore.garbage import no_collections
 from simcore.hardware import Hardware, at_end
 from simcore.machine import Machine, Program
 from simcore.models import TENSOR
@@ -210,7 +209,7 @@ class Prepared:
 
     def simulate(self) -> None:
         """The event loop."""
-        with _no_collections():
+        with no_collections():
             self.simulation.run(lambda m: self.bench.program(self.case, self.room, m, self.journal))
 
     def result(self) -> Result:
@@ -293,19 +292,6 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contentio
             return contention.alone
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Hundreds of thousands of live requests make each collection slow, and neither they nor a run leave
-    cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 # -- requests on their way to a server -----------------------------------------------------------------
 
 
@@ -350,7 +336,7 @@ def _offer(simulation: Run, case: Case, drawn: Drawn, routing: str, journal: Jou
     loop = case.point.workload.arrivals
     if isinstance(loop, ClosedLoop):
         return _closed_loop(simulation, loop, drawn, router, journal)
-    with _no_collections():
+    with no_collections():
         requests = list(arrivals.requests(drawn))
     if case.servers > 1:
         journal.answered = lambda request, _: router.answered(request)

@@ -6,9 +6,7 @@
 Simulated runs are in closed form, launch by launch; what they sum up to has to be what the device was busy.
 """
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore import laws
+from simcore.garbage import no_collections
 from simcore.hardware import SingleDevice, at_end
 from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
@@ -114,7 +113,7 @@ class Bench:
             holds=holds,
         )
         run = self.device.start(setup)
-        with _no_collections():
+        with no_collections():
             trace = run.run(partial(_program, case, model, ended_s))
         laws.enforce(trace)
         return trace
@@ -137,15 +136,3 @@ def _measured_by_kind(trace: Trace) -> dict[str, float]:
         for priced, start_s, end_s in span.op_times():
             found[priced.op.kind] = found.get(priced.op.kind, 0.0) + end_s - start_s
     return found
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """A run of half a million launches leaves no cycles, and a collection would look at all of them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
