@@ -50,11 +50,13 @@ ModelScenario = DecodeScenario | ServingScenario
 
 @dataclass(frozen=True)
 class Parts:
-    """A scenario put together. `described`: device, link, profile and number formats, for the provenance."""
+    """A scenario put together. `described`: device, link, profile and number formats, for the provenance;
+    `price`: makes the prices of one device by themselves, whatever the place charges."""
 
     study: Study
     warnings: list[str]
     described: dict[str, Any]
+    price: Callable[[], Pricer]
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     config = _model(where, scenario.model)
     profile, warnings = _profile(where, scenario, spec, config)
     hardware = _hardware(scenario, spec, link, profile)
+    price = partial(hardware.price, 1, None, True)
     hardware = replace(hardware, start=place.start, repeats=place.repeats)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
@@ -221,7 +224,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
         name = profile.name if profile else None
         study = DecodeStudy(decode.Bench(scenario, config, hardware), _hits(config.name), here, name)
     warnings += _format_warnings(spec, hardware.dtypes)
-    return Parts(study, warnings, described)
+    return Parts(study, warnings, described, price)
 
 
 def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: Place) -> Parts:
@@ -232,7 +235,8 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     device = _single_device(spec, profile, place, replace(spec.overheads, **given))
     here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
     described = _described(spec, None, profile, scenario.dtype)
-    return Parts(OperatorStudy(operators.Bench(scenario, device, spec.processors), here), warnings, described)
+    study = OperatorStudy(operators.Bench(scenario, device, spec.processors), here)
+    return Parts(study, warnings, described, lambda: device.choose)
 
 
 def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place) -> Parts:
@@ -250,7 +254,8 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     read = partial(read_figures, tiling.TilingPublished)
     here = _of_device(where, scenario, read, spec, warnings)
     described = {**_described(spec, None, profile, scenario.dtype), "launching": scenario.launching}
-    return Parts(TilingStudy(tiling.Bench(scenario, device), here), warnings, described)
+    study = TilingStudy(tiling.Bench(scenario, device), here)
+    return Parts(study, warnings, described, lambda: device.choose)
 
 
 def _single_device(

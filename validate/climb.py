@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from devices.price import pricer, roofline
-from devices.profile import load_profile
+from devices.price import roofline
 from devices.spec import load_device
-from simcore.assembly import NO_PROFILE, Parts, Place, assemble
+from simcore.assembly import Parts, Place, assemble
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
 from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
@@ -43,15 +42,12 @@ def climb(
     scenario: Scenario, where: str, *, on: str, repeats: int, bounds: Bounds, progress: Progress
 ) -> Climb:
     """Runs a scenario that is meant for device `on` in all three ways. Raises what the runs raise."""
-    spec = load_device(on)
-    floor = roofline(spec)
+    floor = roofline(load_device(on))
     real = Real(repeats)
     place = Place(on, real.start, repeats, described=real.described)
     parts = assemble(scenario, where, place)
     outcome = parts.study.run(progress)
-    name = spec.default_profile if scenario.profile is None else scenario.profile
-    profile = load_profile(on, name) if name and name != NO_PROFILE else None
-    price = pricer(spec, profile=profile)
+    price = parts.price()
     points = op_points(real.traces, price, floor)
     replay = Place("replay", prices=measured_prices(real.traces, floor, price))
     replayed = assemble(scenario, where, replay).study.run(progress).rows
