@@ -14,6 +14,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
 }
 
+Run = Callable[..., Any]
+
 
 class Kernel(NamedTuple):
     """How ops of one kind are carried out; every op given here is bound (numbers, no sizes).
@@ -22,8 +24,8 @@ class Kernel(NamedTuple):
     any floating dtype (in float64 it is the truth), `inputs` makes random tensors of the op's shape.
     """
 
-    run: Callable[..., Any]
-    reference: Callable[..., Any]
+    run: Run
+    reference: Run
     inputs: Callable[[Op, torch.Generator, torch.device], tuple[torch.Tensor, ...]]
 
 
@@ -32,3 +34,15 @@ def dtype_of(op: Op) -> torch.dtype:
     if op.dtype not in DTYPES:
         raise ValueError(f"{op.kind} is in {op.dtype}; kernels run in {', '.join(DTYPES)}")
     return DTYPES[op.dtype]
+
+
+def by_device(cuda: Run, elsewhere: Run) -> Run:
+    """A kernel's `run` that goes by its first tensor: `cuda` on a GPU, but for fp64, which Triton kernels
+    that sum in fp32 would not keep; else `elsewhere`."""
+
+    def run(op: Op, *tensors: torch.Tensor) -> Any:
+        first = tensors[0]
+        narrow = first.is_cuda and first.dtype != torch.float64
+        return (cuda if narrow else elsewhere)(op, *tensors)
+
+    return run

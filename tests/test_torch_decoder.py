@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.decoder import DECODER
 from kernels.decoder.attention import evenly, prompts_of
-from kernels.decoder.elementwise import angles
+from kernels.decoder.rotary import angles
 from kernels.table import TABLE
 from simcore import laws, metrics, ops
 from simcore.decoder_config import DecoderConfig

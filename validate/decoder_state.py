@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.decoder.elementwise import angles
+from kernels.decoder.rotary import angles
 from kernels.kernel import DTYPES
 from kernels.table import TABLE
 from simcore import mesh as layout

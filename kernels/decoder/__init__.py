@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 
-from kernels.decoder.attention import (
-    DECODE_ATTENTION,
-    PAGED_ATTENTION,
-    PREFILL_ATTENTION,
-    SPECULATIVE_ATTENTION,
-)
+from kernels.decoder.activation import ACTIVATION
+from kernels.decoder.attention import PAGED_ATTENTION, PREFILL_ATTENTION
 from kernels.decoder.cache import KV_APPEND, KV_COPY, RECEIVE_SPECULATION
 from kernels.decoder.choice import SAMPLE
-from kernels.decoder.elementwise import ACTIVATION, NORM, RESIDUAL, ROTARY
-from kernels.decoder.projections import EMBEDDING, MATMUL
+from kernels.decoder.decode_attention import DECODE_ATTENTION
+from kernels.decoder.embedding import EMBEDDING
+from kernels.decoder.matmul import MATMUL
+from kernels.decoder.norm import NORM
+from kernels.decoder.residual import RESIDUAL
+from kernels.decoder.rotary import ROTARY
+from kernels.decoder.speculative_attention import SPECULATIVE_ATTENTION
 from kernels.kernel import Kernel
 
 DECODER: Mapping[str, Kernel] = {

@@ -1,13 +1,8 @@
-"""Attention of a decoder, any number of query heads to a KV head.
+"""Attention in plain torch: what others are checked against, and the forms that have no kernel of their own
+yet.
 
     out = sum_j p_j v_j,   p = softmax(q . k_j / sqrt(d)),   lse = log sum_j exp(q . k_j / sqrt(d))
 
-Over two sets of tokens apart, with their own out and lse (Flash-Decoding's reduction):
-
-    out = sigmoid(lse_1 - lse_2) out_1 + sigmoid(lse_2 - lse_1) out_2
-
-speculative  the first and last chunk, which are given out early; then the rest, joined as above; then
-             ||speculated - exact||^2 and ||exact||^2    (ALSpec, Cai et al. 2025, Algorithm 3, section 4.1)
 paged        each sequence over its own cached tokens
 prefill      query i of a prompt over what was cached before it and the prompt's tokens up to i
 """
@@ -24,55 +19,24 @@ from kernels.kernel import Kernel
 from simcore.ops import Op
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """q [batch, queries, q_heads, d] over k, v [batch, kv_heads, context, d]; `mask` [queries, context] is
-    added to the scores. Gives out as q, lse [batch, queries, q_heads], both as wide as sums are made."""
+    added to the scores; `scale` is 1 / sqrt(d) unless given. Gives out as q, lse [batch, queries, q_heads],
+    both as wide as sums are made."""
     batch, queries, heads, d = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     # Queries of one KV head side by side, so that each key is read once: [batch, kv_heads, group queries, d].
     rows = q.transpose(1, 2).reshape(batch, kv_heads, group * queries, d)
-    scores = wide(rows @ k.transpose(-1, -2)) / math.sqrt(d)
+    scores = wide(rows @ k.transpose(-1, -2)) * (d**-0.5 if scale is None else scale)
     if mask is not None:
         scores = scores + mask.repeat(group, 1)
     lse = scores.logsumexp(-1)
     out = wide((scores - lse[..., None]).exp().to(v.dtype) @ v)
     out = out.view(batch, heads, queries, d).transpose(1, 2)
     return out, lse.view(batch, heads, queries).transpose(1, 2)
-
-
-def decode_attention(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
-    del op
-    return _attend(q[:, None], k, v)[0][:, 0].to(q.dtype)
-
-
-def _decode_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    batch, d = op["batch"], op["head_dim"]
-    cache = batch, op["kv_heads"], op["context"], d
-    q = random_tensor(op, generator, device, batch, op["q_heads"], d)
-    return q, *(random_tensor(op, generator, device, *cache) for _ in range(2))
-
-
-def speculative_attention(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d], the first and last `chunk` tokens first:
-    exact and speculated [batch, q_heads, d], and the squared norms [2, batch] of their difference and of the
-    exact one, over the heads that are here."""
-    chunk, context = op["chunk"], k.shape[2]
-    if 2 * chunk >= context:
-        exact, _ = _attend(q[:, None], k, v)
-        speculated = exact
-    else:
-        ends = [torch.cat((x[:, :, :chunk], x[:, :, context - chunk :]), 2) for x in (k, v)]
-        speculated, lse = _attend(q[:, None], *ends)
-        rest, rest_lse = _attend(
-            q[:, None], k[:, :, chunk : context - chunk], v[:, :, chunk : context - chunk]
-        )
-        share = torch.sigmoid(lse - rest_lse)[..., None]
-        exact = share * speculated + (1.0 - share) * rest
-    both = torch.stack((speculated - exact, exact))
-    norms = both.square().sum((-1, -2, -3))
-    return exact[:, 0].to(q.dtype), speculated[:, 0].to(q.dtype), norms
 
 
 def paged_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -87,7 +51,7 @@ def paged_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) ->
             x[token : token + count * length].view(count, length, *x.shape[1:]).transpose(1, 2)
             for x in (k, v)
         )
-        out[rows] = _attend(q[rows, None], keys, values)[0][:, 0].to(q.dtype)
+        out[rows] = attend(q[rows, None], keys, values)[0][:, 0].to(q.dtype)
         first, token = first + count, token + count * length
     return out
 
@@ -117,7 +81,7 @@ def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cach
         hidden = torch.ones(new, before + new, dtype=torch.bool, device=q.device).triu(before + 1)
         mask = torch.zeros_like(hidden, dtype=wide(q).dtype).masked_fill_(hidden, -math.inf)
         keys, values = (x[tokens].transpose(0, 1)[None] for x in (k, v))
-        out[rows] = _attend(q[None, rows], keys, values, mask)[0][0].to(q.dtype)
+        out[rows] = attend(q[None, rows], keys, values, mask)[0][0].to(q.dtype)
         row, token = row + new, token + before + new
     return out
 
@@ -152,7 +116,5 @@ def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
     return evenly(tokens, prompts), evenly(cached, prompts)
 
 
-DECODE_ATTENTION = Kernel(decode_attention, decode_attention, _decode_inputs)
-SPECULATIVE_ATTENTION = Kernel(speculative_attention, speculative_attention, _decode_inputs)
 PAGED_ATTENTION = Kernel(paged_attention, paged_attention, _paged_inputs)
 PREFILL_ATTENTION = Kernel(prefill_attention, prefill_attention, _prefill_inputs)

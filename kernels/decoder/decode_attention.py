@@ -1,0 +1,335 @@
+"""Attention of one query token a sequence over its cached tokens, split over the tokens (Flash-Decoding).
+
+    out = sum_j p_j v_j,   p = softmax(scale q . k_j),   over all tokens j of the sequence, or over its first
+    `sinks` and last `window` ones alone (StreamingLLM, Xiao et al. 2023)
+
+The lengths are read on the device and each sequence's tokens are shared out evenly over its programs there:
+nothing is planned on the host, and a captured graph stays right while its sequences grow. See `split_kv` for
+the parts and their sum, which is made in the same launch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.decoder.attention import attend
+from kernels.decoder.split_kv import (
+    ONE_BY_ONE,
+    Cache,
+    Workspace,
+    block_added,
+    cache,
+    launched,
+    load_queries,
+    nothing,
+    padded,
+    part,
+    room,
+    sizes,
+    stages,
+    sum_parts,
+    write_part,
+)
+from kernels.decoder.tensors import random_tensor
+from kernels.kernel import Kernel, by_device
+from simcore.ops import Op
+
+# The first compute capability with launches that start before the one before has ended.
+HOPPER = 9
+# log2(e): exponents are taken to the base 2, which is what the hardware does.
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
+    blocks on their way in each, `warps` of it; into how many `slices` the columns of a query are cut where
+    parts are summed; whether it is `chained`: started while the launch before it ends, which it then waits
+    for."""
+
+    block: int
+    splits: int
+    stages: int
+    warps: int
+    slices: int
+    chained: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.splits} splits, blocks of {self.block}, {self.stages} stages, {self.warps} warps, "
+            f"{self.slices} slices{', chained' * self.chained}"
+        )
+
+
+# Multiprocessors of an H200, where nothing else is said.
+PROCESSORS = 132
+# Bytes of K of a block where two programs share a multiprocessor; where one has it for itself, twice that.
+BLOCK_BYTES = 8 * 1024
+# More parts than these take longer to sum than a second program a multiprocessor brings in.
+MOST_PARTS = 64
+STAGES, WARPS = 4, 4
+
+
+def decode_config(
+    *,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    kv_bytes: int,
+    processors: int = PROCESSORS,
+    chained: bool = True,
+) -> DecodeConfig:
+    """The layout for a shape on a GPU of so many multiprocessors; `kv_bytes` of one element of K or V.
+
+    Memory is busy with two programs a multiprocessor that have three blocks of 8 KB of K and V on their way,
+    and stays so until the end where all have as much to read: as many splits as fit into one wave, a power of
+    two, since sums are made in tiles of powers of two. Where a head would be split into more than MOST_PARTS,
+    one program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to
+    sum; two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
+
+    >>> print(decode_config(batch=1, q_heads=32, kv_heads=8, head_dim=128, capacity=8192, kv_bytes=2))
+    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
+    >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
+    130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
+    """
+    del q_heads
+    pairs = batch * kv_heads
+    splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
+    if splits > MOST_PARTS:
+        splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
+    if 0 < splits <= MOST_PARTS + 1:
+        splits = 1 << (splits.bit_length() - 1)
+    block = max(16, min(128, block_bytes // (padded(head_dim) * kv_bytes)))
+    # A split that is not at least two blocks long is mostly beginning and end.
+    splits = max(1, min(splits, capacity // (2 * block)))
+    return DecodeConfig(block, splits, STAGES, WARPS, min(16, max(1, splits // 8)), chained)
+
+
+def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
+    """The layout for these tensors on the device where they lie."""
+    processors, hopper = PROCESSORS, False
+    if q.is_cuda:
+        gpu = torch.cuda.get_device_properties(q.device)
+        processors, hopper = gpu.multi_processor_count, gpu.major >= HOPPER
+    return decode_config(
+        batch=q.shape[0],
+        q_heads=q.shape[1],
+        kv_heads=kv.kv_heads,
+        head_dim=q.shape[2],
+        capacity=kv.capacity,
+        kv_bytes=kv.k.element_size(),
+        processors=processors,
+        chained=hopper,
+    )
+
+
+def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
+    """A workspace for launches with q [batch, q_heads, d] and this layout."""
+    return room(q, kv_heads, parts=config.splits, slices=config.slices, warps=config.warps)
+
+
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    block_table: Tensor | None = None,
+    sinks: int | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+    space: Workspace | None = None,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """Attention of q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
+
+    k, v: [batch, kv_heads, capacity, d], or in pages [blocks, block_size, kv_heads, d] with block_table
+    [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
+    = stored * scale. `scale` is 1/sqrt(d) unless given. With `sinks` and/or `window` only so many first and
+    last tokens are attended. gate (int32 [1]): where it is 0 on the device, nothing is done. space: see
+    Workspace; one is made where none is given. Gives out [batch, q_heads, d], zeros for a sequence of no
+    token.
+
+    Raises ValueError for tensors that do not fit together.
+    """
+    kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    config = config or config_for(q, kv)
+    out = torch.empty_like(q) if out is None else out
+    space = space or workspace(q, kv.kv_heads, config)
+    constants = sizes(q, kv, parts=config.splits, slices=config.slices, warps=config.warps)
+    shares = constants["GROUP"] * constants["SLICES"]
+    windowed = sinks is not None or window is not None
+    _decode_attention_kernel[(config.splits, kv.kv_heads, q.shape[0])](
+        q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
+        (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E, sinks or 0, window or 0,
+        *q.stride()[:2], *out.stride()[:2], *kv.strides(),
+        BLOCK=config.block, STAGES=stages(config.stages, kv),
+        WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
+        SPLITS=config.splits, SHARERS=1 if ONE_BY_ONE else min(config.splits, shares), **constants,
+        **launched(config.warps, config.chained),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _decode_attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
+    partials_ptr, logs_ptr,
+    scale, sinks, window,
+    stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
+    stride_k_outer, stride_k_head, stride_k_token, stride_v_outer, stride_v_head, stride_v_token,
+    stride_table,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
+    PAGE: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits, kv_heads, batch)."""
+    if CHAINED:
+        gdc_wait()
+        # The next launch may take its places, and waits there for the end of this one.
+        gdc_launch_dependents()
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths_ptr + sequence)
+    attended = length
+    turn = length
+    if WINDOWED:
+        attended = tl.minimum(length, sinks + window)
+        turn = tl.minimum(length, sinks)
+    q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
+    q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
+    k_base, v_base = k_ptr + head.to(tl.int64) * stride_k_head, v_ptr + head.to(tl.int64) * stride_v_head
+    if PAGE == 0:
+        k_base += sequence.to(tl.int64) * stride_k_outer
+        v_base += sequence.to(tl.int64) * stride_v_outer
+    else:
+        table_ptr += sequence.to(tl.int64) * stride_table
+    if SCALED:
+        scale *= tl.load(k_scale_ptr + head)
+    top, sums, out = nothing(ROWS, BLOCK, DIM)
+    for start in tl.range(split * BLOCK, attended, SPLITS * BLOCK, num_stages=STAGES):
+        index = start + tl.arange(0, BLOCK)
+        # Beyond the end the last token is read again: what stands behind it may be anything.
+        token = tl.minimum(index, attended - 1)
+        token += tl.where(token < turn, 0, length - attended)
+        top, sums, out = block_added(
+            top, sums, out, q, k_base, v_base, table_ptr, token, index < attended, scale,
+            stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
+        )  # fmt: skip
+    out, log = part(top, sums, out)
+    if SCALED:
+        out *= tl.load(v_scale_ptr + head)
+    out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+    if SPLITS == 1:
+        rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+        mask = (rows < GROUP) & (columns < HEAD_DIM)
+        tl.store(out_base + rows * stride_out_head + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        pair = (sequence * tl.num_programs(1) + head).to(tl.int64)
+        row, log_row = pair * SPLITS * GROUP, pair * SLICES * SPLITS * GROUP
+        write_part(
+            out, log, partials_ptr, logs_ptr, row + split * GROUP, log_row + split * GROUP, SPLITS * GROUP,
+            GROUP, ROWS, HEAD_DIM, DIM, SLICES,
+        )  # fmt: skip
+        if split >= SPLITS - SHARERS:
+            for share in range(split - (SPLITS - SHARERS), GROUP * SLICES, SHARERS):
+                query, cut = share // SLICES, share % SLICES
+                first_column = cut * (DIM // SLICES)
+                whole, _ = sum_parts(
+                    partials_ptr, logs_ptr, row + query, log_row + cut * SPLITS * GROUP + query, first_column,
+                    SPLITS, PARTS, COPIES, 0, GROUP, HEAD_DIM, DIM // SLICES,
+                )  # fmt: skip
+                columns = first_column + tl.arange(0, DIM // SLICES)
+                whole = whole.to(out_ptr.dtype.element_ty)
+                tl.store(out_base + query * stride_out_head + columns, whole, mask=columns < HEAD_DIM)
+
+
+def reference_decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    block_table: Tensor | None = None,
+    sinks: int | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """As `decode_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth."""
+    kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    windowed = sinks is not None or window is not None
+    out = torch.zeros_like(q)
+    for sequence, length in enumerate(lengths.tolist()):
+        kept = ends_of(length, sinks or 0, window or 0) if windowed else range(length)
+        if len(kept):
+            keys, values = tokens_of(kv, sequence, kept, q.dtype)
+            row = q[None, sequence, None].to(keys.dtype)
+            out[sequence] = attend(row, keys, values, scale=scale)[0][0, 0].to(q.dtype)
+    return out
+
+
+def ends_of(length: int, sinks: int, window: int) -> list[int]:
+    """The first `sinks` and last `window` of so many tokens, each once.
+
+    >>> ends_of(6, 1, 2), ends_of(3, 2, 2)
+    ([0, 4, 5], [0, 1, 2])
+    """
+    sinks = min(sinks, length)
+    return [*range(sinks), *range(max(sinks, length - window), length)]
+
+
+def tokens_of(kv: Cache, sequence: int, tokens: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """K and V of some tokens of a sequence, [1, kv_heads, tokens, d] each, as wide as sums are made, scales
+    applied."""
+    at = torch.tensor(tokens, dtype=torch.int64, device=kv.k.device)
+    found = []
+    for x, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
+        if kv.table is None:
+            rows = x[sequence, :, at]
+        else:
+            rows = x[kv.table[sequence, at // kv.page].long(), at % kv.page].transpose(0, 1)
+        rows = rows.to(torch.promote_types(dtype, torch.float32))
+        found.append((rows if scale is None else rows * scale[:, None, None].to(rows.dtype))[None])
+    return found[0], found[1]
+
+
+# -- the op ----------------------------------------------------------------------------------------------
+
+
+def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    lengths = torch.full(q.shape[:1], op["context"], dtype=torch.int32, device=q.device)
+    return decode_attention(q, k, v, lengths)
+
+
+def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
+    del op
+    return attend(q[:, None], k, v)[0][:, 0].to(q.dtype)
+
+
+def inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    """Random q, k and v of an attention over a whole context."""
+    batch, d = op["batch"], op["head_dim"]
+    cached = batch, op["kv_heads"], op["context"], d
+    q = random_tensor(op, generator, device, batch, op["q_heads"], d)
+    return q, *(random_tensor(op, generator, device, *cached) for _ in range(2))
+
+
+DECODE_ATTENTION = Kernel(by_device(_run, _reference), _reference, inputs)

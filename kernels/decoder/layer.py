@@ -1,0 +1,264 @@
+"""A decoder's layers, token by token, in one captured graph.
+
+    lengths += 1                                                 once a token
+    x += o(attention(rotary(qkv(norm(x)))))                      the new k and v go into the cache on the way
+    x += down(silu(gate) up),   gate, up = gate_up(norm(x))
+
+Nine launches a layer, none of which the host takes part in: lengths, and whether a launch is carried out, are
+read on the device (ALSpec's skipped computation, Cai et al. 2025, section 4.3). The residuals are added where
+the products before them are rounded.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decoder import matmul as products
+from kernels.decoder import split_kv
+from kernels.decoder.activation import activation, reference_activation
+from kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
+from kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
+from kernels.decoder.norm import norm, reference_norm
+from kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
+from kernels.decoder.speculative_attention import (
+    Speculation,
+    SpeculativeWorkspace,
+    speculative_attention,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """A layer's matrices [in, out], which may lie transposed, and gains [hidden].
+
+    qkv [hidden, (q_heads + 2 kv_heads) d], o [q_heads d, hidden], gate_up [hidden, 2 width], down [width,
+    hidden].
+    """
+
+    attn_norm: Tensor
+    qkv: Tensor
+    o: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """A layer's k, v [batch, kv_heads, capacity, d], or blocks [blocks, block_size, kv_heads, d]; the scales
+    of fp8 ones, fp32 [kv_heads]."""
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffers:
+    """What the layers of one decoder share, and what a graph reads and writes.
+
+    x [batch, hidden]: the residual stream, the token's embedding before a step and what the head reads after
+    it; lengths int32 [batch]; block_table int32 [batch, blocks] of a paged cache; cos, sin [positions, d //
+    2]; what lies between two launches: normed as x, qkv, q and heads [batch, q_heads, d], gate_up, inner;
+    layouts of the products by name, and the workspaces of products and of attention.
+    """
+
+    x: Tensor
+    lengths: Tensor
+    block_table: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    normed: Tensor
+    qkv: Tensor
+    q: Tensor
+    heads: Tensor
+    gate_up: Tensor
+    inner: Tensor
+    layouts: Mapping[str, MatmulConfig]
+    products: products.Workspace
+    attention_layout: DecodeConfig
+    attention: split_kv.Workspace
+
+
+# What makes b.heads of b.q and a layer's cache.
+Attend = Callable[[Buffers, LayerCache], None]
+
+
+def layer_buffers(
+    weights: LayerWeights,
+    cache: LayerCache,
+    lengths: Tensor,
+    *,
+    q_heads: int,
+    block_table: Tensor | None = None,
+) -> Buffers:
+    """Buffers for layers that are sized as these; lengths int32 [batch] is taken as it is."""
+    batch, (hidden, qkv), d = len(lengths), weights.qkv.shape, cache.k.shape[-1]
+    wide, width = weights.gate_up.shape[1], weights.down.shape[0]
+    kv = split_kv.Cache(cache.k, cache.v, block_table, cache.k_scale, cache.v_scale)
+    device = weights.qkv.device
+
+    def room(*size: int) -> Tensor:
+        return torch.empty(*size, dtype=weights.qkv.dtype, device=device)
+
+    matrices = {name: getattr(weights, name) for name in ("qkv", "o", "gate_up", "down")}
+    layouts = {name: products.config_for(batch, weight) for name, weight in matrices.items()}
+    launches = [(batch, weight.shape[1], layouts[name]) for name, weight in matrices.items()]
+    q = room(batch, q_heads, d)
+    cos, sin = angles(torch.arange(kv.capacity, device=device), d, torch.float32)
+    layout = config_for(q, kv)
+    return Buffers(
+        x=room(batch, hidden),
+        lengths=lengths,
+        block_table=block_table,
+        cos=cos,
+        sin=sin,
+        normed=room(batch, hidden),
+        qkv=room(batch, qkv),
+        q=q,
+        heads=torch.empty_like(q),
+        gate_up=room(batch, wide),
+        inner=room(batch, width),
+        layouts=layouts,
+        products=products.workspace(launches, device),
+        attention_layout=layout,
+        attention=workspace(q, kv.kv_heads, layout),
+    )
+
+
+@triton.jit
+def _advance_kernel(lengths_ptr, gate_ptr, batch, GATED: tl.constexpr, BATCH: tl.constexpr):
+    """All sequences: one program."""
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    sequence = tl.arange(0, BATCH)
+    inside = sequence < batch
+    tl.store(lengths_ptr + sequence, tl.load(lengths_ptr + sequence, mask=inside) + 1, mask=inside)
+
+
+def advance(lengths: Tensor, *, gate: Tensor | None = None) -> None:
+    """Adds one to lengths int32 [batch], with a `gate` (int32 [1]) of 0 not."""
+    batch = len(lengths)
+    padded = triton.next_power_of_2(batch)
+    _advance_kernel[(1,)](lengths, gate, batch, GATED=gate is not None, BATCH=padded, num_warps=1)
+
+
+def attend(b: Buffers, cache: LayerCache, *, gate: Tensor | None = None) -> None:
+    """Exact attention."""
+    decode_attention(
+        b.q, cache.k, cache.v, b.lengths,
+        block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
+        gate=gate, out=b.heads, space=b.attention, config=b.attention_layout,
+    )  # fmt: skip
+
+
+def speculate(
+    b: Buffers,
+    cache: LayerCache,
+    *,
+    sinks: int | Tensor,
+    window: int | Tensor,
+    threshold: float | Tensor,
+    into: Speculation,
+    space: SpeculativeWorkspace,
+    config: DecodeConfig,
+    gate: Tensor | None = None,
+) -> None:
+    """Speculative attention: the exact part becomes the heads, all else goes `into` the rest of a
+    speculation."""
+    speculative_attention(
+        b.q, cache.k, cache.v, b.lengths,
+        block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
+        sinks=sinks, window=window, threshold=threshold, gate=gate,
+        into=into._replace(exact=b.heads), space=space, config=config,
+    )  # fmt: skip
+
+
+def layer_step(
+    b: Buffers,
+    weights: LayerWeights,
+    cache: LayerCache,
+    *,
+    gate: Tensor | None = None,
+    attend: Attend = attend,
+) -> None:
+    """One layer of one token of each sequence, which lengths[b] counts: x to x, its k and v into the cache.
+
+    With a `gate` (int32 [1]) of 0 all is skipped but the attention, which goes by the gate that `attend` has.
+    """
+
+    def multiply(name: str, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        weight: Tensor = getattr(weights, name)
+        matmul(x, weight, add=add, out=out, gate=gate, space=b.products, config=b.layouts[name])
+
+    norm(b.x, weights.attn_norm, gate=gate, out=b.normed)
+    multiply("qkv", b.normed, b.qkv)
+    rotary_append(
+        b.qkv, b.cos, b.sin, b.lengths, cache.k, cache.v, q_heads=b.q.shape[1], block_table=b.block_table,
+        k_scale=cache.k_scale, v_scale=cache.v_scale, gate=gate, out=b.q,
+    )  # fmt: skip
+    attend(b, cache)
+    multiply("o", b.heads.flatten(1), b.x, add=b.x)
+    norm(b.x, weights.mlp_norm, gate=gate, out=b.normed)
+    multiply("gate_up", b.normed, b.gate_up)
+    activation(*b.gate_up.chunk(2, 1), gate=gate, out=b.inner)
+    multiply("down", b.inner, b.x, add=b.x)
+
+
+def step(
+    b: Buffers,
+    layers: Sequence[tuple[LayerWeights, LayerCache]],
+    *,
+    gate: Tensor | None = None,
+    attend: Attend = attend,
+) -> None:
+    """One token of each sequence through the layers, counted in first."""
+    advance(b.lengths, gate=gate)
+    for weights, cache in layers:
+        layer_step(b, weights, cache, gate=gate, attend=attend)
+
+
+def capture(launch: Callable[[], None], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    """What `launch` launches as a graph, on the current device. It runs once before, so that kernels are
+    compiled; what it has `changed` is put back then."""
+    before = [x.clone() for x in changed]
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        launch()
+    torch.cuda.current_stream().wait_stream(aside)
+    for x, y in zip(changed, before, strict=True):
+        x.copy_(y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph
+
+
+def reference_layer_step(
+    x: Tensor,
+    weights: LayerWeights,
+    cache: LayerCache,
+    lengths: Tensor,
+    *,
+    q_heads: int,
+    attention: Callable[..., Tensor],
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """As `layer_step`, in plain torch and any float dtype: x [batch, hidden] to a new x; k, v into the cache.
+
+    `attention` is called as decode attention is.
+    """
+    at = {"block_table": block_table, "k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    cos, sin = angles(torch.arange(int(lengths.max()), device=x.device), cache.k.shape[-1], x.dtype)
+    qkv = reference_matmul(reference_norm(x, weights.attn_norm), weights.qkv)
+    q = reference_rotary_append(qkv, cos, sin, lengths, cache.k, cache.v, q_heads=q_heads, **at)
+    heads = attention(q, cache.k, cache.v, lengths, **at)
+    x = reference_matmul(heads.flatten(1), weights.o, add=x)
+    gate, up = reference_matmul(reference_norm(x, weights.mlp_norm), weights.gate_up).chunk(2, 1)
+    return reference_matmul(reference_activation(gate, up), weights.down, add=x)

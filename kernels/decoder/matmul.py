@@ -1,0 +1,277 @@
+"""Few rows times a large matrix: what a decoder's projections are while it generates.
+
+    y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
+
+Bound by the reading of W, once. Programs share out the columns in tiles, and k in parts where the tiles are
+too few, so that all of them run at once and have as much to read as each other; enough blocks of W are then
+on their way at any time to hide the latency of memory. The program that comes to a tile last sums its parts
+in order, so that the result is always the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decoder.tensors import random_tensor
+from kernels.kernel import Kernel, by_device
+from simcore.ops import Op
+
+MOST_ROWS = 64
+# Multiprocessors of an H200, where nothing else is said, and the bytes of shared memory that a program may
+# have there.
+PROCESSORS = 132
+SHARED_BYTES = 227 * 1024
+# Bytes of one block of W: 16 a thread, 8 times. Bytes that stand side by side in memory: two or more cache
+# lines.
+BLOCK_BYTES = 16 * 1024
+LINE_BYTES = 256
+# Blocks of W that a program reads at least: fewer would not pay for one more part to sum.
+LEAST_BLOCKS = 4
+MOST_STAGES = 8
+# Numbers of the parts that a thread holds at once while it sums them.
+SUMMED_AT_ONCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulConfig:
+    """How a launch is laid out: blocks of W [depth, columns], x padded to `rows`, k in `splits` parts,
+    `stages` blocks in flight in each program, `warps` of it."""
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int
+    stages: int
+    warps: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, blocks of {self.depth} x {self.columns}, {self.splits} splits, "
+            f"{self.stages} stages, {self.warps} warps"
+        )
+
+
+def matmul_config(
+    m: int, n: int, k: int, bytes: int, processors: int = PROCESSORS, *, transposed: bool = False
+) -> MatmulConfig:
+    """The layout for x [m, k] times W [k, n] of so many bytes an element; `transposed` where W's columns are
+    contiguous.
+
+    >>> print(matmul_config(1, 4096, 4096, 2))
+    16 rows, blocks of 64 x 128, 8 splits, 6 stages, 4 warps
+
+    Raises ValueError for more rows than MOST_ROWS.
+    """
+    if m > MOST_ROWS:
+        raise ValueError(f"{m} rows; this product is made for {MOST_ROWS} at most")
+    rows = max(16, triton.next_power_of_2(m))
+    along = LINE_BYTES // bytes
+    across = BLOCK_BYTES // LINE_BYTES
+    columns, depth = (across, along) if transposed else (along, across)
+    # Parts are written and read again: with many rows, half the programs with twice the blocks in flight.
+    each = 2 if rows <= 32 else 1
+    tiles = -(-n // columns)
+    splits = max(1, min(each * processors // tiles, -(-k // depth) // LEAST_BLOCKS))
+    stage = BLOCK_BYTES + rows * depth * bytes
+    stages = min(MOST_STAGES, (SHARED_BYTES // each - 4096) // stage)
+    # Products of three tf32 parts need the registers of twice the threads.
+    return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
+
+
+def config_for(m: int, weight: Tensor) -> MatmulConfig:
+    """The layout for m rows times weight [k, n] as it lies, on the device where it lies."""
+    k, n = weight.shape
+    transposed = weight.stride(0) == 1 < weight.stride(1)
+    processors = PROCESSORS
+    if weight.is_cuda:
+        processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+    return matmul_config(m, n, k, weight.element_size(), processors, transposed=transposed)
+
+
+class Workspace(NamedTuple):
+    """Where the parts of one launch meet: partials fp32 [...], counters int32 [...], zero before a launch and
+    again after it. Launches that overlap need one each."""
+
+    partials: Tensor
+    counters: Tensor
+
+
+def workspace(
+    launches: Iterable[tuple[int, int, MatmulConfig]], device: torch.device | str | None = None
+) -> Workspace:
+    """One that is enough for launches of (m, n, config) one after another."""
+    parts = counters = 0
+    for m, n, config in launches:
+        if config.splits > 1:
+            parts, counters = max(parts, config.splits * m * n), max(counters, -(-n // config.columns))
+    return Workspace(
+        torch.empty(parts, dtype=torch.float32, device=device),
+        torch.zeros(counters, dtype=torch.int32, device=device),
+    )
+
+
+def reference_matmul(x: Tensor, weight: Tensor, *, add: Tensor | None = None) -> Tensor:
+    """As `matmul`, in plain torch, any float dtype and any number of rows."""
+    y = x.to(weight.dtype) @ weight
+    return y if add is None else y + add
+
+
+@triton.jit
+def _matmul_kernel(
+    x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
+    m, n, k, x_row, x_column, w_row, w_column, add_row, out_row,
+    ADD: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One part of k for one tile of columns: program (tile, part). WHOLE: k is whole blocks."""
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    blocks = tl.cdiv(k, DEPTH)
+    first = split * blocks // SPLITS
+    last = (split + 1) * blocks // SPLITS
+
+    row = tl.arange(0, ROWS)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    deep = first * DEPTH + tl.arange(0, DEPTH)
+    x_at = x_ptr + row[:, None] * x_row + deep[None, :] * x_column
+    w_at = w_ptr + deep[:, None].to(tl.int64) * w_row + column[None, :].to(tl.int64) * w_column
+    is_row, is_column = row < m, column < n
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for block in range(first, last):
+        x_inside, w_inside = is_row[:, None], is_column[None, :]
+        if not WHOLE:
+            deep = block * DEPTH + tl.arange(0, DEPTH)
+            x_inside = x_inside & (deep < k)[None, :]
+            w_inside = w_inside & (deep < k)[:, None]
+        x = tl.load(x_at, mask=x_inside, other=0.0)
+        w = tl.load(w_at, mask=w_inside, other=0.0)
+        total = tl.dot(x, w, total, input_precision=PRECISION)
+        x_at += DEPTH * x_column
+        w_at += DEPTH * w_row
+
+    inside = is_row[:, None] & is_column[None, :]
+    at = row[:, None] * n + column[None, :]
+    if SPLITS > 1:
+        tl.store(partial_ptr + split * m * n + at, total, mask=inside)
+        # Every thread's numbers are there before the program counts itself in.
+        tl.debug_barrier()
+        if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for several in range(0, SPLITS, AT_ONCE):
+            for one in tl.static_range(AT_ONCE):
+                part = several + one
+                there = inside & (part < SPLITS)
+                # Others wrote them: read past the cache of this multiprocessor.
+                total += tl.load(partial_ptr + part * m * n + at, mask=there, other=0.0, cache_modifier=".cg")
+        tl.store(counter_ptr + tile, 0)
+    if ADD:
+        total += tl.load(add_ptr + row[:, None] * add_row + column[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
+    out = total.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row[:, None] * out_row + column[None, :], out, mask=inside)
+
+
+def matmul(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    add: Tensor | None = None,
+    out: Tensor | None = None,
+    gate: Tensor | None = None,
+    space: Workspace | None = None,
+    config: MatmulConfig | None = None,
+) -> Tensor:
+    """x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
+
+    The weights may lie row by row or column by column (a transposed [n, k]). `add` [m, n] is added in fp32
+    before rounding; it may be `out` itself, which so is added to in place. With a `gate` (int32 [1]) of 0
+    nothing is written. `space` is a workspace of its own where one is needed; `config` the layout, else
+    `matmul_config`'s. Gives `out`, or a new tensor. Raises ValueError for sizes that do not fit.
+    """
+    (m, k), n = x.shape, weight.shape[1]
+    _check(x, weight, add, out)
+    config = config or config_for(m, weight)
+    x = x.to(weight.dtype)
+    out = torch.empty(m, n, dtype=weight.dtype, device=x.device) if out is None else out
+    space = workspace([(m, n, config)], x.device) if space is None else space
+    tiles, split = triton.cdiv(n, config.columns), config.splits > 1
+    if split and (space.partials.numel() < config.splits * m * n or space.counters.numel() < tiles):
+        raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
+    held = config.rows * config.columns // (32 * config.warps)
+    _matmul_kernel[(tiles, config.splits)](
+        x, weight, add, out, space.partials if split else None, space.counters if split else None, gate,
+        m, n, k, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
+        ADD=add is not None, GATED=gate is not None, WHOLE=k % config.depth == 0,
+        ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
+        SPLITS=config.splits, AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
+        PRECISION="tf32x3" if weight.dtype == torch.float32 else "ieee",
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) -> None:
+    size = x.shape[0], weight.shape[1]
+    if x.shape[1] != weight.shape[0]:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+    for name, y in (("add", add), ("out", out)):
+        if y is not None and (tuple(y.shape) != size or y.stride(1) != 1):
+            raise ValueError(f"{name} has to be {size}, its rows contiguous")
+
+
+# -- the op ----------------------------------------------------------------------------------------------
+
+# By device and stream: what is launched on one stream runs one after another.
+_spaces: dict[tuple[int, int], Workspace] = {}
+
+
+def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Workspace:
+    """A workspace that the launches of a stream share; in a captured graph one of its own, since graphs of
+    one stream may be replayed on several."""
+    if torch.cuda.is_current_stream_capturing():
+        return workspace([launch], device)
+    stream = torch.cuda.current_stream(device)
+    key = stream.device_index, stream.cuda_stream
+    m, n, config = launch
+    held = _spaces.get(key)
+    if held is None or held.partials.numel() < config.splits * m * n or held.counters.numel() < n:
+        # A counter a column is enough for tiles of any width.
+        parts, counters = (0, 0) if held is None else (held.partials.numel(), held.counters.numel())
+        held = Workspace(
+            torch.empty(max(parts, config.splits * m * n), dtype=torch.float32, device=device),
+            torch.zeros(max(counters, n), dtype=torch.int32, device=device),
+        )
+        _spaces[key] = held
+    return held
+
+
+def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+    m, n = x.shape[0], weight.shape[1]
+    if m > MOST_ROWS:
+        return _reference(op, x, weight)
+    config = config_for(m, weight)
+    return matmul(x, weight, space=_space(x.device, (m, n, config)), config=config)
+
+
+def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]."""
+    del op
+    return reference_matmul(x, weight)
+
+
+def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    x = random_tensor(op, generator, device, op["m"], op["k"])
+    return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
+
+
+MATMUL = Kernel(by_device(_run, _reference), _reference, _inputs)

@@ -1,0 +1,100 @@
+"""RMS norm of rows (Zhang and Sennrich 2019), with the residual that may stand before it.
+
+x += y                                       (only with a residual)
+out = gain x / sqrt(mean(x^2) + eps)
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decoder.tensors import random_tensor, wide
+from kernels.kernel import Kernel, by_device
+from simcore.ops import Op
+
+EPS = 1e-6
+# A row is held in registers whole: so many elements a thread, 16 warps at most.
+ELEMENTS = 16
+WARPS = 16
+
+
+def reference_norm(x: Tensor, gain: Tensor, *, residual: Tensor | None = None, eps: float = EPS) -> Tensor:
+    """As `norm`, in plain torch and any float dtype."""
+    if residual is not None:
+        x.add_(residual)
+    y = wide(x)
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * gain).to(x.dtype)
+
+
+@triton.jit
+def _norm_kernel(
+    x_ptr, y_ptr, gain_ptr, out_ptr, gate_ptr,
+    x_stride, y_stride, gain_stride, out_stride, hidden, eps,
+    ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: program (row,)."""
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    gain = tl.load(gain_ptr + row * gain_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        y = tl.load(y_ptr + row * y_stride + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + y.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * x_stride + columns, x, mask=inside)
+    wider = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wider * wider, axis=0) / hidden + eps)
+    out = (wider * scale * gain).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * out_stride + columns, out, mask=inside)
+
+
+def norm(
+    x: Tensor,
+    gain: Tensor,
+    *,
+    residual: Tensor | None = None,
+    eps: float = EPS,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """RMS norm of x [tokens, hidden] by rows, times gain [hidden] or [tokens, hidden], summed in fp32.
+
+    A `residual` as x is added to x first, in place. Rows may lie any distance apart. With a `gate` (int32
+    [1]) of 0 nothing is written. Gives `out`, or a new tensor. Raises ValueError for elements of a row that
+    lie apart.
+    """
+    tokens, hidden = x.shape
+    out = torch.empty_like(x) if out is None else out
+    rows = [y for y in (x, residual, gain, out) if y is not None]
+    if any(y.stride(-1) != 1 or y.shape[-1] != hidden for y in rows):
+        raise ValueError(f"norm takes rows of {hidden} contiguous elements")
+    block = triton.next_power_of_2(hidden)
+    _norm_kernel[(tokens,)](
+        x, residual, gain, out, gate,
+        x.stride(0), 0 if residual is None else residual.stride(0), gain.stride(0) if gain.dim() == 2 else 0,
+        out.stride(0), hidden, eps,
+        ADD=residual is not None, GATED=gate is not None, BLOCK=block,
+        num_warps=min(WARPS, max(1, block // (32 * ELEMENTS))),
+    )  # fmt: skip
+    return out
+
+
+def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    x = random_tensor(op, generator, device, op["tokens"], op["hidden"])
+    return x, 1.0 + random_tensor(op, generator, device, op["hidden"], scale=0.1)
+
+
+def _reference(op: Op, x: Tensor, gain: Tensor) -> Tensor:
+    del op
+    return reference_norm(x, gain)
+
+
+def _run(op: Op, x: Tensor, gain: Tensor) -> Tensor:
+    del op
+    return norm(x, gain)
+
+
+NORM = Kernel(by_device(_run, _reference), _reference, _inputs)

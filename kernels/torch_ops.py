@@ -1,0 +1,165 @@
+"""The decoding kernels as operators of torch, so that torch.compile and torch.export see through them.
+
+    torch.ops.simcore.decode_attention(q, k, v, lengths, ...)      Triton on a GPU, the plain reference
+    elsewhere
+
+Each has a form that only tells shapes. Operators allocate what they give, and their workspaces, anew:
+launches of a captured graph that must not are made by the functions of `kernels.decoder`, which also take a
+gate.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.decoder.activation import activation as triton_activation
+from kernels.decoder.activation import reference_activation
+from kernels.decoder.decode_attention import decode_attention as triton_decode_attention
+from kernels.decoder.decode_attention import reference_decode_attention
+from kernels.decoder.matmul import MOST_ROWS, reference_matmul
+from kernels.decoder.matmul import matmul as triton_matmul
+from kernels.decoder.norm import norm as triton_norm
+from kernels.decoder.norm import reference_norm
+from kernels.decoder.rotary import reference_rotary_append
+from kernels.decoder.rotary import rotary_append as triton_rotary_append
+from kernels.decoder.speculative_attention import Speculation, reference_speculative_attention
+from kernels.decoder.speculative_attention import speculative_attention as triton_speculative_attention
+
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether Triton computes with x: on a GPU, but for fp64, which sums in fp32 would not keep."""
+    return x.is_cuda and x.dtype != torch.float64
+
+
+@torch.library.custom_op("simcore::decode_attention", mutates_args=())
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    block_table: Tensor | None = None,
+    sinks: int | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """`kernels.decoder.decode_attention`: q [batch, q_heads, d] to the same."""
+    run = triton_decode_attention if _has_kernel(q) else reference_decode_attention
+    return run(
+        q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
+        v_scale=v_scale,
+    )  # fmt: skip
+
+
+@decode_attention.register_fake
+def _(q: Tensor, *_: object, **__: object) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("simcore::speculative_attention", mutates_args=())
+def speculative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    sinks: Tensor,
+    window: Tensor,
+    threshold: Tensor,
+    scale: float | None = None,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Five:
+    """`kernels.decoder.speculative_attention`: exact, early [batch, q_heads, d], hits int32 [batch], norms
+    fp32 [batch, 2], priority int32 [1]."""
+    run = triton_speculative_attention if _has_kernel(q) else _reference_speculation
+    made = run(
+        q, k, v, lengths, sinks=sinks, window=window, threshold=threshold, scale=scale,
+        block_table=block_table, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    return made.exact, made.early, made.hits, made.norms, made.priority
+
+
+def _reference_speculation(q: Tensor, *tensors: Tensor, **options: Any) -> Speculation:
+    """The reference's results as a launch leaves them."""
+    exact, early, norms, hits = reference_speculative_attention(q, *tensors, **options)
+    arrived = torch.full_like(hits, q.shape[1])
+    return Speculation(exact, early, arrived, hits, norms.float(), 2 - 2 * hits.min(0, keepdim=True).values)
+
+
+@speculative_attention.register_fake
+def _(q: Tensor, *_: object, **__: object) -> Five:
+    batch = q.shape[0]
+    hits = q.new_empty(batch, dtype=torch.int32)
+    norms = q.new_empty(batch, 2, dtype=torch.float32)
+    return torch.empty_like(q), torch.empty_like(q), hits, norms, q.new_empty(1, dtype=torch.int32)
+
+
+@torch.library.custom_op("simcore::norm", mutates_args=())
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMS norm of x [tokens, hidden] times gain [hidden]."""
+    return (triton_norm if _has_kernel(x) else reference_norm)(x, gain, eps=eps)
+
+
+@norm.register_fake
+def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("simcore::matmul", mutates_args=())
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """x [m, k] times weight [k, n], in the dtype of the weights; by the kernel for few rows where that is
+    made for them."""
+    few = x.shape[0] <= MOST_ROWS and _has_kernel(x)
+    return (triton_matmul if few else reference_matmul)(x, weight)
+
+
+@matmul.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return weight.new_empty(x.shape[0], weight.shape[1])
+
+
+@torch.library.custom_op("simcore::activation", mutates_args=())
+def activation(x: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(x) up, or gelu(x) without `up`, of x, up [tokens, width]."""
+    return (triton_activation if _has_kernel(x) else reference_activation)(x, up)
+
+
+@activation.register_fake
+def _(x: Tensor, up: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("simcore::rotary_append", mutates_args=("k_cache", "v_cache"))
+def rotary_append(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    lengths: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_heads: int,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """`kernels.decoder.rotary.rotary_append`: q [batch, q_heads, d]; k and v go into the cache."""
+    run = triton_rotary_append if _has_kernel(qkv) else reference_rotary_append
+    q = run(
+        qkv, cos, sin, lengths, k_cache, v_cache, q_heads=q_heads, block_table=block_table, k_scale=k_scale,
+        v_scale=v_scale,
+    )  # fmt: skip
+    # What an operator gives must not be a view of what it was given.
+    return q.clone(memory_format=torch.contiguous_format) if q._is_view() else q
+
+
+@rotary_append.register_fake
+def _(
+    qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Tensor, k_cache: Tensor, v_cache: Tensor, q_heads: int,
+    *_: object, **__: object,
+) -> Tensor:  # fmt: skip
+    return qkv.new_empty(qkv.shape[0], q_heads, k_cache.shape[-1])
