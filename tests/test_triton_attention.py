@@ -80,8 +80,8 @@ def space_of(case: Case, config: DecodeConfig) -> Workspace:
     return workspace(case.tensors[0], case.shape.kv_heads, config)
 
 
-def ends_space_of(case: Case, config: DecodeConfig) -> SpeculativeWorkspace:
-    return speculative_workspace(case.tensors[0], case.shape.kv_heads, config)
+def ends_space_of(case: Case, config: DecodeConfig, workers: int = 1) -> SpeculativeWorkspace:
+    return speculative_workspace(case.tensors[0], case.shape.kv_heads, config, workers)
 
 
 def check(found: Tensor, expected: Tensor) -> None:
@@ -361,9 +361,9 @@ def test_speculation_of_random_shapes(seed: int) -> None:
     sizes = {"sinks": int(rng.integers(0, 20)), "window": int(rng.integers(0 if seed % 8 == 7 else 1, 30))}
     options = on_device("cpu", **sizes) if seed % 2 else sizes
     case = make_case(shape, some_lengths(rng, batch, capacity), seed, **options)
-    splits = (1, 3, 5, 2)[seed % 4]
+    splits, workers = [(1, 1), (3, 2), (5, 1), (4, 3)][seed % 4]
     config = laid_out((16, 32)[seed // 3 % 2], splits)
-    space = ends_space_of(case, config)
+    space = ends_space_of(case, config, workers)
     # Close to where one of the sequences lies, on either side.
     ratio = ratios(truth(case), truth(case, everything=True)).clamp(0.01)
     threshold = float(ratio[int(rng.integers(batch))]) * (0.97, 1.03)[seed // 2 % 2]
@@ -371,12 +371,18 @@ def test_speculation_of_random_shapes(seed: int) -> None:
     into = nothing_yet(case)._replace(exact=poisoned(case, spare=seed % 2 == 0))
     for _ in range(2 if seed % 5 == 0 else 1):
         found = speculative_attention(
-            *case.tensors, **case.options, threshold=given, into=into, space=space, config=config
+            *case.tensors,
+            **case.options,
+            threshold=given,
+            into=into,
+            space=space,
+            config=config,
+            workers=workers,
         )
         assert found is into
         check_speculation(case, threshold, found)
         check_received(case, found)
-        assert as_new(space, ends_space_of(case, config))
+        assert as_new(space, ends_space_of(case, config, workers))
     plain = {name: x for name, x in case.options.items() if name not in sizes}
     decoded = decode_attention(*case.tensors, **plain, config=config)
     assert error(found.exact, decoded.double()) < BARS[decoded.dtype]
@@ -563,9 +569,10 @@ def test_speculation_on_a_gpu(index: int, record_property: Callable[[str, object
     """36 shapes in 12 layouts. The batch is part of what is compiled."""
     rng, layout = np.random.default_rng([index, 6]), gpu_layout(index)
     batch = layout.batch or (1, 5, 32)[index % 3]
-    config = None
+    config, workers = None, 1
     if index % 2:
         config = gpu_config(rng, layout.shape)
+        workers = min(config.splits, int(rng.integers(1, 6)))
     layout = Layout(layout.shape, None, batch, {})
     for drawing in range(3):
         ends = on_device(DEVICE, sinks=int(rng.integers(0, 65)), window=int(rng.integers(0, 1025)))
@@ -579,6 +586,7 @@ def test_speculation_on_a_gpu(index: int, record_property: Callable[[str, object
                 **on_device(DEVICE, threshold=threshold),
                 into=into,
                 config=config,
+                workers=workers,
             )
             check_speculation(case, threshold, into)
             check_received(case, into)

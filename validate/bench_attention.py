@@ -21,6 +21,7 @@ from kernels.decoder.decode_attention import (
 )
 from kernels.decoder.speculative_attention import (
     Speculation,
+    early_workers,
     receive,
     reference_speculative_attention,
     speculation,
@@ -242,7 +243,8 @@ def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs], card: Card) -
     """Our speculative kernel with the layout that it chooses itself beside decode attention's."""
     case, q = of.case, sets[0].q
     config = config_of(case, card)
-    into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
+    workers = early_workers(2 * of.ends, config)
+    into, space = speculation(q), speculative_workspace(q, case.kv_heads, config, workers)
     # On the device, as in a captured step: numbers would be one more kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")
     told: dict[str, Any] = {
@@ -252,9 +254,10 @@ def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs], card: Card) -
         "into": into,
         "space": space,
         "config": config,
+        "workers": workers,
     }
     calls = [partial(speculative_attention, *one[:4], **told) for one in sets]
-    return Speculating(case, into, calls, str(config), brief(config))
+    return Speculating(case, into, calls, f"{config}, {workers} for the ends", brief(config))
 
 
 def speculative_case(of: cases.SpeculativeCase, bench: Bench) -> tuple[list[Row], cases.Early]:

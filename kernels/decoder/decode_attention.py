@@ -100,17 +100,19 @@ def decode_config(
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
     130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
     """
-    del q_heads
     pairs = batch * kv_heads
     splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
-    if splits > MOST_PARTS:
+    # Two programs that sum many queries between them take longer than one that has no sum to make.
+    alone = splits == 2 and q_heads // kv_heads > 2
+    if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
     if 0 < splits <= MOST_PARTS + 1:
         splits = 1 << (splits.bit_length() - 1)
     block = max(16, min(128, block_bytes // (padded(head_dim) * kv_bytes)))
     # A split that is not at least two blocks long is mostly beginning and end.
     splits = max(1, min(splits, capacity // (2 * block)))
-    return DecodeConfig(block, splits, STAGES, WARPS, min(16, max(1, splits // 8)), chained)
+    slices = 1 << min(4, max(0, splits.bit_length() - 4))
+    return DecodeConfig(block, splits, STAGES, WARPS, slices, chained)
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:

@@ -1,15 +1,18 @@
 """Attention that gives out its first and last tokens' part early, and says in the end how far off that was.
 
-    early  = attention over the first `sinks` and the last `window` tokens exact  = attention over all tokens,
-    of the early part and the rest     (ALSpec, Cai et al. 2025, Algorithm 3) hit    = ||early - exact|| <
-    threshold ||exact||, over all heads of a sequence   (section 4.1, Appendix D)
+    early  = attention over the first `sinks` and the last `window` tokens
+    exact  = attention over all tokens, of the early parts and the rest
+    hit    = ||early - exact|| < threshold ||exact||, over all heads of a sequence
 
-As in Algorithm 3, the first worker of a KV head begins with the early tokens, writes what they give into a
-receive buffer, which may lie in another card's memory, counts it in where the receiver waits, and goes on
-with its share of the rest, which is so much smaller. The early part then counts in the exact sum like any
-other. Whoever makes that sum has both at hand, so the norms cost no second look at the data. The last program
-of a sequence adds them up and decides; the last of all sets the priority of Algorithm 2: 0 where all
-sequences hit, else 2. Sizes and threshold are read on the device. Parts and their sum: see `split_kv`.
+(ALSpec, Cai et al. 2025, Algorithm 3, section 4.1 and Appendices B and D.)
+
+As in Algorithm 3, the first worker of a KV head (or the first few, for long ends) begins with the early
+tokens, writes what they give into a receive buffer, which may lie in another card's memory, counts it in
+where the receiver waits, and goes on with its share of the rest, which is so much smaller. Early parts then
+count in the exact sum like any other. Whoever makes that sum has both at hand, so the norms cost no second
+look at the data. The last program of a sequence adds them up and decides; the last of all sets the priority
+of Algorithm 2: 0 where all sequences hit, else 2. Sizes and threshold are read on the device. Parts and their
+sum: see `split_kv`.
 """
 
 from typing import NamedTuple
@@ -42,6 +45,13 @@ from kernels.decoder.split_kv import (
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
 
+# Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have
+# to be there before it counts them in.
+ROUNDS_TO_GIVE = tl.constexpr(3)
+# Tokens of the ends for each worker: several have to wait for each other, which takes longer than to read
+# these.
+TOKENS_A_WORKER = 512
+
 
 class Speculation(NamedTuple):
     """What a launch leaves.
@@ -60,11 +70,13 @@ class Speculation(NamedTuple):
 
 
 class SpeculativeWorkspace(NamedTuple):
-    """As `Workspace`, with a place for the norms of each slice [batch, 2, slices] and for verdicts
-    [batch]."""
+    """As `Workspace`: for all parts, for the early ones alone, for the norms of each slice [batch, 2, slices]
+    and for verdicts [batch]."""
 
     partials: Tensor
     logs: Tensor
+    early_partials: Tensor
+    early_logs: Tensor
     norms: Tensor
     verdicts: Tensor
 
@@ -80,12 +92,20 @@ def speculation(q: Tensor) -> Speculation:
     return Speculation(torch.empty_like(q), torch.empty_like(q), zeros(batch), zeros(batch), norms, zeros(1))
 
 
-def speculative_workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> SpeculativeWorkspace:
-    """A workspace for launches with q [batch, q_heads, d] and this layout."""
-    # The early part is one more than decode attention has.
-    parts = room(q, kv_heads, parts=1 + config.splits, slices=config.slices, warps=config.warps)
+def speculative_workspace(
+    q: Tensor, kv_heads: int, config: DecodeConfig, workers: int = 1
+) -> SpeculativeWorkspace:
+    """A workspace for launches with q [batch, q_heads, d], this layout and so many workers for the ends."""
+    warps = config.warps
+    parts = room(q, kv_heads, parts=workers + config.splits, slices=config.slices, warps=warps)
+    early = room(q, kv_heads, parts=workers, slices=1, warps=warps)
     batch, slices = q.shape[0], q.shape[1] * parts.logs.shape[1]
-    return SpeculativeWorkspace(*parts, empty(q, batch, 2, slices), empty(q, batch))
+    return SpeculativeWorkspace(*parts, *early, empty(q, batch, 2, slices), empty(q, batch))
+
+
+def early_workers(early_tokens: int, config: DecodeConfig) -> int:
+    """How many programs of a KV head should share so many early tokens."""
+    return max(1, min(config.splits, early_tokens // TOKENS_A_WORKER))
 
 
 def speculative_attention(
@@ -105,6 +125,7 @@ def speculative_attention(
     into: Speculation | None = None,
     space: SpeculativeWorkspace | None = None,
     config: DecodeConfig | None = None,
+    workers: int = 1,
 ) -> Speculation:
     """Attention as `decode_attention`, with what the first `sinks` and last `window` tokens alone give early.
 
@@ -116,8 +137,9 @@ def speculative_attention(
     config = config or config_for(q, kv)
     batch = q.shape[0]
     into = into or speculation(q)
-    space = space or speculative_workspace(q, kv.kv_heads, config)
-    constants = sizes(q, kv, parts=1 + config.splits, slices=config.slices, warps=config.warps)
+    space = space or speculative_workspace(q, kv.kv_heads, config, workers)
+    constants = sizes(q, kv, parts=workers + config.splits, slices=config.slices, warps=config.warps)
+    early_parts, early_copies = tile(workers, constants["DIM"], config.warps)
     shares = constants["GROUP"] * constants["SLICES"]
     # As many words as there are, or as `tile` wants them.
     least, _ = tile(1, 1, config.warps)
@@ -129,6 +151,8 @@ def speculative_attention(
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv), SPLITS=config.splits,
         SHARERS=1 if ONE_BY_ONE else min(config.splits, shares),
+        WORKERS=workers, EARLY_SHARERS=1 if ONE_BY_ONE else workers,
+        EARLY_PARTS=early_parts, EARLY_COPIES=early_copies,
         SCALED=k_scale is not None, GATED=gate is not None,
         KV_HEADS=kv.kv_heads, BATCH=batch,
         NORMS=max(least, triton.next_power_of_2(2 * space.norms.shape[2])),
@@ -183,7 +207,7 @@ def _verdict(
 def _speculative_attention_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     exact_ptr, early_ptr, arrived_ptr, hits_ptr, norms_ptr, priority_ptr,
-    partials_ptr, logs_ptr, norms_words_ptr, verdicts_ptr,
+    partials_ptr, logs_ptr, early_partials_ptr, early_logs_ptr, norms_words_ptr, verdicts_ptr,
     scale, sinks_ptr, window_ptr, threshold_ptr,
     stride_q_sequence, stride_q_head, stride_exact_sequence, stride_exact_head, stride_early_sequence,
     stride_early_head,
@@ -192,11 +216,14 @@ def _speculative_attention_kernel(
     BLOCK: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
     CHAINED: tl.constexpr,
     KV_HEADS: tl.constexpr, BATCH: tl.constexpr, NORMS: tl.constexpr, VERDICTS: tl.constexpr,
+    WORKERS: tl.constexpr, EARLY_SHARERS: tl.constexpr, EARLY_PARTS: tl.constexpr,
+    EARLY_COPIES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
     PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, kv_heads, batch). Part 0 is the early one, part 1 + s the rest of split s."""
+    """Grid (splits, kv_heads, batch). The first WORKERS parts are early, part WORKERS + s is the rest of
+    split s."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -220,10 +247,10 @@ def _speculative_attention_kernel(
         scale *= tl.load(k_scale_ptr + head)
         v_scale = tl.load(v_scale_ptr + head)
     pair = (sequence * KV_HEADS + head).to(tl.int64)
-    row, log_row = pair * (1 + SPLITS) * GROUP, pair * SLICES * (1 + SPLITS) * GROUP
+    row, log_row = pair * (WORKERS + SPLITS) * GROUP, pair * SLICES * (WORKERS + SPLITS) * GROUP
     top, sums, out = nothing(ROWS, BLOCK, DIM)
-    if split == 0:
-        for start in tl.range(0, early, BLOCK, num_stages=STAGES):
+    if split < WORKERS:
+        for start in tl.range(split * BLOCK, early, WORKERS * BLOCK, num_stages=STAGES):
             index = start + tl.arange(0, BLOCK)
             # Beyond the end the last token is read again: what stands behind it may be anything.
             token = tl.minimum(index, early - 1)
@@ -233,25 +260,41 @@ def _speculative_attention_kernel(
                 stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
             )  # fmt: skip
         out, log = part(top, sums, out)
-        _give_early(
-            out * v_scale, log,
-            early_ptr + sequence.to(tl.int64) * stride_early_sequence + head * GROUP * stride_early_head,
-            stride_early_head, arrived_ptr + sequence, partials_ptr, logs_ptr, row, log_row,
-            SPLITS, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
+        write_part(
+            out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, log_row + split * GROUP,
+            (WORKERS + SPLITS) * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
         )  # fmt: skip
+        early_base = early_ptr + sequence.to(tl.int64) * stride_early_sequence
+        early_base += head * GROUP * stride_early_head
+        if WORKERS == 1:
+            rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+            words = (out * v_scale).to(early_ptr.dtype.element_ty)
+            mask = (rows < GROUP) & (columns < HEAD_DIM)
+            tl.store(early_base + rows * stride_early_head + columns, words, mask=mask)
+            _count_in(arrived_ptr + sequence, GROUP)
+        else:
+            early_row = pair * WORKERS * GROUP
+            write_part(
+                out * v_scale, log, early_partials_ptr, early_logs_ptr, early_row + split * GROUP,
+                early_row + split * GROUP, 0, GROUP, ROWS, HEAD_DIM, DIM, 1,
+            )  # fmt: skip
+            if split >= WORKERS - EARLY_SHARERS:
+                _give_early(
+                    early_base, stride_early_head, arrived_ptr + sequence, early_partials_ptr, early_logs_ptr,
+                    early_row, split - (WORKERS - EARLY_SHARERS),
+                    WORKERS, EARLY_SHARERS, EARLY_PARTS, EARLY_COPIES, GROUP, HEAD_DIM, DIM,
+                )  # fmt: skip
         top, sums, out = nothing(ROWS, BLOCK, DIM)
-    # While split 0 is busy with the early blocks, the others share out as many rounds of the rest among them,
-    # and one more for what writing and beginning anew takes; then all do. So all end together, which matters:
-    # programs of one launch get equal shares of the bandwidth.
-    rounds = tl.cdiv(early, BLOCK) + (early > 0).to(tl.int32)
-    blocks, dealt = tl.cdiv(rest, BLOCK), rounds * (SPLITS - 1)
-    before = tl.minimum(rounds, tl.cdiv(tl.maximum(blocks - split + 1, 0), max(SPLITS - 1, 1)))
-    before = tl.where(split == 0, 0, before)
+    # While the workers are busy with the early tokens, the others share out as many rounds of the rest among
+    # them; then all do. So all end together, which matters: programs get equal shares of the bandwidth.
+    rounds = tl.cdiv(tl.cdiv(early, BLOCK), WORKERS) + tl.where(early > 0, ROUNDS_TO_GIVE, 0)
+    blocks, dealt = tl.cdiv(rest, BLOCK), rounds * (SPLITS - WORKERS)
+    before = tl.cdiv(tl.maximum(blocks - (split - WORKERS), 0), max(SPLITS - WORKERS, 1))
+    before = tl.where(split < WORKERS, 0, tl.minimum(rounds, before))
     turns = before + tl.cdiv(tl.maximum(blocks - dealt - split, 0), SPLITS)
     for turn in tl.range(0, turns, num_stages=STAGES):
-        number = tl.where(
-            turn < before, turn * (SPLITS - 1) + split - 1, dealt + (turn - before) * SPLITS + split
-        )
+        own = turn * (SPLITS - WORKERS) + split - WORKERS
+        number = tl.where(turn < before, own, dealt + (turn - before) * SPLITS + split)
         index = number * BLOCK + tl.arange(0, BLOCK)
         token = sinks + tl.minimum(index, rest - 1)
         top, sums, out = block_added(
@@ -260,8 +303,8 @@ def _speculative_attention_kernel(
         )  # fmt: skip
     out, log = part(top, sums, out)
     write_part(
-        out * v_scale, log, partials_ptr, logs_ptr, row + (1 + split) * GROUP, log_row + (1 + split) * GROUP,
-        (1 + SPLITS) * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
+        out * v_scale, log, partials_ptr, logs_ptr, row + (WORKERS + split) * GROUP,
+        log_row + (WORKERS + split) * GROUP, (WORKERS + SPLITS) * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
     )  # fmt: skip
     if split >= SPLITS - SHARERS:
         exact_base = (
@@ -271,8 +314,8 @@ def _speculative_attention_kernel(
             query, cut = share // SLICES, share % SLICES
             first_column = cut * (DIM // SLICES)
             exact, speculated = sum_parts(
-                partials_ptr, logs_ptr, row + query, log_row + cut * (1 + SPLITS) * GROUP + query,
-                first_column, 1 + SPLITS, PARTS, COPIES, 1, GROUP, HEAD_DIM, DIM // SLICES,
+                partials_ptr, logs_ptr, row + query, log_row + cut * (WORKERS + SPLITS) * GROUP + query,
+                first_column, WORKERS + SPLITS, PARTS, COPIES, WORKERS, GROUP, HEAD_DIM, DIM // SLICES,
             )  # fmt: skip
             off, size = tl.split(
                 tl.sum(tl.join((speculated - exact) * (speculated - exact), exact * exact), 0)
@@ -292,31 +335,28 @@ def _speculative_attention_kernel(
 
 @triton.jit
 def _give_early(
-    out, log, early_base, stride_early_head, arrived_ptr, partials_ptr, logs_ptr, row, log_row,
-    SPLITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    SLICES: tl.constexpr,
+    early_base, stride_early_head, arrived_ptr, partials_ptr, logs_ptr, row, member,
+    WORKERS: tl.constexpr, EARLY_SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Writes the early part as part 0, and its queries where the receiver waits for them."""
-    write_part(
-        out,
-        log,
-        partials_ptr,
-        logs_ptr,
-        row,
-        log_row,
-        (1 + SPLITS) * GROUP,
-        GROUP,
-        ROWS,
-        HEAD_DIM,
-        DIM,
-        SLICES,
-    )
-    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
-    mask = (rows < GROUP) & (columns < HEAD_DIM)
-    tl.store(early_base + rows * stride_early_head + columns, out.to(early_base.dtype.element_ty), mask=mask)
+    """Sums the early parts of every EARLY_SHARERS-th query and gives them to the receiver."""
+    columns = tl.arange(0, DIM)
+    for query in range(member, GROUP, EARLY_SHARERS):
+        early, _ = sum_parts(
+            partials_ptr, logs_ptr, row + query, row + query, 0,
+            WORKERS, PARTS, COPIES, 0, GROUP, HEAD_DIM, DIM,
+        )  # fmt: skip
+        early = early.to(early_base.dtype.element_ty)
+        tl.store(early_base + query * stride_early_head + columns, early, mask=columns < HEAD_DIM)
+        _count_in(arrived_ptr, 1)
+
+
+@triton.jit
+def _count_in(arrived_ptr, queries):
+    """Tells the receiver that so many queries have been stored."""
     tl.debug_barrier()
-    # The receiver may be another card: the queries have to be there, for all of the system, before the count.
-    tl.atomic_add(arrived_ptr, GROUP, sem="release", scope="sys")
+    # The receiver may be another card: they have to be there, for all of the system, before the count.
+    tl.atomic_add(arrived_ptr, queries, sem="release", scope="sys")
 
 
 def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = None) -> None:

@@ -163,6 +163,8 @@ def sliced(parts: int, dim: int, slices: int, warps: int) -> int:
     >>> sliced(132, 128, 1, 4), sliced(16, 128, 1, 4), sliced(16, 128, 8, 4)
     (4, 1, 8)
     """
+    if slices & (slices - 1):
+        raise ValueError(f"{slices} slices are no power of two")
     while triton.next_power_of_2(parts) * dim > slices * HELD * warps:
         slices *= 2
     return slices
