@@ -180,7 +180,8 @@ def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
 @cache
 def _xformers() -> tuple[Any, Any]:
     # Its split-K kernel is Triton's and needs none of its compiled extension, without which it refuses all.
-    importlib.import_module("xformers.ops.fmha.common")._built_with_cuda = True
+    common: Any = importlib.import_module("xformers.ops.fmha.common")
+    common._built_with_cuda = True
     return importlib.import_module("xformers.ops.fmha"), importlib.import_module(
         "xformers.ops.fmha.triton_splitk"
     )

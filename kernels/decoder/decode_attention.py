@@ -95,8 +95,11 @@ def decode_config(
     one program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to
     sum; two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
 
-    >>> print(decode_config(batch=1, q_heads=32, kv_heads=8, head_dim=128, capacity=8192, kv_bytes=2))
+    >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
+    >>> print(decode_config(**shape, capacity=8192))
     32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
+    >>> print(decode_config(**shape, capacity=1024))
+    16 splits, blocks of 64, 4 stages, 4 warps, 2 slices, chained
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
     130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
     """
@@ -106,11 +109,15 @@ def decode_config(
     alone = splits == 2 and q_heads // kv_heads > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    if 0 < splits <= MOST_PARTS + 1:
+    splits = max(1, splits)
+    if splits <= MOST_PARTS + 1:
         splits = 1 << (splits.bit_length() - 1)
-    block = max(16, min(128, block_bytes // (padded(head_dim) * kv_bytes)))
-    # A split that is not at least two blocks long is mostly beginning and end.
-    splits = max(1, min(splits, capacity // (2 * block)))
+    row_bytes = padded(head_dim) * kv_bytes
+    block = max(16, min(128, block_bytes // row_bytes))
+    if splits * 2 * block > capacity:
+        # Short: one block each, with nothing to come after it, and larger where that fits.
+        splits = max(1, capacity // (2 * block))
+        block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     return DecodeConfig(block, splits, STAGES, WARPS, slices, chained)
 

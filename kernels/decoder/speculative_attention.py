@@ -50,7 +50,7 @@ from simcore.ops import Op
 ROUNDS_TO_GIVE = tl.constexpr(3)
 # Tokens of the ends for each worker: several have to wait for each other, which takes longer than to read
 # these.
-TOKENS_A_WORKER = 512
+TOKENS_A_WORKER = 2048
 
 
 class Speculation(NamedTuple):
