@@ -1,7 +1,7 @@
 # check: everything that a change must pass. Each target runs with the tools of the active environment.
 PYTHON ?= python
 
-.PHONY: check lint test bench
+.PHONY: check lint test test-gpu bench bench-kernels
 
 check: lint test
 
@@ -14,5 +14,13 @@ lint:
 test:
 	$(PYTHON) -m pytest -n auto
 
+# Needs a CUDA GPU, as bench-kernels does.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu -n auto
+
 bench:
 	$(PYTHON) -m tests.bench
+
+# Decoding kernels: checked against float64, then timed beside the public ones that are installed.
+bench-kernels:
+	$(PYTHON) -m validate.bench_kernels
