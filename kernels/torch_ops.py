@@ -126,7 +126,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("simcore::activation", mutates_args=())
 def activation(x: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(x) up, or gelu(x) without `up`, of x, up [tokens, width]."""
-    return (triton_activation if _has_kernel(x) else reference_activation)(x, up)
+    return (triton_activation if _has_kernel(x) else reference_activation)(x, up).contiguous()
 
 
 @activation.register_fake
@@ -154,7 +154,7 @@ def rotary_append(
         v_scale=v_scale,
     )  # fmt: skip
     # What an operator gives must not be a view of what it was given.
-    return q.clone(memory_format=torch.contiguous_format) if q._is_view() else q
+    return q.clone(memory_format=torch.contiguous_format)
 
 
 @rotary_append.register_fake

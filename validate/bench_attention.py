@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kernels.decoder.decode_attention import (
     DecodeConfig,
+    config_for,
     decode_attention,
-    decode_config,
     reference_decode_attention,
     workspace,
 )
@@ -28,6 +28,7 @@ from kernels.decoder.speculative_attention import (
     speculative_attention,
     speculative_workspace,
 )
+from kernels.decoder.split_kv import cache
 from kernels.kernel import DTYPES
 from validate import bench_cases as cases
 from validate.bench_cases import OURS, Bar, Case, Compared, Row
@@ -110,22 +111,15 @@ def truth_of(case: Case, one: Inputs) -> Tensor:
     return torch.cat(in_float64(reference_decode_attention, case, one))
 
 
-def config_of(case: Case, card: Card) -> DecodeConfig:
+def chosen(one: Inputs) -> DecodeConfig:
     """The layout that our kernels choose themselves."""
-    return decode_config(
-        batch=case.batch,
-        q_heads=case.q_heads,
-        kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        capacity=case.context,
-        kv_bytes=cases.DTYPE_BYTES[case.stored],
-        processors=card.processors,
-    )
+    table, scales = one.table, (one.k_scale, one.v_scale)
+    return config_for(one.q, cache(one.q, one.k, one.v, one.lengths, table, scales))
 
 
-def own_calls(case: Case, sets: Sequence[Inputs], card: Card) -> tuple[Candidate, str]:
+def own_calls(case: Case, sets: Sequence[Inputs]) -> tuple[Candidate, str]:
     """Our kernel with the layout that it chooses itself, and that layout in short."""
-    config = config_of(case, card)
+    config = chosen(sets[0])
     space = workspace(sets[0].q, case.kv_heads, config)
     calls = [
         partial(decode_attention, *one[:4], **options(case, one), out=one.out, space=space, config=config)
@@ -173,7 +167,7 @@ def attention_case(case: Case, bench: Bench, peers: Sequence[Peer]) -> Compared:
 
     row = attention_row(case, "decode_attention", OURS)
     try:
-        mine, short = own_calls(case, sets, bench.card)
+        mine, short = own_calls(case, sets)
         entries = [tried(replace(row, brief=short), [mine], truths, calls, poison)]
     except Exception as error:
         entries = [Entry(replace(row, note=f"failed: {one_line(error)}"))]
@@ -206,7 +200,7 @@ def attention_part(part: str, shapes: Sequence[Case], bench: Bench, peers: Seque
     names = [peer.name for peer in peers]
     for line in cases.attention_table(found, names, bench.card.read_bytes_per_s):
         say(line)
-    say("us; % of read bandwidth; ratio: fastest peer / ours; config: block/splits/stages/warps/slices")
+    say("us; % of read bandwidth; ratio: fastest peer / ours; config: as DecodeConfig")
     if peers:
         say(cases.summary(found))
     return found
@@ -239,10 +233,10 @@ class Speculating:
     brief: str
 
 
-def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs], card: Card) -> Speculating:
+def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
     """Our speculative kernel with the layout that it chooses itself beside decode attention's."""
     case, q = of.case, sets[0].q
-    config = config_of(case, card)
+    config = chosen(sets[0])
     workers = early_workers(2 * of.ends, config)
     into, space = speculation(q), speculative_workspace(q, case.kv_heads, config, workers)
     # On the device, as in a captured step: numbers would be one more kernel each.
@@ -265,7 +259,7 @@ def speculative_case(of: cases.SpeculativeCase, bench: Bench) -> tuple[list[Row]
     case = of.case
     say(f"speculative {case}, {of.ends} sinks and window ...")
     sets = sets_of(case, bench.card)
-    mine, calls = speculating(of, sets, bench.card), cases.calls_of(len(sets))
+    mine, calls = speculating(of, sets), cases.calls_of(len(sets))
     pairs = [_speculative_truth(of, one) for one in (sets[0], sets[-1])]
     row = replace(attention_row(case, "speculative_attention", OURS, ends=of.ends), brief=mine.brief)
 
@@ -288,7 +282,7 @@ def speculative_case(of: cases.SpeculativeCase, bench: Bench) -> tuple[list[Row]
         error = entry.row.error or 0.0
         entry = captured(entry.row, bare, [pair[0] for pair in pairs], calls, poison)
         entry.row = replace(entry.row, error=max(error, entry.row.error or 0.0, key=nan_last))
-    plain, short = own_calls(case, sets, bench.card)
+    plain, short = own_calls(case, sets)
     plain_row = replace(attention_row(case, "decode_attention", OURS, ends=of.ends), brief=short)
     decode = captured(plain_row, plain, [pair[0] for pair in pairs], calls, poison)
     rows = take_turns([decode, entry], cases.cold(len(sets), case.kv_bytes), quick=bench.quick)

@@ -17,6 +17,7 @@ Exit code: 0, 1 where one of our kernels was wrong or failed, 2 without a CUDA d
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     found.parts = [part for part in found.parts.split(",") if part]
     found.without = [name for name in found.without.split(",") if name]
     unknown = [part for part in found.parts if part not in PARTS]
+    peers = [peer.name for peer in PEERS]
+    if not found.parts:
+        parser.error(f"--parts names none; allowed: {', '.join(PARTS)}")
+    if strangers := [name for name in found.without if name not in peers]:
+        parser.error(f"--without {strangers[0]}; allowed: {', '.join(peers)}")
+    if found.apart is not None and not 0 < found.apart < math.inf:
+        parser.error(f"--apart has to be a number of seconds above 0, not {found.apart}")
+    if any(path.exists() and not path.is_dir() for path in (found.out, *found.out.parents)):
+        parser.error(f"--out {found.out} is no folder")
     if unknown:
         parser.error(f"no part is called {unknown[0]!r}; there are {', '.join(PARTS)}")
     return found

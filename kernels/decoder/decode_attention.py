@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.attention import attend
+from kernels.decoder.checks import check_gate, check_like, check_space
 from kernels.decoder.split_kv import (
     ONE_BY_ONE,
     Cache,
@@ -31,6 +32,7 @@ from kernels.decoder.split_kv import (
     padded,
     part,
     room,
+    shapes,
     sizes,
     stages,
     sum_parts,
@@ -46,6 +48,9 @@ HOPPER = 9
 LOG2E = math.log2(math.e)
 
 
+LAYOUTS = "block: a power of two from 16 on; warps: 1, 2, 4 or 8; splits, stages and slices: 1 or more"
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
@@ -59,6 +64,15 @@ class DecodeConfig:
     warps: int
     slices: int
     chained: bool = False
+    sharers: int = 64
+
+    def __post_init__(self) -> None:
+        wanted = {"block": self.block >= 16, "warps": self.warps in (1, 2, 4, 8), "stages": self.stages >= 1}
+        wanted["block"] &= self.block & (self.block - 1) == 0
+        wanted |= {"splits": self.splits >= 1, "slices": self.slices >= 1}
+        for name, good in wanted.items():
+            if not good:
+                raise ValueError(f"{name}: a layout cannot have {getattr(self, name)}; {LAYOUTS}")
 
     def __str__(self) -> str:
         return (
@@ -67,13 +81,18 @@ class DecodeConfig:
         )
 
 
-# Multiprocessors of an H200, where nothing else is said.
+# Multiprocessors of an H200, and the shared memory that a program may have there, where nothing else is said.
 PROCESSORS = 132
+SHARED_BYTES = 227 * 1024
+# Shared memory that a program needs beside its blocks.
+SPARE_BYTES = 8 * 1024
 # Bytes of K of a block where two programs share a multiprocessor; where one has it for itself, twice that.
 BLOCK_BYTES = 8 * 1024
 # More parts than these take longer to sum than a second program a multiprocessor brings in.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
+# What a grid's third dimension takes.
+MOST_SEQUENCES = 65535
 
 
 def decode_config(
@@ -85,6 +104,7 @@ def decode_config(
     capacity: int,
     kv_bytes: int,
     processors: int = PROCESSORS,
+    shared_bytes: int = SHARED_BYTES,
     chained: bool = True,
 ) -> DecodeConfig:
     """The layout for a shape on a GPU of so many multiprocessors; `kv_bytes` of one element of K or V.
@@ -103,6 +123,10 @@ def decode_config(
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
     130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
     """
+    if min(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes) < 1 or q_heads % kv_heads:
+        raise ValueError(
+            f"no layout for {batch} sequences, {q_heads}/{kv_heads} heads of {head_dim}, {capacity} tokens"
+        )
     pairs = batch * kv_heads
     splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
     # Two programs that sum many queries between them take longer than one that has no sum to make.
@@ -119,15 +143,19 @@ def decode_config(
         splits = max(1, capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
-    return DecodeConfig(block, splits, STAGES, WARPS, slices, chained)
+    stages = STAGES
+    while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > shared_bytes:
+        stages -= 1
+    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2))
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
     """The layout for these tensors on the device where they lie."""
-    processors, hopper = PROCESSORS, False
+    processors, shared_bytes, hopper = PROCESSORS, SHARED_BYTES, False
     if q.is_cuda:
         gpu = torch.cuda.get_device_properties(q.device)
         processors, hopper = gpu.multi_processor_count, gpu.major >= HOPPER
+        shared_bytes = getattr(gpu, "shared_memory_per_block_optin", SHARED_BYTES)
     return decode_config(
         batch=q.shape[0],
         q_heads=q.shape[1],
@@ -136,6 +164,7 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
         capacity=kv.capacity,
         kv_bytes=kv.k.element_size(),
         processors=processors,
+        shared_bytes=shared_bytes,
         chained=hopper,
     )
 
@@ -174,19 +203,30 @@ def decode_attention(
     Raises ValueError for tensors that do not fit together.
     """
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    check_gate(gate)
+    if min(sinks or 0, window or 0) < 0:
+        raise ValueError(f"sinks and window have to be 0 or more, not {sinks}, {window}")
+    if q.dtype == torch.float64 or len(q) > MOST_SEQUENCES:
+        raise ValueError(f"at most {MOST_SEQUENCES} sequences, and no fp64: this sums in fp32")
+    if not len(q):
+        return torch.empty_like(q) if out is None else out
     config = config or config_for(q, kv)
     out = torch.empty_like(q) if out is None else out
+    check_like("out", out, tuple(q.shape), q.dtype)
     space = space or workspace(q, kv.kv_heads, config)
+    check_space(space, shapes(q, kv.kv_heads, config.splits, config.slices, config.warps))
     constants = sizes(q, kv, parts=config.splits, slices=config.slices, warps=config.warps)
     shares = constants["GROUP"] * constants["SLICES"]
     windowed = sinks is not None or window is not None
     _decode_attention_kernel[(config.splits, kv.kv_heads, q.shape[0])](
         q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
-        (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E, sinks or 0, window or 0,
+        (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
+        min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity,
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
-        SPLITS=config.splits, SHARERS=1 if ONE_BY_ONE else min(config.splits, shares), **constants,
+        SPLITS=config.splits, SHARERS=1 if ONE_BY_ONE else min(config.splits, shares, config.sharers),
+        **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
@@ -196,7 +236,7 @@ def decode_attention(
 def _decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
-    scale, sinks, window,
+    scale, sinks, window, capacity,
     stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
     stride_k_outer, stride_k_head, stride_k_token, stride_v_outer, stride_v_head, stride_v_token,
     stride_table,
@@ -214,7 +254,7 @@ def _decode_attention_kernel(
     if GATED and tl.load(gate_ptr) == 0:
         return
     split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths_ptr + sequence)
+    length = tl.minimum(tl.load(lengths_ptr + sequence), capacity)
     attended = length
     turn = length
     if WINDOWED:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
@@ -57,7 +58,14 @@ class MatmulConfig:
 
 
 def matmul_config(
-    m: int, n: int, k: int, bytes: int, processors: int = PROCESSORS, *, transposed: bool = False
+    m: int,
+    n: int,
+    k: int,
+    bytes: int,
+    processors: int = PROCESSORS,
+    *,
+    transposed: bool = False,
+    shared_bytes: int = SHARED_BYTES,
 ) -> MatmulConfig:
     """The layout for x [m, k] times W [k, n] of so many bytes an element; `transposed` where W's columns are
     contiguous.
@@ -78,7 +86,7 @@ def matmul_config(
     tiles = -(-n // columns)
     splits = max(1, min(each * processors // tiles, -(-k // depth) // LEAST_BLOCKS))
     stage = BLOCK_BYTES + rows * depth * bytes
-    stages = min(MOST_STAGES, (SHARED_BYTES // each - 4096) // stage)
+    stages = min(MOST_STAGES, (shared_bytes // each - 4096) // stage)
     # Products of three tf32 parts need the registers of twice the threads.
     return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
 
@@ -87,10 +95,14 @@ def config_for(m: int, weight: Tensor) -> MatmulConfig:
     """The layout for m rows times weight [k, n] as it lies, on the device where it lies."""
     k, n = weight.shape
     transposed = weight.stride(0) == 1 < weight.stride(1)
-    processors = PROCESSORS
+    processors, shared_bytes = PROCESSORS, SHARED_BYTES
     if weight.is_cuda:
-        processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
-    return matmul_config(m, n, k, weight.element_size(), processors, transposed=transposed)
+        gpu = torch.cuda.get_device_properties(weight.device)
+        processors = gpu.multi_processor_count
+        shared_bytes = getattr(gpu, "shared_memory_per_block_optin", SHARED_BYTES)
+    return matmul_config(
+        m, n, k, weight.element_size(), processors, transposed=transposed, shared_bytes=shared_bytes
+    )
 
 
 class Workspace(NamedTuple):
@@ -198,9 +210,12 @@ def matmul(
     nothing is written. `space` is a workspace of its own where one is needed; `config` the layout, else
     `matmul_config`'s. Gives `out`, or a new tensor. Raises ValueError for sizes that do not fit.
     """
-    (m, k), n = x.shape, weight.shape[1]
     _check(x, weight, add, out)
+    check_gate(gate)
+    (m, k), n = x.shape, weight.shape[1]
     config = config or config_for(m, weight)
+    if config.rows < m:
+        raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
     out = torch.empty(m, n, dtype=weight.dtype, device=x.device) if out is None else out
     space = workspace([(m, n, config)], x.device) if space is None else space
@@ -221,12 +236,15 @@ def matmul(
 
 
 def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0] or 0 in weight.shape:
+        raise ValueError(f"x {kind(x)} and weight {kind(weight)} do not fit")
+    if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(f"weights have to be fp16, bf16 or fp32, not {weight.dtype}")
     size = x.shape[0], weight.shape[1]
-    if x.shape[1] != weight.shape[0]:
-        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
-    for name, y in (("add", add), ("out", out)):
-        if y is not None and (tuple(y.shape) != size or y.stride(1) != 1):
-            raise ValueError(f"{name} has to be {size}, its rows contiguous")
+    if add is not None:
+        check_like("add", add, size, add.dtype)
+    if out is not None:
+        check_like("out", out, size, weight.dtype)
 
 
 # -- the op ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
@@ -66,11 +67,15 @@ def norm(
     [1]) of 0 nothing is written. Gives `out`, or a new tensor. Raises ValueError for elements of a row that
     lie apart.
     """
+    if x.dim() != 2 or x.stride(-1) != 1:
+        raise ValueError(f"norm takes [tokens, hidden], rows contiguous, not {kind(x)}")
     tokens, hidden = x.shape
     out = torch.empty_like(x) if out is None else out
-    rows = [y for y in (x, residual, gain, out) if y is not None]
-    if any(y.stride(-1) != 1 or y.shape[-1] != hidden for y in rows):
-        raise ValueError(f"norm takes rows of {hidden} contiguous elements")
+    check_gate(gate)
+    check_like("out", out, x.shape, x.dtype)
+    check_like("gain", gain, x.shape if gain.dim() == 2 else (hidden,), gain.dtype)
+    if residual is not None:
+        check_like("residual", residual, x.shape, residual.dtype)
     block = triton.next_power_of_2(hidden)
     _norm_kernel[(tokens,)](
         x, residual, gain, out, gate,

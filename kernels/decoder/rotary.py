@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.decoder.checks import check_gate, check_like, kind
+from kernels.decoder.split_kv import cache as check_cache
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops import Op
@@ -91,6 +93,14 @@ def rotary(
     each token (cos, sin [tokens, d // 2]). Gives q [tokens, q_heads, d], k and v [tokens, kv_heads, d], v
     where it lies. With a `gate` (int32 [1]) of 0 q and k are left unwritten."""
     tokens, heads = len(qkv), q_heads + kv_heads
+    check_gate(gate)
+    if qkv.dim() != 2 or qkv.stride(-1) != 1 or qkv.shape[1] % (heads + kv_heads):
+        raise ValueError(
+            f"qkv has to be rows of {q_heads} + 2 * {kv_heads} heads, contiguous, not {kind(qkv)}"
+        )
+    half = qkv.shape[1] // (heads + kv_heads) // 2
+    for name, x in (("cos", cos), ("sin", sin)):
+        check_like(name, x, (tokens, half), cos.dtype)
     split = qkv.view(tokens, heads + kv_heads, -1)
     d = split.shape[-1]
     turned = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=qkv.device)
@@ -245,12 +255,14 @@ def rotary_append(
     capacity = block_table.shape[1] * page if block_table is not None else k_cache.shape[2]
     if qkv.shape[1] != (q_heads + 2 * kv_heads) * d or q_heads % kv_heads:
         raise ValueError(f"qkv of {qkv.shape[1]} columns is not {q_heads} + 2 * {kv_heads} heads of {d}")
-    if (k_scale is None) != (v_scale is None):
-        raise ValueError("k_scale and v_scale go together")
     out = torch.empty(batch, q_heads, d, dtype=qkv.dtype, device=qkv.device) if out is None else out
-    rows = (qkv, cos, sin, lengths, k_cache, v_cache, out, *(() if block_table is None else (block_table,)))
-    if any(x.stride(-1) != 1 for x in rows) or (q_heads > 1 and out.stride(1) != d):
-        raise ValueError("the last dimension of every tensor has to be contiguous, and the heads of out")
+    check_gate(gate)
+    check_cache(out, k_cache, v_cache, lengths, block_table, (k_scale, v_scale))
+    check_like("out", out, (batch, q_heads, d), qkv.dtype)
+    for name, x in (("cos", cos), ("sin", sin)):
+        check_like(name, x, (len(cos), d // 2), cos.dtype)
+    if qkv.stride(-1) != 1 or (q_heads > 1 and out.stride(1) != d):
+        raise ValueError("rows of qkv and of out have to be contiguous")
     # Sequence or block, head, token.
     order = (0, 2, 1) if paged else (0, 1, 2)
     group = q_heads // kv_heads

@@ -24,7 +24,16 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.attention import attend
-from kernels.decoder.decode_attention import LOG2E, DecodeConfig, config_for, ends_of, inputs, tokens_of
+from kernels.decoder.checks import check_gate, check_like, check_space
+from kernels.decoder.decode_attention import (
+    LOG2E,
+    MOST_SEQUENCES,
+    DecodeConfig,
+    config_for,
+    ends_of,
+    inputs,
+    tokens_of,
+)
 from kernels.decoder.split_kv import (
     ONE_BY_ONE,
     block_added,
@@ -34,7 +43,7 @@ from kernels.decoder.split_kv import (
     load_queries,
     nothing,
     part,
-    room,
+    shapes,
     sizes,
     stages,
     sum_parts,
@@ -96,11 +105,27 @@ def speculative_workspace(
     q: Tensor, kv_heads: int, config: DecodeConfig, workers: int = 1
 ) -> SpeculativeWorkspace:
     """A workspace for launches with q [batch, q_heads, d], this layout and so many workers for the ends."""
-    warps = config.warps
-    parts = room(q, kv_heads, parts=workers + config.splits, slices=config.slices, warps=warps)
-    early = room(q, kv_heads, parts=workers, slices=1, warps=warps)
-    batch, slices = q.shape[0], q.shape[1] * parts.logs.shape[1]
-    return SpeculativeWorkspace(*parts, *early, empty(q, batch, 2, slices), empty(q, batch))
+    return SpeculativeWorkspace(*(empty(q, *shape) for shape in _shapes(q, kv_heads, config, workers)))
+
+
+def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig, workers: int) -> list[tuple[int, ...]]:
+    """Of the tensors of a workspace."""
+    parts = shapes(q, kv_heads, workers + config.splits, config.slices, config.warps)
+    early = shapes(q, kv_heads, workers, 1, config.warps)
+    batch, slices = q.shape[0], q.shape[1] * parts[1][1]
+    return [*parts, *early, (batch, 2, slices), (batch,)]
+
+
+def _check_room(into: Speculation, q: Tensor) -> None:
+    batch = len(q)
+    for name, x in (("exact", into.exact), ("early", into.early)):
+        check_like(name, x, tuple(q.shape), q.dtype)
+    for name, x, shape in (("arrived", into.arrived, (batch,)), ("hits", into.hits, (batch,))):
+        check_like(name, x, shape, torch.int32)
+    check_like("priority", into.priority, (1,), torch.int32)
+    check_like("norms", into.norms, (batch, 2), torch.float32)
+    if not into.norms.is_contiguous():
+        raise ValueError("norms have to be contiguous")
 
 
 def early_workers(early_tokens: int, config: DecodeConfig) -> int:
@@ -125,7 +150,7 @@ def speculative_attention(
     into: Speculation | None = None,
     space: SpeculativeWorkspace | None = None,
     config: DecodeConfig | None = None,
-    workers: int = 1,
+    workers: int | None = None,
 ) -> Speculation:
     """Attention as `decode_attention`, with what the first `sinks` and last `window` tokens alone give early.
 
@@ -134,10 +159,22 @@ def speculative_attention(
     ValueError for tensors that do not fit together.
     """
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    check_gate(gate)
+    if q.dtype == torch.float64 or not 0 < len(q) <= MOST_SEQUENCES:
+        raise ValueError(f"1 to {MOST_SEQUENCES} sequences, and no fp64: this sums in fp32")
     config = config or config_for(q, kv)
+    if workers is None:
+        known = isinstance(sinks, int) and isinstance(window, int)
+        workers = early_workers(min(int(sinks) + int(window), kv.capacity), config) if known else 1
+    if not 1 <= workers <= config.splits:
+        raise ValueError(
+            f"workers have to be 1 to {config.splits}, as many as there are splits, not {workers}"
+        )
     batch = q.shape[0]
     into = into or speculation(q)
+    _check_room(into, q)
     space = space or speculative_workspace(q, kv.kv_heads, config, workers)
+    check_space(space, _shapes(q, kv.kv_heads, config, workers))
     constants = sizes(q, kv, parts=workers + config.splits, slices=config.slices, warps=config.warps)
     early_parts, early_copies = tile(workers, constants["DIM"], config.warps)
     shares = constants["GROUP"] * constants["SLICES"]
@@ -147,10 +184,10 @@ def speculative_attention(
         q, k, v, lengths, block_table, k_scale, v_scale, gate, *into, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
         _on_device(sinks, torch.int32, q), _on_device(window, torch.int32, q),
-        _on_device(threshold, torch.float32, q),
+        _on_device(threshold, torch.float32, q), kv.capacity,
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv), SPLITS=config.splits,
-        SHARERS=1 if ONE_BY_ONE else min(config.splits, shares),
+        SHARERS=1 if ONE_BY_ONE else min(config.splits, shares, config.sharers),
         WORKERS=workers, EARLY_SHARERS=1 if ONE_BY_ONE else workers,
         EARLY_PARTS=early_parts, EARLY_COPIES=early_copies,
         SCALED=k_scale is not None, GATED=gate is not None,
@@ -167,7 +204,9 @@ def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
     """A number as a tensor of one element; filled on the device, so that a launch with numbers can be
     captured."""
     if not isinstance(value, Tensor):
-        return torch.full((1,), value, dtype=dtype, device=q.device)
+        if not value >= 0:
+            raise ValueError(f"sinks, window and threshold have to be 0 or more, not {value}")
+        return torch.full((1,), min(value, torch.iinfo(torch.int32).max), dtype=dtype, device=q.device)
     if value.dtype != dtype or value.numel() != 1:
         raise ValueError(
             f"sinks and window have to be int32, threshold fp32, of one element each, not {value.dtype}"
@@ -208,7 +247,7 @@ def _speculative_attention_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     exact_ptr, early_ptr, arrived_ptr, hits_ptr, norms_ptr, priority_ptr,
     partials_ptr, logs_ptr, early_partials_ptr, early_logs_ptr, norms_words_ptr, verdicts_ptr,
-    scale, sinks_ptr, window_ptr, threshold_ptr,
+    scale, sinks_ptr, window_ptr, threshold_ptr, capacity,
     stride_q_sequence, stride_q_head, stride_exact_sequence, stride_exact_head, stride_early_sequence,
     stride_early_head,
     stride_k_outer, stride_k_head, stride_k_token, stride_v_outer, stride_v_head, stride_v_token,
@@ -230,9 +269,9 @@ def _speculative_attention_kernel(
     if GATED and tl.load(gate_ptr) == 0:
         return
     split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths_ptr + sequence)
-    sinks = tl.minimum(tl.load(sinks_ptr), length)
-    early = sinks + tl.minimum(tl.load(window_ptr), length - sinks)
+    length = tl.maximum(tl.minimum(tl.load(lengths_ptr + sequence), capacity), 0)
+    sinks = tl.maximum(tl.minimum(tl.load(sinks_ptr), length), 0)
+    early = sinks + tl.maximum(tl.minimum(tl.load(window_ptr), length - sinks), 0)
     rest = length - early
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)

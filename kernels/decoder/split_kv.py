@@ -12,11 +12,11 @@ Parts are summed in the same launch, by the last `SHARERS` programs of a KV head
 its columns, or several queries where there are few programs. No counter and no fence tell them that a part is
 there: the words of a part do it themselves, for memory that waits for a part is filled with EMPTY, which no
 result is, and whoever has read a part empties it again for the next launch. (NCCL's LL protocol does the
-same.) A program waits for programs of its own KV head only, all but `SHARERS` - 1 of which come before it in
-the grid, and GPUs start programs in the order of the grid.
+same.) A program that sums waits for programs of its own KV head only, all but `SHARERS` - 1 of which come
+before it in the grid, and GPUs start programs in the order of the grid.
 
-Tokens are counted as attended: the first `turn` stand at the beginning of the sequence, the others `gap`
-further on (attention sinks and a window); over a whole sequence the gap is 0.
+Whoever waits holds a place on a multiprocessor, so a launch needs as many as it has programs that sum, at
+most `DecodeConfig.sharers`, and launches at the same time need them together.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.decoder.checks import kind
 
 # The interpreter runs programs one after another: none may wait for a later one.
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
@@ -53,7 +55,7 @@ class Workspace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """K and V as the kernels take them. Strides in elements: of a sequence or page, a head, a token."""
+    """K and V as the kernels take them."""
 
     k: Tensor
     v: Tensor
@@ -77,7 +79,7 @@ class Cache:
         return 0 if self.table is None else self.k.shape[1]
 
     def strides(self) -> tuple[int, ...]:
-        """Of K, then of V: sequence or page, head, token. And of the block table: sequence."""
+        """In elements, of K, then of V: sequence or page, head, token. And of the block table: sequence."""
         of: list[int] = []
         for x in (self.k, self.v):
             outer, one, two, _ = x.stride()
@@ -94,30 +96,43 @@ def cache(
     scales: tuple[Tensor | None, Tensor | None],
 ) -> Cache:
     """K and V with all that has to fit checked. Raises ValueError naming what does not."""
-    if k.shape != v.shape or k.dim() != 4:
+    if k.shape != v.shape or k.dim() != 4 or k.dtype != v.dtype:
+        raise ValueError(f"k and v have to be of one shape and format, not {kind(k)} and {kind(v)}")
+    if q.dim() != 3 or q.shape[-1] != k.shape[-1] or 0 in k.shape[1:] or q.shape[1] == 0:
         raise ValueError(
-            f"k and v have to be of one shape of four dimensions, not {tuple(k.shape)}, {tuple(v.shape)}"
+            f"q has to be [batch, q_heads, {k.shape[-1]}], nothing empty, not {kind(q)}, {kind(k)}"
         )
-    if q.dim() != 3 or q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q has to be [batch, q_heads, {k.shape[-1]}], not {tuple(q.shape)}")
+    if q.dtype not in FORMATS or k.dtype not in (*FORMATS, torch.float8_e4m3fn, torch.float64):
+        raise ValueError(
+            f"attention is in fp16, bf16 or fp32, k and v may be fp8, not {q.dtype} over {k.dtype}"
+        )
     if any(x.stride(-1) != 1 for x in (q, k, v)):
         raise ValueError("the last dimension of q, k and v has to be contiguous")
     if table is None and k.shape[0] != q.shape[0]:
         raise ValueError(f"{q.shape[0]} queries over {k.shape[0]} sequences")
-    for name, x, shape in (("lengths", lengths, q.shape[:1]), ("block_table", table, q.shape[:1])):
-        if x is not None and (x.dtype != torch.int32 or x.shape[:1] != shape or x.stride(-1) != 1):
+    for name, x, dimensions in (("lengths", lengths, 1), ("block_table", table, 2)):
+        if x is not None and not (
+            x.dtype == torch.int32 and x.dim() == dimensions and len(x) == len(q) and x.stride(-1) == 1
+        ):
             raise ValueError(
-                f"{name} has to be contiguous int32 with a row for each of {q.shape[0]} sequences"
+                f"{name} has to be contiguous int32, a row for each of {len(q)} sequences, not {kind(x)}"
             )
     made = Cache(k, v, table, *scales)
+    if made.capacity == 0:
+        raise ValueError("block_table has no column")
     if q.shape[1] % made.kv_heads:
         raise ValueError(f"{q.shape[1]} query heads are no multiple of {made.kv_heads} KV heads")
     for name, x in (("k_scale", scales[0]), ("v_scale", scales[1])):
-        if x is not None and (x.dtype != torch.float32 or x.shape != (made.kv_heads,)):
-            raise ValueError(f"{name} has to be fp32 [{made.kv_heads}]")
+        if x is not None and (
+            x.dtype != torch.float32 or x.shape != (made.kv_heads,) or not x.is_contiguous()
+        ):
+            raise ValueError(f"{name} has to be contiguous fp32 [{made.kv_heads}], not {kind(x)}")
     if (scales[0] is None) != (scales[1] is None):
         raise ValueError("k_scale and v_scale go together")
     return made
+
+
+FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def sizes(q: Tensor, kv: Cache, *, parts: int, slices: int, warps: int) -> dict[str, int]:
@@ -163,10 +178,12 @@ def sliced(parts: int, dim: int, slices: int, warps: int) -> int:
     >>> sliced(132, 128, 1, 4), sliced(16, 128, 1, 4), sliced(16, 128, 8, 4)
     (4, 1, 8)
     """
-    if slices & (slices - 1):
-        raise ValueError(f"{slices} slices are no power of two")
+    if slices < 1 or slices & (slices - 1) or slices > dim:
+        raise ValueError(f"slices have to be a power of two, {dim} at most, not {slices}")
     while triton.next_power_of_2(parts) * dim > slices * HELD * warps:
         slices *= 2
+    if slices > dim:
+        raise ValueError(f"{parts} parts are too many to sum")
     return slices
 
 
@@ -185,10 +202,14 @@ def tile(count: int, columns: int, warps: int) -> tuple[int, int]:
 
 def room(q: Tensor, kv_heads: int, *, parts: int, slices: int, warps: int) -> Workspace:
     """A workspace for `parts` parts of each pair."""
+    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts, slices, warps)))
+
+
+def shapes(q: Tensor, kv_heads: int, parts: int, slices: int, warps: int) -> list[tuple[int, ...]]:
+    """Of the tensors of such a workspace."""
     batch, heads, d = q.shape
     pairs, group = batch * kv_heads, heads // kv_heads
-    logs = empty(q, pairs, sliced(parts, padded(d), slices, warps), parts, group)
-    return Workspace(empty(q, pairs, parts, group, d), logs)
+    return [(pairs, parts, group, d), (pairs, sliced(parts, padded(d), slices, warps), parts, group)]
 
 
 def empty(q: Tensor, *shape: int) -> Tensor:
