@@ -36,13 +36,15 @@ def dtype_of(op: Op) -> torch.dtype:
     return DTYPES[op.dtype]
 
 
+def has_kernel(x: torch.Tensor) -> bool:
+    """Whether Triton computes with x: on a GPU, but for fp64, which sums in fp32 would not keep."""
+    return x.is_cuda and x.dtype != torch.float64
+
+
 def by_device(cuda: Run, elsewhere: Run) -> Run:
-    """A kernel's `run` that goes by its first tensor: `cuda` on a GPU, but for fp64, which Triton kernels
-    that sum in fp32 would not keep; else `elsewhere`."""
+    """A kernel's `run` that goes by its first tensor: `cuda` where that has a kernel, `elsewhere` otherwise."""
 
     def run(op: Op, *tensors: torch.Tensor) -> Any:
-        first = tensors[0]
-        narrow = first.is_cuda and first.dtype != torch.float64
-        return (cuda if narrow else elsewhere)(op, *tensors)
+        return (cuda if has_kernel(tensors[0]) else elsewhere)(op, *tensors)
 
     return run

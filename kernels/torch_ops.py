@@ -25,13 +25,9 @@ from kernels.decoder.rotary import reference_rotary_append
 from kernels.decoder.rotary import rotary_append as triton_rotary_append
 from kernels.decoder.speculative_attention import Speculation, reference_speculative_attention
 from kernels.decoder.speculative_attention import speculative_attention as triton_speculative_attention
+from kernels.kernel import has_kernel
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _has_kernel(x: Tensor) -> bool:
-    """Whether Triton computes with x: on a GPU, but for fp64, which sums in fp32 would not keep."""
-    return x.is_cuda and x.dtype != torch.float64
 
 
 @torch.library.custom_op("simcore::decode_attention", mutates_args=())
@@ -48,7 +44,7 @@ def decode_attention(
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """`kernels.decoder.decode_attention`: q [batch, q_heads, d] to the same."""
-    run = triton_decode_attention if _has_kernel(q) else reference_decode_attention
+    run = triton_decode_attention if has_kernel(q) else reference_decode_attention
     return run(
         q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
         v_scale=v_scale,
@@ -76,7 +72,7 @@ def speculative_attention(
 ) -> Five:
     """`kernels.decoder.speculative_attention`: exact, early [batch, q_heads, d], hits int32 [batch], norms
     fp32 [batch, 2], priority int32 [1]."""
-    run = triton_speculative_attention if _has_kernel(q) else _reference_speculation
+    run = triton_speculative_attention if has_kernel(q) else _reference_speculation
     made = run(
         q, k, v, lengths, sinks=sinks, window=window, threshold=threshold, scale=scale,
         block_table=block_table, k_scale=k_scale, v_scale=v_scale,
@@ -102,7 +98,7 @@ def _(q: Tensor, *_: object, **__: object) -> Five:
 @torch.library.custom_op("simcore::norm", mutates_args=())
 def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """RMS norm of x [tokens, hidden] times gain [hidden]."""
-    return (triton_norm if _has_kernel(x) else reference_norm)(x, gain, eps=eps)
+    return (triton_norm if has_kernel(x) else reference_norm)(x, gain, eps=eps)
 
 
 @norm.register_fake
@@ -114,7 +110,7 @@ def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x [m, k] times weight [k, n], in the dtype of the weights; by the kernel for few rows where that is
     made for them."""
-    few = x.shape[0] <= MOST_ROWS and _has_kernel(x)
+    few = x.shape[0] <= MOST_ROWS and has_kernel(x)
     return (triton_matmul if few else reference_matmul)(x, weight)
 
 
@@ -126,7 +122,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("simcore::activation", mutates_args=())
 def activation(x: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(x) up, or gelu(x) without `up`, of x, up [tokens, width]."""
-    return (triton_activation if _has_kernel(x) else reference_activation)(x, up).contiguous()
+    return (triton_activation if has_kernel(x) else reference_activation)(x, up).contiguous()
 
 
 @activation.register_fake
@@ -148,7 +144,7 @@ def rotary_append(
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """`kernels.decoder.rotary.rotary_append`: q [batch, q_heads, d]; k and v go into the cache."""
-    run = triton_rotary_append if _has_kernel(qkv) else reference_rotary_append
+    run = triton_rotary_append if has_kernel(qkv) else reference_rotary_append
     q = run(
         qkv, cos, sin, lengths, k_cache, v_cache, q_heads=q_heads, block_table=block_table, k_scale=k_scale,
         v_scale=v_scale,

@@ -7,7 +7,7 @@ in turns  ours, each peer, ours again, each peer again
 
 import gc
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -155,12 +155,4 @@ def free() -> None:
 
 def brief(config: Any) -> str:
     """A layout's numbers, a slash between two."""
-
-    def flat(value: Any) -> Iterator[str]:
-        if isinstance(value, tuple):
-            for each in value:
-                yield from flat(each)
-        else:
-            yield str(value)
-
-    return "/".join(flat(astuple(config)))
+    return "/".join(str(value) for value in astuple(config))
