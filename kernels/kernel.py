@@ -42,7 +42,7 @@ def has_kernel(x: torch.Tensor) -> bool:
 
 
 def by_device(cuda: Run, elsewhere: Run) -> Run:
-    """A kernel's `run` that goes by its first tensor: `cuda` where that has a kernel, `elsewhere` otherwise."""
+    """A kernel's `run` that goes by its first tensor: `cuda` where that has a kernel, else `elsewhere`."""
 
     def run(op: Op, *tensors: torch.Tensor) -> Any:
         return (cuda if has_kernel(tensors[0]) else elsewhere)(op, *tensors)
