@@ -21,11 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.decoder.attention import attend
 from kernels.decoder.checks import check_gate, check_like, check_space
 from kernels.decoder.split_kv import (
-    ONE_BY_ONE,
     Cache,
     Workspace,
     block_added,
     cache,
+    cache_of,
     launched,
     load_queries,
     nothing,
@@ -35,6 +35,7 @@ from kernels.decoder.split_kv import (
     shapes,
     sizes,
     stages,
+    store_queries,
     sum_parts,
     write_part,
 )
@@ -56,7 +57,7 @@ class DecodeConfig:
     """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
     blocks on their way in each, `warps` of it; into how many `slices` the columns of a query are cut where
     parts are summed; whether it is `chained`: started while the launch before it ends, which it then waits
-    for."""
+    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places."""
 
     block: int
     splits: int
@@ -67,9 +68,13 @@ class DecodeConfig:
     sharers: int = 64
 
     def __post_init__(self) -> None:
-        wanted = {"block": self.block >= 16, "warps": self.warps in (1, 2, 4, 8), "stages": self.stages >= 1}
-        wanted["block"] &= self.block & (self.block - 1) == 0
-        wanted |= {"splits": self.splits >= 1, "slices": self.slices >= 1}
+        wanted = {
+            "block": self.block >= 16 and self.block & (self.block - 1) == 0,
+            "warps": self.warps in (1, 2, 4, 8),
+            "stages": self.stages >= 1,
+            "splits": self.splits >= 1,
+            "slices": self.slices >= 1,
+        }
         for name, good in wanted.items():
             if not good:
                 raise ValueError(f"{name}: a layout cannot have {getattr(self, name)}; {LAYOUTS}")
@@ -215,8 +220,10 @@ def decode_attention(
     check_like("out", out, tuple(q.shape), q.dtype)
     space = space or workspace(q, kv.kv_heads, config)
     check_space(space, shapes(q, kv.kv_heads, config.splits, config.slices, config.warps))
-    constants = sizes(q, kv, parts=config.splits, slices=config.slices, warps=config.warps)
-    shares = constants["GROUP"] * constants["SLICES"]
+    constants = sizes(
+        q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
+        sharers=config.sharers,
+    )  # fmt: skip
     windowed = sinks is not None or window is not None
     _decode_attention_kernel[(config.splits, kv.kv_heads, q.shape[0])](
         q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
@@ -225,7 +232,6 @@ def decode_attention(
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
-        SPLITS=config.splits, SHARERS=1 if ONE_BY_ONE else min(config.splits, shares, config.sharers),
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -262,11 +268,10 @@ def _decode_attention_kernel(
         turn = tl.minimum(length, sinks)
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
-    k_base, v_base = k_ptr + head.to(tl.int64) * stride_k_head, v_ptr + head.to(tl.int64) * stride_v_head
-    if PAGE == 0:
-        k_base += sequence.to(tl.int64) * stride_k_outer
-        v_base += sequence.to(tl.int64) * stride_v_outer
-    else:
+    k_base, v_base = cache_of(
+        k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, PAGE
+    )
+    if PAGE > 0:
         table_ptr += sequence.to(tl.int64) * stride_table
     if SCALED:
         scale *= tl.load(k_scale_ptr + head)
@@ -285,9 +290,7 @@ def _decode_attention_kernel(
         out *= tl.load(v_scale_ptr + head)
     out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
     if SPLITS == 1:
-        rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
-        mask = (rows < GROUP) & (columns < HEAD_DIM)
-        tl.store(out_base + rows * stride_out_head + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+        store_queries(out, out_base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
     else:
         pair = (sequence * tl.num_programs(1) + head).to(tl.int64)
         row, log_row = pair * SPLITS * GROUP, pair * SLICES * SPLITS * GROUP

@@ -38,6 +38,7 @@ from kernels.decoder.split_kv import (
     ONE_BY_ONE,
     block_added,
     cache,
+    cache_of,
     empty,
     launched,
     load_queries,
@@ -46,6 +47,7 @@ from kernels.decoder.split_kv import (
     shapes,
     sizes,
     stages,
+    store_queries,
     sum_parts,
     take,
     tile,
@@ -66,8 +68,8 @@ class Speculation(NamedTuple):
     """What a launch leaves.
 
     exact, early [batch, q_heads, d]; arrived int32 [batch]: queries of a sequence whose early part is there,
-    set to zero again by whoever takes it; hits int32 [batch]; norms fp32 [batch, 2]: ||early - exact||^2 and
-    ||exact||^2; priority int32 [1]: 0 where all sequences hit, else 2.
+    zero when a launch begins, so set to zero again by whoever takes it; hits int32 [batch]; norms fp32
+    [batch, 2]: ||early - exact||^2 and ||exact||^2; priority int32 [1]: 0 where all sequences hit, else 2.
     """
 
     exact: Tensor
@@ -118,10 +120,10 @@ def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig, workers: int) -> lis
 
 def _check_room(into: Speculation, q: Tensor) -> None:
     batch = len(q)
-    for name, x in (("exact", into.exact), ("early", into.early)):
-        check_like(name, x, tuple(q.shape), q.dtype)
-    for name, x, shape in (("arrived", into.arrived, (batch,)), ("hits", into.hits, (batch,))):
-        check_like(name, x, shape, torch.int32)
+    check_like("exact", into.exact, q.shape, q.dtype)
+    check_like("early", into.early, q.shape, q.dtype)
+    check_like("arrived", into.arrived, (batch,), torch.int32)
+    check_like("hits", into.hits, (batch,), torch.int32)
     check_like("priority", into.priority, (1,), torch.int32)
     check_like("norms", into.norms, (batch, 2), torch.float32)
     if not into.norms.is_contiguous():
@@ -155,8 +157,9 @@ def speculative_attention(
     """Attention as `decode_attention`, with what the first `sinks` and last `window` tokens alone give early.
 
     sinks, window, threshold: numbers, or int32, int32 and fp32 tensors of one element, read on the device
-    whenever the launch runs. `into.early` and `into.arrived` may lie in another card's memory. Raises
-    ValueError for tensors that do not fit together.
+    whenever the launch runs. `workers`: programs of a KV head that begin with the ends; by `early_workers`
+    where sinks and window are numbers, else 1. `into.early` and `into.arrived` may lie in another card's
+    memory. Raises ValueError for tensors that do not fit together.
     """
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
     check_gate(gate)
@@ -175,9 +178,11 @@ def speculative_attention(
     _check_room(into, q)
     space = space or speculative_workspace(q, kv.kv_heads, config, workers)
     check_space(space, _shapes(q, kv.kv_heads, config, workers))
-    constants = sizes(q, kv, parts=workers + config.splits, slices=config.slices, warps=config.warps)
+    constants = sizes(
+        q, kv, splits=config.splits, parts=workers + config.splits, slices=config.slices, warps=config.warps,
+        sharers=config.sharers,
+    )  # fmt: skip
     early_parts, early_copies = tile(workers, constants["DIM"], config.warps)
-    shares = constants["GROUP"] * constants["SLICES"]
     # As many words as there are, or as `tile` wants them.
     least, _ = tile(1, 1, config.warps)
     _speculative_attention_kernel[(config.splits, kv.kv_heads, batch)](
@@ -186,8 +191,7 @@ def speculative_attention(
         _on_device(sinks, torch.int32, q), _on_device(window, torch.int32, q),
         _on_device(threshold, torch.float32, q), kv.capacity,
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
-        BLOCK=config.block, STAGES=stages(config.stages, kv), SPLITS=config.splits,
-        SHARERS=1 if ONE_BY_ONE else min(config.splits, shares, config.sharers),
+        BLOCK=config.block, STAGES=stages(config.stages, kv),
         WORKERS=workers, EARLY_SHARERS=1 if ONE_BY_ONE else workers,
         EARLY_PARTS=early_parts, EARLY_COPIES=early_copies,
         SCALED=k_scale is not None, GATED=gate is not None,
@@ -275,11 +279,10 @@ def _speculative_attention_kernel(
     rest = length - early
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
-    k_base, v_base = k_ptr + head.to(tl.int64) * stride_k_head, v_ptr + head.to(tl.int64) * stride_v_head
-    if PAGE == 0:
-        k_base += sequence.to(tl.int64) * stride_k_outer
-        v_base += sequence.to(tl.int64) * stride_v_outer
-    else:
+    k_base, v_base = cache_of(
+        k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, PAGE
+    )
+    if PAGE > 0:
         table_ptr += sequence.to(tl.int64) * stride_table
     v_scale = 1.0
     if SCALED:
@@ -306,10 +309,7 @@ def _speculative_attention_kernel(
         early_base = early_ptr + sequence.to(tl.int64) * stride_early_sequence
         early_base += head * GROUP * stride_early_head
         if WORKERS == 1:
-            rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
-            words = (out * v_scale).to(early_ptr.dtype.element_ty)
-            mask = (rows < GROUP) & (columns < HEAD_DIM)
-            tl.store(early_base + rows * stride_early_head + columns, words, mask=mask)
+            store_queries(out * v_scale, early_base, stride_early_head, GROUP, ROWS, HEAD_DIM, DIM)
             _count_in(arrived_ptr + sequence, GROUP)
         else:
             early_row = pair * WORKERS * GROUP

@@ -102,7 +102,7 @@ def cache(
         raise ValueError(
             f"q has to be [batch, q_heads, {k.shape[-1]}], nothing empty, not {kind(q)}, {kind(k)}"
         )
-    if q.dtype not in FORMATS or k.dtype not in (*FORMATS, torch.float8_e4m3fn, torch.float64):
+    if q.dtype not in FORMATS or k.dtype not in (*FORMATS, torch.float8_e4m3fn):
         raise ValueError(
             f"attention is in fp16, bf16 or fp32, k and v may be fp8, not {q.dtype} over {k.dtype}"
         )
@@ -135,8 +135,11 @@ def cache(
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def sizes(q: Tensor, kv: Cache, *, parts: int, slices: int, warps: int) -> dict[str, int]:
-    """The constants that the kernels are compiled for, where `parts` parts of a pair are summed."""
+def sizes(
+    q: Tensor, kv: Cache, *, splits: int, parts: int, slices: int, warps: int, sharers: int
+) -> dict[str, int]:
+    """The constants that the kernels are compiled for, where `parts` parts of a pair are summed, by as many
+    of its programs as there are queries and slices, `sharers` at most."""
     group, d = q.shape[1] // kv.kv_heads, q.shape[2]
     dim = padded(d)
     slices = sliced(parts, dim, slices, warps)
@@ -147,6 +150,8 @@ def sizes(q: Tensor, kv: Cache, *, parts: int, slices: int, warps: int) -> dict[
         "HEAD_DIM": d,
         "DIM": dim,
         "PAGE": kv.page,
+        "SPLITS": splits,
+        "SHARERS": 1 if ONE_BY_ONE else min(splits, group * slices, sharers),
         "SLICES": slices,
         "PARTS": rows,
         "COPIES": copies,
@@ -215,6 +220,30 @@ def shapes(q: Tensor, kv_heads: int, parts: int, slices: int, warps: int) -> lis
 def empty(q: Tensor, *shape: int) -> Tensor:
     """Words for results to come, on the device of q."""
     return torch.full(shape, EMPTY.value, dtype=torch.int32, device=q.device)
+
+
+@triton.jit
+def cache_of(
+    k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head,
+    PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where K and V of a head begin: of a sequence's, or in pages of all sequences'."""
+    k_base, v_base = k_ptr + head.to(tl.int64) * stride_k_head, v_ptr + head.to(tl.int64) * stride_v_head
+    if PAGE == 0:
+        k_base += sequence.to(tl.int64) * stride_k_outer
+        v_base += sequence.to(tl.int64) * stride_v_outer
+    return k_base, v_base
+
+
+@triton.jit
+def store_queries(
+    out, base, stride_head,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Writes [GROUP, HEAD_DIM] of out [ROWS, DIM] as the queries of a KV head."""
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+    mask = (rows < GROUP) & (columns < HEAD_DIM)
+    tl.store(base + rows * stride_head + columns, out.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
