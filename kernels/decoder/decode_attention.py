@@ -176,7 +176,7 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
     """A workspace for launches with q [batch, q_heads, d] and this layout."""
-    return room(q, kv_heads, parts=config.splits, slices=config.slices, warps=config.warps)
+    return room(q, kv_heads, parts=config.splits)
 
 
 def decode_attention(
@@ -219,7 +219,7 @@ def decode_attention(
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     space = space or workspace(q, kv.kv_heads, config)
-    check_space(space, shapes(q, kv.kv_heads, config.splits, config.slices, config.warps))
+    check_space(space, shapes(q, kv.kv_heads, config.splits))
     constants = sizes(
         q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
         sharers=config.sharers,
@@ -249,7 +249,7 @@ def _decode_attention_kernel(
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
+    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr,
     PAGE: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, kv_heads, batch)."""
@@ -293,18 +293,17 @@ def _decode_attention_kernel(
         store_queries(out, out_base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
     else:
         pair = (sequence * tl.num_programs(1) + head).to(tl.int64)
-        row, log_row = pair * SPLITS * GROUP, pair * SLICES * SPLITS * GROUP
+        row = pair * SPLITS * GROUP
         write_part(
-            out, log, partials_ptr, logs_ptr, row + split * GROUP, log_row + split * GROUP, SPLITS * GROUP,
-            GROUP, ROWS, HEAD_DIM, DIM, SLICES,
+            out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM
         )  # fmt: skip
         if split >= SPLITS - SHARERS:
             for share in range(split - (SPLITS - SHARERS), GROUP * SLICES, SHARERS):
                 query, cut = share // SLICES, share % SLICES
                 first_column = cut * (DIM // SLICES)
                 whole, _ = sum_parts(
-                    partials_ptr, logs_ptr, row + query, log_row + cut * SPLITS * GROUP + query, first_column,
-                    SPLITS, PARTS, COPIES, 0, GROUP, HEAD_DIM, DIM // SLICES,
+                    partials_ptr, logs_ptr, partials_ptr, row + query, 0, first_column,
+                    SPLITS, PARTS, False, GROUP, HEAD_DIM, DIM // SLICES,
                 )  # fmt: skip
                 columns = first_column + tl.arange(0, DIM // SLICES)
                 whole = whole.to(out_ptr.dtype.element_ty)

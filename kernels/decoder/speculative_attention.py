@@ -43,22 +43,30 @@ from kernels.decoder.split_kv import (
     launched,
     load_queries,
     nothing,
+    padded,
     part,
     shapes,
     sizes,
+    sliced,
     stages,
     store_queries,
     sum_parts,
     take,
     tile,
+    two_added,
     write_part,
+    write_words,
 )
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
 
 # Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have
 # to be there before it counts them in.
-ROUNDS_TO_GIVE = tl.constexpr(3)
+ROUNDS_ALONE = 3
+# The same where several workers wait for each other.
+ROUNDS_TOGETHER = 10
+# Norms that one program takes at once: 32 words a thread.
+NORMS_AT_ONCE = 4096
 # Tokens of the ends for each worker: several have to wait for each other, which takes longer than to read
 # these.
 TOKENS_A_WORKER = 2048
@@ -81,13 +89,14 @@ class Speculation(NamedTuple):
 
 
 class SpeculativeWorkspace(NamedTuple):
-    """As `Workspace`: for all parts, for the early ones alone, for the norms of each slice [batch, 2, slices]
-    and for verdicts [batch]."""
+    """As `Workspace`: for all parts, for what the ends made together [batch, q_heads, d], for the parts of
+    several workers at the ends, for the norms of each slice [batch, 2, slices] and for verdicts [batch]."""
 
     partials: Tensor
     logs: Tensor
-    early_partials: Tensor
-    early_logs: Tensor
+    ends: Tensor
+    worker_partials: Tensor
+    worker_logs: Tensor
     norms: Tensor
     verdicts: Tensor
 
@@ -112,10 +121,11 @@ def speculative_workspace(
 
 def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig, workers: int) -> list[tuple[int, ...]]:
     """Of the tensors of a workspace."""
-    parts = shapes(q, kv_heads, workers + config.splits, config.slices, config.warps)
-    early = shapes(q, kv_heads, workers, 1, config.warps)
-    batch, slices = q.shape[0], q.shape[1] * parts[1][1]
-    return [*parts, *early, (batch, 2, slices), (batch,)]
+    parts = shapes(q, kv_heads, config.splits)
+    several = shapes(q, kv_heads, workers if workers > 1 else 0)
+    batch, heads, d = q.shape
+    slices = sliced(config.splits, padded(d), config.slices, config.warps)
+    return [*parts, (batch, heads, d), *several, (batch, 2, heads * slices), (batch,)]
 
 
 def _check_room(into: Speculation, q: Tensor) -> None:
@@ -128,6 +138,14 @@ def _check_room(into: Speculation, q: Tensor) -> None:
     check_like("norms", into.norms, (batch, 2), torch.float32)
     if not into.norms.is_contiguous():
         raise ValueError("norms have to be contiguous")
+
+
+def _decided_together(batch: int, slots: int, warps: int) -> tuple[int, int]:
+    """How many sequences one program decides about, and the tile's words for each: their norms, one of
+    `slots` each, are taken at once."""
+    words = int(triton.next_power_of_2(2 * slots))
+    together = max(1, min(NORMS_AT_ONCE // words, int(triton.next_power_of_2(batch))))
+    return together, max(words, tile(1, together, warps))
 
 
 def early_workers(early_tokens: int, config: DecodeConfig) -> int:
@@ -179,12 +197,12 @@ def speculative_attention(
     space = space or speculative_workspace(q, kv.kv_heads, config, workers)
     check_space(space, _shapes(q, kv.kv_heads, config, workers))
     constants = sizes(
-        q, kv, splits=config.splits, parts=workers + config.splits, slices=config.slices, warps=config.warps,
+        q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
         sharers=config.sharers,
     )  # fmt: skip
-    early_parts, early_copies = tile(workers, constants["DIM"], config.warps)
-    # As many words as there are, or as `tile` wants them.
-    least, _ = tile(1, 1, config.warps)
+    group = q.shape[1] // kv.kv_heads
+    slots = space.norms.shape[2]
+    together, norms = _decided_together(batch, slots, config.warps)
     _speculative_attention_kernel[(config.splits, kv.kv_heads, batch)](
         q, k, v, lengths, block_table, k_scale, v_scale, gate, *into, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
@@ -192,12 +210,12 @@ def speculative_attention(
         _on_device(threshold, torch.float32, q), kv.capacity,
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
-        WORKERS=workers, EARLY_SHARERS=1 if ONE_BY_ONE else workers,
-        EARLY_PARTS=early_parts, EARLY_COPIES=early_copies,
+        WORKERS=workers, ROUNDS=ROUNDS_ALONE if workers == 1 else ROUNDS_TOGETHER,
+        GIVERS=1 if ONE_BY_ONE else min(workers, group),
+        WORKER_PARTS=tile(workers, constants["DIM"], config.warps),
         SCALED=k_scale is not None, GATED=gate is not None,
         KV_HEADS=kv.kv_heads, BATCH=batch,
-        NORMS=max(least, triton.next_power_of_2(2 * space.norms.shape[2])),
-        VERDICTS=max(least, triton.next_power_of_2(batch)),
+        NORMS=norms, TOGETHER=together, VERDICTS=tile(triton.cdiv(batch, together), 1, config.warps),
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -220,37 +238,41 @@ def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
 
 @triton.jit
 def _verdict(
-    norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold_ptr, sequence,
-    SLOTS: tl.constexpr, NORMS: tl.constexpr, BATCH: tl.constexpr, VERDICTS: tl.constexpr,
+    norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold, group,
+    SLOTS: tl.constexpr, NORMS: tl.constexpr, TOGETHER: tl.constexpr, BATCH: tl.constexpr,
+    VERDICTS: tl.constexpr,
 ):  # fmt: skip
-    """Decides about a sequence once all its norms are there; for the last sequence, about all."""
-    slot = tl.arange(0, NORMS)
-    squares = take(norms_words_ptr + sequence * 2 * SLOTS + slot, slot < 2 * SLOTS)
-    first = slot < SLOTS
-    off, size = tl.split(
-        tl.sum(tl.join(tl.where(first, squares, 0.0), tl.where(first | (slot >= 2 * SLOTS), 0.0, squares)), 0)
+    """Decides about a group of TOGETHER sequences once all their norms are there; the last, about all."""
+    sequence, slot = group * TOGETHER + tl.arange(0, TOGETHER), tl.arange(0, NORMS)[None, :]
+    inside = sequence < BATCH
+    squares = take(
+        norms_words_ptr + sequence[:, None] * (2 * SLOTS) + slot, inside[:, None] & (slot < 2 * SLOTS)
     )
-    threshold = tl.load(threshold_ptr)
+    first = slot < SLOTS
+    others = tl.where(first | (slot >= 2 * SLOTS), 0.0, squares)
+    off, size = tl.reduce((tl.where(first, squares, 0.0), others), 1, two_added)
     # Equal is right, whatever the threshold: a sequence of no token must not count as a miss.
     hit = ((off < threshold * threshold * size) | (off == 0)).to(tl.int32)
-    tl.store(norms_ptr + 2 * sequence, off)
-    tl.store(norms_ptr + 2 * sequence + 1, size)
-    tl.store(hits_ptr + sequence, hit)
-    if BATCH > 1:
-        tl.store(verdicts_ptr + sequence, hit)
-        if sequence == BATCH - 1:
+    tl.store(norms_ptr + 2 * sequence, off, mask=inside)
+    tl.store(norms_ptr + 2 * sequence + 1, size, mask=inside)
+    tl.store(hits_ptr + sequence, hit, mask=inside)
+    all_hit = tl.min(tl.where(inside, hit, 1), 0)
+    if BATCH > TOGETHER:
+        tl.store(verdicts_ptr + group, all_hit)
+        if group == tl.cdiv(BATCH, TOGETHER) - 1:
             other = tl.arange(0, VERDICTS)
-            hits = take(verdicts_ptr + other, other < BATCH).to(tl.int32, bitcast=True)
-            tl.store(priority_ptr, 2 - 2 * tl.min(tl.where(other < BATCH, hits, 1), 0))
+            there = other < tl.cdiv(BATCH, TOGETHER)
+            hits = take(verdicts_ptr + other, there).to(tl.int32, bitcast=True)
+            tl.store(priority_ptr, 2 - 2 * tl.min(tl.where(there, hits, 1), 0))
     else:
-        tl.store(priority_ptr, 2 - 2 * hit)
+        tl.store(priority_ptr, 2 - 2 * all_hit)
 
 
 @triton.jit
 def _speculative_attention_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     exact_ptr, early_ptr, arrived_ptr, hits_ptr, norms_ptr, priority_ptr,
-    partials_ptr, logs_ptr, early_partials_ptr, early_logs_ptr, norms_words_ptr, verdicts_ptr,
+    partials_ptr, logs_ptr, ends_ptr, worker_partials_ptr, worker_logs_ptr, norms_words_ptr, verdicts_ptr,
     scale, sinks_ptr, window_ptr, threshold_ptr, capacity,
     stride_q_sequence, stride_q_head, stride_exact_sequence, stride_exact_head, stride_early_sequence,
     stride_early_head,
@@ -258,15 +280,15 @@ def _speculative_attention_kernel(
     stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
     CHAINED: tl.constexpr,
-    KV_HEADS: tl.constexpr, BATCH: tl.constexpr, NORMS: tl.constexpr, VERDICTS: tl.constexpr,
-    WORKERS: tl.constexpr, EARLY_SHARERS: tl.constexpr, EARLY_PARTS: tl.constexpr,
-    EARLY_COPIES: tl.constexpr,
+    KV_HEADS: tl.constexpr, BATCH: tl.constexpr, NORMS: tl.constexpr, TOGETHER: tl.constexpr,
+    VERDICTS: tl.constexpr,
+    WORKERS: tl.constexpr, ROUNDS: tl.constexpr, GIVERS: tl.constexpr,
+    WORKER_PARTS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
+    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr,
     PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, kv_heads, batch). The first WORKERS parts are early, part WORKERS + s is the rest of
-    split s."""
+    """Grid (splits, kv_heads, batch). The first WORKERS splits begin with the ends."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -277,6 +299,8 @@ def _speculative_attention_kernel(
     sinks = tl.maximum(tl.minimum(tl.load(sinks_ptr), length), 0)
     early = sinks + tl.maximum(tl.minimum(tl.load(window_ptr), length - sinks), 0)
     rest = length - early
+    # Here, so that the verdict need not wait for it.
+    threshold = tl.load(threshold_ptr)
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
     k_base, v_base = cache_of(
@@ -289,8 +313,16 @@ def _speculative_attention_kernel(
         scale *= tl.load(k_scale_ptr + head)
         v_scale = tl.load(v_scale_ptr + head)
     pair = (sequence * KV_HEADS + head).to(tl.int64)
-    row, log_row = pair * (WORKERS + SPLITS) * GROUP, pair * SLICES * (WORKERS + SPLITS) * GROUP
+    row, ends_row = pair * SPLITS * GROUP, pair * GROUP
+    # While the workers are busy with the ends, the others share out as many rounds of the rest among them;
+    # then all do. So all end together, which matters: programs get equal shares of the bandwidth.
+    rounds = tl.cdiv(tl.cdiv(early, BLOCK), WORKERS) + tl.where(early > 0, ROUNDS, 0)
+    blocks, dealt = tl.cdiv(rest, BLOCK), rounds * (SPLITS - WORKERS)
+    before = tl.cdiv(tl.maximum(blocks - (split - WORKERS), 0), max(SPLITS - WORKERS, 1))
+    before = tl.where(split < WORKERS, 0, tl.minimum(rounds, before))
+    turns = before + tl.cdiv(tl.maximum(blocks - dealt - split, 0), SPLITS)
     top, sums, out = nothing(ROWS, BLOCK, DIM)
+    ends = out
     if split < WORKERS:
         for start in tl.range(split * BLOCK, early, WORKERS * BLOCK, num_stages=STAGES):
             index = start + tl.arange(0, BLOCK)
@@ -301,36 +333,21 @@ def _speculative_attention_kernel(
                 top, sums, out, q, k_base, v_base, table_ptr, token, index < early, scale,
                 stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
             )  # fmt: skip
-        out, log = part(top, sums, out)
-        write_part(
-            out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, log_row + split * GROUP,
-            (WORKERS + SPLITS) * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
-        )  # fmt: skip
-        early_base = early_ptr + sequence.to(tl.int64) * stride_early_sequence
-        early_base += head * GROUP * stride_early_head
+        ends, ends_log = part(top, sums, out)
+        ends *= v_scale
         if WORKERS == 1:
-            store_queries(out * v_scale, early_base, stride_early_head, GROUP, ROWS, HEAD_DIM, DIM)
-            _count_in(arrived_ptr + sequence, GROUP)
+            write_words(ends, ends_ptr, ends_row, GROUP, ROWS, HEAD_DIM, DIM)
         else:
-            early_row = pair * WORKERS * GROUP
             write_part(
-                out * v_scale, log, early_partials_ptr, early_logs_ptr, early_row + split * GROUP,
-                early_row + split * GROUP, 0, GROUP, ROWS, HEAD_DIM, DIM, 1,
+                ends, ends_log, worker_partials_ptr, worker_logs_ptr, (pair * WORKERS + split) * GROUP,
+                GROUP, ROWS, HEAD_DIM, DIM,
             )  # fmt: skip
-            if split >= WORKERS - EARLY_SHARERS:
-                _give_early(
-                    early_base, stride_early_head, arrived_ptr + sequence, early_partials_ptr, early_logs_ptr,
-                    early_row, split - (WORKERS - EARLY_SHARERS),
-                    WORKERS, EARLY_SHARERS, EARLY_PARTS, EARLY_COPIES, GROUP, HEAD_DIM, DIM,
-                )  # fmt: skip
-        top, sums, out = nothing(ROWS, BLOCK, DIM)
-    # While the workers are busy with the early tokens, the others share out as many rounds of the rest among
-    # them; then all do. So all end together, which matters: programs get equal shares of the bandwidth.
-    rounds = tl.cdiv(tl.cdiv(early, BLOCK), WORKERS) + tl.where(early > 0, ROUNDS_TO_GIVE, 0)
-    blocks, dealt = tl.cdiv(rest, BLOCK), rounds * (SPLITS - WORKERS)
-    before = tl.cdiv(tl.maximum(blocks - (split - WORKERS), 0), max(SPLITS - WORKERS, 1))
-    before = tl.where(split < WORKERS, 0, tl.minimum(rounds, before))
-    turns = before + tl.cdiv(tl.maximum(blocks - dealt - split, 0), SPLITS)
+        if turns > 0:
+            _give(
+                ends, early_ptr, stride_early_sequence, stride_early_head, arrived_ptr, ends_ptr,
+                worker_partials_ptr, worker_logs_ptr, sequence, head, pair, split,
+                WORKERS, GIVERS, WORKER_PARTS, GROUP, ROWS, HEAD_DIM, DIM,
+            )  # fmt: skip
     for turn in tl.range(0, turns, num_stages=STAGES):
         own = turn * (SPLITS - WORKERS) + split - WORKERS
         number = tl.where(turn < before, own, dealt + (turn - before) * SPLITS + split)
@@ -342,9 +359,15 @@ def _speculative_attention_kernel(
         )  # fmt: skip
     out, log = part(top, sums, out)
     write_part(
-        out * v_scale, log, partials_ptr, logs_ptr, row + (WORKERS + split) * GROUP,
-        log_row + (WORKERS + split) * GROUP, (WORKERS + SPLITS) * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES,
+        out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM
     )  # fmt: skip
+    # A worker that has nothing else to do lets nobody wait for its part while it gives the ends away.
+    if (split < WORKERS) & (turns == 0):
+        _give(
+            ends, early_ptr, stride_early_sequence, stride_early_head, arrived_ptr, ends_ptr,
+            worker_partials_ptr, worker_logs_ptr, sequence, head, pair, split,
+            WORKERS, GIVERS, WORKER_PARTS, GROUP, ROWS, HEAD_DIM, DIM,
+        )  # fmt: skip
     if split >= SPLITS - SHARERS:
         exact_base = (
             exact_ptr + sequence.to(tl.int64) * stride_exact_sequence + head * GROUP * stride_exact_head
@@ -353,41 +376,51 @@ def _speculative_attention_kernel(
             query, cut = share // SLICES, share % SLICES
             first_column = cut * (DIM // SLICES)
             exact, speculated = sum_parts(
-                partials_ptr, logs_ptr, row + query, log_row + cut * (WORKERS + SPLITS) * GROUP + query,
-                first_column, WORKERS + SPLITS, PARTS, COPIES, WORKERS, GROUP, HEAD_DIM, DIM // SLICES,
+                partials_ptr, logs_ptr, ends_ptr, row + query, ends_row + query, first_column,
+                SPLITS, PARTS, True, GROUP, HEAD_DIM, DIM // SLICES,
             )  # fmt: skip
-            off, size = tl.split(
-                tl.sum(tl.join((speculated - exact) * (speculated - exact), exact * exact), 0)
-            )
+            miss = speculated - exact
+            off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
             slot = norms_words_ptr + (sequence * 2 * KV_HEADS + head) * GROUP * SLICES + share
             tl.store(slot, off.to(tl.int32, bitcast=True))
             tl.store(slot + KV_HEADS * GROUP * SLICES, size.to(tl.int32, bitcast=True))
             columns = first_column + tl.arange(0, DIM // SLICES)
             exact = exact.to(exact_ptr.dtype.element_ty)
             tl.store(exact_base + query * stride_exact_head + columns, exact, mask=columns < HEAD_DIM)
-        if (split == SPLITS - 1) & (head == KV_HEADS - 1):
+        last = (sequence % TOGETHER == TOGETHER - 1) | (sequence == BATCH - 1)
+        if last & (split == SPLITS - 1) & (head == KV_HEADS - 1):
             _verdict(
-                norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold_ptr, sequence,
-                KV_HEADS * GROUP * SLICES, NORMS, BATCH, VERDICTS,
+                norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold,
+                sequence // TOGETHER,
+                KV_HEADS * GROUP * SLICES, NORMS, TOGETHER, BATCH, VERDICTS,
             )  # fmt: skip
 
 
 @triton.jit
-def _give_early(
-    early_base, stride_early_head, arrived_ptr, partials_ptr, logs_ptr, row, member,
-    WORKERS: tl.constexpr, EARLY_SHARERS: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+def _give(
+    ends, early_ptr, stride_early_sequence, stride_early_head, arrived_ptr, ends_ptr,
+    worker_partials_ptr, worker_logs_ptr, sequence, head, pair, split,
+    WORKERS: tl.constexpr, GIVERS: tl.constexpr, PARTS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Sums the early parts of every EARLY_SHARERS-th query and gives them to the receiver."""
-    columns = tl.arange(0, DIM)
-    for query in range(member, GROUP, EARLY_SHARERS):
-        early, _ = sum_parts(
-            partials_ptr, logs_ptr, row + query, row + query, 0,
-            WORKERS, PARTS, COPIES, 0, GROUP, HEAD_DIM, DIM,
-        )  # fmt: skip
-        early = early.to(early_base.dtype.element_ty)
-        tl.store(early_base + query * stride_early_head + columns, early, mask=columns < HEAD_DIM)
-        _count_in(arrived_ptr, 1)
+    """Gives what the ends made, ends [ROWS, DIM], to the receiver. Of several workers the last GIVERS wait
+    for the others' parts and sum them, a query each, also for whoever compares that with the exact sum."""
+    base = early_ptr + sequence.to(tl.int64) * stride_early_sequence + head * GROUP * stride_early_head
+    if WORKERS == 1:
+        store_queries(ends, base, stride_early_head, GROUP, ROWS, HEAD_DIM, DIM)
+        _count_in(arrived_ptr + sequence, GROUP)
+    elif split >= WORKERS - GIVERS:
+        columns = tl.arange(0, DIM)
+        for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
+            early, _ = sum_parts(
+                worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP + query,
+                0, 0, WORKERS, PARTS, False, GROUP, HEAD_DIM, DIM,
+            )  # fmt: skip
+            words = ends_ptr + (pair * GROUP + query) * HEAD_DIM + columns
+            tl.store(words, early.to(tl.int32, bitcast=True), mask=columns < HEAD_DIM)
+            early = early.to(base.dtype.element_ty)
+            tl.store(base + query * stride_early_head + columns, early, mask=columns < HEAD_DIM)
+            _count_in(arrived_ptr + sequence, 1)
 
 
 @triton.jit

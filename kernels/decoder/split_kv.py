@@ -45,8 +45,8 @@ class Workspace(NamedTuple):
     """Where the parts of one launch meet. Launches that overlap need one each, and after a launch that was
     broken off a new one is needed: words that nobody took would be taken for the next launch's.
 
-    int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
-    slices, splits, group] hold fp32 results, a pair being a sequence and one of its KV heads.
+    int32, EMPTY before a launch and again after it: partials and logs [pairs, splits, group, d] hold fp32
+    results, a pair being a sequence and one of its KV heads. A part's log stands beside each of its columns.
     """
 
     partials: Tensor
@@ -143,7 +143,6 @@ def sizes(
     group, d = q.shape[1] // kv.kv_heads, q.shape[2]
     dim = padded(d)
     slices = sliced(parts, dim, slices, warps)
-    rows, copies = tile(parts, dim // slices, warps)
     return {
         "GROUP": group,
         "ROWS": max(LEAST_ROWS, int(triton.next_power_of_2(group))),
@@ -153,8 +152,7 @@ def sizes(
         "SPLITS": splits,
         "SHARERS": 1 if ONE_BY_ONE else min(splits, group * slices, sharers),
         "SLICES": slices,
-        "PARTS": rows,
-        "COPIES": copies,
+        "PARTS": tile(parts, dim // slices, warps),
     }
 
 
@@ -192,29 +190,26 @@ def sliced(parts: int, dim: int, slices: int, warps: int) -> int:
     return slices
 
 
-def tile(count: int, columns: int, warps: int) -> tuple[int, int]:
-    """Parts, and copies of each log, that a program loads to sum `count` parts: so many that no number of a
-    tile is in two threads. Else a warp could leave the loop that waits for the parts while another, which
-    looked earlier, stays: with each number in one place all warps decide alike.
+def tile(count: int, columns: int, warps: int) -> int:
+    """Rows that a program loads to sum `count` parts in `columns`: so many that no number of a tile is in two
+    threads. Else a warp could leave the loop that waits for the parts while another, which looked earlier,
+    stays: with each number in one place all warps decide alike.
 
     >>> tile(132, 32, 4), tile(2, 64, 4)
-    ((256, 2), (8, 64))
+    (256, 8)
     """
-    threads = LOADED_AT_ONCE * 32 * warps
-    parts = max(int(triton.next_power_of_2(count)), threads // columns)
-    return parts, max(1, threads // parts)
+    return max(int(triton.next_power_of_2(count)), LOADED_AT_ONCE * 32 * warps // columns)
 
 
-def room(q: Tensor, kv_heads: int, *, parts: int, slices: int, warps: int) -> Workspace:
+def room(q: Tensor, kv_heads: int, *, parts: int) -> Workspace:
     """A workspace for `parts` parts of each pair."""
-    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts, slices, warps)))
+    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts)))
 
 
-def shapes(q: Tensor, kv_heads: int, parts: int, slices: int, warps: int) -> list[tuple[int, ...]]:
+def shapes(q: Tensor, kv_heads: int, parts: int) -> list[tuple[int, ...]]:
     """Of the tensors of such a workspace."""
     batch, heads, d = q.shape
-    pairs, group = batch * kv_heads, heads // kv_heads
-    return [(pairs, parts, group, d), (pairs, sliced(parts, padded(d), slices, warps), parts, group)]
+    return [(batch * kv_heads, parts, heads // kv_heads, d)] * 2
 
 
 def empty(q: Tensor, *shape: int) -> Tensor:
@@ -318,25 +313,31 @@ def part(top, sums, out):
 
 @triton.jit
 def write_part(
-    out, log, partials_ptr, logs_ptr, row, log_row, slice_stride,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SLICES: tl.constexpr,
+    out, log, partials_ptr, logs_ptr, row,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Writes a part: out at `row` (of all KV heads, parts and queries), log at `log_row` for each slice."""
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, DIM)[None, :]
-    mask = (rows < GROUP)[:, None] & (columns < HEAD_DIM)
-    words = out.to(tl.int32, bitcast=True)
-    tl.store(partials_ptr + (row + rows)[:, None] * HEAD_DIM + columns, words, mask=mask)
-    # Whoever sums a slice empties the log that it has read, so each slice has one of its own.
-    slices = tl.arange(0, SLICES)[None, :]
-    words = tl.broadcast_to(log.to(tl.int32, bitcast=True)[:, None], [ROWS, SLICES])
-    tl.store(logs_ptr + log_row + slices * slice_stride + rows[:, None], words, mask=(rows < GROUP)[:, None])
+    """Writes a part from `row` on (of all KV heads, parts and queries)."""
+    write_words(out, partials_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
+    # A log for each column: whoever sums empties what it has read, and has each log where it needs it.
+    write_words(tl.broadcast_to(log[:, None], [ROWS, DIM]), logs_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
+
+
+@triton.jit
+def write_words(
+    out, words_ptr, row,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Writes [GROUP, HEAD_DIM] of out [ROWS, DIM] from `row` on, for others to take."""
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+    mask = (rows < GROUP) & (columns < HEAD_DIM)
+    tl.store(words_ptr + (row + rows) * HEAD_DIM + columns, out.to(tl.int32, bitcast=True), mask=mask)
 
 
 @triton.jit
 def take(at, there):
     """fp32 results at `at`, once all of them are there; leaves EMPTY. Each has to be in one thread only."""
     words = tl.load(at, mask=there, other=0, volatile=True)
-    while tl.max((words == EMPTY).to(tl.int32)) == 1:
+    while _missing(words) == 1:
         words = tl.load(at, mask=there, other=0, volatile=True)
     # The same word may stand in the tile more than once: none is emptied before all are read.
     tl.debug_barrier()
@@ -345,37 +346,67 @@ def take(at, there):
 
 
 @triton.jit
-def sum_parts(
-    partials_ptr, logs_ptr, row, log_row, first_column,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, COPIES: tl.constexpr, ENDS: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Waits for COUNT parts of one query, at rows `row`, `row` + GROUP, ..., and empties them. Their sum, and
-    that of the first ENDS of them alone where ENDS > 0, in columns from `first_column` on: [COLUMNS] each; no
-    token at all gives zeros. PARTS, COPIES: see `tile`."""
-    number = tl.arange(0, PARTS)
-    there = number < COUNT
-    logs_at = logs_ptr + (log_row + number * GROUP)[:, None] + tl.zeros([1, COPIES], tl.int32)
-    logs_there = there[:, None] & (tl.arange(0, COPIES) >= 0)[None, :]
-    # Logs come last and are few: whoever waits looks at them, and finds the rest there.
-    logs = take(logs_at, logs_there)
-    columns = (first_column + tl.arange(0, COLUMNS))[None, :]
-    words_at = partials_ptr + (row + number * GROUP)[:, None] * HEAD_DIM + columns
-    values = take(words_at, there[:, None] & (columns < HEAD_DIM))
-    log = tl.where(there, tl.max(logs, 1), -float("inf"))
-    top = tl.max(log, 0)
-    weight = tl.exp2(log - tl.where(top == -float("inf"), 0.0, top))
-    if ENDS == 0:
-        out = tl.sum(weight[:, None] * values, 0) / _positive(tl.sum(weight, 0))
-        return out, out
-    # Both sums in one reduction: it is waiting for the other warps that costs.
-    both = tl.join(weight, tl.where(number < ENDS, weight, 0.0))
-    total, ends_total = tl.split(tl.sum(both, 0))
-    out, ends = tl.split(tl.sum(both[:, None, :] * values[:, :, None], 0))
-    return out / _positive(total), ends / _positive(ends_total)
+def _missing(words):
+    """1 where some result is not there yet, else 0."""
+    return tl.max((words == EMPTY).to(tl.int32))
 
 
 @triton.jit
-def _positive(total):
-    """A sum of weights to divide by: where it is 0, so is what is divided."""
-    return tl.where(total > 0, total, 1.0)
+def sum_parts(
+    partials_ptr, logs_ptr, ends_ptr, row, ends_row, first_column,
+    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Waits for COUNT parts of one query, at rows `row`, `row` + GROUP, ..., and empties them. Their sum, in
+    columns from `first_column` on, [COLUMNS], zeros for no token at all; and beside it, where ENDS, what is
+    to be compared with it, from `ends_row` of `ends_ptr`. PARTS: see `tile`."""
+    number, columns = tl.arange(0, PARTS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    column = first_column + columns
+    there = (number < COUNT) & (column < HEAD_DIM)
+    # All loaded at once: one way to memory and back.
+    at = (row + number * GROUP) * HEAD_DIM + column
+    logs_at, words_at = logs_ptr + at, partials_ptr + at
+    ends_at = ends_ptr + ends_row * HEAD_DIM + column + 0 * number
+    ends_there = (number == 0) & (column < HEAD_DIM)
+    logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+    words = tl.load(words_at, mask=there, other=0, volatile=True)
+    if ENDS:
+        ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
+        while tl.max(((logs == EMPTY) | (words == EMPTY) | (ends == EMPTY)).to(tl.int32)) == 1:
+            logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+            words = tl.load(words_at, mask=there, other=0, volatile=True)
+            ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
+    else:
+        while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
+            logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+            words = tl.load(words_at, mask=there, other=0, volatile=True)
+    # The same word may stand in a tile more than once: none is emptied before all are read.
+    tl.debug_barrier()
+    empty = tl.full([PARTS, COLUMNS], EMPTY, tl.int32)
+    tl.store(logs_at, empty, mask=there)
+    tl.store(words_at, empty, mask=there)
+    log = tl.where(there, logs.to(tl.float32, bitcast=True), -float("inf"))
+    top = tl.max(log, 0)
+    weight = tl.exp2(log - tl.where(top == -float("inf"), 0.0, top)[None, :])
+    values = weight * words.to(tl.float32, bitcast=True)
+    # All sums in one reduction: it is waiting for the other warps that costs.
+    if ENDS:
+        tl.store(ends_at, empty, mask=ends_there)
+        ends_values = ends.to(tl.float32, bitcast=True)
+        total, out, compared = tl.reduce((weight, values, ends_values), 0, _three_added)
+    else:
+        total, out = tl.reduce((weight, values), 0, two_added)
+        compared = out
+    # Where the sum of weights is 0, so is what they weigh.
+    return out / tl.where(total > 0, total, 1.0), compared
+
+
+@triton.jit
+def two_added(a, b, other_a, other_b):
+    """Combines two reductions at once."""
+    return a + other_a, b + other_b
+
+
+@triton.jit
+def _three_added(a, b, c, other_a, other_b, other_c):
+    return a + other_a, b + other_b, c + other_c
