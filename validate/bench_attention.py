@@ -237,7 +237,7 @@ def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs]) -> Speculatin
     """Our speculative kernel with the layout that it chooses itself beside decode attention's."""
     case, q = of.case, sets[0].q
     config = chosen(sets[0])
-    workers = early_workers(2 * of.ends, config)
+    workers = early_workers(2 * of.ends, case.context, config)
     into, space = speculation(q), speculative_workspace(q, case.kv_heads, config, workers)
     # On the device, as in a captured step: numbers would be one more kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")

@@ -57,7 +57,8 @@ class DecodeConfig:
     """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
     blocks on their way in each, `warps` of it; into how many `slices` the columns of a query are cut where
     parts are summed; whether it is `chained`: started while the launch before it ends, which it then waits
-    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places."""
+    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places; whether they
+    are `patient`: look at little of each part while most are still to come."""
 
     block: int
     splits: int
@@ -66,6 +67,7 @@ class DecodeConfig:
     slices: int
     chained: bool = False
     sharers: int = 64
+    patient: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -82,7 +84,7 @@ class DecodeConfig:
     def __str__(self) -> str:
         return (
             f"{self.splits} splits, blocks of {self.block}, {self.stages} stages, {self.warps} warps, "
-            f"{self.slices} slices{', chained' * self.chained}"
+            f"{self.slices} slices{', chained' * self.chained}{', patient' * self.patient}"
         )
 
 
@@ -96,6 +98,8 @@ BLOCK_BYTES = 8 * 1024
 # More parts than these take longer to sum than a second program a multiprocessor brings in.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
+# Tokens of a program from which on it has time to be patient.
+PATIENT_TOKENS = 256
 # What a grid's third dimension takes.
 MOST_SEQUENCES = 65535
 
@@ -118,11 +122,12 @@ def decode_config(
     and stays so until the end where all have as much to read: as many splits as fit into one wave, a power of
     two, since sums are made in tiles of powers of two. Where a head would be split into more than MOST_PARTS,
     one program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to
-    sum; two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
+    sum; two multiprocessors then stay free. Waiting impatiently costs those who still read 1 to 2 % of the
+    bandwidth, patiently half a microsecond at the end. (Measured on an H200: validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
-    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
+    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained, patient
     >>> print(decode_config(**shape, capacity=1024))
     16 splits, blocks of 64, 4 stages, 4 warps, 2 slices, chained
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
@@ -151,7 +156,8 @@ def decode_config(
     stages = STAGES
     while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > shared_bytes:
         stages -= 1
-    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2))
+    patient = splits < MOST_PARTS and capacity >= splits * PATIENT_TOKENS
+    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2), patient)
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
@@ -232,6 +238,7 @@ def decode_attention(
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
+        PATIENT=config.patient,
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -244,13 +251,12 @@ def _decode_attention_kernel(
     partials_ptr, logs_ptr,
     scale, sinks, window, capacity,
     stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
-    stride_k_outer, stride_k_head, stride_k_token, stride_v_outer, stride_v_head, stride_v_token,
-    stride_table,
+    stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr,
-    PAGE: tl.constexpr,
+    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, PATIENT: tl.constexpr,
+    PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, kv_heads, batch)."""
     if CHAINED:
@@ -283,7 +289,7 @@ def _decode_attention_kernel(
         token += tl.where(token < turn, 0, length - attended)
         top, sums, out = block_added(
             top, sums, out, q, k_base, v_base, table_ptr, token, index < attended, scale,
-            stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
+            stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
         )  # fmt: skip
     out, log = part(top, sums, out)
     if SCALED:
@@ -303,7 +309,7 @@ def _decode_attention_kernel(
                 first_column = cut * (DIM // SLICES)
                 whole, _ = sum_parts(
                     partials_ptr, logs_ptr, partials_ptr, row + query, 0, first_column,
-                    SPLITS, PARTS, False, GROUP, HEAD_DIM, DIM // SLICES,
+                    SPLITS, PARTS, False, PATIENT, GROUP, HEAD_DIM, DIM // SLICES,
                 )  # fmt: skip
                 columns = first_column + tl.arange(0, DIM // SLICES)
                 whole = whole.to(out_ptr.dtype.element_ty)

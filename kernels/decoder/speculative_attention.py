@@ -67,9 +67,9 @@ ROUNDS_ALONE = 3
 ROUNDS_TOGETHER = 10
 # Norms that one program takes at once: 32 words a thread.
 NORMS_AT_ONCE = 4096
-# Tokens of the ends for each worker: several have to wait for each other, which takes longer than to read
-# these.
-TOKENS_A_WORKER = 2048
+# Tokens of a program from which on it can wait for others at the ends, some 10 us, without being the last;
+# and how many tokens of the ends it then takes.
+LONG_TOKENS, TOKENS_A_WORKER = 4096, 256
 
 
 class Speculation(NamedTuple):
@@ -148,9 +148,25 @@ def _decided_together(batch: int, slots: int, warps: int) -> tuple[int, int]:
     return together, max(words, tile(1, together, warps))
 
 
-def early_workers(early_tokens: int, config: DecodeConfig) -> int:
-    """How many programs of a KV head should share so many early tokens."""
-    return max(1, min(config.splits, early_tokens // TOKENS_A_WORKER))
+def early_workers(early_tokens: int, capacity: int, config: DecodeConfig) -> int:
+    """How many programs of a KV head should share so many early tokens.
+
+    Several wait for each other, which takes some 10 us. So one reads them all where it has as much to read
+    anyway, but for long sequences, where the ends come much earlier by several; and where one would hold up
+    the others, as many as are done with the ends by half of their time.
+
+    >>> config = DecodeConfig(block=32, splits=32, stages=4, warps=4, slices=4)
+    >>> [early_workers(256, n, config) for n in (8192, 32768, 131072)]
+    [1, 1, 1]
+    >>> [early_workers(1024, n, config) for n in (8192, 32768, 131072)]
+    [8, 1, 4]
+    """
+    each = max(1, capacity // config.splits)
+    if early_tokens > each:
+        wanted = triton.cdiv(2 * early_tokens, each)
+    else:
+        wanted = early_tokens // TOKENS_A_WORKER if each >= LONG_TOKENS else 1
+    return max(1, min(config.splits, int(wanted)))
 
 
 def speculative_attention(
@@ -186,7 +202,8 @@ def speculative_attention(
     config = config or config_for(q, kv)
     if workers is None:
         known = isinstance(sinks, int) and isinstance(window, int)
-        workers = early_workers(min(int(sinks) + int(window), kv.capacity), config) if known else 1
+        most = min(int(sinks) + int(window), kv.capacity) if known else 0
+        workers = early_workers(most, kv.capacity, config)
     if not 1 <= workers <= config.splits:
         raise ValueError(
             f"workers have to be 1 to {config.splits}, as many as there are splits, not {workers}"
@@ -216,6 +233,7 @@ def speculative_attention(
         SCALED=k_scale is not None, GATED=gate is not None,
         KV_HEADS=kv.kv_heads, BATCH=batch,
         NORMS=norms, TOGETHER=together, VERDICTS=tile(triton.cdiv(batch, together), 1, config.warps),
+        PATIENT=config.patient,
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -276,8 +294,7 @@ def _speculative_attention_kernel(
     scale, sinks_ptr, window_ptr, threshold_ptr, capacity,
     stride_q_sequence, stride_q_head, stride_exact_sequence, stride_exact_head, stride_early_sequence,
     stride_early_head,
-    stride_k_outer, stride_k_head, stride_k_token, stride_v_outer, stride_v_head, stride_v_token,
-    stride_table,
+    stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
     CHAINED: tl.constexpr,
     KV_HEADS: tl.constexpr, BATCH: tl.constexpr, NORMS: tl.constexpr, TOGETHER: tl.constexpr,
@@ -285,8 +302,8 @@ def _speculative_attention_kernel(
     WORKERS: tl.constexpr, ROUNDS: tl.constexpr, GIVERS: tl.constexpr,
     WORKER_PARTS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr,
-    PAGE: tl.constexpr,
+    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, PATIENT: tl.constexpr,
+    PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, kv_heads, batch). The first WORKERS splits begin with the ends."""
     if CHAINED:
@@ -331,7 +348,7 @@ def _speculative_attention_kernel(
             token += tl.where(token < sinks, 0, rest)
             top, sums, out = block_added(
                 top, sums, out, q, k_base, v_base, table_ptr, token, index < early, scale,
-                stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
+                stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
             )  # fmt: skip
         ends, ends_log = part(top, sums, out)
         ends *= v_scale
@@ -355,7 +372,7 @@ def _speculative_attention_kernel(
         token = sinks + tl.minimum(index, rest - 1)
         top, sums, out = block_added(
             top, sums, out, q, k_base, v_base, table_ptr, token, index < rest, scale,
-            stride_k_outer, stride_k_token, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE,
+            stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
         )  # fmt: skip
     out, log = part(top, sums, out)
     write_part(
@@ -377,7 +394,7 @@ def _speculative_attention_kernel(
             first_column = cut * (DIM // SLICES)
             exact, speculated = sum_parts(
                 partials_ptr, logs_ptr, ends_ptr, row + query, ends_row + query, first_column,
-                SPLITS, PARTS, True, GROUP, HEAD_DIM, DIM // SLICES,
+                SPLITS, PARTS, True, PATIENT, GROUP, HEAD_DIM, DIM // SLICES,
             )  # fmt: skip
             miss = speculated - exact
             off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
@@ -414,7 +431,7 @@ def _give(
         for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
             early, _ = sum_parts(
                 worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP + query,
-                0, 0, WORKERS, PARTS, False, GROUP, HEAD_DIM, DIM,
+                0, 0, WORKERS, PARTS, False, False, GROUP, HEAD_DIM, DIM,
             )  # fmt: skip
             words = ends_ptr + (pair * GROUP + query) * HEAD_DIM + columns
             tl.store(words, early.to(tl.int32, bitcast=True), mask=columns < HEAD_DIM)

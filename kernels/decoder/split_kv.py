@@ -79,12 +79,15 @@ class Cache:
         return 0 if self.table is None else self.k.shape[1]
 
     def strides(self) -> tuple[int, ...]:
-        """In elements, of K, then of V: sequence or page, head, token. And of the block table: sequence."""
-        of: list[int] = []
-        for x in (self.k, self.v):
-            outer, one, two, _ = x.stride()
-            of += (outer, one, two) if self.table is None else (outer, two, one)
+        """In elements, of K, then of V: sequence or page, head. And of the block table: sequence."""
+        head = 1 if self.table is None else 2
+        of = (x.stride(dim) for x in (self.k, self.v) for dim in (0, head))
         return (*of, 0 if self.table is None else self.table.stride(0))
+
+    def token_strides(self) -> tuple[int, int]:
+        """In elements, of K and of V."""
+        token = 2 if self.table is None else 1
+        return self.k.stride(token), self.v.stride(token)
 
 
 def cache(
@@ -149,6 +152,10 @@ def sizes(
         "HEAD_DIM": d,
         "DIM": dim,
         "PAGE": kv.page,
+        # Known to the compiler, these cost no arithmetic before the first load.
+        "K_TOKEN": kv.token_strides()[0],
+        "V_TOKEN": kv.token_strides()[1],
+        "WIDE": kv.capacity * max(kv.token_strides()) >= 1 << 31,
         "SPLITS": splits,
         "SHARERS": 1 if ONE_BY_ONE else min(splits, group * slices, sharers),
         "SLICES": slices,
@@ -254,21 +261,15 @@ def load_queries(
 
 @triton.jit
 def _tile(
-    base,
-    token,
-    table_ptr,
-    stride_outer,
-    stride_token,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    base, token, table_ptr, stride_outer,
+    TOKEN: tl.constexpr, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     """Rows of K or V at some tokens, [BLOCK, DIM]."""
     columns = tl.arange(0, DIM)[None, :]
     if PAGE == 0:
-        at = token.to(tl.int64) * stride_token
+        at = (token.to(tl.int64) if WIDE else token) * TOKEN
     else:
-        at = tl.load(table_ptr + token // PAGE).to(tl.int64) * stride_outer + (token % PAGE) * stride_token
+        at = tl.load(table_ptr + token // PAGE).to(tl.int64) * stride_outer + (token % PAGE) * TOKEN
     pointers = base + at[:, None] + columns
     if HEAD_DIM == DIM:
         return tl.load(pointers)
@@ -286,18 +287,19 @@ def nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr):
 @triton.jit
 def block_added(
     top, sums, out, q, k_base, v_base, table_ptr, token, inside, scale,
-    stride_k_outer, stride_k_token, stride_v_outer, stride_v_token,
+    stride_k_outer, stride_v_outer,
+    K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """The running softmax (FlashAttention, Dao et al. 2022) with a block of tokens added: those where
     `inside`."""
-    k = _tile(k_base, token, table_ptr, stride_k_outer, stride_k_token, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    k = _tile(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     scores = tl.where(inside[None, :], scores, -float("inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     shrink = tl.exp2(top - higher)
     weights = tl.exp2(scores - higher[:, None])
-    v = _tile(v_base, token, table_ptr, stride_v_outer, stride_v_token, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    v = _tile(v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="tf32x3")
     return higher, sums * shrink[:, None] + weights, out
 
@@ -354,30 +356,36 @@ def _missing(words):
 @triton.jit
 def sum_parts(
     partials_ptr, logs_ptr, ends_ptr, row, ends_row, first_column,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr,
+    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, PATIENT: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Waits for COUNT parts of one query, at rows `row`, `row` + GROUP, ..., and empties them. Their sum, in
     columns from `first_column` on, [COLUMNS], zeros for no token at all; and beside it, where ENDS, what is
-    to be compared with it, from `ends_row` of `ends_ptr`. PARTS: see `tile`."""
+    to be compared with it, from `ends_row` of `ends_ptr`. PARTS: see `tile`, PATIENT: see DecodeConfig."""
     number, columns = tl.arange(0, PARTS)[:, None], tl.arange(0, COLUMNS)[None, :]
     column = first_column + columns
     there = (number < COUNT) & (column < HEAD_DIM)
-    # All loaded at once: one way to memory and back.
     at = (row + number * GROUP) * HEAD_DIM + column
     logs_at, words_at = logs_ptr + at, partials_ptr + at
+    # A row of a tile like the parts', so that each number is in one thread here too.
     ends_at = ends_ptr + ends_row * HEAD_DIM + column + 0 * number
     ends_there = (number == 0) & (column < HEAD_DIM)
+    first = there & (columns == 0)
+    # All is loaded at once: one way to memory and back.
     logs = tl.load(logs_at, mask=there, other=0, volatile=True)
     words = tl.load(words_at, mask=there, other=0, volatile=True)
     if ENDS:
         ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
         while tl.max(((logs == EMPTY) | (words == EMPTY) | (ends == EMPTY)).to(tl.int32)) == 1:
+            if PATIENT:
+                _half_awaited(logs, logs_at, first, COUNT)
             logs = tl.load(logs_at, mask=there, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
             ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
     else:
         while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
+            if PATIENT:
+                _half_awaited(logs, logs_at, first, COUNT)
             logs = tl.load(logs_at, mask=there, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
     # The same word may stand in a tile more than once: none is emptied before all are read.
@@ -399,6 +407,16 @@ def sum_parts(
         compared = out
     # Where the sum of weights is 0, so is what they weigh.
     return out / tl.where(total > 0, total, 1.0), compared
+
+
+@triton.jit
+def _half_awaited(logs, logs_at, first, COUNT: tl.constexpr):
+    """Waits until half of the parts are there, looking at one word of each only: those who still make theirs
+    need the bandwidth."""
+    waiting = tl.sum((first & (logs == EMPTY)).to(tl.int32))
+    while waiting > COUNT // 2:
+        seen = tl.load(logs_at, mask=first, other=0, volatile=True)
+        waiting = tl.sum((seen == EMPTY).to(tl.int32))
 
 
 @triton.jit
