@@ -88,7 +88,7 @@ def test_decode_attention_refuses(words: str, arguments: tuple[Tensor, ...], opt
         ("0 or more", {"window": -1}),
         ("0 or more", {"threshold": float("nan")}),
         ("of one element", {"window": LENGTHS}),
-        ("another shape or layout", {"space": speculative_workspace(Q, 2, CONFIG, 1), "workers": 2}),
+        ("another shape or layout", {"space": speculative_workspace(Q, 2, replace(CONFIG, splits=2))}),
         ("exact has to be", {"into": speculation(Q[:1])}),
         ("hits has to be", {"into": speculation(Q)._replace(hits=LENGTHS.long())}),
     ],

@@ -80,8 +80,8 @@ def space_of(case: Case, config: DecodeConfig) -> Workspace:
     return workspace(case.tensors[0], case.shape.kv_heads, config)
 
 
-def ends_space_of(case: Case, config: DecodeConfig, workers: int = 1) -> SpeculativeWorkspace:
-    return speculative_workspace(case.tensors[0], case.shape.kv_heads, config, workers)
+def ends_space_of(case: Case, config: DecodeConfig) -> SpeculativeWorkspace:
+    return speculative_workspace(case.tensors[0], case.shape.kv_heads, config)
 
 
 def check(found: Tensor, expected: Tensor) -> None:
@@ -363,7 +363,7 @@ def test_speculation_of_random_shapes(seed: int) -> None:
     case = make_case(shape, some_lengths(rng, batch, capacity), seed, **options)
     splits, workers = [(1, 1), (3, 2), (5, 1), (4, 3)][seed % 4]
     config = laid_out((16, 32)[seed // 3 % 2], splits)
-    space = ends_space_of(case, config, workers)
+    space = ends_space_of(case, config)
     # Close to where one of the sequences lies, on either side.
     ratio = ratios(truth(case), truth(case, everything=True)).clamp(0.01)
     threshold = float(ratio[int(rng.integers(batch))]) * (0.97, 1.03)[seed // 2 % 2]
@@ -382,7 +382,7 @@ def test_speculation_of_random_shapes(seed: int) -> None:
         assert found is into
         check_speculation(case, threshold, found)
         check_received(case, found)
-        assert as_new(space, ends_space_of(case, config, workers))
+        assert as_new(space, ends_space_of(case, config))
     plain = {name: x for name, x in case.options.items() if name not in sizes}
     decoded = decode_attention(*case.tensors, **plain, config=config)
     assert error(found.exact, decoded.double()) < BARS[decoded.dtype]

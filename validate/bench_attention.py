@@ -238,7 +238,7 @@ def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs]) -> Speculatin
     case, q = of.case, sets[0].q
     config = chosen(sets[0])
     workers = early_workers(2 * of.ends, case.context, config)
-    into, space = speculation(q), speculative_workspace(q, case.kv_heads, config, workers)
+    into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
     # On the device, as in a captured step: numbers would be one more kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")
     told: dict[str, Any] = {

@@ -34,6 +34,7 @@ from kernels.decoder.split_kv import (
     room,
     shapes,
     sizes,
+    sliced,
     stages,
     store_queries,
     sum_parts,
@@ -182,7 +183,12 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
     """A workspace for launches with q [batch, q_heads, d] and this layout."""
-    return room(q, kv_heads, parts=config.splits)
+    return room(q, kv_heads, parts=config.splits, slices=slices_of(q, config))
+
+
+def slices_of(q: Tensor, config: DecodeConfig) -> int:
+    """Into how many slices the columns of a query are cut, see `sliced`."""
+    return sliced(config.splits, padded(q.shape[-1]), config.slices, config.warps)
 
 
 def decode_attention(
@@ -225,7 +231,7 @@ def decode_attention(
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     space = space or workspace(q, kv.kv_heads, config)
-    check_space(space, shapes(q, kv.kv_heads, config.splits))
+    check_space(space, shapes(q, kv.kv_heads, config.splits, slices_of(q, config)))
     constants = sizes(
         q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
         sharers=config.sharers,
@@ -301,7 +307,7 @@ def _decode_attention_kernel(
         pair = (sequence * tl.num_programs(1) + head).to(tl.int64)
         row = pair * SPLITS * GROUP
         write_part(
-            out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM
+            out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
         )  # fmt: skip
         if split >= SPLITS - SHARERS:
             for share in range(split - (SPLITS - SHARERS), GROUP * SLICES, SHARERS):
@@ -309,7 +315,7 @@ def _decode_attention_kernel(
                 first_column = cut * (DIM // SLICES)
                 whole, _ = sum_parts(
                     partials_ptr, logs_ptr, partials_ptr, row + query, 0, first_column,
-                    SPLITS, PARTS, False, PATIENT, GROUP, HEAD_DIM, DIM // SLICES,
+                    SPLITS, PARTS, False, PATIENT, GROUP, HEAD_DIM, DIM // SLICES, SLICES,
                 )  # fmt: skip
                 columns = first_column + tl.arange(0, DIM // SLICES)
                 whole = whole.to(out_ptr.dtype.element_ty)

@@ -32,6 +32,7 @@ from kernels.decoder.decode_attention import (
     config_for,
     ends_of,
     inputs,
+    slices_of,
     tokens_of,
 )
 from kernels.decoder.split_kv import (
@@ -43,11 +44,9 @@ from kernels.decoder.split_kv import (
     launched,
     load_queries,
     nothing,
-    padded,
     part,
     shapes,
     sizes,
-    sliced,
     stages,
     store_queries,
     sum_parts,
@@ -112,20 +111,18 @@ def speculation(q: Tensor) -> Speculation:
     return Speculation(torch.empty_like(q), torch.empty_like(q), zeros(batch), zeros(batch), norms, zeros(1))
 
 
-def speculative_workspace(
-    q: Tensor, kv_heads: int, config: DecodeConfig, workers: int = 1
-) -> SpeculativeWorkspace:
-    """A workspace for launches with q [batch, q_heads, d], this layout and so many workers for the ends."""
-    return SpeculativeWorkspace(*(empty(q, *shape) for shape in _shapes(q, kv_heads, config, workers)))
+def speculative_workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> SpeculativeWorkspace:
+    """A workspace for launches with q [batch, q_heads, d] and this layout."""
+    return SpeculativeWorkspace(*(empty(q, *shape) for shape in _shapes(q, kv_heads, config)))
 
 
-def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig, workers: int) -> list[tuple[int, ...]]:
+def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, ...]]:
     """Of the tensors of a workspace."""
-    parts = shapes(q, kv_heads, config.splits)
-    several = shapes(q, kv_heads, workers if workers > 1 else 0)
+    slices = slices_of(q, config)
+    parts = shapes(q, kv_heads, config.splits, slices)
+    workers = shapes(q, kv_heads, config.splits, 1)
     batch, heads, d = q.shape
-    slices = sliced(config.splits, padded(d), config.slices, config.warps)
-    return [*parts, (batch, heads, d), *several, (batch, 2, heads * slices), (batch,)]
+    return [*parts, (batch, heads, d), *workers, (batch, 2, heads * slices), (batch,)]
 
 
 def _check_room(into: Speculation, q: Tensor) -> None:
@@ -211,8 +208,8 @@ def speculative_attention(
     batch = q.shape[0]
     into = into or speculation(q)
     _check_room(into, q)
-    space = space or speculative_workspace(q, kv.kv_heads, config, workers)
-    check_space(space, _shapes(q, kv.kv_heads, config, workers))
+    space = space or speculative_workspace(q, kv.kv_heads, config)
+    check_space(space, _shapes(q, kv.kv_heads, config))
     constants = sizes(
         q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
         sharers=config.sharers,
@@ -357,7 +354,7 @@ def _speculative_attention_kernel(
         else:
             write_part(
                 ends, ends_log, worker_partials_ptr, worker_logs_ptr, (pair * WORKERS + split) * GROUP,
-                GROUP, ROWS, HEAD_DIM, DIM,
+                GROUP, ROWS, HEAD_DIM, DIM, 1,
             )  # fmt: skip
         if turns > 0:
             _give(
@@ -376,7 +373,7 @@ def _speculative_attention_kernel(
         )  # fmt: skip
     out, log = part(top, sums, out)
     write_part(
-        out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM
+        out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
     )  # fmt: skip
     # A worker that has nothing else to do lets nobody wait for its part while it gives the ends away.
     if (split < WORKERS) & (turns == 0):
@@ -394,7 +391,7 @@ def _speculative_attention_kernel(
             first_column = cut * (DIM // SLICES)
             exact, speculated = sum_parts(
                 partials_ptr, logs_ptr, ends_ptr, row + query, ends_row + query, first_column,
-                SPLITS, PARTS, True, PATIENT, GROUP, HEAD_DIM, DIM // SLICES,
+                SPLITS, PARTS, True, PATIENT, GROUP, HEAD_DIM, DIM // SLICES, SLICES,
             )  # fmt: skip
             miss = speculated - exact
             off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
@@ -431,7 +428,7 @@ def _give(
         for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
             early, _ = sum_parts(
                 worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP + query,
-                0, 0, WORKERS, PARTS, False, False, GROUP, HEAD_DIM, DIM,
+                0, 0, WORKERS, PARTS, False, False, GROUP, HEAD_DIM, DIM, 1,
             )  # fmt: skip
             words = ends_ptr + (pair * GROUP + query) * HEAD_DIM + columns
             tl.store(words, early.to(tl.int32, bitcast=True), mask=columns < HEAD_DIM)

@@ -36,7 +36,7 @@ LEAST_ROWS = 16
 # Numbers that each warp of a program holds at most of the parts that it sums: 64 a thread.
 HELD = 2048
 # Neighbouring words that a thread loads at once.
-LOADED_AT_ONCE = 4
+LOADED_AT_ONCE = tl.constexpr(4)
 # Bits of no result: the NaN that a GPU's arithmetic makes has another pattern.
 EMPTY = tl.constexpr(-1)
 
@@ -45,8 +45,8 @@ class Workspace(NamedTuple):
     """Where the parts of one launch meet. Launches that overlap need one each, and after a launch that was
     broken off a new one is needed: words that nobody took would be taken for the next launch's.
 
-    int32, EMPTY before a launch and again after it: partials and logs [pairs, splits, group, d] hold fp32
-    results, a pair being a sequence and one of its KV heads. A part's log stands beside each of its columns.
+    int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
+    splits, group, copies] hold fp32 results, a pair being a sequence and one of its KV heads.
     """
 
     partials: Tensor
@@ -205,18 +205,19 @@ def tile(count: int, columns: int, warps: int) -> int:
     >>> tile(132, 32, 4), tile(2, 64, 4)
     (256, 8)
     """
-    return max(int(triton.next_power_of_2(count)), LOADED_AT_ONCE * 32 * warps // columns)
+    return max(int(triton.next_power_of_2(count)), LOADED_AT_ONCE.value * 32 * warps // columns)
 
 
-def room(q: Tensor, kv_heads: int, *, parts: int) -> Workspace:
+def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
     """A workspace for `parts` parts of each pair."""
-    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts)))
+    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts, slices)))
 
 
-def shapes(q: Tensor, kv_heads: int, parts: int) -> list[tuple[int, ...]]:
+def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
     """Of the tensors of such a workspace."""
     batch, heads, d = q.shape
-    return [(batch * kv_heads, parts, heads // kv_heads, d)] * 2
+    rows = batch * kv_heads, parts, heads // kv_heads
+    return [(*rows, d), (*rows, LOADED_AT_ONCE.value * slices)]
 
 
 def empty(q: Tensor, *shape: int) -> Tensor:
@@ -316,12 +317,15 @@ def part(top, sums, out):
 @triton.jit
 def write_part(
     out, log, partials_ptr, logs_ptr, row,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
     """Writes a part from `row` on (of all KV heads, parts and queries)."""
     write_words(out, partials_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
-    # A log for each column: whoever sums empties what it has read, and has each log where it needs it.
-    write_words(tl.broadcast_to(log[:, None], [ROWS, DIM]), logs_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
+    # For each slice, since whoever sums it empties what it has read; as often as a thread loads at once, so
+    # that it has the log where it needs it.
+    COPIES: tl.constexpr = SLICES * LOADED_AT_ONCE
+    logs = tl.broadcast_to(log[:, None], [ROWS, COPIES])
+    write_words(logs, logs_ptr, row, GROUP, ROWS, COPIES, COPIES)
 
 
 @triton.jit
@@ -357,43 +361,47 @@ def _missing(words):
 def sum_parts(
     partials_ptr, logs_ptr, ends_ptr, row, ends_row, first_column,
     COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, PATIENT: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
     """Waits for COUNT parts of one query, at rows `row`, `row` + GROUP, ..., and empties them. Their sum, in
     columns from `first_column` on, [COLUMNS], zeros for no token at all; and beside it, where ENDS, what is
     to be compared with it, from `ends_row` of `ends_ptr`. PARTS: see `tile`, PATIENT: see DecodeConfig."""
     number, columns = tl.arange(0, PARTS)[:, None], tl.arange(0, COLUMNS)[None, :]
     column = first_column + columns
-    there = (number < COUNT) & (column < HEAD_DIM)
-    at = (row + number * GROUP) * HEAD_DIM + column
-    logs_at, words_at = logs_ptr + at, partials_ptr + at
+    counted = (number < COUNT) & (columns >= 0)
+    there = counted & (column < HEAD_DIM)
+    part_row = row + number * GROUP
+    words_at = partials_ptr + part_row * HEAD_DIM + column
+    # In threads like the parts' columns, though they lie in few words.
+    copy = first_column // COLUMNS * LOADED_AT_ONCE + columns % LOADED_AT_ONCE
+    logs_at = logs_ptr + part_row * (SLICES * LOADED_AT_ONCE) + copy
     # A row of a tile like the parts', so that each number is in one thread here too.
     ends_at = ends_ptr + ends_row * HEAD_DIM + column + 0 * number
     ends_there = (number == 0) & (column < HEAD_DIM)
-    first = there & (columns == 0)
+    first = counted & (columns == 0)
     # All is loaded at once: one way to memory and back.
-    logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+    logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
     words = tl.load(words_at, mask=there, other=0, volatile=True)
     if ENDS:
         ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
         while tl.max(((logs == EMPTY) | (words == EMPTY) | (ends == EMPTY)).to(tl.int32)) == 1:
             if PATIENT:
                 _half_awaited(logs, logs_at, first, COUNT)
-            logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+            logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
             ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
     else:
         while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
             if PATIENT:
                 _half_awaited(logs, logs_at, first, COUNT)
-            logs = tl.load(logs_at, mask=there, other=0, volatile=True)
+            logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
     # The same word may stand in a tile more than once: none is emptied before all are read.
     tl.debug_barrier()
     empty = tl.full([PARTS, COLUMNS], EMPTY, tl.int32)
-    tl.store(logs_at, empty, mask=there)
+    tl.store(logs_at, empty, mask=counted)
     tl.store(words_at, empty, mask=there)
-    log = tl.where(there, logs.to(tl.float32, bitcast=True), -float("inf"))
+    log = tl.where(counted, logs.to(tl.float32, bitcast=True), -float("inf"))
     top = tl.max(log, 0)
     weight = tl.exp2(log - tl.where(top == -float("inf"), 0.0, top)[None, :])
     values = weight * words.to(tl.float32, bitcast=True)
