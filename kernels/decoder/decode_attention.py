@@ -22,6 +22,7 @@ from kernels.decoder.attention import attend
 from kernels.decoder.checks import check_gate, check_like, check_space
 from kernels.decoder.split_kv import (
     Cache,
+    Shares,
     Workspace,
     block_added,
     cache,
@@ -31,10 +32,11 @@ from kernels.decoder.split_kv import (
     nothing,
     padded,
     part,
+    places,
     room,
     shapes,
+    shares,
     sizes,
-    sliced,
     stages,
     store_queries,
     sum_parts,
@@ -58,8 +60,7 @@ class DecodeConfig:
     """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
     blocks on their way in each, `warps` of it; into how many `slices` the columns of a query are cut where
     parts are summed; whether it is `chained`: started while the launch before it ends, which it then waits
-    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places; whether they
-    are `patient`: look at little of each part while most are still to come."""
+    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places."""
 
     block: int
     splits: int
@@ -68,7 +69,6 @@ class DecodeConfig:
     slices: int
     chained: bool = False
     sharers: int = 64
-    patient: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -85,7 +85,7 @@ class DecodeConfig:
     def __str__(self) -> str:
         return (
             f"{self.splits} splits, blocks of {self.block}, {self.stages} stages, {self.warps} warps, "
-            f"{self.slices} slices{', chained' * self.chained}{', patient' * self.patient}"
+            f"{self.slices} slices{', chained' * self.chained}"
         )
 
 
@@ -99,8 +99,6 @@ BLOCK_BYTES = 8 * 1024
 # More parts than these take longer to sum than a second program a multiprocessor brings in.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
-# Tokens of a program from which on it has time to be patient.
-PATIENT_TOKENS = 256
 # What a grid's third dimension takes.
 MOST_SEQUENCES = 65535
 
@@ -123,12 +121,11 @@ def decode_config(
     and stays so until the end where all have as much to read: as many splits as fit into one wave, a power of
     two, since sums are made in tiles of powers of two. Where a head would be split into more than MOST_PARTS,
     one program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to
-    sum; two multiprocessors then stay free. Waiting impatiently costs those who still read 1 to 2 % of the
-    bandwidth, patiently half a microsecond at the end. (Measured on an H200: validate/measured/.)
+    sum; two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
-    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained, patient
+    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
     >>> print(decode_config(**shape, capacity=1024))
     16 splits, blocks of 64, 4 stages, 4 warps, 2 slices, chained
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
@@ -157,8 +154,7 @@ def decode_config(
     stages = STAGES
     while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > shared_bytes:
         stages -= 1
-    patient = splits < MOST_PARTS and capacity >= splits * PATIENT_TOKENS
-    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2), patient)
+    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2))
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
@@ -183,12 +179,12 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
     """A workspace for launches with q [batch, q_heads, d] and this layout."""
-    return room(q, kv_heads, parts=config.splits, slices=slices_of(q, config))
+    return room(q, kv_heads, parts=config.splits, slices=shares_of(q, kv_heads, config).slices)
 
 
-def slices_of(q: Tensor, config: DecodeConfig) -> int:
-    """Into how many slices the columns of a query are cut, see `sliced`."""
-    return sliced(config.splits, padded(q.shape[-1]), config.slices, config.warps)
+def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
+    """How the sum for q [batch, q_heads, d] is shared out with this layout."""
+    return shares(q.shape[1] // kv_heads, q.shape[2], config.splits, config.slices, config.warps)
 
 
 def decode_attention(
@@ -231,11 +227,10 @@ def decode_attention(
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     space = space or workspace(q, kv.kv_heads, config)
-    check_space(space, shapes(q, kv.kv_heads, config.splits, slices_of(q, config)))
+    check_space(space, shapes(q, kv.kv_heads, config.splits, shares_of(q, kv.kv_heads, config).slices))
     constants = sizes(
-        q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
-        sharers=config.sharers,
-    )  # fmt: skip
+        q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
+    )
     windowed = sinks is not None or window is not None
     _decode_attention_kernel[(config.splits, kv.kv_heads, q.shape[0])](
         q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
@@ -244,7 +239,6 @@ def decode_attention(
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
-        PATIENT=config.patient,
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -261,7 +255,8 @@ def _decode_attention_kernel(
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, PATIENT: tl.constexpr,
+    SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
+    SLICES: tl.constexpr, PARTS: tl.constexpr,
     PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, kv_heads, batch)."""
@@ -310,16 +305,18 @@ def _decode_attention_kernel(
             out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
         )  # fmt: skip
         if split >= SPLITS - SHARERS:
-            for share in range(split - (SPLITS - SHARERS), GROUP * SLICES, SHARERS):
-                query, cut = share // SLICES, share % SLICES
-                first_column = cut * (DIM // SLICES)
+            for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
+                query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
                 whole, _ = sum_parts(
-                    partials_ptr, logs_ptr, partials_ptr, row + query, 0, first_column,
-                    SPLITS, PARTS, False, PATIENT, GROUP, HEAD_DIM, DIM // SLICES, SLICES,
+                    partials_ptr, logs_ptr, partials_ptr, row, 0, query, first_column,
+                    SPLITS, PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES,
                 )  # fmt: skip
-                columns = first_column + tl.arange(0, DIM // SLICES)
-                whole = whole.to(out_ptr.dtype.element_ty)
-                tl.store(out_base + query * stride_out_head + columns, whole, mask=columns < HEAD_DIM)
+                queries, columns = places(query, first_column, QUERIES, COLUMNS)
+                tl.store(
+                    out_base + queries * stride_out_head + columns,
+                    whole.to(out_ptr.dtype.element_ty),
+                    mask=(queries < GROUP) & (columns < HEAD_DIM),
+                )
 
 
 def reference_decode_attention(

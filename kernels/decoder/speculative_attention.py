@@ -32,7 +32,7 @@ from kernels.decoder.decode_attention import (
     config_for,
     ends_of,
     inputs,
-    slices_of,
+    shares_of,
     tokens_of,
 )
 from kernels.decoder.split_kv import (
@@ -45,6 +45,7 @@ from kernels.decoder.split_kv import (
     load_queries,
     nothing,
     part,
+    places,
     shapes,
     sizes,
     stages,
@@ -89,7 +90,7 @@ class Speculation(NamedTuple):
 
 class SpeculativeWorkspace(NamedTuple):
     """As `Workspace`: for all parts, for what the ends made together [batch, q_heads, d], for the parts of
-    several workers at the ends, for the norms of each slice [batch, 2, slices] and for verdicts [batch]."""
+    several workers at the ends, for the norms of each share [batch, 2, shares] and for verdicts [batch]."""
 
     partials: Tensor
     logs: Tensor
@@ -118,11 +119,11 @@ def speculative_workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Spe
 
 def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, ...]]:
     """Of the tensors of a workspace."""
-    slices = slices_of(q, config)
-    parts = shapes(q, kv_heads, config.splits, slices)
+    shared = shares_of(q, kv_heads, config)
+    parts = shapes(q, kv_heads, config.splits, shared.slices)
     workers = shapes(q, kv_heads, config.splits, 1)
     batch, heads, d = q.shape
-    return [*parts, (batch, heads, d), *workers, (batch, 2, heads * slices), (batch,)]
+    return [*parts, (batch, heads, d), *workers, (batch, 2, kv_heads * shared.count), (batch,)]
 
 
 def _check_room(into: Speculation, q: Tensor) -> None:
@@ -211,9 +212,8 @@ def speculative_attention(
     space = space or speculative_workspace(q, kv.kv_heads, config)
     check_space(space, _shapes(q, kv.kv_heads, config))
     constants = sizes(
-        q, kv, splits=config.splits, parts=config.splits, slices=config.slices, warps=config.warps,
-        sharers=config.sharers,
-    )  # fmt: skip
+        q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
+    )
     group = q.shape[1] // kv.kv_heads
     slots = space.norms.shape[2]
     together, norms = _decided_together(batch, slots, config.warps)
@@ -230,7 +230,6 @@ def speculative_attention(
         SCALED=k_scale is not None, GATED=gate is not None,
         KV_HEADS=kv.kv_heads, BATCH=batch,
         NORMS=norms, TOGETHER=together, VERDICTS=tile(triton.cdiv(batch, together), 1, config.warps),
-        PATIENT=config.patient,
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -299,7 +298,8 @@ def _speculative_attention_kernel(
     WORKERS: tl.constexpr, ROUNDS: tl.constexpr, GIVERS: tl.constexpr,
     WORKER_PARTS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    SLICES: tl.constexpr, SHARERS: tl.constexpr, PARTS: tl.constexpr, PATIENT: tl.constexpr,
+    SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
+    SLICES: tl.constexpr, PARTS: tl.constexpr,
     PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, kv_heads, batch). The first WORKERS splits begin with the ends."""
@@ -386,27 +386,29 @@ def _speculative_attention_kernel(
         exact_base = (
             exact_ptr + sequence.to(tl.int64) * stride_exact_sequence + head * GROUP * stride_exact_head
         )
-        for share in range(split - (SPLITS - SHARERS), GROUP * SLICES, SHARERS):
-            query, cut = share // SLICES, share % SLICES
-            first_column = cut * (DIM // SLICES)
+        for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
+            query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
             exact, speculated = sum_parts(
-                partials_ptr, logs_ptr, ends_ptr, row + query, ends_row + query, first_column,
-                SPLITS, PARTS, True, PATIENT, GROUP, HEAD_DIM, DIM // SLICES, SLICES,
+                partials_ptr, logs_ptr, ends_ptr, row, ends_row, query, first_column,
+                SPLITS, PARTS, True, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES,
             )  # fmt: skip
             miss = speculated - exact
             off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
-            slot = norms_words_ptr + (sequence * 2 * KV_HEADS + head) * GROUP * SLICES + share
+            slot = norms_words_ptr + (sequence * 2 * KV_HEADS + head) * SHARES + share
             tl.store(slot, off.to(tl.int32, bitcast=True))
-            tl.store(slot + KV_HEADS * GROUP * SLICES, size.to(tl.int32, bitcast=True))
-            columns = first_column + tl.arange(0, DIM // SLICES)
-            exact = exact.to(exact_ptr.dtype.element_ty)
-            tl.store(exact_base + query * stride_exact_head + columns, exact, mask=columns < HEAD_DIM)
+            tl.store(slot + KV_HEADS * SHARES, size.to(tl.int32, bitcast=True))
+            queries, columns = places(query, first_column, QUERIES, COLUMNS)
+            tl.store(
+                exact_base + queries * stride_exact_head + columns,
+                exact.to(exact_ptr.dtype.element_ty),
+                mask=(queries < GROUP) & (columns < HEAD_DIM),
+            )
         last = (sequence % TOGETHER == TOGETHER - 1) | (sequence == BATCH - 1)
         if last & (split == SPLITS - 1) & (head == KV_HEADS - 1):
             _verdict(
                 norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold,
                 sequence // TOGETHER,
-                KV_HEADS * GROUP * SLICES, NORMS, TOGETHER, BATCH, VERDICTS,
+                KV_HEADS * SHARES, NORMS, TOGETHER, BATCH, VERDICTS,
             )  # fmt: skip
 
 
@@ -427,8 +429,8 @@ def _give(
         columns = tl.arange(0, DIM)
         for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
             early, _ = sum_parts(
-                worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP + query,
-                0, 0, WORKERS, PARTS, False, False, GROUP, HEAD_DIM, DIM, 1,
+                worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP, 0, query,
+                0, WORKERS, PARTS, False, GROUP, HEAD_DIM, 1, DIM, 1,
             )  # fmt: skip
             words = ends_ptr + (pair * GROUP + query) * HEAD_DIM + columns
             tl.store(words, early.to(tl.int32, bitcast=True), mask=columns < HEAD_DIM)

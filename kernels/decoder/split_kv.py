@@ -35,8 +35,12 @@ ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
 LEAST_ROWS = 16
 # Numbers that each warp of a program holds at most of the parts that it sums: 64 a thread.
 HELD = 2048
+# Parts that a thread may hold of one column.
+FEW_PARTS = 8
 # Neighbouring words that a thread loads at once.
 LOADED_AT_ONCE = tl.constexpr(4)
+# Of so many parts one is looked at while most are still to come.
+LOOKED_AT = tl.constexpr(8)
 # Bits of no result: the NaN that a GPU's arithmetic makes has another pattern.
 EMPTY = tl.constexpr(-1)
 
@@ -138,14 +142,51 @@ def cache(
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def sizes(
-    q: Tensor, kv: Cache, *, splits: int, parts: int, slices: int, warps: int, sharers: int
-) -> dict[str, int]:
-    """The constants that the kernels are compiled for, where `parts` parts of a pair are summed, by as many
-    of its programs as there are queries and slices, `sharers` at most."""
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the sum of a KV head's queries is shared out: `count` shares, each of so many queries or of a slice
+    of the columns of one."""
+
+    count: int
+    queries: int
+    slices: int
+
+
+def shares(group: int, head_dim: int, parts: int, slices: int, warps: int) -> Shares:
+    """Shares of a sum of so many parts: as many slices as asked for, or more, so that a program holds its
+    share of all parts at once; and several queries where parts are few, so that each thread has all parts of
+    its columns and need not wait for others.
+
+    >>> shares(4, 128, 132, 1, 4), shares(8, 128, 16, 8, 4)
+    (Shares(count=16, queries=1, slices=4), Shares(count=64, queries=1, slices=8))
+    >>> shares(8, 128, 4, 1, 4), shares(5, 128, 4, 1, 4)
+    (Shares(count=2, queries=4, slices=1), Shares(count=2, queries=4, slices=1))
+    """
+    dim = padded(head_dim)
+    if slices < 1 or slices & (slices - 1) or slices > dim:
+        raise ValueError(f"slices have to be a power of two, {dim} at most, not {slices}")
+    while triton.next_power_of_2(parts) * dim > slices * HELD * warps:
+        slices *= 2
+    if slices > dim:
+        raise ValueError(f"{parts} parts are too many to sum")
+    queries = 1
+    while slices == 1 and parts <= FEW_PARTS and queries < group and 2 * queries * dim <= _threads(warps):
+        queries *= 2
+    return Shares(triton.cdiv(group, queries) * slices, queries, slices)
+
+
+def _threads(warps: int) -> int:
+    """Numbers that the threads of a program load at once."""
+    return LOADED_AT_ONCE.value * 32 * warps
+
+
+def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers: int) -> dict[str, int]:
+    """The constants that the kernels are compiled for, where the parts of a pair are summed by as many of its
+    programs as there are shares, `sharers` at most."""
     group, d = q.shape[1] // kv.kv_heads, q.shape[2]
     dim = padded(d)
-    slices = sliced(parts, dim, slices, warps)
+    shared = shares(group, d, splits, slices, warps)
+    columns = dim // shared.slices
     return {
         "GROUP": group,
         "ROWS": max(LEAST_ROWS, int(triton.next_power_of_2(group))),
@@ -157,9 +198,12 @@ def sizes(
         "V_TOKEN": kv.token_strides()[1],
         "WIDE": kv.capacity * max(kv.token_strides()) >= 1 << 31,
         "SPLITS": splits,
-        "SHARERS": 1 if ONE_BY_ONE else min(splits, group * slices, sharers),
-        "SLICES": slices,
-        "PARTS": tile(parts, dim // slices, warps),
+        "SHARES": shared.count,
+        "SHARERS": 1 if ONE_BY_ONE else min(splits, shared.count, sharers),
+        "QUERIES": shared.queries,
+        "COLUMNS": columns,
+        "SLICES": shared.slices,
+        "PARTS": tile(splits, shared.queries * columns, warps),
     }
 
 
@@ -181,22 +225,6 @@ def padded(head_dim: int) -> int:
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
-def sliced(parts: int, dim: int, slices: int, warps: int) -> int:
-    """Into how many slices the columns of a query are cut, each for a program to sum: as many as asked for,
-    or more, so that a program holds its slice of all parts at once.
-
-    >>> sliced(132, 128, 1, 4), sliced(16, 128, 1, 4), sliced(16, 128, 8, 4)
-    (4, 1, 8)
-    """
-    if slices < 1 or slices & (slices - 1) or slices > dim:
-        raise ValueError(f"slices have to be a power of two, {dim} at most, not {slices}")
-    while triton.next_power_of_2(parts) * dim > slices * HELD * warps:
-        slices *= 2
-    if slices > dim:
-        raise ValueError(f"{parts} parts are too many to sum")
-    return slices
-
-
 def tile(count: int, columns: int, warps: int) -> int:
     """Rows that a program loads to sum `count` parts in `columns`: so many that no number of a tile is in two
     threads. Else a warp could leave the loop that waits for the parts while another, which looked earlier,
@@ -205,7 +233,7 @@ def tile(count: int, columns: int, warps: int) -> int:
     >>> tile(132, 32, 4), tile(2, 64, 4)
     (256, 8)
     """
-    return max(int(triton.next_power_of_2(count)), LOADED_AT_ONCE.value * 32 * warps // columns)
+    return max(int(triton.next_power_of_2(count)), _threads(warps) // columns)
 
 
 def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
@@ -358,47 +386,58 @@ def _missing(words):
 
 
 @triton.jit
+def places(query, first_column, QUERIES: tl.constexpr, COLUMNS: tl.constexpr):
+    """The queries and columns of a share, [QUERIES * COLUMNS] each."""
+    at = tl.arange(0, QUERIES * COLUMNS)
+    return query + at // COLUMNS, first_column + at % COLUMNS
+
+
+@triton.jit
 def sum_parts(
-    partials_ptr, logs_ptr, ends_ptr, row, ends_row, first_column,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, PATIENT: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr,
+    partials_ptr, logs_ptr, ends_ptr, row, ends_row, query, first_column,
+    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
-    """Waits for COUNT parts of one query, at rows `row`, `row` + GROUP, ..., and empties them. Their sum, in
-    columns from `first_column` on, [COLUMNS], zeros for no token at all; and beside it, where ENDS, what is
-    to be compared with it, from `ends_row` of `ends_ptr`. PARTS: see `tile`, PATIENT: see DecodeConfig."""
-    number, columns = tl.arange(0, PARTS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    column = first_column + columns
-    counted = (number < COUNT) & (columns >= 0)
+    """Waits for COUNT parts of a share and empties them; the group's first query is at rows `row`, `row` +
+    GROUP, ... of the parts. Their sum at `places`, [QUERIES * COLUMNS], zeros for no token at all; and beside
+    it, where ENDS, what is to be compared with it, the group's first at `ends_row`. PARTS: see `tile`."""
+    which, column = places(query, first_column, QUERIES, COLUMNS)
+    number, which, column = tl.arange(0, PARTS)[:, None], which[None, :], column[None, :]
+    counted = (number < COUNT) & (which < GROUP)
     there = counted & (column < HEAD_DIM)
-    part_row = row + number * GROUP
+    part_row = row + number * GROUP + which
     words_at = partials_ptr + part_row * HEAD_DIM + column
     # In threads like the parts' columns, though they lie in few words.
-    copy = first_column // COLUMNS * LOADED_AT_ONCE + columns % LOADED_AT_ONCE
-    logs_at = logs_ptr + part_row * (SLICES * LOADED_AT_ONCE) + copy
+    at = tl.arange(0, QUERIES * COLUMNS)
+    copy = first_column // COLUMNS * LOADED_AT_ONCE + at % LOADED_AT_ONCE
+    logs_at = logs_ptr + part_row * (SLICES * LOADED_AT_ONCE) + copy[None, :]
     # A row of a tile like the parts', so that each number is in one thread here too.
-    ends_at = ends_ptr + ends_row * HEAD_DIM + column + 0 * number
-    ends_there = (number == 0) & (column < HEAD_DIM)
-    first = counted & (columns == 0)
-    # All is loaded at once: one way to memory and back.
-    logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
-    words = tl.load(words_at, mask=there, other=0, volatile=True)
+    ends_at = ends_ptr + (ends_row + which) * HEAD_DIM + column + 0 * number
+    ends_there = (number == 0) & (which < GROUP) & (column < HEAD_DIM)
     if ENDS:
+        # All is loaded at once: one way to memory and back.
+        logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
+        words = tl.load(words_at, mask=there, other=0, volatile=True)
         ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
         while tl.max(((logs == EMPTY) | (words == EMPTY) | (ends == EMPTY)).to(tl.int32)) == 1:
-            if PATIENT:
-                _half_awaited(logs, logs_at, first, COUNT)
             logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
             ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
     else:
+        # A few words first, others for each share: many wait here, and those who still read need the bandwidth.
+        share = query + first_column // COLUMNS
+        few = counted & (at == 0)[None, :] & (number % LOOKED_AT == share % LOOKED_AT)
+        waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))
+        while waiting == 1:
+            waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))
+        logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
+        words = tl.load(words_at, mask=there, other=0, volatile=True)
         while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
-            if PATIENT:
-                _half_awaited(logs, logs_at, first, COUNT)
             logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
     # The same word may stand in a tile more than once: none is emptied before all are read.
     tl.debug_barrier()
-    empty = tl.full([PARTS, COLUMNS], EMPTY, tl.int32)
+    empty = tl.full(words.shape, EMPTY, tl.int32)
     tl.store(logs_at, empty, mask=counted)
     tl.store(words_at, empty, mask=there)
     log = tl.where(counted, logs.to(tl.float32, bitcast=True), -float("inf"))
@@ -415,16 +454,6 @@ def sum_parts(
         compared = out
     # Where the sum of weights is 0, so is what they weigh.
     return out / tl.where(total > 0, total, 1.0), compared
-
-
-@triton.jit
-def _half_awaited(logs, logs_at, first, COUNT: tl.constexpr):
-    """Waits until half of the parts are there, looking at one word of each only: those who still make theirs
-    need the bandwidth."""
-    waiting = tl.sum((first & (logs == EMPTY)).to(tl.int32))
-    while waiting > COUNT // 2:
-        seen = tl.load(logs_at, mask=first, other=0, volatile=True)
-        waiting = tl.sum((seen == EMPTY).to(tl.int32))
 
 
 @triton.jit
