@@ -424,7 +424,7 @@ def sum_parts(
             words = tl.load(words_at, mask=there, other=0, volatile=True)
             ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
     else:
-        # A few words first, others for each share: many wait here, and those who still read need the bandwidth.
+        # A few words first, others for each share: many wait here, and who still reads needs the bandwidth.
         share = query + first_column // COLUMNS
         few = counted & (at == 0)[None, :] & (number % LOOKED_AT == share % LOOKED_AT)
         waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))
