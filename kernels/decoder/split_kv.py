@@ -177,7 +177,7 @@ def shares(group: int, head_dim: int, parts: int, slices: int, warps: int) -> Sh
 
 def _threads(warps: int) -> int:
     """Numbers that the threads of a program load at once."""
-    return LOADED_AT_ONCE.value * 32 * warps
+    return int(LOADED_AT_ONCE.value) * 32 * warps
 
 
 def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers: int) -> dict[str, int]:
