@@ -85,6 +85,7 @@ def test_decode_attention_refuses(words: str, arguments: tuple[Tensor, ...], opt
     [
         ("workers have to be 1 to 3", {"workers": 0}),
         ("workers have to be 1 to 3", {"workers": 4}),
+        ("workers have to be 1 to 32", {"workers": 33, "config": replace(CONFIG, splits=40)}),
         ("0 or more", {"window": -1}),
         ("0 or more", {"threshold": float("nan")}),
         ("of one element", {"window": LENGTHS}),
@@ -155,3 +156,14 @@ def test_lengths_beyond_the_cache_and_below_none_are_cut() -> None:
 
 def test_no_sequence_gives_nothing() -> None:
     assert decode_attention(Q[:0], K[:0], V[:0], LENGTHS[:0]).shape == (0, 4, 16)
+
+
+@pytest.mark.parametrize("slices", [1, 4, 8, 16])
+def test_narrow_slices_leave_no_word_behind(slices: int) -> None:
+    # 16 columns: a slice may be of fewer than a thread loads at once.
+    config = replace(CONFIG, slices=slices)
+    space = workspace(Q, 2, config)
+    found = decode_attention(Q, K, V, LENGTHS, space=space, config=config)
+    expected = reference_decode_attention(Q.double(), K.double(), V.double(), LENGTHS)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert all(bool((words == -1).all()) for words in space)

@@ -52,7 +52,10 @@ HOPPER = 9
 LOG2E = math.log2(math.e)
 
 
-LAYOUTS = "block: a power of two from 16 on; warps: 1, 2, 4 or 8; splits, stages and slices: 1 or more"
+LAYOUTS = (
+    "block: a power of two from 16 on; warps: 1, 2, 4 or 8; slices: a power of two; splits, stages and "
+    "sharers: 1 or more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class DecodeConfig:
             "warps": self.warps in (1, 2, 4, 8),
             "stages": self.stages >= 1,
             "splits": self.splits >= 1,
-            "slices": self.slices >= 1,
+            "slices": self.slices >= 1 and self.slices & (self.slices - 1) == 0,
+            "sharers": self.sharers >= 1,
         }
         for name, good in wanted.items():
             if not good:

@@ -8,9 +8,9 @@
 
 As in Algorithm 3, the first worker of a KV head (or the first few, for long ends) begins with the early
 tokens, writes what they give into a receive buffer, which may lie in another card's memory, counts it in
-where the receiver waits, and goes on with its share of the rest, which is so much smaller. Early parts then
-count in the exact sum like any other. Whoever makes that sum has both at hand, so the norms cost no second
-look at the data. The last program of a sequence adds them up and decides; the last of all sets the priority
+where the receiver waits, and goes on with its share of the rest, which is so much smaller and is added to
+what it has. What the ends made is kept for whoever makes the exact sum, so the norms cost no second look at
+the data. The last program of a few sequences takes their norms and decides; the last of all sets the priority
 of Algorithm 2: 0 where all sequences hit, else 2. Sizes and threshold are read on the device. Parts and their
 sum: see `split_kv`.
 """
@@ -65,11 +65,13 @@ from simcore.ops import Op
 ROUNDS_ALONE = 3
 # The same where several workers wait for each other.
 ROUNDS_TOGETHER = 10
-# Norms that one program takes at once: 32 words a thread.
+# Norms of several sequences that one program takes at once.
 NORMS_AT_ONCE = 4096
 # Tokens of a program from which on it can wait for others at the ends, some 10 us, without being the last;
 # and how many tokens of the ends it then takes.
 LONG_TOKENS, TOKENS_A_WORKER = 4096, 256
+# Parts of workers that one program can hold to sum them.
+MOST_WORKERS = 32
 
 
 class Speculation(NamedTuple):
@@ -89,8 +91,9 @@ class Speculation(NamedTuple):
 
 
 class SpeculativeWorkspace(NamedTuple):
-    """As `Workspace`: for all parts, for what the ends made together [batch, q_heads, d], for the parts of
-    several workers at the ends, for the norms of each share [batch, 2, shares] and for verdicts [batch]."""
+    """As `Workspace`: for all parts; for what the ends made together [batch, q_heads, d]; for the parts of
+    several workers at the ends, as for all parts with one slice; for the norms of each share [batch, 2,
+    kv_heads shares]; and for verdicts [batch]."""
 
     partials: Tensor
     logs: Tensor
@@ -164,7 +167,7 @@ def early_workers(early_tokens: int, capacity: int, config: DecodeConfig) -> int
         wanted = triton.cdiv(2 * early_tokens, each)
     else:
         wanted = early_tokens // TOKENS_A_WORKER if each >= LONG_TOKENS else 1
-    return max(1, min(config.splits, int(wanted)))
+    return max(1, min(config.splits, MOST_WORKERS, int(wanted)))
 
 
 def speculative_attention(
@@ -202,9 +205,10 @@ def speculative_attention(
         known = isinstance(sinks, int) and isinstance(window, int)
         most = min(int(sinks) + int(window), kv.capacity) if known else 0
         workers = early_workers(most, kv.capacity, config)
-    if not 1 <= workers <= config.splits:
+    most_workers = min(config.splits, MOST_WORKERS)
+    if not 1 <= workers <= most_workers:
         raise ValueError(
-            f"workers have to be 1 to {config.splits}, as many as there are splits, not {workers}"
+            f"workers have to be 1 to {most_workers}, at most one a split and {MOST_WORKERS}, not {workers}"
         )
     batch = q.shape[0]
     into = into or speculation(q)
@@ -225,7 +229,7 @@ def speculative_attention(
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WORKERS=workers, ROUNDS=ROUNDS_ALONE if workers == 1 else ROUNDS_TOGETHER,
-        GIVERS=1 if ONE_BY_ONE else min(workers, group),
+        GIVERS=1 if ONE_BY_ONE else min(workers, group, config.sharers),
         WORKER_PARTS=tile(workers, constants["DIM"], config.warps),
         SCALED=k_scale is not None, GATED=gate is not None,
         KV_HEADS=kv.kv_heads, BATCH=batch,

@@ -9,7 +9,7 @@ programs of a launch then read neighbouring memory at any time, which is worth 3
 taking a stretch of its own.
 
 Parts are summed in the same launch, by the last `SHARERS` programs of a KV head: a query each, or a slice of
-its columns, or several queries where there are few programs. No counter and no fence tell them that a part is
+its columns, or several queries where there are few parts. No counter and no fence tell them that a part is
 there: the words of a part do it themselves, for memory that waits for a part is filled with EMPTY, which no
 result is, and whoever has read a part empties it again for the next launch. (NCCL's LL protocol does the
 same.) A program that sums waits for programs of its own KV head only, all but `SHARERS` - 1 of which come
@@ -33,7 +33,7 @@ from kernels.decoder.checks import kind
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
 # Rows that a matrix instruction takes at least.
 LEAST_ROWS = 16
-# Numbers that each warp of a program holds at most of the parts that it sums: 64 a thread.
+# Words that each warp of a program holds at most of the parts that it sums: 64 a thread, and as many logs.
 HELD = 2048
 # Parts that a thread may hold of one column.
 FEW_PARTS = 8
@@ -50,7 +50,8 @@ class Workspace(NamedTuple):
     broken off a new one is needed: words that nobody took would be taken for the next launch's.
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
-    splits, group, copies] hold fp32 results, a pair being a sequence and one of its KV heads.
+    splits, group, slices copies] hold fp32 results, a pair being a sequence and one of its KV heads; copies:
+    see `write_part`.
     """
 
     partials: Tensor
@@ -155,7 +156,8 @@ class Shares:
 def shares(group: int, head_dim: int, parts: int, slices: int, warps: int) -> Shares:
     """Shares of a sum of so many parts: as many slices as asked for, or more, so that a program holds its
     share of all parts at once; and several queries where parts are few, so that each thread has all parts of
-    its columns and need not wait for others.
+    its columns and need not wait for others. Raises ValueError for slices that are no power of two or more
+    than columns, and for more parts than can be summed.
 
     >>> shares(4, 128, 132, 1, 4), shares(8, 128, 16, 8, 4)
     (Shares(count=16, queries=1, slices=4), Shares(count=64, queries=1, slices=8))
@@ -245,7 +247,7 @@ def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int,
     """Of the tensors of such a workspace."""
     batch, heads, d = q.shape
     rows = batch * kv_heads, parts, heads // kv_heads
-    return [(*rows, d), (*rows, LOADED_AT_ONCE.value * slices)]
+    return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
 
 
 def empty(q: Tensor, *shape: int) -> Tensor:
@@ -351,7 +353,7 @@ def write_part(
     write_words(out, partials_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
     # For each slice, since whoever sums it empties what it has read; as often as a thread loads at once, so
     # that it has the log where it needs it.
-    COPIES: tl.constexpr = SLICES * LOADED_AT_ONCE
+    COPIES: tl.constexpr = SLICES * min(LOADED_AT_ONCE, DIM // SLICES)
     logs = tl.broadcast_to(log[:, None], [ROWS, COPIES])
     write_words(logs, logs_ptr, row, GROUP, ROWS, COPIES, COPIES)
 
@@ -369,12 +371,10 @@ def write_words(
 
 @triton.jit
 def take(at, there):
-    """fp32 results at `at`, once all of them are there; leaves EMPTY. Each has to be in one thread only."""
+    """fp32 results at `at`, each once, as soon as all are there; leaves EMPTY. See `tile` for the shape."""
     words = tl.load(at, mask=there, other=0, volatile=True)
     while _missing(words) == 1:
         words = tl.load(at, mask=there, other=0, volatile=True)
-    # The same word may stand in the tile more than once: none is emptied before all are read.
-    tl.debug_barrier()
     tl.store(at, tl.full(words.shape, EMPTY, tl.int32), mask=there)
     return words.to(tl.float32, bitcast=True)
 
@@ -400,7 +400,8 @@ def sum_parts(
 ):  # fmt: skip
     """Waits for COUNT parts of a share and empties them; the group's first query is at rows `row`, `row` +
     GROUP, ... of the parts. Their sum at `places`, [QUERIES * COLUMNS], zeros for no token at all; and beside
-    it, where ENDS, what is to be compared with it, the group's first at `ends_row`. PARTS: see `tile`."""
+    it, where ENDS, what is to be compared with it, the group's first at `ends_row` (else `ends_ptr` and
+    `ends_row` are not used). PARTS: see `tile`."""
     which, column = places(query, first_column, QUERIES, COLUMNS)
     number, which, column = tl.arange(0, PARTS)[:, None], which[None, :], column[None, :]
     counted = (number < COUNT) & (which < GROUP)
@@ -409,8 +410,9 @@ def sum_parts(
     words_at = partials_ptr + part_row * HEAD_DIM + column
     # In threads like the parts' columns, though they lie in few words.
     at = tl.arange(0, QUERIES * COLUMNS)
-    copy = first_column // COLUMNS * LOADED_AT_ONCE + at % LOADED_AT_ONCE
-    logs_at = logs_ptr + part_row * (SLICES * LOADED_AT_ONCE) + copy[None, :]
+    COPIES: tl.constexpr = min(LOADED_AT_ONCE, COLUMNS)
+    copy = first_column // COLUMNS * COPIES + at % COPIES
+    logs_at = logs_ptr + part_row * (SLICES * COPIES) + copy[None, :]
     # A row of a tile like the parts', so that each number is in one thread here too.
     ends_at = ends_ptr + (ends_row + which) * HEAD_DIM + column + 0 * number
     ends_there = (number == 0) & (which < GROUP) & (column < HEAD_DIM)
@@ -435,7 +437,7 @@ def sum_parts(
         while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
             logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
-    # The same word may stand in a tile more than once: none is emptied before all are read.
+    # The same log stands in the tile more than once: none is emptied before all are read.
     tl.debug_barrier()
     empty = tl.full(words.shape, EMPTY, tl.int32)
     tl.store(logs_at, empty, mask=counted)
