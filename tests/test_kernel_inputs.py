@@ -106,7 +106,9 @@ def test_speculative_attention_refuses(words: str, options: dict[str, Any]) -> N
         ("splits: ", lambda: replace(CONFIG, splits=0)),
         ("slices: ", lambda: replace(CONFIG, slices=0)),
         ("warps: ", lambda: replace(CONFIG, warps=3)),
-        ("slices have to be", lambda: decode_attention(*tensors(), config=replace(CONFIG, slices=3))),
+        ("sharers: ", lambda: replace(CONFIG, sharers=0)),
+        ("slices: ", lambda: replace(CONFIG, slices=3)),
+        ("slices have to be", lambda: decode_attention(*tensors(), config=replace(CONFIG, slices=32))),
         (
             "no layout",
             lambda: decode_config(batch=0, q_heads=1, kv_heads=1, head_dim=1, capacity=1, kv_bytes=2),
