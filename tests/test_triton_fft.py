@@ -1,0 +1,188 @@
+"""The square tile by right-angle transforms against the direct sum in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.long_convolution.triton_fft import (
+    PRECISIONS,
+    FftConfig,
+    Precision,
+    fft_config,
+    fft_space,
+    fft_tile,
+    reference_fft_tile,
+    right_angle_spectrum,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Relative errors. Inputs of tf32 keep 10 bits, and four products follow each other; so with 7 bits of bf16.
+BARS = {"tf32x3": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
+STORED = {torch.float32: 0.0, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def direct(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """z_v + sum_u y_u k_(U+v-u) in float64, as it stands."""
+    y, taps, total = y.double(), taps.double(), z.double()
+    side, outputs = y.shape[2], z.shape[2]
+    for u in range(side):
+        total += y[:, :, u : u + 1] * taps[:, :, side - u : side - u + outputs]
+    return total
+
+
+def drawn(
+    seed: int,
+    layers: int,
+    batch: int,
+    filters: int,
+    side: int,
+    outputs: int,
+    channels: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, taps from lag 0 on, and z, a view of a buffer whose other places are NaN."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=DEVICE)
+
+    room = torch.full((layers, batch, side + outputs, channels + 3), math.nan, device=DEVICE, dtype=dtype)
+    room[:, :, :side, :channels] = normal(layers, batch, side, channels)
+    room[:, :, side:, :channels] = normal(layers, batch, outputs, channels)
+    held = room[..., :channels]
+    return held[:, :, :side], normal(layers, filters, 2 * side, channels), held[:, :, side:]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def check(
+    seed: int,
+    side: int,
+    precision: Precision,
+    dtype: torch.dtype = torch.float32,
+    config: FftConfig | None = None,
+    *,
+    least: int = 1,
+) -> float:
+    rng = np.random.default_rng(seed)
+    layers, batch = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+    filters = batch if rng.random() < 0.3 else 1
+    outputs, channels = int(rng.integers(1, side + 1)), int(rng.integers(least, 8 * least + 1))
+    y, taps, z = drawn(seed, layers, batch, filters, side, outputs, channels, dtype)
+    expected = direct(y, taps, z)
+    beside = z._base
+    assert beside is not None
+    outside = torch.isnan(beside).sum()
+    found = fft_tile(y, right_angle_spectrum(taps, side), z, precision=precision, config=config)
+    assert found is z
+    assert torch.isnan(beside).sum() == outside
+    off = error(z, expected)
+    assert off < BARS[precision] + STORED[dtype]
+    return off
+
+
+@pytest.mark.parametrize("side", [16, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
+def test_a_tile_is_the_direct_sum(side: int, precision: Precision) -> None:
+    check(side, side, precision)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16])
+def test_numbers_may_be_stored_in_half(dtype: torch.dtype) -> None:
+    check(5, 64, "tf32x3", dtype)
+
+
+def test_tf32_is_rounded_not_cut_off() -> None:
+    # Cut off, each of four products would lose 3e-4 of its size on average, all in one direction.
+    assert check(3, 256, "tf32") < 8e-4
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_three_launches_make_the_same(rows: int) -> None:
+    check(rows, 512, "tf32x3", config=FftConfig(16, 32, 8, 4, fused=False, rows=rows))
+
+
+def test_the_reference_is_the_direct_sum() -> None:
+    y, taps, z = drawn(1, 2, 2, 1, 48, 31, 5, torch.float32)
+    expected = direct(y, taps, z)
+    assert error(reference_fft_tile(y, right_angle_spectrum(taps, 48), z.clone()), expected) < 1e-6
+
+
+def test_a_short_filter_ends_in_zeros() -> None:
+    y, taps, z = drawn(2, 1, 1, 1, 32, 32, 4, torch.float32)
+    short = taps[:, :, :40]
+    expected = direct(y, torch.nn.functional.pad(short, (0, 0, 0, 24)), z)
+    assert error(fft_tile(y, right_angle_spectrum(short, 32), z), expected) < 1e-5
+
+
+@pytest.mark.parametrize("side", [64, 256, 2048, 4096, 16384])
+def test_layouts_multiply_to_the_side(side: int) -> None:
+    config = fft_config(side)
+    assert config.first * config.second == side
+    assert config.fused or (config.first % config.rows == 0 and config.second % config.rows == 0)
+
+
+Y, TAPS, Z = drawn(1, 1, 2, 1, 32, 20, 4, torch.float32)
+SPECTRUM = right_angle_spectrum(TAPS, 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "options"),
+    [
+        ("y has to be", (Y.double(), SPECTRUM, Z), {}),
+        ("y has to be", (Y[0], SPECTRUM, Z), {}),
+        ("y has to be", (Y.transpose(2, 3), SPECTRUM, Z), {}),
+        ("z has to be", (Y, SPECTRUM, Z[:, :1]), {}),
+        ("z has to be", (Y, SPECTRUM, Z.double()), {}),
+        ("z has to be", (Y, SPECTRUM, Z[:, :, :0]), {}),
+        ("spectrum has to be", (Y, SPECTRUM[..., :3], Z), {}),
+        ("spectrum has to be", (Y, SPECTRUM.double(), Z), {}),
+        ("spectrum has to be", (Y, torch.fft.rfft(TAPS, dim=2), Z), {}),
+        ("precision is 'fp64'", (Y, SPECTRUM, Z), {"precision": "fp64"}),
+        ("a layout of 16 x 16 for a side of 32", (Y, SPECTRUM, Z), {"config": fft_config(256)}),
+        ("power of two", (Y[:, :, :31], right_angle_spectrum(TAPS, 31), Z), {}),
+        ("space has to be", (Y, SPECTRUM, Z), {"config": FftConfig(2, 16, 8, 4, fused=False), "space": Y}),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    words: str, arguments: tuple[Tensor, ...], options: dict[str, object]
+) -> None:
+    with pytest.raises(ValueError, match=words) as raised:
+        fft_tile(*arguments, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("side", [1 << power for power in range(4, 15)])
+def test_sides_on_the_gpu(side: int, precision: Precision) -> None:
+    for seed in range(10):
+        for dtype in STORED:
+            check(1000 * side + seed, side, precision, dtype, least=16)
+
+
+@gpu
+@needs_gpu
+def test_a_captured_tile_reads_what_is_there_when_it_runs() -> None:
+    y, taps, z = drawn(9, 2, 1, 1, 4096, 4096, 40, torch.float32)
+    spectrum, space = right_angle_spectrum(taps, 4096), fft_space(y, fft_config(4096))
+    fft_tile(y, spectrum, z.clone(), space=space)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fft_tile(y, spectrum, z, space=space)
+    for seed in range(3):
+        fresh_y, _, fresh_z = drawn(seed, 2, 1, 1, 4096, 4096, 40, torch.float32)
+        y.copy_(fresh_y)
+        z.copy_(fresh_z)
+        expected = direct(y, taps, z)
+        graph.replay()
+        assert error(z, expected) < BARS["tf32x3"]
