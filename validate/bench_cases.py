@@ -351,14 +351,14 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def file_name(device: str, part: str) -> str:
-    """The file of a part.
+def file_name(device: str, part: str, family: str = "decode") -> str:
+    """The file of a part about a family of kernels.
 
     >>> file_name("NVIDIA H200", "anchors")
     'h200_decode_kernels_anchors.csv'
     """
     words = "".join(c if c.isalnum() else " " for c in device.lower()).split()
-    return "_".join([*(word for word in words if word != "nvidia"), "decode", "kernels", part]) + ".csv"
+    return "_".join([*(word for word in words if word != "nvidia"), family, "kernels", part]) + ".csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +434,24 @@ def anchor_bars(compared: Sequence[Compared]) -> list[Bar]:
         bars = [Bar(name, "no ratio", met) for name in ("geometric mean >= 1.05", "no shape under 0.95")]
     found = {each.name: each for each in compared}
     return [*bars, _slowest(found.get(str(NARROW))), _bandwidth(found.get(str(LONG)))]
+
+
+def at_least(name: str, found: Sequence[Compared], ratio: float) -> Bar:
+    """Whether the best peer takes `ratio` times as long as ours, in each case."""
+    if not found:
+        return Bar(name, "not measured", None)
+    worst = min(found, key=lambda one: one.ratio or 0.0)
+    met = worst.ratio is not None and worst.ratio >= ratio
+    return Bar(name, f"{number(worst.ratio, '.2f')} at {worst.name}", met)
+
+
+def line_of(one: Compared, rest: Sequence[Row]) -> str:
+    """A case in words: the best peer over ours, ours over the floor, and every way's microseconds; `rest`:
+    ways of ours that are slower."""
+    ways = [one.ours, *rest, *one.peers]
+    times = ", ".join(f"{row.implementation.removeprefix(f'{OURS}, ')} {cell(row)}" for row in ways)
+    ratio, floor = number(one.ratio, ".2f"), number(one.over_floor, ".2f")
+    return f"{one.name}: {ratio} times as fast, {floor} of the floor; {times}"
 
 
 def _slowest(of: Compared | None) -> Bar:

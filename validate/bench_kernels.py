@@ -1,4 +1,4 @@
-"""`python -m validate.bench_kernels`: the decoding kernels on a CUDA device, beside the fastest public ones.
+"""`python -m validate.bench_kernels`: the kernels on a CUDA device, beside the fastest public ones.
 
 anchors      decode attention at the shapes where the public kernels were measured, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
@@ -7,6 +7,12 @@ speculative  attention that gives its first and last tokens' part early, against
              when that part is visible to a kernel that waits for it
 projections  few rows times the matrices of Llama 3.1 8B, against cuBLAS
 layer        a decoder layer executed, and skipped by its gate
+tiles        square tiles of long convolutions, sides 1 to 16384, beside torch's ways, fp32
+baselines    one position of the lazy and the eager strategy, beside torch's ways, fp32
+linear_attention   causal linear attention with decay over sequences, beside flash-linear-attention, bf16
+linear_step  one token of it
+token_step   one token of a long-convolution model, all layers, beside torch's kernels
+slot_moves   moved slots of K and V in all layers, beside torch's copies
 
 Every version is first compared with float64, its output filled with NaN before; one that is wrong gets no
 time. Versions of one case take turns, twice over, so that a drift of the clocks hits all alike. Writes one
@@ -31,10 +37,13 @@ import torch
 from validate import bench_cases as cases
 from validate.bench_attention import anchors, speculative, table, variants
 from validate.bench_cases import Bar
+from validate.bench_convolution import baselines, tiles
+from validate.bench_linear_attention import linear_attention, linear_step
 from validate.bench_peers import PEERS, Peer, compile_ahead, present
 from validate.bench_run import Bench, free, say
 from validate.bench_steps import layer, projections
 from validate.bench_timing import Card, birth, measure_card, one_line
+from validate.bench_token_step import slots, token_steps
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 
@@ -46,6 +55,12 @@ PARTS: dict[str, Callable[[Bench], list[Bar]]] = {
     "speculative": speculative,
     "projections": projections,
     "layer": layer,
+    "tiles": tiles,
+    "baselines": baselines,
+    "linear_attention": linear_attention,
+    "linear_step": linear_step,
+    "token_step": token_steps,
+    "slot_moves": slots,
 }
 
 

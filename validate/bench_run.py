@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from validate import bench_cases as cases
-from validate.bench_cases import Birth, Row
+from validate.bench_cases import Birth, Compared, Row
 from validate.bench_peers import Candidate, Peer
 from validate.bench_timing import Card, capture, one_line, replayed
 
@@ -37,9 +37,9 @@ class Bench:
     peers: Sequence[Peer]
     failed: list[str] = field(default_factory=list)
 
-    def save(self, part: str, rows: Sequence[Row]) -> None:
-        """Writes what a part has so far."""
-        path = self.out / cases.file_name(self.birth.device, part)
+    def save(self, part: str, rows: Sequence[Row], family: str = "decode") -> None:
+        """Writes what a part has so far; `family`: of kernels."""
+        path = self.out / cases.file_name(self.birth.device, part, family)
         cases.write_atomically(path, cases.csv_text(rows, self.birth))
 
     def judge(self, row: Row) -> None:
@@ -76,12 +76,14 @@ def tried(
     truths: Sequence[Tensor],
     calls: int,
     poison: Callable[[], object],
+    in_graph: Tensor | None = None,
 ) -> Entry:
-    """The fastest right one of some candidates, captured; `truths` of the first and last set of buffers."""
+    """The fastest right one of some candidates, captured; `truths` of the first and last set of buffers.
+    `in_graph`: that of the last call in the graph, where it is another, for what adds to what is there."""
     best, best_s, problem = Entry(row), float("inf"), replace(row, note="nothing to try")
     try:
         for candidate in candidates:
-            entry = captured(row, candidate, truths, calls, poison)
+            entry = captured(row, candidate, truths, calls, poison, in_graph)
             if entry.graph is None:
                 problem = entry.row
                 say(f"  {row.implementation} {candidate.config}: {problem.note}")
@@ -96,7 +98,12 @@ def tried(
 
 
 def captured(
-    row: Row, candidate: Candidate, truths: Sequence[Tensor], calls: int, poison: Callable[[], object]
+    row: Row,
+    candidate: Candidate,
+    truths: Sequence[Tensor],
+    calls: int,
+    poison: Callable[[], object],
+    in_graph: Tensor | None = None,
 ) -> Entry:
     """A candidate whose first and last call are right by themselves, and the last in the graph too."""
     try:
@@ -109,7 +116,8 @@ def captured(
         graph = capture([*in_order[:-1], lambda: kept.append(in_order[-1]())])
         poison()
         graph.replay()
-        error = max(row.error or 0.0, relative_error(kept[-1], truths[-1]), key=nan_last)
+        last = truths[-1] if in_graph is None else in_graph
+        error = max(row.error or 0.0, relative_error(kept[-1], last), key=nan_last)
         row = replace(row, error=error)
         if row.wrong:
             return Entry(replace(row, note=f"WRONG in a graph: error {row.error:.2e} > {row.error_bar:.0e}"))
@@ -145,6 +153,29 @@ def take_turns(entries: Sequence[Entry], cache_state: str, *, quick: bool) -> li
         entry.row if entry.graph is None else cases.timed(entry.row, cases.times(entry.rounds), cache_state)
         for entry in entries
     ]
+
+
+Case = Callable[[Any, Bench], tuple[Compared, list[Row]]]
+
+
+def compared_part(
+    name: str, family: str, shapes: Sequence[object], case: Case, bench: Bench
+) -> list[Compared]:
+    """All cases of a part in which ours may have several ways, a line each; saved after each."""
+    found, rows = list[Compared](), list[Row]()
+    for of in shapes:
+        try:
+            one, rest = case(of, bench)
+        except Exception as error:
+            bench.failed.append(f"{of}: {one_line(error)}")
+            say(f"{of} failed: {one_line(error)}")
+        else:
+            found.append(one)
+            rows += [one.ours, *rest, *one.peers]
+            bench.save(name, rows, family)
+            say(cases.line_of(one, rest))
+        free()
+    return found
 
 
 def free() -> None:

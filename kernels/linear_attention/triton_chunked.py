@@ -1,0 +1,404 @@
+"""Causal linear attention with decay by chunks (Lightning Attention 2, Qin et al. 2024, section 3.2); without
+a decay the causal dot product.
+
+    out_[t] = (q_[t] k_[t]^T o M) v_[t] + (gamma^(i+1) q_i)_[t] S_[t-1]      M_ij = gamma^(i-j) where j <= i
+    S_[t]   = gamma^C S_[t-1] + k_[t]^T (gamma^(C-1-j) v_j)_[t]              chunks of C rows
+
+A program has a query head and some columns of v, whose part of the state it keeps in registers while it goes
+through chunks one after another. Where there are fewer of these than the GPU has places, the sequence is cut
+into groups of chunks as well: a first launch makes the sum k^T v of each group, and whoever then makes a
+group's outputs adds up those of the groups before it, or, where they are many, finds them added up by a
+launch in between. k and v are then read twice, the second time from the L2 cache while a sequence is short.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.decoder.split_kv import launched
+from kernels.linear_attention.triton_tensors import (
+    HOPPER,
+    Sizes,
+    log_decay,
+    outputs,
+    padded,
+    shrinkage,
+    sizes_of,
+    store_tile,
+    strides,
+    tile,
+)
+
+# Groups whose sums are addressed within 31 bits.
+MOST_GROUPS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedConfig:
+    """How a call is laid out: `chunk` rows at a time, `columns` of v a program; the sequence in `groups`, if
+    possible; `stages` chunks on their way in each program that makes outputs, `sum_stages` in one that makes
+    the sum of a group, `warps` of both; whether launches are `chained`: started while the one before ends,
+    which they then wait for; how many groups a program adds up (`summed`): more are added up by a launch in
+    between."""
+
+    chunk: int
+    columns: int
+    groups: int
+    stages: int
+    warps: int
+    chained: bool = False
+    sum_stages: int = 3
+    summed: int = 8
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "chunk": _is_size(self.chunk),
+            "columns": _is_size(self.columns),
+            "groups": 1 <= self.groups <= MOST_GROUPS,
+            "stages": self.stages >= 1,
+            "sum_stages": self.sum_stages >= 1,
+            "warps": self.warps in (1, 2, 4, 8),
+        }
+        for name, good in wanted.items():
+            if not good:
+                raise ValueError(
+                    f"{name}: a layout cannot have {getattr(self, name)}; chunk, columns: a power of two "
+                    f"from 16 on; warps: 1, 2, 4 or 8; stages: 1 or more; groups: 1 to {MOST_GROUPS}"
+                )
+
+    def rows(self, length: int) -> int:
+        """Rows of a group, whole chunks."""
+        return int(triton.cdiv(length, self.groups * self.chunk)) * self.chunk
+
+
+def _is_size(count: int) -> bool:
+    return count >= 16 and count & (count - 1) == 0
+
+
+# Multiprocessors of an H200.
+PROCESSORS = 132
+# Programs that a multiprocessor has place for: their chunks of a rank above WIDE_RANK leave room for one.
+PLACES, WIDE_RANK = 2, 128
+# Numbers of the state that a program keeps: 64 registers of each of 128 threads, or half as many in fp32,
+# whose products take three times the registers.
+STATE, STATE_FP32 = 8192, 4096
+# Rows below which a group is not worth the state that it has to hand on.
+LEAST_ROWS = 256
+# Elements of the state that a program of the launch in between has.
+SCANNED = 256
+
+
+def chunked_config(
+    sizes: Sizes, *, element_bytes: int, processors: int = PROCESSORS, chained: bool = True
+) -> ChunkedConfig:
+    """The layout for a shape on a GPU of so many multiprocessors.
+
+    Two programs a multiprocessor, so that one computes while the other waits: a state of 128 by 64 and chunks
+    of 64 rows, which 4 warps hold without spilling. As many groups as fill the places in one wave; narrower
+    columns where there still are fewer programs than multiprocessors, for q and k then come from L2.
+
+    >>> print(chunked_config(Sizes(1, 32, 32, 2048, 128, 128), element_bytes=2))
+    ChunkedConfig(chunk=64, columns=64, groups=4, stages=2, warps=4, chained=True, sum_stages=3, summed=8)
+    >>> print(chunked_config(Sizes(1, 32, 32, 128, 128, 128), element_bytes=2))
+    ChunkedConfig(chunk=64, columns=32, groups=1, stages=3, warps=4, chained=True, sum_stages=3, summed=8)
+    """
+    single = element_bytes == 4
+    rank, dim = padded(sizes.rank), padded(sizes.dim)
+    chunk = 16 if single else 64
+    columns = max(16, min(64, dim, (STATE_FP32 if single else STATE) // rank))
+    places = processors * (1 if rank > WIDE_RANK else PLACES)
+    programs = sizes.batch * sizes.q_heads * triton.cdiv(sizes.dim, columns)
+    groups = max(1, min(places // programs, sizes.length // LEAST_ROWS))
+    programs *= groups
+    while 2 * programs <= processors and columns > 32:
+        columns, programs = columns // 2, programs * 2
+    # A program that has a multiprocessor for itself reads while it computes.
+    stages = 3 if programs <= processors and rank <= WIDE_RANK else 2
+    return ChunkedConfig(chunk, columns, groups, stages, 4, chained)
+
+
+def config_for(q: Tensor, sizes: Sizes) -> ChunkedConfig:
+    """The layout for these tensors on the device where they lie."""
+    processors, hopper = PROCESSORS, False
+    if q.is_cuda:
+        gpu = torch.cuda.get_device_properties(q.device)
+        processors, hopper = gpu.multi_processor_count, gpu.major >= HOPPER
+    return chunked_config(sizes, element_bytes=q.element_size(), processors=processors, chained=hopper)
+
+
+def chunked_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    lengths: Tensor | None = None,
+    out: Tensor | None = None,
+    final_state: Tensor | None = None,
+    config: ChunkedConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """out [batch, q_heads, length, dim] and the state after it, fp32 [batch, kv_heads, rank, dim].
+
+    q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank], v [batch, kv_heads, length, dim] in
+    fp16, bf16 or fp32, any strides but the last; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1],
+    which is not looked at here; state: what the final state was after an earlier part of the sequence. Of
+    sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0. Sums are made
+    in fp32, but states and scores enter products in the format of q: in fp16 they have to stay below 65504.
+
+    Raises ValueError for tensors that do not fit together.
+    """
+    sizes = sizes_of(q, k, v, decay)
+    out, final_state = outputs(q, sizes, state, lengths, out, final_state)
+    config = config or config_for(q, sizes)
+    rows = config.rows(sizes.length)
+    groups = triton.cdiv(sizes.length, rows)
+    sums, scanned = None, groups - 1 > config.summed
+    if groups > 1:
+        sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned)
+    _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
+        q, k, v, out, decay, state, final_state, lengths, sums,
+        sizes.length, rows, groups,
+        *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
+        STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
+        **_constants(sizes, config), **launched(config.warps, config.chained),
+    )  # fmt: skip
+    return out, final_state
+
+
+def _grid(sizes: Sizes, config: ChunkedConfig, groups: int, heads: int) -> tuple[int]:
+    return (sizes.batch * groups * heads * triton.cdiv(sizes.dim, config.columns),)
+
+
+def _constants(sizes: Sizes, config: ChunkedConfig) -> dict[str, int]:
+    return {
+        "RANK_USED": sizes.rank,
+        "DIM_USED": sizes.dim,
+        "RANK": padded(sizes.rank),
+        "DIM": triton.cdiv(sizes.dim, config.columns) * config.columns,
+        "CHUNK": config.chunk,
+        "COLUMNS": config.columns,
+    }
+
+
+def _sums_of_groups(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    lengths: Tensor | None,
+    sizes: Sizes,
+    config: ChunkedConfig,
+    rows: int,
+    count: int,
+    scanned: bool,
+) -> Tensor:
+    """What each of the first `count` groups adds to the state by its end, fp32 [batch * kv_heads, count,
+    padded rank, padded dim]; if `scanned` the state by its end."""
+    constants = _constants(sizes, config)
+    pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
+    sums = torch.empty(
+        (pairs, count, constants["RANK"], constants["DIM"]), dtype=torch.float32, device=k.device
+    )
+    _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
+        k, v, decay, lengths, sums, sizes.length, rows, count, *strides(k), *strides(v),
+        STAGES=config.sum_stages, HEADS=sizes.kv_heads, **constants,
+        **launched(config.warps, config.chained),
+    )  # fmt: skip
+    if scanned:
+        _scan_kernel[(size // SCANNED, pairs)](
+            sums, decay, state, lengths, sizes.length, rows, count, *strides(state), sizes.rank, sizes.dim,
+            RANK=constants["RANK"], DIM=constants["DIM"], BLOCK=SCANNED, HEADS=sizes.kv_heads,
+            **launched(2, config.chained),
+        )  # fmt: skip
+    return sums
+
+
+@triton.jit
+def _length_of(lengths_ptr, sequence, length):
+    """Rows of a sequence that count."""
+    if lengths_ptr is not None:
+        length = tl.minimum(tl.maximum(tl.load(lengths_ptr + sequence), 0), length)
+    return length
+
+
+@triton.jit
+def _place(groups, HEADS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Block of columns, head, group and sequence of a program: those that read the same rows run together."""
+    at = tl.program_id(0)
+    rest = at // (BLOCKS * HEADS)
+    return at % BLOCKS, at // BLOCKS % HEADS, rest % groups, rest // groups
+
+
+@triton.jit
+def _state_after(state, k, v, count, log, CHUNK: tl.constexpr, DECAY: tl.constexpr):
+    """The state [RANK, COLUMNS] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS] with `count` rows."""
+    if DECAY:
+        left = tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log)
+        v = (v.to(tl.float32) * left[:, None]).to(v.dtype)
+        state += state * shrinkage(log, count)
+    return tl.dot(tl.trans(k), v, state, input_precision="tf32x3")
+
+
+@triton.jit
+def _sums_kernel(
+    k_ptr, v_ptr, decay_ptr, lengths_ptr, sums_ptr,
+    length, rows, groups,
+    stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
+    RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """The sum of one group of one KV head in COLUMNS of v; all its rows are there. See `_place`."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    block, head, group, sequence = _place(groups, HEADS, DIM // COLUMNS)
+    DECAY: tl.constexpr = decay_ptr is not None
+    first, end = group * rows, (group + 1) * rows
+    if lengths_ptr is not None and end > _length_of(lengths_ptr, sequence, length):
+        # No row comes after this group: nobody needs its sum.
+        return
+    log = 0.0
+    if DECAY:
+        log = log_decay(decay_ptr, head)
+    k_base = k_ptr + sequence.to(tl.int64) * stride_k_sequence + head.to(tl.int64) * stride_k_head
+    v_base = v_ptr + sequence.to(tl.int64) * stride_v_sequence + head.to(tl.int64) * stride_v_head
+    state = tl.zeros([RANK, COLUMNS], tl.float32)
+    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
+        k = tile(k_base, start, stride_k_row, end, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
+        v = tile(
+            v_base, start, stride_v_row, end, block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM
+        )
+        state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
+    at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
+    store_tile(state, sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
+
+
+@triton.jit
+def _scan_kernel(
+    sums_ptr, decay_ptr, state_ptr, lengths_ptr, length, rows, groups,
+    stride_sequence, stride_head, stride_row, rank, dim,
+    RANK: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Puts the state by the end of each group in the place of its sum. Grid (blocks of the state, pairs)."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    pair = tl.program_id(1)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sums_ptr += pair.to(tl.int64) * groups * (RANK * DIM)
+    state = tl.zeros([BLOCK], tl.float32)
+    if state_ptr is not None:
+        row, column = index // DIM, index % DIM
+        state_ptr += (pair // HEADS).to(tl.int64) * stride_sequence
+        state_ptr += (pair % HEADS).to(tl.int64) * stride_head
+        inside = (row < rank) & (column < dim)
+        state = tl.load(state_ptr + row.to(tl.int64) * stride_row + column, mask=inside, other=0.0)
+    shrink = 0.0
+    if decay_ptr is not None:
+        shrink = shrinkage(log_decay(decay_ptr, pair % HEADS), rows)
+    # Those that are full: nobody needs what comes after them.
+    full = tl.minimum(groups, _length_of(lengths_ptr, pair // HEADS, length) // rows)
+    for group in tl.range(0, full, num_stages=8):
+        at = sums_ptr + index + tl.full([BLOCK], RANK * DIM, tl.int64) * group
+        state += state * shrink + tl.load(at)
+        tl.store(at, state)
+
+
+@triton.jit
+def _state_before(
+    sums_ptr, decay_ptr, state_ptr, pair, head, group, groups, rows, any_row, sequence, block, log,
+    stride_sequence, stride_head, stride_row,
+    RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, SCANNED: tl.constexpr,
+):  # fmt: skip
+    """The state [RANK, COLUMNS] before a group that has any row: see `_sums_of_groups`."""
+    state = tl.zeros([RANK, COLUMNS], tl.float32)
+    column = block * COLUMNS
+    first = 0
+    if SCANNED:
+        first = tl.maximum(group - 1, 0)
+    if state_ptr is not None and (not SCANNED or group == 0):
+        base = state_ptr + sequence.to(tl.int64) * stride_sequence + head.to(tl.int64) * stride_head
+        state += tile(base, 0, stride_row, RANK_USED, column, DIM_USED, RANK, COLUMNS, False, False)
+    if sums_ptr is not None:
+        shrink = 0.0
+        if decay_ptr is not None:
+            shrink = shrinkage(log, rows)
+        sums_ptr += pair.to(tl.int64) * (groups - 1) * (RANK * DIM)
+        at = tl.arange(0, RANK)[:, None] * DIM + column + tl.arange(0, COLUMNS)[None, :]
+        for earlier in tl.range(first, tl.where(any_row, group, 0), num_stages=3):
+            state += state * shrink + tl.load(sums_ptr + at + earlier * (RANK * DIM))
+    return state
+
+
+@triton.jit
+def _outputs_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, decay_ptr, state_ptr, final_ptr, lengths_ptr, sums_ptr,
+    length, rows, groups,
+    stride_q_sequence, stride_q_head, stride_q_row, stride_k_sequence, stride_k_head, stride_k_row,
+    stride_v_sequence, stride_v_head, stride_v_row, stride_out_sequence, stride_out_head, stride_out_row,
+    stride_state_sequence, stride_state_head, stride_state_row,
+    stride_final_sequence, stride_final_head, stride_final_row,
+    RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, SCANNED: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of the outputs of one group of rows of one query head. See `_place`."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    block, q_head, group, sequence = _place(groups, HEADS, DIM // COLUMNS)
+    head, column = q_head // GROUP, block * COLUMNS
+    DECAY: tl.constexpr = decay_ptr is not None
+    count = _length_of(lengths_ptr, sequence, length)
+    first, end = group * rows, tl.minimum((group + 1) * rows, length)
+    last = tl.minimum(end, count)
+
+    index = tl.arange(0, CHUNK)
+    distance = index[:, None] - index[None, :]
+    log = 0.0
+    if DECAY:
+        log = log_decay(decay_ptr, head)
+        weights = tl.where(distance >= 0, tl.exp2(tl.maximum(distance, 0) * log), 0.0)
+        carried = tl.exp2((index + 1) * log)
+
+    state = _state_before(
+        sums_ptr, decay_ptr, state_ptr, sequence * (HEADS // GROUP) + head, head, group, groups, rows,
+        first < last, sequence, block, log, stride_state_sequence, stride_state_head, stride_state_row,
+        RANK_USED, DIM_USED, RANK, DIM, COLUMNS, SCANNED,
+    )  # fmt: skip
+    sequence = sequence.to(tl.int64)
+    q_base = q_ptr + sequence * stride_q_sequence + q_head.to(tl.int64) * stride_q_head
+    k_base = k_ptr + sequence * stride_k_sequence + head.to(tl.int64) * stride_k_head
+    v_base = v_ptr + sequence * stride_v_sequence + head.to(tl.int64) * stride_v_head
+    out_base = out_ptr + sequence * stride_out_sequence + q_head.to(tl.int64) * stride_out_head
+    for start in tl.range(first, last, CHUNK, num_stages=STAGES):
+        q = tile(q_base, start, stride_q_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
+        k = tile(k_base, start, stride_k_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
+        v = tile(v_base, start, stride_v_row, last, column, DIM_USED, CHUNK, COLUMNS, False, DIM_USED == DIM)
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        out = tl.dot(q, state.to(q.dtype), input_precision="tf32x3")
+        if DECAY:
+            scores *= weights
+            out *= carried[:, None]
+        else:
+            scores = tl.where(distance >= 0, scores, 0.0)
+        out = tl.dot(scores.to(v.dtype), v, out, input_precision="tf32x3")
+        store_tile(out, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
+        state = _state_after(state, k, v, tl.minimum(last - start, CHUNK), log, CHUNK, DECAY)
+    if lengths_ptr is not None:
+        nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
+        for start in range(tl.maximum(first, tl.cdiv(count, CHUNK) * CHUNK), end, CHUNK):
+            store_tile(nothing, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
+    # The group that has the last row, the first where there is none.
+    if group == tl.maximum(count - 1, 0) // rows and q_head % GROUP == 0:
+        final_base = final_ptr + sequence * stride_final_sequence + head.to(tl.int64) * stride_final_head
+        store_tile(
+            state, final_base, 0, stride_final_row, RANK_USED, column, DIM_USED, RANK, COLUMNS
+        )  # fmt: skip

@@ -1,0 +1,142 @@
+"""One token of linear attention with decay: reads the state and writes it, once each.
+
+S = gamma S + k^T v in place,   out = q S
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.decoder.checks import check_like, kind
+from kernels.decoder.split_kv import launched
+from kernels.linear_attention.triton_tensors import HOPPER, Sizes, padded, sizes_of
+
+# Numbers of the state that a program has: 32 of each of 128 threads. Fewer, on a GPU that is not full, until
+# two programs a multiprocessor (of an H200) read; never fewer columns than make a line of 64 bytes.
+NUMBERS = 4096
+PROGRAMS = 264
+LEAST_COLUMNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepConfig:
+    """How a step is laid out: `columns` of the state a program, a power of two, `warps` of it; whether
+    launches are `chained`: started while the one before ends, which they then wait for."""
+
+    columns: int
+    warps: int
+    chained: bool = False
+
+
+def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
+    """The layout for a shape.
+
+    >>> print(step_config(Sizes(1, 32, 32, 1, 128, 128)))
+    StepConfig(columns=16, warps=2, chained=True)
+    >>> print(step_config(Sizes(64, 32, 32, 1, 128, 128)))
+    StepConfig(columns=32, warps=4, chained=True)
+    """
+    rank, dim = padded(sizes.rank), padded(sizes.dim)
+    columns = max(LEAST_COLUMNS, min(dim, NUMBERS // rank))
+    pairs = sizes.batch * sizes.kv_heads
+    while columns > LEAST_COLUMNS and pairs * triton.cdiv(sizes.dim, columns) < PROGRAMS:
+        columns //= 2
+    return StepConfig(columns, max(1, min(4, rank * columns // 1024)), chained)
+
+
+def config_for(q: Tensor, sizes: Sizes) -> StepConfig:
+    """The layout for these tensors on the device where they lie."""
+    hopper = q.is_cuda and torch.cuda.get_device_properties(q.device).major >= HOPPER
+    return step_config(sizes, chained=hopper)
+
+
+def reference_linear_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
+) -> Tensor:
+    """As `linear_attention_step`, in plain torch and in the format of the state."""
+    if decay is not None:
+        state *= decay.to(state.dtype)[:, None, None]
+    state += k.to(state.dtype).unsqueeze(-1) * v.to(state.dtype).unsqueeze(-2)
+    group = q.shape[1] // k.shape[1]
+    return torch.einsum("bhr,bhrd->bhd", q.to(state.dtype), state.repeat_interleave(group, 1)).to(q.dtype)
+
+
+def linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    decay: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    config: StepConfig | None = None,
+) -> Tensor:
+    """out [batch, q_heads, dim] of one more token; state, fp32 [batch, kv_heads, rank, dim], is carried on in
+    place.
+
+    q [batch, q_heads, rank], k [batch, kv_heads, rank], v [batch, kv_heads, dim] in fp16, bf16 or fp32, any
+    strides but the last; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1], which is not looked at
+    here. Raises ValueError for tensors that do not fit together.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} has to be [batch, heads, columns], not {kind(x)}")
+    sizes = sizes_of(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), decay)
+    check_like("state", state, sizes.state, torch.float32)
+    shape = sizes.batch, sizes.q_heads, sizes.dim
+    out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
+    check_like("out", out, shape, q.dtype)
+    config = config or config_for(q, sizes)
+    blocks = triton.cdiv(sizes.dim, config.columns)
+    _step_kernel[(blocks * sizes.kv_heads * sizes.batch,)](
+        q, k, v, state, decay, out,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3], *out.stride()[:2],
+        RANK_USED=sizes.rank, DIM_USED=sizes.dim, RANK=padded(sizes.rank), COLUMNS=config.columns,
+        BLOCKS=blocks, HEADS=sizes.kv_heads, GROUP=sizes.group,
+        **launched(config.warps, config.chained),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _step_kernel(
+    q_ptr, k_ptr, v_ptr, state_ptr, decay_ptr, out_ptr,
+    stride_q_sequence, stride_q_head, stride_k_sequence, stride_k_head, stride_v_sequence, stride_v_head,
+    stride_state_sequence, stride_state_head, stride_state_row, stride_out_sequence, stride_out_head,
+    RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of the state of one KV head of one sequence. Grid (blocks * heads * batch,), blocks fastest."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.program_id(0)
+    head = (at // BLOCKS % HEADS).to(tl.int64)
+    sequence = (at // (BLOCKS * HEADS)).to(tl.int64)
+    row = tl.arange(0, RANK)
+    column = at % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    row_inside, column_inside = row < RANK_USED, column < DIM_USED
+    state_base = state_ptr + sequence * stride_state_sequence + head * stride_state_head
+    state_at = state_base + row.to(tl.int64)[:, None] * stride_state_row + column[None, :]
+    inside = row_inside[:, None] & column_inside[None, :]
+    state = tl.load(state_at, mask=inside, other=0.0)
+    k_base = k_ptr + sequence * stride_k_sequence + head * stride_k_head
+    v_base = v_ptr + sequence * stride_v_sequence + head * stride_v_head
+    k = tl.load(k_base + row, mask=row_inside, other=0.0).to(tl.float32)
+    v = tl.load(v_base + column, mask=column_inside, other=0.0).to(tl.float32)
+    if decay_ptr is not None:
+        state *= tl.load(decay_ptr + head).to(tl.float32)
+    state += k[:, None] * v[None, :]
+    tl.store(state_at, state, mask=inside)
+    q_base = q_ptr + sequence * stride_q_sequence + head * GROUP * stride_q_head
+    out_base = out_ptr + sequence * stride_out_sequence + head * GROUP * stride_out_head
+    for query in range(GROUP):
+        q = tl.load(q_base + query * stride_q_head + row, mask=row_inside, other=0.0).to(tl.float32)
+        out = tl.sum(q[:, None] * state, 0)
+        tl.store(
+            out_base + query * stride_out_head + column, out.to(out_ptr.dtype.element_ty), mask=column_inside
+        )

@@ -1,0 +1,241 @@
+"""The benchmark's parts about causal linear attention beside flash-linear-attention: sequences, one token.
+
+    out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i       bytes: q, k, v read, out written, each number once
+    one token                                              bytes: the state read and written
+
+bf16 with states in fp32, 32 heads of 128, one decay a head. All are given [batch, length, heads, 128], which
+is how flash-linear-attention lays its tensors out.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.linear_attention.api import causal_linear_attention
+from kernels.linear_attention.triton_chunked import chunked_linear_attention
+from kernels.linear_attention.triton_step import linear_attention_step
+from validate import bench_cases as cases
+from validate.bench_cases import OURS, Bar, Compared, Row
+from validate.bench_peers import Candidate
+from validate.bench_run import SEED, Bench, compared_part, say, take_turns, tried
+from validate.bench_timing import one_line, version_of
+
+HEADS, WIDTH = 32, 128
+FASTER, STEP_FASTER, STEP_SHARE = 1.8, 1.15, 0.85
+ERROR_BAR = 1e-2
+# Head by head where a sequence is longer: in float64 they would not fit beside each other.
+LONG = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """So many sequences of one length."""
+
+    batch: int
+    length: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """q, k, v and out, bf16."""
+        return 4 * 2 * self.batch * self.length * HEADS * WIDTH
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of so many sequences."""
+
+    batch: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """The state in fp32, read and written, and q, k, v and out."""
+        return self.batch * HEADS * WIDTH * (2 * 4 * WIDTH + 4 * 2)
+
+    def __str__(self) -> str:
+        return f"one token of {self.batch}"
+
+
+LENGTHS = (64, 128, 512, 2048, 8192, 32768, 100000)
+SEQUENCES = (*(Sequences(1, n) for n in LENGTHS), Sequences(16, 2048))
+TOKENS = tuple(Token(batch) for batch in (1, 16, 64))
+
+
+class Operands(NamedTuple):
+    """q, k, v, out [batch, length, heads, width]; decay [heads]; of one token also its state, fp32 [batch,
+    heads, width, width], and what that was before."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    decay: Tensor
+    state: Tensor
+    before: Tensor
+
+
+Ways = Iterator[tuple[str, str, list[Callable[[], Tensor]]]]
+
+
+def drawn(batch: int, length: int, generator: torch.Generator, *, with_state: bool) -> Operands:
+    """Random numbers; keys are scaled so that outputs stay of one size."""
+    device = generator.device
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device)
+
+    q, k, v = (normal(batch, length, HEADS, WIDTH) for _ in range(3))
+    decay = 1.0 - 0.1 * torch.rand(HEADS, generator=generator, device=device)
+    before = normal(batch if with_state else 0, HEADS, WIDTH, WIDTH)
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k * WIDTH**-0.5, v))
+    out = torch.empty(batch, length, HEADS, WIDTH, dtype=torch.bfloat16, device=device)
+    return Operands(q, k, v, out, decay, before.clone(), before)
+
+
+def truth(one: Operands) -> Tensor:
+    """In float64: [batch, length, heads, width]."""
+    state = one.before if len(one.before) else None
+    each = HEADS if one.q.shape[1] <= LONG else 1
+    found = []
+    for first in range(0, HEADS, each):
+        some = slice(first, first + each)
+        q, k, v = (x[:, :, some].transpose(1, 2).double() for x in one[:3])
+        given = None if state is None else state[:, some].double()
+        out, _ = causal_linear_attention(q, k, v, one.decay[some].double(), "block_based", given)
+        found.append(out.transpose(1, 2))
+    return torch.cat(found, 2)
+
+
+def own_sequences(sets: Sequence[Operands]) -> Ways:
+    """Ours, by chunks."""
+
+    def call(one: Operands) -> Tensor:
+        q, k, v, out = (x.transpose(1, 2) for x in one[:4])
+        chunked_linear_attention(q, k, v, one.decay, out=out)
+        return one.out
+
+    yield "chunked", "", [partial(call, one) for one in sets]
+
+
+def own_tokens(sets: Sequence[Operands]) -> Ways:
+    """Ours, one token."""
+
+    def call(one: Operands) -> Tensor:
+        linear_attention_step(one.q[:, 0], one.k[:, 0], one.v[:, 0], one.state, one.decay, out=one.out[:, 0])
+        return one.out
+
+    yield "step", "", [partial(call, one) for one in sets]
+
+
+def fla(name: str) -> Callable[..., Any]:
+    """A function of flash-linear-attention. Raises ImportError where it is not there."""
+    found: Callable[..., Any] = getattr(importlib.import_module("fla.ops.simple_gla"), name)
+    return found
+
+
+def fla_ways(sets: Sequence[Operands], names: Sequence[str]) -> Ways:
+    """flash-linear-attention's functions that are here."""
+    for name in names:
+        try:
+            run = fla(name)
+        except (ImportError, AttributeError) as error:
+            say(f"fla {name}: {one_line(error)}")
+            continue
+        yield f"fla {name}", "", [partial(_fla_call, run, one, one.decay.log()) for one in sets]
+
+
+def _fla_call(run: Callable[..., Any], one: Operands, log_decay: Tensor) -> Tensor:
+    options: dict[str, Any] = {"g_gamma": log_decay, "scale": 1.0, "output_final_state": True}
+    if len(one.state):
+        options["initial_state"] = one.state
+    out: Tensor = run(one.q, one.k, one.v, **options)[0]
+    return out
+
+
+def compared(
+    of: Sequences | Token, sets: Sequence[Operands], ours: Ways, theirs: Ways, bench: Bench
+) -> tuple[Compared, list[Row]]:
+    """All ways, checked, then timed in turns."""
+    truths = [truth(sets[0]), truth(sets[-1])]
+
+    def poison() -> None:
+        for one in sets:
+            one.out.fill_(math.nan)
+            one.state.copy_(one.before)
+
+    calls = cases.calls_of(len(sets))
+    entries = []
+    for ways, version in ((ours, "simcore"), (theirs, f"fla {version_of('fla-core')}")):
+        for name, config, made in ways:
+            mine = version == "simcore"
+            row = Row(
+                op="linear_attention" if isinstance(of, Sequences) else "linear_attention_step",
+                implementation=f"{OURS}, {name}" if mine else name,
+                version=version,
+                shape={**asdict(of), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"},
+                hbm_bytes=of.hbm_bytes,
+                error=None,
+                error_bar=ERROR_BAR if mine else cases.PEER_ERROR_BAR,
+            )
+            in_graph = _after(sets[-1], calls // len(sets)) if mine and isinstance(of, Token) else None
+            entries.append(tried(row, [Candidate(config, made)], truths, calls, poison, in_graph))
+    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
+    mine_rows = [row for row in rows if row.version == "simcore"]
+    for row in mine_rows:
+        bench.judge(row)
+    others = [row for row in rows if row.version != "simcore"]
+    return Compared(str(of), mine_rows[0], others, of.hbm_bytes / bench.card.read_bytes_per_s), []
+
+
+def _after(one: Operands, tokens: int) -> Tensor:
+    """The output of the last of so many equal tokens, in float64: ours carry their state on in place."""
+    q, k, v = (x.expand(-1, tokens, -1, -1).transpose(1, 2).double() for x in one[:3])
+    out, _ = causal_linear_attention(q, k, v, one.decay.double(), "block_based", one.before.double())
+    return out[:, :, -1:].transpose(1, 2)
+
+
+def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
+    """Whole sequences."""
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
+    sets = [drawn(of.batch, of.length, generator, with_state=False) for _ in range(count)]
+    theirs = fla_ways(sets, ("chunk_simple_gla", "fused_chunk_simple_gla"))
+    return compared(of, sets, own_sequences(sets), theirs, bench)
+
+
+def token_case(of: Token, bench: Bench) -> tuple[Compared, list[Row]]:
+    """One token."""
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
+    sets = [drawn(of.batch, 1, generator, with_state=True) for _ in range(count)]
+    return compared(of, sets, own_tokens(sets), fla_ways(sets, ("fused_recurrent_simple_gla",)), bench)
+
+
+def linear_attention(bench: Bench) -> list[Bar]:
+    """The part `linear_attention`."""
+    found = compared_part("sequences", "linear_attention", SEQUENCES, sequences_case, bench)
+    long = [one for one in found if int(str(one.ours.shape["length"])) >= 2048]
+    return [
+        cases.at_least(f"sequences from 2048 tokens on {FASTER} times as fast as fla", long, FASTER),
+        cases.at_least("no sequence slower than fla", found, 1.0),
+    ]
+
+
+def linear_step(bench: Bench) -> list[Bar]:
+    """The part `linear_step`."""
+    found = compared_part("steps", "linear_attention", TOKENS, token_case, bench)
+    bars = [cases.at_least(f"one token {STEP_FASTER} times as fast as fla", found, STEP_FASTER)]
+    last = next((one for one in found if one.name == str(TOKENS[-1])), None)
+    name = f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of read bandwidth"
+    if last is None or last.over_floor is None:
+        return [*bars, Bar(name, "not measured", None)]
+    share = 1.0 / last.over_floor
+    return [*bars, Bar(name, f"{100 * share:.1f} %", share >= STEP_SHARE)]
