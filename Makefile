@@ -21,6 +21,6 @@ test-gpu:
 bench:
 	$(PYTHON) -m tests.bench
 
-# Decoding kernels: checked against float64, then timed beside the public ones that are installed.
+# Kernels: checked against float64, then timed beside the public ones that are installed.
 bench-kernels:
 	$(PYTHON) -m validate.bench_kernels
