@@ -123,19 +123,24 @@ def _step_kernel(
     state_base = state_ptr + sequence * stride_state_sequence + head * stride_state_head
     state_at = state_base + row.to(tl.int64)[:, None] * stride_state_row + column[None, :]
     inside = row_inside[:, None] & column_inside[None, :]
-    state = tl.load(state_at, mask=inside, other=0.0)
     k_base = k_ptr + sequence * stride_k_sequence + head * stride_k_head
     v_base = v_ptr + sequence * stride_v_sequence + head * stride_v_head
-    k = tl.load(k_base + row, mask=row_inside, other=0.0).to(tl.float32)
-    v = tl.load(v_base + column, mask=column_inside, other=0.0).to(tl.float32)
-    if decay_ptr is not None:
-        state *= tl.load(decay_ptr + head).to(tl.float32)
-    state += k[:, None] * v[None, :]
-    tl.store(state_at, state, mask=inside)
     q_base = q_ptr + sequence * stride_q_sequence + head * GROUP * stride_q_head
+    # All are on their way before any is used: a trip to memory is most of what a small step takes.
+    decay = 1.0
+    if decay_ptr is not None:
+        decay = tl.load(decay_ptr + head).to(tl.float32)
+    state = tl.load(state_at, mask=inside, other=0.0)
+    k = tl.load(k_base + row, mask=row_inside, other=0.0)
+    v = tl.load(v_base + column, mask=column_inside, other=0.0)
+    next_q = tl.load(q_base + row, mask=row_inside, other=0.0)
+    state = state * decay + k.to(tl.float32)[:, None] * v.to(tl.float32)[None, :]
+    tl.store(state_at, state, mask=inside)
     out_base = out_ptr + sequence * stride_out_sequence + head * GROUP * stride_out_head
     for query in range(GROUP):
-        q = tl.load(q_base + query * stride_q_head + row, mask=row_inside, other=0.0).to(tl.float32)
+        q = next_q.to(tl.float32)
+        more = row_inside & (query + 1 < GROUP)
+        next_q = tl.load(q_base + (query + 1) * stride_q_head + row, mask=more, other=0.0)
         out = tl.sum(q[:, None] * state, 0)
         tl.store(
             out_base + query * stride_out_head + column, out.to(out_ptr.dtype.element_ty), mask=column_inside

@@ -146,7 +146,8 @@ def reference_linear_attention(
 @triton.jit
 def log_decay(decay_ptr, head):
     """log2 of a head's decay, fp32."""
-    return tl.log2(tl.load(decay_ptr + head).to(tl.float32))
+    # A decay of fp64 may be too small for fp32; 0 rows of it are still 1.
+    return tl.maximum(tl.log2(tl.load(decay_ptr + head).to(tl.float32)), -1e30)
 
 
 @triton.jit
