@@ -24,7 +24,8 @@ itself, and makes a NaN of an infinity.
 Sums stand where activations will, so a program may write its channels of a level only after all others have
 read the sums there: it does so once it has the exchange behind them.
 
-Whoever waits holds a place on a multiprocessor: all programs of a launch need one at the same time.
+Whoever waits holds a place on a multiprocessor: all programs of a launch need one at the same time. And every
+program has a share of every exchange: who had none would be waited for by nobody, and could come too late.
 """
 
 from collections.abc import Sequence
@@ -155,11 +156,14 @@ def token_step(
     check_space(space, _shapes(a, config))
     channels, parts = a.shape[3], config.programs if config.split else 1
     dim = max(16, triton.next_power_of_2(channels))
+    share = triton.next_power_of_2(triton.cdiv(channels, config.programs))
+    # Who has no share of an exchange is not waited for, and may be late for the next one: none is launched.
+    programs = config.programs if config.split else triton.cdiv(channels, share)
     sizes = {
         "CHANNELS": channels,
         "DIM": dim,
         "ROWS": config.rows,
-        "SHARE": triton.next_power_of_2(triton.cdiv(channels, config.programs)),
+        "SHARE": share,
         "PARTS": parts,
         "PARTS_TILE": tile(parts, config.rows * dim, config.warps),
         "NOISY": noise is not None,
@@ -171,14 +175,14 @@ def token_step(
         taps.stride(0), taps.stride(1) if taps.shape[1] > 1 else 0,
         *(noise.stride()[:2] if noise is not None else (0, 0)),
     )  # fmt: skip
-    grid = config.programs, len(space.turns)
+    grid = programs, len(space.turns)
     if len(matrices) == 1:
         _gate_kernel[grid](a, taps, *matrices, *shared, **sizes)
     else:
-        hidden_share = triton.next_power_of_2(triton.cdiv(2 * channels, config.programs))
+        hidden = triton.next_power_of_2(triton.cdiv(2 * channels, config.programs))
         _mlp_kernel[grid](
             a, taps, *matrices, *shared,
-            SPLIT=config.split, HIDDEN_SHARE=hidden_share,
+            SPLIT=config.split, HIDDEN_SHARE=hidden if config.split else 2 * share,
             HIDDEN_TILE=tile(1, config.rows * 2 * dim, config.warps), **sizes,
         )  # fmt: skip
 

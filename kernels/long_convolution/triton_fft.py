@@ -35,8 +35,12 @@ from kernels.decoder.checks import kind
 
 Precision = Literal["tf32x3", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Rows or columns of a matrix that a program has in shared memory at once.
+AT_ONCE = tl.constexpr(64)
 # The least that a matrix product takes of each dimension.
 LEAST = 16
+# Inputs of a warp whose program makes all of a tile.
+INPUTS_A_WARP = 1024
 # One product up to here, two in one launch up to there, then three launches.
 DENSE_SIDE, FUSED_SIDE, LONGEST_SIDE = 128, 2048, 16384
 STORED = (torch.float32, torch.float16, torch.bfloat16)
@@ -62,25 +66,27 @@ class FftConfig:
 def fft_config(side: int) -> FftConfig:
     """The layout for a side, a power of two from 16 to 16384.
 
-    A program's numbers, re and im, have to fit into its registers beside what becomes of them: 16,384 in all
-    a stage.
+    A program's numbers, re and im, have to fit into its registers beside what becomes of them; two programs a
+    multiprocessor while sides are short, so that one computes while the other waits.
 
-    >>> for side in (64, 256, 1024, 4096):
+    >>> for side in (64, 256, 1024, 8192):
     ...     print(fft_config(side))
     1 x 64, 64 channels, 4 warps, one launch
-    16 x 16, 32 channels, 8 warps, one launch
+    16 x 16, 16 channels, 4 warps, one launch
     32 x 32, 8 channels, 8 warps, one launch
-    64 x 64, 16 channels, 8 warps, three launches of 8 rows
+    128 x 64, 16 channels, 8 warps, three launches of 4 rows
     """
     if side < LEAST or side & (side - 1) or side > LONGEST_SIDE:
         raise ValueError(f"side has to be a power of two from {LEAST} to {LONGEST_SIDE}, not {side}")
     if side <= DENSE_SIDE:
         return FftConfig(1, side, 64, 4 if side < DENSE_SIDE else 8)
-    first = 1 << (side.bit_length() - 1) // 2
-    second = side // first
+    power = side.bit_length() - 1
     if side <= FUSED_SIDE:
-        return FftConfig(first, second, min(32, 8192 // side), 8)
-    return FftConfig(first, second, 16, 8, fused=False, rows=8)
+        first, warps = 1 << power // 2, 4 if side <= 512 else 8
+        return FftConfig(first, side // first, INPUTS_A_WARP * warps // side, warps)
+    # The longer one first: the second has to be there twice, to and fro.
+    first = 1 << (power + 1) // 2
+    return FftConfig(first, side // first, 16, 8, fused=False, rows=4)
 
 
 class _Tables(NamedTuple):
@@ -150,7 +156,16 @@ def fft_tile(
     blocks = triton.cdiv(channels, config.channels)
     if config.first == 1:
         _dense_kernel[(blocks, batch, layers)](
-            y, spectrum, z, second, twiddle, *shape, *strides, SIDE=side, **constants
+            y,
+            spectrum,
+            z,
+            second,
+            twiddle,
+            *shape,
+            *strides,
+            SIDE=side,
+            CHUNK=min(side, AT_ONCE.value),
+            **constants,
         )
     elif config.fused:
         _fused_kernel[(blocks, batch, layers)](
@@ -235,14 +250,13 @@ def _product(x, matrix, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _complex_product(re, im, table_ptr, SIGN: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr):
-    """(re + i im) times a complex matrix [2, N, N], or with SIGN -1 its conjugate."""
-    # One part of the matrix after the other: both would not fit into the registers beside the numbers.
-    nothing = tl.zeros(re.shape, tl.float32)
-    matrix = _matrix(table_ptr, N, False)
-    total_re, total_im = _product(re, matrix, nothing, PRECISION), _product(im, matrix, nothing, PRECISION)
-    matrix = SIGN * _matrix(table_ptr + N * N, N, False)
-    return _product(-im, matrix, total_re, PRECISION), _product(re, matrix, total_im, PRECISION)
+def _complex_product(total_re, total_im, re, im, matrix_re, matrix_im, PRECISION: tl.constexpr):
+    """total + (re + i im) times a complex matrix."""
+    total_re, total_im = (
+        _product(re, matrix_re, total_re, PRECISION),
+        _product(im, matrix_re, total_im, PRECISION),
+    )
+    return _product(-im, matrix_im, total_re, PRECISION), _product(re, matrix_im, total_im, PRECISION)
 
 
 @triton.jit
@@ -251,10 +265,14 @@ def _times(re, im, other_re, other_im):
 
 
 @triton.jit
-def _matrix(table_ptr, N: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """[N, N]."""
-    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
-    return tl.load(table_ptr + (column * N + row if TRANSPOSED else row * N + column))
+def _matrix(
+    table_ptr, first_row, first_column, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Re and im, [ROWS, COLUMNS] each, of a table [2, N, N] or its transpose, from a place on."""
+    row, column = first_row + tl.arange(0, ROWS)[:, None], first_column + tl.arange(0, COLUMNS)[None, :]
+    at = column * N + row if TRANSPOSED else row * N + column
+    return tl.load(table_ptr + at), tl.load(table_ptr + N * N + at)
 
 
 @triton.jit
@@ -284,26 +302,35 @@ def _add(z_ptr, at, more, mask):
 def _dense_kernel(
     y_ptr, spectrum_ptr, z_ptr, matrix_ptr, twist_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
-    SIDE: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of C channels, batch, layers): all of a transform in one product."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     channel = (tl.program_id(0) * C + tl.arange(0, C))[:, None]
-    n = tl.arange(0, SIDE)[None, :]
     there = channel < channels
-    y_at = layer * y_layer + sequence * y_sequence + n * y_position + channel
-    y = tl.load(y_ptr + y_at, mask=there, other=0.0).to(tl.float32)
-    twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
-    re, im = _complex_product(y * twist_re, y * twist_im, matrix_ptr, 1, SIDE, PRECISION)
-    s_at = layer * s_layer + sequence * s_filter + n * s_bin + channel
+    y_ptr += layer * y_layer + sequence * y_sequence
+    z_ptr += layer * z_layer + sequence * z_sequence
+    re, im = tl.zeros((C, SIDE), tl.float32), tl.zeros((C, SIDE), tl.float32)
+    for first in tl.static_range(0, SIDE, CHUNK):
+        n = first + tl.arange(0, CHUNK)[None, :]
+        y = tl.load(y_ptr + n * y_position + channel, mask=there, other=0.0).to(tl.float32)
+        twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
+        matrix_re, matrix_im = _matrix(matrix_ptr, first, 0, SIDE, CHUNK, SIDE, False)
+        re, im = _complex_product(re, im, y * twist_re, y * twist_im, matrix_re, matrix_im, PRECISION)
+    k = tl.arange(0, SIDE)[None, :]
+    s_at = layer * s_layer + sequence * s_filter + k * s_bin + channel
     spectrum_re = tl.load(spectrum_ptr + s_at, mask=there, other=0.0)
     spectrum_im = tl.load(spectrum_ptr + s_at + s_part, mask=there, other=0.0)
     re, im = _times(re, im, spectrum_re, spectrum_im)
-    # The matrix is symmetric: its conjugate takes back.
-    re, im = _complex_product(re, im, matrix_ptr, -1, SIDE, PRECISION)
-    more = (im * twist_re - re * twist_im) / SIDE
-    z_at = layer * z_layer + sequence * z_sequence + n * z_position + channel
-    _add(z_ptr, z_at, more, there & (n < outputs))
+    for first in tl.static_range(0, SIDE, CHUNK):
+        n = first + tl.arange(0, CHUNK)[None, :]
+        nothing = tl.zeros((C, CHUNK), tl.float32)
+        # The matrix is symmetric: its conjugate takes back.
+        matrix_re, matrix_im = _matrix(matrix_ptr, 0, first, SIDE, SIDE, CHUNK, False)
+        c_re, c_im = _complex_product(nothing, nothing, re, im, matrix_re, -matrix_im, PRECISION)
+        twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
+        more = (c_im * twist_re - c_re * twist_im) / SIDE
+        _add(z_ptr, n * z_position + channel, more, there & (n < outputs))
 
 
 @triton.jit
@@ -321,16 +348,23 @@ def _fused_kernel(
         n2, start + channel, channels, N1, N2, PRECISION,
     )  # fmt: skip
     k1, channel = _rows(N1, C)
-    re, im = _second_half(
-        _swapped(re, N2, C, N1), _swapped(im, N2, C, N1),
-        spectrum_ptr + layer * s_layer + sequence * s_filter, second_ptr, twiddle_ptr, s_part, s_bin,
-        k1, start + channel, channels, N1, N2, PRECISION,
+    matrix_re, matrix_im = _matrix(second_ptr, 0, 0, N2, N2, N2, False)
+    nothing = tl.zeros((N1 * C, N2), tl.float32)
+    re, im = _swapped(re, N2, C, N1), _swapped(im, N2, C, N1)
+    re, im = _complex_product(nothing, nothing, re, im, matrix_re, matrix_im, PRECISION)
+    re, im = _by_spectrum(
+        re, im, spectrum_ptr + layer * s_layer + sequence * s_filter, s_part, s_bin,
+        k1, start + channel, channels, N1, N2,
     )  # fmt: skip
+    re, im = _back_over_k2(re, im, second_ptr, twiddle_ptr, k1, 0, N1, N2, N2, PRECISION)
     n2, channel = _rows(N2, C)
-    _taken_back(
-        _swapped(re, N1, C, N2), _swapped(im, N1, C, N2),
-        z_ptr + layer * z_layer + sequence * z_sequence, first_ptr, z_position,
-        n2, start + channel, outputs, channels, N1, N2, PRECISION,
+    more = _back_over_k1(
+        tl.zeros((N2 * C, N1), tl.float32), _swapped(re, N1, C, N2), _swapped(im, N1, C, N2),
+        first_ptr, 0, N1, N1, PRECISION,
+    )  # fmt: skip
+    _added(
+        more, z_ptr + layer * z_layer + sequence * z_sequence, z_position,
+        n2, start + channel, outputs, channels, N1, N2,
     )  # fmt: skip
 
 
@@ -340,45 +374,57 @@ def _first_half(
     N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Over n1, and the twiddle: re and im of [rows (n2, channel), k1]."""
-    n1 = tl.arange(0, N1)[None, :]
-    at = (n1 * N2 + n2[:, None]) * y_position + channel[:, None]
-    y = tl.load(y_ptr + at, mask=(channel < channels)[:, None], other=0.0).to(tl.float32)
-    nothing = tl.zeros(y.shape, tl.float32)
-    re = _product(y, _matrix(first_ptr, N1, False), nothing, PRECISION)
-    im = _product(y, _matrix(first_ptr + N1 * N1, N1, False), nothing, PRECISION)
-    twiddle_at = n1 * N2 + n2[:, None]
+    CHUNK: tl.constexpr = min(N1, AT_ONCE)
+    re, im = tl.zeros((n2.shape[0], N1), tl.float32), tl.zeros((n2.shape[0], N1), tl.float32)
+    for first in tl.static_range(0, N1, CHUNK):
+        n1 = first + tl.arange(0, CHUNK)[None, :]
+        at = (n1 * N2 + n2[:, None]) * y_position + channel[:, None]
+        y = tl.load(y_ptr + at, mask=(channel < channels)[:, None], other=0.0).to(tl.float32)
+        matrix_re, matrix_im = _matrix(first_ptr, first, 0, N1, CHUNK, N1, False)
+        re, im = _product(y, matrix_re, re, PRECISION), _product(y, matrix_im, im, PRECISION)
+    twiddle_at = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
     return _times(re, im, tl.load(twiddle_ptr + twiddle_at), tl.load(twiddle_ptr + N1 * N2 + twiddle_at))
 
 
 @triton.jit
-def _second_half(
-    re, im, spectrum_ptr, second_ptr, twiddle_ptr, s_part, s_bin, k1, channel, channels,
-    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Over n2, times the spectrum, and back over k2 with the twiddle taken back: [rows (k1, channel), n2]."""
-    k2 = tl.arange(0, N2)[None, :]
-    re, im = _complex_product(re, im, second_ptr, 1, N2, PRECISION)
-    at = (k1[:, None] + N1 * k2) * s_bin + channel[:, None]
+def _by_spectrum(
+    re, im, spectrum_ptr, s_part, s_bin, k1, channel, channels, N1: tl.constexpr, N2: tl.constexpr
+):
+    """[rows (k1, channel), k2] times the spectrum."""
+    at = (k1[:, None] + N1 * tl.arange(0, N2)[None, :]) * s_bin + channel[:, None]
     there = (channel < channels)[:, None]
     spectrum_re = tl.load(spectrum_ptr + at, mask=there, other=0.0)
-    spectrum_im = tl.load(spectrum_ptr + at + s_part, mask=there, other=0.0)
-    re, im = _times(re, im, spectrum_re, spectrum_im)
-    # The matrix is symmetric: its conjugate takes back.
-    re, im = _complex_product(re, im, second_ptr, -1, N2, PRECISION)
-    twiddle_at = k1[:, None] * N2 + k2
-    scale = 1.0 / (N1 * N2)
-    twiddle_re = tl.load(twiddle_ptr + twiddle_at) * scale
-    return _times(re, im, twiddle_re, tl.load(twiddle_ptr + N1 * N2 + twiddle_at) * -scale)
+    return _times(re, im, spectrum_re, tl.load(spectrum_ptr + at + s_part, mask=there, other=0.0))
 
 
 @triton.jit
-def _taken_back(
-    re, im, z_ptr, first_ptr, z_position, n2, channel, outputs, channels,
-    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
+def _back_over_k2(
+    re, im, second_ptr, twiddle_ptr, k1, first,
+    N1: tl.constexpr, N2: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Back over k1 of [rows (n2, channel), k1]: adds the imaginary part to z."""
-    more = _product(im, _matrix(first_ptr, N1, True), tl.zeros(im.shape, tl.float32), PRECISION)
-    more = _product(-re, _matrix(first_ptr + N1 * N1, N1, True), more, PRECISION)
+    """[rows (k1, channel), n2] for COUNT n2 from `first` on, with the twiddle taken back."""
+    nothing = tl.zeros((k1.shape[0], COUNT), tl.float32)
+    # The matrix is symmetric: its conjugate takes back.
+    matrix_re, matrix_im = _matrix(second_ptr, 0, first, N2, N2, COUNT, False)
+    re, im = _complex_product(nothing, nothing, re, im, matrix_re, -matrix_im, PRECISION)
+    at = k1[:, None] * N2 + first + tl.arange(0, COUNT)[None, :]
+    scale = 1.0 / (N1 * N2)
+    return _times(re, im, tl.load(twiddle_ptr + at) * scale, tl.load(twiddle_ptr + N1 * N2 + at) * -scale)
+
+
+@triton.jit
+def _back_over_k1(
+    more, re, im, first_ptr, first, N1: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """more + the imaginary part of [rows (n2, channel), n1], by COUNT k1 from `first` on."""
+    matrix_re, matrix_im = _matrix(first_ptr, first, 0, N1, COUNT, N1, True)
+    more = _product(im, matrix_re, more, PRECISION)
+    return _product(-re, matrix_im, more, PRECISION)
+
+
+@triton.jit
+def _added(more, z_ptr, z_position, n2, channel, outputs, channels, N1: tl.constexpr, N2: tl.constexpr):
+    """Adds [rows (n2, channel), n1] to z."""
     position = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
     there = (channel < channels)[:, None] & (position < outputs)
     _add(z_ptr, position * z_position + channel[:, None], more, there)
@@ -436,14 +482,23 @@ def _middle_kernel(
     """Grid (blocks of C channels and ROWS of k1, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     k1, channel = _block(N1, ROWS, C)
-    place = k1[:, None] * N2 + tl.arange(0, N2)[None, :]
     space_ptr += layer * w_layer + sequence * w_sequence
-    re, im = _kept(space_ptr, place, channel[:, None], channels, w_part)
-    re, im = _second_half(
-        re, im, spectrum_ptr + layer * s_layer + sequence * s_filter, second_ptr, twiddle_ptr, s_part, s_bin,
-        k1, channel, channels, N1, N2, PRECISION,
+    CHUNK: tl.constexpr = min(N2, AT_ONCE)
+    re, im = tl.zeros((ROWS * C, N2), tl.float32), tl.zeros((ROWS * C, N2), tl.float32)
+    for first in tl.static_range(0, N2, CHUNK):
+        place = k1[:, None] * N2 + first + tl.arange(0, CHUNK)[None, :]
+        part_re, part_im = _kept(space_ptr, place, channel[:, None], channels, w_part)
+        matrix_re, matrix_im = _matrix(second_ptr, first, 0, N2, CHUNK, N2, False)
+        re, im = _complex_product(re, im, part_re, part_im, matrix_re, matrix_im, PRECISION)
+    re, im = _by_spectrum(
+        re, im, spectrum_ptr + layer * s_layer + sequence * s_filter, s_part, s_bin,
+        k1, channel, channels, N1, N2,
     )  # fmt: skip
-    _keep(space_ptr, re, im, place, channel[:, None], channels, w_part)
+    # All that is written over has been read by all threads: the products have waited for it.
+    for first in tl.static_range(0, N2, CHUNK):
+        place = k1[:, None] * N2 + first + tl.arange(0, CHUNK)[None, :]
+        part_re, part_im = _back_over_k2(re, im, second_ptr, twiddle_ptr, k1, first, N1, N2, CHUNK, PRECISION)
+        _keep(space_ptr, part_re, part_im, place, channel[:, None], channels, w_part)
 
 
 @triton.jit
@@ -455,12 +510,16 @@ def _backward_kernel(
     """Grid (blocks of C channels and ROWS of n2, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     n2, channel = _block(N2, ROWS, C)
-    place = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
     space_ptr += layer * w_layer + sequence * w_sequence
-    re, im = _kept(space_ptr, place, channel[:, None], channels, w_part)
-    _taken_back(
-        re, im, z_ptr + layer * z_layer + sequence * z_sequence, first_ptr, z_position,
-        n2, channel, outputs, channels, N1, N2, PRECISION,
+    CHUNK: tl.constexpr = min(N1, AT_ONCE)
+    more = tl.zeros((ROWS * C, N1), tl.float32)
+    for first in tl.static_range(0, N1, CHUNK):
+        place = (first + tl.arange(0, CHUNK)[None, :]) * N2 + n2[:, None]
+        re, im = _kept(space_ptr, place, channel[:, None], channels, w_part)
+        more = _back_over_k1(more, re, im, first_ptr, first, N1, CHUNK, PRECISION)
+    _added(
+        more, z_ptr + layer * z_layer + sequence * z_sequence, z_position,
+        n2, channel, outputs, channels, N1, N2,
     )  # fmt: skip
 
 

@@ -262,7 +262,7 @@ def _conv_row_kernel(
     if not SPLIT:
         which = (sequence + tl.arange(0, SEQUENCES))[:, None]
         column = (channel + tl.arange(0, WIDTH))[None, :]
-        there = (which < batch) & (column < channels) & (at < positions)
+        there = (which < batch) & (column < channels) & (at >= 0) & (at < positions)
         add(z_base + which.to(tl.int64) * z_sequence + column, part, there)
     else:
         NUMBERS: tl.constexpr = SEQUENCES * WIDTH
@@ -273,7 +273,7 @@ def _conv_row_kernel(
             for share in range(split - (splits - SHARERS), SLICES, SHARERS):
                 number = share * COLUMNS + tl.arange(0, COLUMNS)
                 z_sequences, z_columns = sequence + number // WIDTH, channel + number % WIDTH
-                z_there = (z_sequences < batch) & (z_columns < channels) & (at < positions)
+                z_there = (z_sequences < batch) & (z_columns < channels) & (at >= 0) & (at < positions)
                 z_at = z_base + z_sequences.to(tl.int64) * z_sequence + z_columns
                 # On its way while the parts are waited for.
                 z = tl.load(z_at, mask=z_there, other=0.0).to(tl.float32)
@@ -424,7 +424,7 @@ def _conv_column_kernel(
     if PLACED:
         at = tl.load(position_ptr)
         after = at + 1
-        outputs -= after
+        outputs = tl.where(at < 0, 0, outputs - after)
     if COUNTED:
         outputs = tl.minimum(outputs, tl.load(outputs_ptr))
     if start >= outputs:
