@@ -38,6 +38,7 @@ from simcore.serving.served import Served
 from simcore.serving.study import cases
 from simcore.serving_scenario import ServingScenario
 from simcore.study import Outcome, Row, ServingAxes
+from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 STRATEGIES = (
@@ -228,7 +229,7 @@ def random_document(kind: str, seed: int) -> Document:
 
 
 @pytest.mark.parametrize(
-    "seeds", [OPEN[::2], OPEN[1::2], CLOSED], ids=["arrivals", "more arrivals", "closed loop"]
+    "seeds", first(1, [OPEN[::2], OPEN[1::2], CLOSED]), ids=["arrivals", "more arrivals", "closed loop"]
 )
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_laws_hold_in_random_scenarios(kind: str, seeds: Sequence[int]) -> None:
@@ -428,7 +429,7 @@ def mean_waits_s(waits: Floats) -> Floats:
 
 
 @SYSTEMS
-@pytest.mark.parametrize("load", list(RUNS))
+@pytest.mark.parametrize("load", first(1, RUNS))
 def test_mean_waiting_time_is_that_of_theory(load: float, servers: int, exponential: bool) -> None:
     """Within four standard errors. The mean of a run is one sample: the spread over 200 replicas of the
     scenario's own requests gives its error. Each simulated wait is that of the recursion, which stands for
@@ -487,7 +488,7 @@ def figures_of(table: Bench, case: Case, replica: int) -> Mapping[str, float | N
     return {name: known for name, (known, _) in found.items()}
 
 
-@pytest.mark.parametrize("row", published("iterations"), ids=reads)
+@pytest.mark.parametrize("row", first(2, published("iterations")), ids=reads)
 def test_published_iterations_lie_where_poisson_arrivals_put_them(row: ServingPublished) -> None:
     """Of 200 draws without a condition on their length, between the 2.5th and the 97.5th percentile."""
     table = figure_5("workload.arrivals.span_intervals=null")
@@ -525,6 +526,7 @@ def mean_speedup(table: Bench, rate_per_s: float | None) -> float:
     return float(np.mean(ratios))
 
 
+@thorough
 def test_speedups_are_those_of_figure_5() -> None:
     """Fitted at 20 ms, within 3 % there; of all 13, half are within 12 % and all within 25 %."""
     table = figure_5()

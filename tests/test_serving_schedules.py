@@ -33,6 +33,7 @@ from simcore.serving import laws
 from simcore.serving.served import served
 from simcore.sim import Simulation, no_floor
 from simcore.trace import Trace
+from tests.thorough import first
 
 MODELS = Path(__file__).parent.parent / "scenarios" / "models"
 TINY = DecoderConfig("tiny", 8, 16, 1, 2, 2, 4, 32, False)
@@ -637,7 +638,7 @@ def assert_equal(left: Served, right: Served) -> None:
         np.testing.assert_allclose(left.steps[name], right.steps[name], rtol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("quarter", range(4))
+@pytest.mark.parametrize("quarter", first(1, range(4)))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_bursts_equal_single_launches(strategy: str, quarter: int) -> None:
     """200 random scenarios of every schedule."""

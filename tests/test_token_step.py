@@ -24,6 +24,7 @@ from kernels.long_convolution.token_step import (
     workspace,
 )
 from simcore.long_convolution import LongConvolution
+from tests.thorough import thorough
 from validate.long_convolution_state import long_convolution_state
 
 torch.set_num_threads(1)
@@ -241,6 +242,7 @@ class _OneOfThem:
         return self.kernel[(1, grid[1])]
 
 
+@thorough
 @pytest.mark.skipif(not ONE_BY_ONE, reason="a GPU has programs at the same time itself")
 def test_programs_that_run_at_the_same_time_meet() -> None:
     context, work, truths = multiprocessing.get_context("spawn"), [], []
