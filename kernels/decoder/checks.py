@@ -20,6 +20,23 @@ def check_like(name: str, x: Tensor, shape: Sequence[int], dtype: torch.dtype) -
         )
 
 
+def check_written(name: str, x: Tensor, *read: Tensor | None) -> None:
+    """Raises ValueError where what a launch writes to has several elements in one place, or begins where
+    something begins that other programs still `read`."""
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        raise ValueError(f"{name} has several elements in one place, strides {x.stride()}")
+    if x.numel() and any(other is not None and other.data_ptr() == x.data_ptr() for other in read):
+        raise ValueError(f"{name} has to be other memory than what is read")
+
+
+def check_powers(layout: object, *names: str) -> None:
+    """Raises ValueError where one of a layout's sizes is no power of two."""
+    for name in names:
+        value = getattr(layout, name)
+        if not isinstance(value, int) or value < 1 or value & (value - 1):
+            raise ValueError(f"{name}: a layout cannot have {value}; it has to be a power of two")
+
+
 def check_space(space: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> None:
     """Raises ValueError where a workspace has been made for another shape or layout."""
     if [tuple(x.shape) for x in space] != [tuple(shape) for shape in wanted]:

@@ -153,7 +153,7 @@ def chunked_linear_attention(
     Raises ValueError for tensors that do not fit together.
     """
     sizes = sizes_of(q, k, v, decay)
-    out, final_state = outputs(q, sizes, state, lengths, out, final_state)
+    out, final_state = outputs(q, k, v, sizes, state, lengths, out, final_state)
     config = config or config_for(q, sizes)
     rows = config.rows(sizes.length)
     groups = triton.cdiv(sizes.length, rows)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.decoder.checks import check_powers
 from kernels.linear_attention.triton_tensors import (
     outputs,
     sizes_of,
@@ -34,6 +35,9 @@ class FleetConfig:
     ranks: int
     columns: int
     warps: int
+
+    def __post_init__(self) -> None:
+        check_powers(self, "rows", "ranks", "columns", "warps")
 
 
 def fleet_config() -> FleetConfig:
@@ -64,7 +68,7 @@ def fleet_attention(
     Raises ValueError for tensors that do not fit together.
     """
     sizes = sizes_of(q, k, v, decay)
-    out, final_state = outputs(q, sizes, state, lengths, out, final_state)
+    out, final_state = outputs(q, k, v, sizes, state, lengths, out, final_state)
     config = config or fleet_config()
     # Each query head carries a state of its own, though those of a group become the same.
     shape = sizes.batch, sizes.q_heads, sizes.rank, sizes.dim

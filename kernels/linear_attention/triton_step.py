@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_like, kind
+from kernels.decoder.checks import check_like, check_powers, check_written, kind
 from kernels.decoder.split_kv import launched
 from kernels.linear_attention.triton_tensors import HOPPER, Sizes, padded, sizes_of
 
@@ -30,6 +30,9 @@ class StepConfig:
     columns: int
     warps: int
     chained: bool = False
+
+    def __post_init__(self) -> None:
+        check_powers(self, "columns", "warps")
 
 
 def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
@@ -90,6 +93,8 @@ def linear_attention_step(
     shape = sizes.batch, sizes.q_heads, sizes.dim
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
     check_like("out", out, shape, q.dtype)
+    check_written("out", out, q, k, v)
+    check_written("state", state)
     config = config or config_for(q, sizes)
     blocks = triton.cdiv(sizes.dim, config.columns)
     _step_kernel[(blocks * sizes.kv_heads * sizes.batch,)](

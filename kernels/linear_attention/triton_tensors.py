@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_like, kind
+from kernels.decoder.checks import check_like, check_written, kind
 from kernels.linear_attention.terms import mask, masked_product, state_after, weighed_queries
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -83,6 +83,8 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> Sizes:
 
 def outputs(
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
     sizes: Sizes,
     state: Tensor | None,
     lengths: Tensor | None,
@@ -102,8 +104,9 @@ def outputs(
     if final_state is None:
         final_state = torch.empty(sizes.state, dtype=torch.float32, device=q.device)
     check_like("final_state", final_state, sizes.state, torch.float32)
-    if state is not None and final_state.data_ptr() == state.data_ptr():
-        raise ValueError("final_state has to be other memory than state, which programs read to the end")
+    # Programs read what they are given to the end.
+    check_written("out", out, q, k, v)
+    check_written("final_state", final_state, state, out)
     return out, final_state
 
 

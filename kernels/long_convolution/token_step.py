@@ -38,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decoder.checks import check_space, kind
+from kernels.decoder.checks import check_space, check_written, kind
 from kernels.decoder.split_kv import ONE_BY_ONE, tile
 from kernels.long_convolution.tensors import wide
 
@@ -193,6 +193,7 @@ def _check(
     """Raises ValueError naming what does not fit."""
     if a.dim() != 4 or 0 in a.shape or len(a) < 2 or a.stride(-1) != 1 or a.dtype not in FORMATS:
         raise ValueError(f"a has to be [layers + 1, batch, room, channels] in fp32 or 16 bits, not {kind(a)}")
+    check_written("a", a, taps, noise)
     layers, (batch, room, channels) = len(a) - 1, a.shape[1:]
     if (
         taps.dim() != 4

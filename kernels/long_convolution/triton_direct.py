@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import kind
+from kernels.decoder.checks import check_powers, kind
 from kernels.decoder.split_kv import launched
 from kernels.long_convolution.tensors import put_back, wide
 from kernels.long_convolution.triton_rows import (
@@ -51,6 +51,9 @@ class DirectConfig:
     sequences: int
     channels: int
     chained: bool = False
+
+    def __post_init__(self) -> None:
+        check_powers(self, "sums", "blocks", "sequences", "channels")
 
     @property
     def warps(self) -> int:

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import kind
+from kernels.decoder.checks import check_powers, check_written, kind
 
 Precision = Literal["tf32x3", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -57,6 +57,9 @@ class FftConfig:
     warps: int
     fused: bool = True
     rows: int = 1
+
+    def __post_init__(self) -> None:
+        check_powers(self, "first", "second", "channels", "warps", "rows")
 
     def __str__(self) -> str:
         launches = "one launch" if self.fused else f"three launches of {self.rows} rows"
@@ -119,6 +122,8 @@ def _tables(first: int, second: int, device: torch.device) -> _Tables:
 def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
     """What tiles of a side cache of the taps [layers, 1 or batch, lags, channels] from lag 0 on (those that a
     short filter does not have are 0): fp32 [layers, 1 or batch, 2, side, channels], re and im of each bin."""
+    if side < 1 or taps.dim() != 4 or not taps.is_floating_point():
+        raise ValueError(f"taps have to be real [layers, 1 or batch, lags, channels], not {kind(taps)}")
     both = torch.nn.functional.pad(
         taps[:, :, : 2 * side].double(), (0, 0, 0, max(0, 2 * side - taps.shape[2]))
     )
@@ -213,6 +218,7 @@ def _checked(y: Tensor, spectrum: Tensor, z: Tensor) -> tuple[int, int, int, int
         raise ValueError(f"z has to be [{layers}, {batch}, 1 to {side}, {channels}], not {kind(z)}")
     if z.dtype not in STORED or z.stride(-1) != 1:
         raise ValueError(f"z has to be fp32, fp16 or bf16, channels contiguous, not {kind(z)}")
+    check_written("z", z, y)
     wanted = [layers, f"1 or {batch}", 2, side, channels]
     shape = spectrum.shape
     fits = spectrum.dim() == 5 and shape[0] == layers and shape[1] in (1, batch)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import kind
+from kernels.decoder.checks import check_powers, check_written, kind
 from kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, tile
 from kernels.long_convolution.tensors import put_back, wide
 
@@ -60,6 +60,11 @@ class RowConfig:
     stages: int = STAGES
     warps: int = WARPS
     chained: bool = False
+
+    def __post_init__(self) -> None:
+        check_powers(self, "rows", "channels", "sequences", "slices", "warps")
+        if min(self.splits, self.sharers, self.stages) < 1:
+            raise ValueError(f"splits, sharers and stages have to be 1 or more in {self}")
 
 
 @lru_cache(maxsize=4096)
@@ -237,7 +242,7 @@ def _conv_row_kernel(
         end = tl.minimum(inputs, at)
     first = 0
     if COUNTED:
-        first = tl.maximum(0, end - tl.load(inputs_ptr))
+        first = tl.maximum(0, end - tl.maximum(0, tl.load(inputs_ptr)))
 
     which = (sequence + tl.arange(0, SEQUENCES))[:, None, None]
     row = tl.arange(0, ROWS)[None, :, None]
@@ -310,6 +315,9 @@ class ColumnConfig:
     sequences: int
     warps: int = WARPS
     chained: bool = False
+
+    def __post_init__(self) -> None:
+        check_powers(self, "rows", "channels", "sequences", "warps")
 
 
 def column_config(
@@ -464,6 +472,7 @@ def check_operands(y: Tensor, taps: Tensor, z: Tensor, outputs: int, lags: tuple
                 f"{name} has to be [layers, sequences, positions, channels] in fp32, fp16 or bf16 as z is, "
                 f"channels contiguous, not {kind(x)}"
             )
+    check_written("z", z, y, taps)
     layers, batch, _, channels = y.shape
     if tuple(z.shape) != (layers, batch, outputs, channels):
         raise ValueError(f"z {kind(z)} does not fit y {kind(y)}")
