@@ -43,11 +43,10 @@ from kernels.decoder.split_kv import (
     write_part,
 )
 from kernels.decoder.tensors import random_tensor
+from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
 
-# The first compute capability with launches that start before the one before has ended.
-HOPPER = 9
 # log2(e): exponents are taken to the base 2, which is what the hardware does.
 LOG2E = math.log2(math.e)
 
@@ -93,9 +92,6 @@ class DecodeConfig:
         )
 
 
-# Multiprocessors of an H200, and the shared memory that a program may have there, where nothing else is said.
-PROCESSORS = 132
-SHARED_BYTES = 227 * 1024
 # Shared memory that a program needs beside its blocks.
 SPARE_BYTES = 8 * 1024
 # Bytes of K of a block where two programs share a multiprocessor; where one has it for itself, twice that.
@@ -163,11 +159,7 @@ def decode_config(
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
     """The layout for these tensors on the device where they lie."""
-    processors, shared_bytes, hopper = PROCESSORS, SHARED_BYTES, False
-    if q.is_cuda:
-        gpu = torch.cuda.get_device_properties(q.device)
-        processors, hopper = gpu.multi_processor_count, gpu.major >= HOPPER
-        shared_bytes = getattr(gpu, "shared_memory_per_block_optin", SHARED_BYTES)
+    gpu = gpu_of(q)
     return decode_config(
         batch=q.shape[0],
         q_heads=q.shape[1],
@@ -175,9 +167,9 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
         head_dim=q.shape[2],
         capacity=kv.capacity,
         kv_bytes=kv.k.element_size(),
-        processors=processors,
-        shared_bytes=shared_bytes,
-        chained=hopper,
+        processors=gpu.processors,
+        shared_bytes=gpu.shared_bytes,
+        chained=gpu.chained,
     )
 
 

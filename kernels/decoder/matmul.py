@@ -19,14 +19,11 @@ from torch import Tensor
 
 from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor
+from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
 
 MOST_ROWS = 64
-# Multiprocessors of an H200, where nothing else is said, and the bytes of shared memory that a program may
-# have there.
-PROCESSORS = 132
-SHARED_BYTES = 227 * 1024
 # Bytes of one block of W: 16 a thread, 8 times. Bytes that stand side by side in memory: two or more cache
 # lines.
 BLOCK_BYTES = 16 * 1024
@@ -95,13 +92,9 @@ def config_for(m: int, weight: Tensor) -> MatmulConfig:
     """The layout for m rows times weight [k, n] as it lies, on the device where it lies."""
     k, n = weight.shape
     transposed = weight.stride(0) == 1 < weight.stride(1)
-    processors, shared_bytes = PROCESSORS, SHARED_BYTES
-    if weight.is_cuda:
-        gpu = torch.cuda.get_device_properties(weight.device)
-        processors = gpu.multi_processor_count
-        shared_bytes = getattr(gpu, "shared_memory_per_block_optin", SHARED_BYTES)
+    gpu = gpu_of(weight)
     return matmul_config(
-        m, n, k, weight.element_size(), processors, transposed=transposed, shared_bytes=shared_bytes
+        m, n, k, weight.element_size(), gpu.processors, transposed=transposed, shared_bytes=gpu.shared_bytes
     )
 
 

@@ -20,13 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decoder.checks import kind
+from kernels.gpu import gpu_of
 
 # Words that a program copies at once: four accesses of 16 bytes a thread.
 BLOCK, WARPS = 4096, 8
 # Programs that a multiprocessor has at a time.
 PROGRAMS = 8
-# Multiprocessors of an H200, where nothing else is said.
-PROCESSORS = 132
 # Bytes of the widest access.
 ACCESS = 16
 
@@ -87,12 +86,9 @@ def slot_caches(caches: Sequence[Tensor] | Tensor, *, token_dim: int = 2) -> Slo
 
 def programs_for(caches: SlotCaches, most_moves: int) -> int:
     """How many programs are launched: as many as a GPU has at a time, or as there are blocks at most."""
-    processors = PROCESSORS
-    if caches.table.is_cuda:
-        processors = torch.cuda.get_device_properties(caches.table.device).multi_processor_count
     run_blocks = -(-caches.capacity * caches.token_words // BLOCK)
     blocks = most_moves * len(caches.table) * caches.runs * run_blocks
-    return max(1, min(processors * PROGRAMS, blocks))
+    return max(1, min(gpu_of(caches.table).processors * PROGRAMS, blocks))
 
 
 def slot_moves(caches: SlotCaches, moves: Tensor, count: Tensor, *, lengths: Tensor | None = None) -> None:

@@ -373,16 +373,10 @@ def write_words(
 def take(at, there):
     """fp32 results at `at`, each once, as soon as all are there; leaves EMPTY. See `tile` for the shape."""
     words = tl.load(at, mask=there, other=0, volatile=True)
-    while _missing(words) == 1:
+    while tl.max((words == EMPTY).to(tl.int32)) == 1:
         words = tl.load(at, mask=there, other=0, volatile=True)
     tl.store(at, tl.full(words.shape, EMPTY, tl.int32), mask=there)
     return words.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _missing(words):
-    """1 where some result is not there yet, else 0."""
-    return tl.max((words == EMPTY).to(tl.int32))
 
 
 @triton.jit

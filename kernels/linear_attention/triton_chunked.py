@@ -20,8 +20,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.split_kv import launched
+from kernels.gpu import PROCESSORS, gpu_of
 from kernels.linear_attention.triton_tensors import (
-    HOPPER,
     Sizes,
     log_decay,
     outputs,
@@ -79,8 +79,6 @@ def _is_size(count: int) -> bool:
     return count >= 16 and count & (count - 1) == 0
 
 
-# Multiprocessors of an H200.
-PROCESSORS = 132
 # Programs that a multiprocessor has place for: their chunks of a rank above WIDE_RANK leave room for one.
 PLACES, WIDE_RANK = 2, 128
 # Numbers of the state that a program keeps: 64 registers of each of 128 threads, or half as many in fp32,
@@ -123,11 +121,10 @@ def chunked_config(
 
 def config_for(q: Tensor, sizes: Sizes) -> ChunkedConfig:
     """The layout for these tensors on the device where they lie."""
-    processors, hopper = PROCESSORS, False
-    if q.is_cuda:
-        gpu = torch.cuda.get_device_properties(q.device)
-        processors, hopper = gpu.multi_processor_count, gpu.major >= HOPPER
-    return chunked_config(sizes, element_bytes=q.element_size(), processors=processors, chained=hopper)
+    gpu = gpu_of(q)
+    return chunked_config(
+        sizes, element_bytes=q.element_size(), processors=gpu.processors, chained=gpu.chained
+    )
 
 
 def chunked_linear_attention(

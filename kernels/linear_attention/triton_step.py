@@ -13,7 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.checks import check_like, check_powers, check_written, kind
 from kernels.decoder.split_kv import launched
-from kernels.linear_attention.triton_tensors import HOPPER, Sizes, padded, sizes_of
+from kernels.gpu import gpu_of
+from kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
 
 # Numbers of the state that a program has: 32 of each of 128 threads. Fewer, on a GPU that is not full, until
 # two programs a multiprocessor (of an H200) read; never fewer columns than make a line of 64 bytes.
@@ -53,8 +54,7 @@ def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
 
 def config_for(q: Tensor, sizes: Sizes) -> StepConfig:
     """The layout for these tensors on the device where they lie."""
-    hopper = q.is_cuda and torch.cuda.get_device_properties(q.device).major >= HOPPER
-    return step_config(sizes, chained=hopper)
+    return step_config(sizes, chained=gpu_of(q).chained)
 
 
 def reference_linear_attention_step(

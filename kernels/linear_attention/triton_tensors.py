@@ -19,8 +19,6 @@ from kernels.linear_attention.terms import mask, masked_product, state_after, we
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
 # Columns of q, k or v that a kernel takes at most: a program holds a state of so many rows.
 WIDEST = 256
-# The first compute capability with launches that start before the one before has ended.
-HOPPER = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from torch import Tensor
 from kernels.kernel import dtype_of
 from simcore.ops import DTYPE_BYTES, Op
 
+# What kernels take and store.
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def wide(x: Tensor) -> Tensor:
     """The same numbers in the format that sums are made in: fp32 for the 16-bit ones, which are copied."""

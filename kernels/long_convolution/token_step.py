@@ -40,11 +40,9 @@ from torch.nn import functional
 
 from kernels.decoder.checks import check_space, check_written, kind
 from kernels.decoder.split_kv import ONE_BY_ONE, tile
-from kernels.long_convolution.tensors import wide
+from kernels.gpu import PROCESSORS, gpu_of
+from kernels.long_convolution.tensors import FORMATS, wide
 
-FORMATS = (torch.float32, torch.float16, torch.bfloat16)
-# Multiprocessors of an H200, where nothing else is said.
-PROCESSORS = 132
 # A model of so many channels at most is split: of more, adding up partial sums takes longer than an exchange.
 SPLIT_CHANNELS = 384
 # Programs that a sequence has then.
@@ -107,11 +105,8 @@ def token_config(*, batch: int, channels: int, gated: bool, processors: int = PR
 
 def config_for(a: Tensor, matrices: Sequence[Tensor]) -> TokenConfig:
     """The layout for these tensors on the device where they lie."""
-    processors = PROCESSORS
-    if a.is_cuda:
-        processors = torch.cuda.get_device_properties(a.device).multi_processor_count
     found = token_config(
-        batch=a.shape[1], channels=a.shape[3], gated=len(matrices) == 1, processors=processors
+        batch=a.shape[1], channels=a.shape[3], gated=len(matrices) == 1, processors=gpu_of(a).processors
     )
     return TokenConfig(1, found.rows, found.split, found.warps) if ONE_BY_ONE else found
 

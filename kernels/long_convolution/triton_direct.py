@@ -19,13 +19,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.checks import check_powers, kind
 from kernels.decoder.split_kv import launched
+from kernels.gpu import PROCESSORS, gpu_of
 from kernels.long_convolution.tensors import put_back, wide
 from kernels.long_convolution.triton_rows import (
-    PROCESSORS,
     cdiv,
     check_operands,
     filter_strides,
-    gpu_of,
     power_below,
 )
 
@@ -99,14 +98,14 @@ def direct_config(
 def direct_config_for(z: Tensor) -> DirectConfig:
     """The layout for z [layers, batch, outputs, channels] on the device where it lies."""
     layers, batch, outputs, channels = z.shape
-    processors, hopper = gpu_of(z)
+    gpu = gpu_of(z)
     return direct_config(
         layers=layers,
         batch=batch,
         outputs=outputs,
         channels=channels,
-        processors=processors,
-        chained=hopper,
+        processors=gpu.processors,
+        chained=gpu.chained,
     )
 
 

@@ -32,6 +32,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decoder.checks import check_powers, check_written, kind
+from kernels.long_convolution.tensors import FORMATS
+from kernels.long_convolution.triton_rows import add
 
 Precision = Literal["tf32x3", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -43,7 +45,6 @@ LEAST = 16
 INPUTS_A_WARP = 1024
 # One product up to here, two in one launch up to there, then three launches.
 DENSE_SIDE, FUSED_SIDE, LONGEST_SIDE = 128, 2048, 16384
-STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _check_space(space: Tensor, y: Tensor) -> None:
 
 
 def _checked(y: Tensor, spectrum: Tensor, z: Tensor) -> tuple[int, int, int, int]:
-    if y.dim() != 4 or 0 in y.shape or y.dtype not in STORED or y.stride(-1) != 1:
+    if y.dim() != 4 or 0 in y.shape or y.dtype not in FORMATS or y.stride(-1) != 1:
         raise ValueError(
             f"y has to be fp32, fp16 or bf16 [layers, batch, side, channels], channels contiguous, "
             f"not {kind(y)}"
@@ -216,7 +217,7 @@ def _checked(y: Tensor, spectrum: Tensor, z: Tensor) -> tuple[int, int, int, int
     layers, batch, side, channels = y.shape
     if z.dim() != 4 or z.shape[:2] != y.shape[:2] or z.shape[3] != channels or not 0 < z.shape[2] <= side:
         raise ValueError(f"z has to be [{layers}, {batch}, 1 to {side}, {channels}], not {kind(z)}")
-    if z.dtype not in STORED or z.stride(-1) != 1:
+    if z.dtype not in FORMATS or z.stride(-1) != 1:
         raise ValueError(f"z has to be fp32, fp16 or bf16, channels contiguous, not {kind(z)}")
     check_written("z", z, y)
     wanted = [layers, f"1 or {batch}", 2, side, channels]
@@ -294,13 +295,6 @@ def _rows(count: tl.constexpr, C: tl.constexpr):
     return row // C, row % C
 
 
-@triton.jit
-def _add(z_ptr, at, more, mask):
-    """Adds to z in place."""
-    z = tl.load(z_ptr + at, mask=mask, other=0.0).to(tl.float32) + more
-    tl.store(z_ptr + at, z.to(z_ptr.dtype.element_ty), mask=mask)
-
-
 # -- one launch ----------------------------------------------------------------------------------------
 
 
@@ -336,7 +330,7 @@ def _dense_kernel(
         c_re, c_im = _complex_product(nothing, nothing, re, im, matrix_re, -matrix_im, PRECISION)
         twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
         more = (c_im * twist_re - c_re * twist_im) / SIDE
-        _add(z_ptr, n * z_position + channel, more, there & (n < outputs))
+        add(z_ptr + n * z_position + channel, more, there & (n < outputs))
 
 
 @triton.jit
@@ -433,7 +427,7 @@ def _added(more, z_ptr, z_position, n2, channel, outputs, channels, N1: tl.const
     """Adds [rows (n2, channel), n1] to z."""
     position = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
     there = (channel < channels)[:, None] & (position < outputs)
-    _add(z_ptr, position * z_position + channel[:, None], more, there)
+    add(z_ptr + position * z_position + channel[:, None], more, there)
 
 
 # -- three launches ------------------------------------------------------------------------------------

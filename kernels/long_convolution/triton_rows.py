@@ -24,11 +24,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.checks import check_powers, check_written, kind
 from kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, tile
-from kernels.long_convolution.tensors import put_back, wide
+from kernels.gpu import PROCESSORS, gpu_of
+from kernels.long_convolution.tensors import FORMATS, put_back, wide
 
-FORMATS = (torch.float32, torch.float16, torch.bfloat16)
-# Multiprocessors of an H200, where nothing else is said; the first compute capability with chained launches.
-PROCESSORS, HOPPER = 132, 9
 # Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy.
 EACH, STAGES, WARPS = 2, 4, 4
 BLOCK_BYTES = 16 * 1024
@@ -131,18 +129,10 @@ def power_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def gpu_of(x: Tensor) -> tuple[int, bool]:
-    """Multiprocessors of the GPU where x lies, and whether launches on it can be chained."""
-    if not x.is_cuda:
-        return PROCESSORS, False
-    gpu = torch.cuda.get_device_properties(x.device)
-    return gpu.multi_processor_count, gpu.major >= HOPPER
-
-
 def row_config_for(y: Tensor, taps: Tensor) -> RowConfig:
     """The layout for these tensors on the device where they lie."""
     layers, batch, inputs, channels = y.shape
-    processors, hopper = gpu_of(y)
+    gpu = gpu_of(y)
     return row_config(
         layers=layers,
         batch=batch,
@@ -150,8 +140,8 @@ def row_config_for(y: Tensor, taps: Tensor) -> RowConfig:
         channels=channels,
         bytes=y.element_size(),
         shared=taps.shape[1] == 1,
-        processors=processors,
-        chained=hopper,
+        processors=gpu.processors,
+        chained=gpu.chained,
     )
 
 
@@ -360,15 +350,15 @@ def column_config(
 def column_config_for(taps: Tensor, z: Tensor) -> ColumnConfig:
     """The layout for these tensors on the device where they lie."""
     layers, batch, outputs, channels = z.shape
-    processors, hopper = gpu_of(z)
+    gpu = gpu_of(z)
     return column_config(
         layers=layers,
         batch=batch,
         outputs=outputs,
         channels=channels,
         shared=taps.shape[1] == 1,
-        processors=processors,
-        chained=hopper,
+        processors=gpu.processors,
+        chained=gpu.chained,
     )
 
 
