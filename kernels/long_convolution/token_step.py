@@ -243,11 +243,11 @@ def _mlp_kernel(
     sums = tl.load(level_ptr + stride_level, mask=there, other=0.0)
     tap = tl.load(tap_ptr, mask=there, other=0.0)
     up = _matrix(up_ptr, 0, unit, CHANNELS, HIDDEN, DIM, HIDDEN_SHARE, True)
+    if SPLIT:
+        down = _rows_of(down_ptr, 0, unit, HIDDEN, CHANNELS, HIDDEN_SHARE, DIM, True)
+    else:
+        down = _matrix(down_ptr, 0, program * SHARE, HIDDEN, CHANNELS, 2 * DIM, SHARE, True)
     for layer in range(layers):
-        if SPLIT:
-            down = _rows_of(down_ptr, layer, unit, HIDDEN, CHANNELS, HIDDEN_SHARE, DIM)
-        else:
-            down = _matrix(down_ptr, layer, program * SHARE, HIDDEN, CHANNELS, 2 * DIM, SHARE, True)
         z = sums.to(tl.float32) + y * tap.to(tl.float32)
         hidden = _gelu(_product(z, up, True))
         if not SPLIT:
@@ -262,6 +262,7 @@ def _mlp_kernel(
             up = _matrix(up_ptr, above, unit, CHANNELS, HIDDEN, DIM, HIDDEN_SHARE, more)
         if SPLIT:
             out = _product(hidden, down, True)
+            down = _rows_of(down_ptr, above, unit, HIDDEN, CHANNELS, HIDDEN_SHARE, DIM, more)
             to = words_ptr + (turn & 1) * buffer + program * ROWS * CHANNELS
             _publish(out, to, 0, batch - group * ROWS, turn, CHANNELS, ROWS, DIM)
         else:
@@ -269,6 +270,7 @@ def _mlp_kernel(
             hidden = _gathered(at, batch - group * ROWS, turn, HIDDEN, 2 * DIM, ROWS, 1, HIDDEN_TILE)
             turn += 1
             out = _product(hidden, down, True)
+            down = _matrix(down_ptr, above, program * SHARE, HIDDEN, CHANNELS, 2 * DIM, SHARE, more)
             to = words_ptr + (turn & 1) * buffer
             _publish(out, to, program * SHARE, batch - group * ROWS, turn, CHANNELS, ROWS, SHARE)
         if ROWS >= MANY_ROWS:
@@ -349,12 +351,13 @@ def _matrix(
 
 @triton.jit
 def _rows_of(
-    ptr, layer, first, IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    ptr, layer, first, IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, more
 ):
-    """Rows from `first` on of a layer's matrix [IN, OUT], as [ROWS, COLUMNS]; zeros beyond it."""
+    """Rows from `first` on of a layer's matrix [IN, OUT], as [ROWS, COLUMNS]; zeros beyond it, and where
+    there is no such layer."""
     row, column = first + tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     at = ptr + tl.cast(layer, tl.int64) * (IN * OUT) + row * OUT + column
-    return tl.load(at, mask=(row < IN) & (column < OUT), other=0.0)
+    return tl.load(at, mask=(row < IN) & (column < OUT) & more, other=0.0)
 
 
 @triton.jit
