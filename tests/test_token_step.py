@@ -58,8 +58,8 @@ class Model:
         self.whole = drawn(layers + 1, batch, room, d + 8, dtype=a_dtype or dtype)
         self.a = self.whole[..., :d]
         self.taps = drawn(layers, 1, 3, d, scale=0.5)
-        sizes = [(d, 2 * d), (2 * d, d)] if block == "mlp" else [(d, d)]
-        self.matrices = [drawn(layers, *size, scale=1.5 * size[0] ** -0.5) for size in sizes]
+        sizes = [(2 * d, d), (d, 2 * d)] if block == "mlp" else [(d, d)]
+        self.matrices = [drawn(layers, *size, scale=1.5 * size[1] ** -0.5) for size in sizes]
         self.noise = drawn(room, batch, d)
         self.position = torch.zeros(1, dtype=torch.int32, device=DEVICE)
 
@@ -102,27 +102,27 @@ def error(x: Tensor, truth: Tensor) -> float:
     return float((x.double() - truth).norm() / truth.norm().clamp_min(1e-300))
 
 
-LAYOUTS = [("mlp", True), ("mlp", False), ("gate", False)]
+BLOCKS = ["mlp", "gate"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("block", "split"), LAYOUTS)
-def test_a_step_is_exact(block: str, split: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_step_is_exact(block: str, dtype: torch.dtype) -> None:
     for channels, batch, rows, layers in ((20, 1, 1, 3), (37, 3, 2, 2), (16, 5, 8, 1), (1, 2, 1, 2)):
         model = Model(block, layers, batch, 5, channels, dtype, seed=channels)
-        config = TokenConfig(1, rows, split, 1)
+        config = TokenConfig(1, rows, 1)
         truth = model.truth(2)
         model.poison(2)
         model.step(2, config)
         checked(model, 2, truth)
 
 
-@pytest.mark.parametrize(("block", "split"), LAYOUTS)
-def test_a_workspace_serves_launch_after_launch(block: str, split: bool) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_workspace_serves_launch_after_launch(block: str) -> None:
     model = Model(block, 3, 2, 6, 20)
-    config = TokenConfig(1, 1, split, 1)
+    config = TokenConfig(1, 1, 1)
     space = workspace(model.a, config)
-    whole, exchanges = model.whole.clone(), 6 if (block, split) == ("mlp", False) else 3
+    whole, exchanges = model.whole.clone(), 5 if block == "mlp" else 2
     for i, t in enumerate((0, 3, 3, 5, 1), 1):
         model.whole.copy_(whole)
         truth = model.truth(t)
@@ -150,7 +150,7 @@ def test_it_is_what_the_ops_of_a_model_do() -> None:
         for op in model.step().ops:
             state.execute(op.at({"position": t}))
         parameters = state.parameters
-        matrices = [parameters.matrices[name].float().to(DEVICE) for name in ("up", "down")]
+        matrices = [parameters.matrices[name].mT.contiguous().float().to(DEVICE) for name in ("up", "down")]
         token_step(
             a, state.taps.float().to(DEVICE), matrices, torch.tensor([t], dtype=torch.int32, device=DEVICE),
             noise=parameters.noise.float().to(DEVICE),
@@ -194,28 +194,27 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     fails("^matrices", matrices=[x.transpose(1, 2)])
     fails("^position", position=torch.zeros(1))
     fails("^noise", noise=torch.zeros(5, 2, 16))
-    fails("^config", matrices=[x.to(DEVICE)], config=TokenConfig(1, 1, True))
     fails("workspace", space=Workspace(torch.zeros(2, 1, 8), torch.zeros(1)))
     with pytest.raises(ValueError, match="rows"):
-        TokenConfig(4, 3, True)
+        TokenConfig(4, 3, 4)
     with pytest.raises(ValueError, match="warps"):
-        TokenConfig(4, 2, True, 3)
+        TokenConfig(4, 2, 3)
     with pytest.raises(ValueError, match="no layout"):
-        token_config(batch=0, channels=16, gated=False)
+        token_config(batch=0, channels=16)
 
 
 def test_programs_fit_on_a_gpu() -> None:
-    for batch, channels, gated, processors in itertools.product(
-        (1, 3, 8), (1, 20, 256, 384, 768, 1024), (False, True), (1, 16, 132)
+    for batch, channels, processors in itertools.product(
+        (1, 3, 8), (1, 20, 256, 384, 768, 1024), (1, 16, 132)
     ):
-        made = token_config(batch=batch, channels=channels, gated=gated, processors=processors)
+        made = token_config(batch=batch, channels=channels, processors=processors)
         assert made.programs * -(-batch // made.rows) <= processors
 
 
 # -- programs at the same time ---------------------------------------------------------------------------
 
 PROGRAMS = 3
-MEETINGS = [("mlp", True, 1, 20), ("mlp", False, 2, 20), ("gate", False, 2, 21)]
+MEETINGS = [("mlp", 1, 20), ("mlp", 2, 20), ("gate", 2, 21)]
 POSITIONS = (1, 3, 1, 2)
 
 
@@ -246,8 +245,8 @@ class _OneOfThem:
 @pytest.mark.skipif(not ONE_BY_ONE, reason="a GPU has programs at the same time itself")
 def test_programs_that_run_at_the_same_time_meet() -> None:
     context, work, truths = multiprocessing.get_context("spawn"), [], []
-    for block, split, rows, channels in MEETINGS:
-        model, config = Model(block, 3, 3, 5, channels), TokenConfig(PROGRAMS, rows, split, 1)
+    for block, rows, channels in MEETINGS:
+        model, config = Model(block, 3, 3, 5, channels), TokenConfig(PROGRAMS, rows, 1)
         space = workspace(model.a, config)
         for x in (model.whole, model.a, *space):
             x.share_memory_()
@@ -279,17 +278,17 @@ class TestGPU:
     def test_random_shapes(self) -> None:
         chance = random.Random(1)
         for i in range(120):
-            block, split = chance.choice(LAYOUTS)
+            block = chance.choice(BLOCKS)
             channels = chance.choice([chance.randint(1, 300), 256, 768])
             batch, layers, room = chance.randint(1, 8), chance.randint(1, 6), chance.randint(2, 40)
             dtype, a_dtype = chance.choice(DTYPES), chance.choice([torch.float32, *DTYPES])
             model = Model(block, layers, batch, room, channels, dtype, a_dtype, seed=i)
             config = None
             if channels <= 300 and chance.random() < 0.7:
-                rows = chance.choice([1, 2] if split else [1, 2, 4, 8])
-                least, most = -(-channels // 16), min(32 if split else 132, 132 // -(-batch // rows))
-                config = TokenConfig(chance.randint(min(least, most), most), rows, split)
-            space = workspace(model.a, config or config_for(model.a, model.matrices))
+                rows = chance.choice([1, 2, 4, 8])
+                least, most = -(-channels // 16), 132 // -(-batch // rows)
+                config = TokenConfig(chance.randint(min(least, most), most), rows, chance.choice([2, 4, 8]))
+            space = workspace(model.a, config or config_for(model.a))
             whole = model.whole.clone()
             for t in {chance.randrange(room) for _ in range(4)}:
                 model.whole.copy_(whole)
@@ -304,7 +303,7 @@ class TestGPU:
         self, layers: int, channels: int, batch: int
     ) -> None:
         model = Model("mlp", layers, batch, 16, channels, torch.bfloat16, torch.float32)
-        space = workspace(model.a, config_for(model.a, model.matrices))
+        space = workspace(model.a, config_for(model.a))
         whole = model.whole.clone()
         model.step(0, None, space)
         graph = torch.cuda.CUDAGraph()
@@ -321,7 +320,7 @@ class TestGPU:
     def test_the_same_numbers_every_time(self) -> None:
         model = Model("mlp", 18, 1, 4, 256, torch.bfloat16, torch.float32)
         whole, found = model.whole.clone(), []
-        space = workspace(model.a, config_for(model.a, model.matrices))
+        space = workspace(model.a, config_for(model.a))
         for _ in range(200):
             model.whole.copy_(whole)
             model.step(1, None, space)

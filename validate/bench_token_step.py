@@ -41,7 +41,7 @@ class Step:
 
     @property
     def hbm_bytes(self) -> int:
-        """All matrices, bf16: [D, 2 D] and [2 D, D] of an mlp, [D, D] of a gate, a layer."""
+        """All matrices, bf16: [2 D, D] and [D, 2 D] of an mlp, [D, D] of a gate, a layer."""
         return 2 * self.layers * self.channels**2 * (4 if self.block == "mlp" else 1)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ def drawn(of: Step, generator: torch.Generator) -> Operands:
 
     m, d = of.layers, of.channels
     if of.block == "mlp":
-        matrices: tuple[Tensor, ...] = normal(m, d, 2 * d, scale=d**-0.5), normal(m, 2 * d, d, scale=d**-0.5)
+        matrices: tuple[Tensor, ...] = normal(m, 2 * d, d, scale=d**-0.5), normal(m, d, 2 * d, scale=d**-0.5)
     else:
         matrices = (normal(m, d, d, scale=d**-0.5),)
     before = normal(m + 1, of.batch, ROOM, d, scale=0.5)
@@ -96,16 +96,16 @@ def by_kernels(a: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         z.addcmul_(y, taps[layer, :, 0])
         weights = [matrix[layer] for matrix in matrices]
         if len(weights) == 1:
-            z.mul_(y @ weights[0])
+            z.mul_(functional.linear(y, weights[0]))
         else:
-            z.copy_(functional.gelu(z @ weights[0]) @ weights[1])
+            z.copy_(functional.linear(functional.gelu(functional.linear(z, weights[0])), weights[1]))
         y = z
     return y
 
 
 def own_calls(sets: Sequence[Operands]) -> Candidate:
     """Our step."""
-    config = config_for(sets[0].a, sets[0].matrices)
+    config = config_for(sets[0].a)
     position = torch.full((1,), POSITION, dtype=torch.int32, device=sets[0].a.device)
     space = workspace(sets[0].a, config)
 

@@ -5,10 +5,12 @@ a decay the causal dot product.
     S_[t]   = gamma^C S_[t-1] + k_[t]^T (gamma^(C-1-j) v_j)_[t]              chunks of C rows
 
 A program has a query head and some columns of v, whose part of the state it keeps in registers while it goes
-through chunks one after another. Where there are fewer of these than the GPU has places, the sequence is cut
-into groups of chunks as well: a first launch makes the sum k^T v of each group, and whoever then makes a
-group's outputs adds up those of the groups before it, or, where they are many, finds them added up by a
-launch in between. k and v are then read twice, the second time from the L2 cache while a sequence is short.
+through chunks one after another. It keeps the state's transpose, and makes the transpose of the outputs: as
+the left one of a product a state then stays in the registers in which it is summed. Where there are fewer of
+these than the GPU has places, the sequence is cut into groups of chunks as well: a first launch makes the sum
+k^T v of each group, and whoever then makes a group's outputs adds up those of the groups before it, or, where
+they are many, finds them added up by a launch in between. k and v are then read twice, the second time from
+the L2 cache while a sequence is short.
 """
 
 from dataclasses import dataclass
@@ -40,10 +42,9 @@ MOST_GROUPS = 8192
 @dataclass(frozen=True, slots=True)
 class ChunkedConfig:
     """How a call is laid out: `chunk` rows at a time, `columns` of v a program; the sequence in `groups`, if
-    possible; `stages` chunks on their way in each program that makes outputs, `sum_stages` in one that makes
-    the sum of a group, `warps` of both; whether launches are `chained`: started while the one before ends,
-    which they then wait for; how many groups a program adds up (`summed`): more are added up by a launch in
-    between."""
+    possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
+    `chained`: started while the one before ends, which they then wait for; how many groups a program adds up
+    (`summed`): more are added up by a launch in between."""
 
     chunk: int
     columns: int
@@ -51,7 +52,6 @@ class ChunkedConfig:
     stages: int
     warps: int
     chained: bool = False
-    sum_stages: int = 3
     summed: int = 8
 
     def __post_init__(self) -> None:
@@ -59,15 +59,14 @@ class ChunkedConfig:
             "chunk": _is_size(self.chunk),
             "columns": _is_size(self.columns),
             "groups": 1 <= self.groups <= MOST_GROUPS,
-            "stages": self.stages >= 1,
-            "sum_stages": self.sum_stages >= 1,
+            "stages": self.stages >= 2,
             "warps": self.warps in (1, 2, 4, 8),
         }
         for name, good in wanted.items():
             if not good:
                 raise ValueError(
                     f"{name}: a layout cannot have {getattr(self, name)}; chunk, columns: a power of two "
-                    f"from 16 on; warps: 1, 2, 4 or 8; stages: 1 or more; groups: 1 to {MOST_GROUPS}"
+                    f"from 16 on; warps: 1, 2, 4 or 8; stages: 2 or more; groups: 1 to {MOST_GROUPS}"
                 )
 
     def rows(self, length: int) -> int:
@@ -79,52 +78,73 @@ def _is_size(count: int) -> bool:
     return count >= 16 and count & (count - 1) == 0
 
 
-# Programs that a multiprocessor has place for: their chunks of a rank above WIDE_RANK leave room for one.
-PLACES, WIDE_RANK = 2, 128
-# Numbers of the state that a program keeps: 64 registers of each of 128 threads, or half as many in fp32,
-# whose products take three times the registers.
-STATE, STATE_FP32 = 8192, 4096
 # Rows below which a group is not worth the state that it has to hand on.
-LEAST_ROWS = 256
+LEAST_ROWS = 512
+# A multiprocessor reads no faster than one program of so many columns and warps with three chunks on their
+# way.
+WIDE, WIDE_WARPS = 128, 8
+# Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
+NARROW = 32
 # Elements of the state that a program of the launch in between has.
 SCANNED = 256
 
 
 def chunked_config(
-    sizes: Sizes, *, element_bytes: int, processors: int = PROCESSORS, chained: bool = True
+    sizes: Sizes,
+    *,
+    element_bytes: int,
+    aligned: bool = True,
+    processors: int = PROCESSORS,
+    chained: bool = True,
 ) -> ChunkedConfig:
-    """The layout for a shape on a GPU of so many multiprocessors.
+    """The layout for a shape on a GPU of so many multiprocessors; `aligned`: whether rows of 16-bit q, k and
+    v are copied to shared memory as they are, 16 bytes at a time.
 
-    Two programs a multiprocessor, so that one computes while the other waits: a state of 128 by 64 and chunks
-    of 64 rows, which 4 warps hold without spilling. As many groups as fill the places in one wave; narrower
-    columns where there still are fewer programs than multiprocessors, for q and k then come from L2.
+    Many columns a program, for others would read the same q and k again, and L2 is not much faster than
+    memory; but few where a sequence is short and most of a GPU would do nothing. As many groups as fill it.
 
-    >>> print(chunked_config(Sizes(1, 32, 32, 2048, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=64, groups=4, stages=2, warps=4, chained=True, sum_stages=3, summed=8)
-    >>> print(chunked_config(Sizes(1, 32, 32, 128, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=32, groups=1, stages=3, warps=4, chained=True, sum_stages=3, summed=8)
+    Where rows cannot be copied as they are, Triton 3.6 puts them into one place of shared memory for all
+    chunks and does not wait for the product that still reads the last: the columns are then too few for that
+    product to be asynchronous.
+
+    >>> print(chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2))
+    ChunkedConfig(chunk=64, columns=128, groups=4, stages=3, warps=8, chained=True, summed=8)
+    >>> print(chunked_config(Sizes(1, 32, 32, 512, 128, 128), element_bytes=2))
+    ChunkedConfig(chunk=64, columns=64, groups=1, stages=3, warps=4, chained=True, summed=8)
     """
-    single = element_bytes == 4
     rank, dim = padded(sizes.rank), padded(sizes.dim)
-    chunk = 16 if single else 64
-    columns = max(16, min(64, dim, (STATE_FP32 if single else STATE) // rank))
-    places = processors * (1 if rank > WIDE_RANK else PLACES)
-    programs = sizes.batch * sizes.q_heads * triton.cdiv(sizes.dim, columns)
-    groups = max(1, min(places // programs, sizes.length // LEAST_ROWS))
-    programs *= groups
-    while 2 * programs <= processors and columns > 32:
-        columns, programs = columns // 2, programs * 2
-    # A program that has a multiprocessor for itself reads while it computes.
-    stages = 3 if programs <= processors and rank <= WIDE_RANK else 2
-    return ChunkedConfig(chunk, columns, groups, stages, 4, chained)
+    pairs = sizes.batch * sizes.q_heads
+    chunk, stages, warps = 64, 3, 4
+    if element_bytes == 4:
+        # Their products take three times the registers.
+        chunk, columns = 16, 4096 // rank
+    elif not aligned or rank > WIDE or dim < 2 * NARROW:
+        columns, stages = NARROW, 3 if rank <= WIDE else 2
+    elif dim < WIDE or pairs * (sizes.length // LEAST_ROWS) < processors // 2:
+        columns = 64
+    else:
+        columns, warps = WIDE, WIDE_WARPS
+    columns = max(16, min(columns, NARROW if element_bytes == 4 else WIDE, dim))
+    programs = pairs * triton.cdiv(sizes.dim, columns)
+    groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
+    return ChunkedConfig(chunk, columns, groups, stages, warps, chained)
 
 
-def config_for(q: Tensor, sizes: Sizes) -> ChunkedConfig:
+def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
     """The layout for these tensors on the device where they lie."""
     gpu = gpu_of(q)
     return chunked_config(
-        sizes, element_bytes=q.element_size(), processors=gpu.processors, chained=gpu.chained
+        sizes,
+        element_bytes=q.element_size(),
+        aligned=all(_aligned(x) for x in (q, k, v)),
+        processors=gpu.processors,
+        chained=gpu.chained,
     )
+
+
+def _aligned(x: Tensor) -> bool:
+    """Whether Triton knows that all rows begin at 16 bytes and have a multiple of them."""
+    return x.data_ptr() % 16 == 0 and not any(n % 16 for n in (*x.stride()[:3], x.shape[3]))
 
 
 def chunked_linear_attention(
@@ -151,7 +171,7 @@ def chunked_linear_attention(
     """
     sizes = sizes_of(q, k, v, decay)
     out, final_state = outputs(q, k, v, sizes, state, lengths, out, final_state)
-    config = config or config_for(q, sizes)
+    config = config or config_for(q, k, v, sizes)
     rows = config.rows(sizes.length)
     groups = triton.cdiv(sizes.length, rows)
     sums, scanned = None, groups - 1 > config.summed
@@ -203,7 +223,7 @@ def _sums_of_groups(
     )
     _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
         k, v, decay, lengths, sums, sizes.length, rows, count, *strides(k), *strides(v),
-        STAGES=config.sum_stages, HEADS=sizes.kv_heads, **constants,
+        STAGES=config.stages, HEADS=sizes.kv_heads, **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     if scanned:
@@ -233,12 +253,13 @@ def _place(groups, HEADS: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _state_after(state, k, v, count, log, CHUNK: tl.constexpr, DECAY: tl.constexpr):
-    """The state [RANK, COLUMNS] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS] with `count` rows."""
+    """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS] with `count`
+    rows."""
     if DECAY:
         left = tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log)
         v = (v.to(tl.float32) * left[:, None]).to(v.dtype)
         state += state * shrinkage(log, count)
-    return tl.dot(tl.trans(k), v, state, input_precision="tf32x3")
+    return tl.dot(tl.trans(v), k, state, input_precision="tf32x3")
 
 
 @triton.jit
@@ -265,7 +286,7 @@ def _sums_kernel(
         log = log_decay(decay_ptr, head)
     k_base = k_ptr + sequence.to(tl.int64) * stride_k_sequence + head.to(tl.int64) * stride_k_head
     v_base = v_ptr + sequence.to(tl.int64) * stride_v_sequence + head.to(tl.int64) * stride_v_head
-    state = tl.zeros([RANK, COLUMNS], tl.float32)
+    state = tl.zeros([COLUMNS, RANK], tl.float32)
     for start in tl.range(first, end, CHUNK, num_stages=STAGES):
         k = tile(k_base, start, stride_k_row, end, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
         v = tile(
@@ -273,7 +294,7 @@ def _sums_kernel(
         )
         state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
-    store_tile(state, sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
+    store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
 
 
 @triton.jit
@@ -357,8 +378,9 @@ def _outputs_kernel(
     first, end = group * rows, tl.minimum((group + 1) * rows, length)
     last = tl.minimum(end, count)
 
+    # Rows of a chunk's k first, as all that is made of them.
     index = tl.arange(0, CHUNK)
-    distance = index[:, None] - index[None, :]
+    distance = index[None, :] - index[:, None]
     log = 0.0
     if DECAY:
         log = log_decay(decay_ptr, head)
@@ -375,19 +397,20 @@ def _outputs_kernel(
     k_base = k_ptr + sequence * stride_k_sequence + head.to(tl.int64) * stride_k_head
     v_base = v_ptr + sequence * stride_v_sequence + head.to(tl.int64) * stride_v_head
     out_base = out_ptr + sequence * stride_out_sequence + q_head.to(tl.int64) * stride_out_head
+    state = tl.trans(state)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = tile(q_base, start, stride_q_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
         k = tile(k_base, start, stride_k_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
         v = tile(v_base, start, stride_v_row, last, column, DIM_USED, CHUNK, COLUMNS, False, DIM_USED == DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
-        out = tl.dot(q, state.to(q.dtype), input_precision="tf32x3")
+        scores = tl.dot(k, tl.trans(q), input_precision="tf32x3")
+        out = tl.dot(state.to(q.dtype), tl.trans(q), input_precision="tf32x3")
         if DECAY:
             scores *= weights
-            out *= carried[:, None]
+            out *= carried[None, :]
         else:
             scores = tl.where(distance >= 0, scores, 0.0)
-        out = tl.dot(scores.to(v.dtype), v, out, input_precision="tf32x3")
-        store_tile(out, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
+        out = tl.dot(tl.trans(v), scores.to(v.dtype), out, input_precision="tf32x3")
+        store_tile(tl.trans(out), out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
         state = _state_after(state, k, v, tl.minimum(last - start, CHUNK), log, CHUNK, DECAY)
     if lengths_ptr is not None:
         nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
@@ -397,5 +420,5 @@ def _outputs_kernel(
     if group == tl.maximum(count - 1, 0) // rows and q_head % GROUP == 0:
         final_base = final_ptr + sequence * stride_final_sequence + head.to(tl.int64) * stride_final_head
         store_tile(
-            state, final_base, 0, stride_final_row, RANK_USED, column, DIM_USED, RANK, COLUMNS
+            tl.trans(state), final_base, 0, stride_final_row, RANK_USED, column, DIM_USED, RANK, COLUMNS
         )  # fmt: skip

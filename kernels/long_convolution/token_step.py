@@ -1,28 +1,31 @@
 """One position of a long-convolution model through all its layers, in one launch.
 
     z_l,t = sums_l,t + a_(l-1),t k_l,0                                the red cell
-    a_l,t = gelu(z_l,t W_up) W_down         or    z_l,t (a_(l-1),t W)     the block: mlp or gate
+    a_l,t = W_down gelu(W_up z_l,t)         or    z_l,t (W a_(l-1),t)     the block: mlp or gate
     a_0,(t+1) = a_M,t + noise_t                                       where noise is given
 
 (Flash Inference, sections 2.1, 2.3 and 4.) The programs of a launch stay for all layers. They exchange
 activations through memory, and no layer waits for a launch; what it needs of weights, taps and sums is on its
-way before. How columns are shared out (P programs, D channels, 2 D hidden):
+way before. Of P programs, D channels and 2 D hidden units
 
-    split     program p makes its share of the hidden units, and what these give to all channels: P partial
-              sums of each channel, which everyone adds up. One exchange a layer, of P D words
-    columns   program p makes its share of the hidden units, then of the channels: two exchanges a layer, of
-              2 D and D words
-    gate      program p makes its share of the channels: one exchange a layer, of D words
+    mlp     program p makes its share of the hidden units, then of the channels: two exchanges a layer, of 2 D
+            and D words; what it gives of a channel is already the next layer's z
+    gate    program p makes its share of the channels: one exchange a layer, of D words
+
+What a step takes is mostly the exchanges, so as little as possible lies between two. A row of a matrix is in
+one warp, whose sum nothing else waits for; each thread waits for the words that it reads, and only to hand
+them to the others of its program, once, a program meets.
 
 No counter and no fence tell that a word is there: its lowest bit does. There are two buffers, for exchanges
 0, 2, 4, ... and 1, 3, 5, ..., and the bit is another one whenever a buffer is used again, from launch to
 launch too; so nobody takes the word of exchange e - 2 for that of e, and nothing is ever emptied. That a word
 of e - 2 is no longer needed when it is written over is certain too: whoever writes in exchange e has read all
-words of e - 1, and whoever wrote there had read all of e - 2. The bit costs an exchanged number 1.2e-7 of
-itself, and makes a NaN of an infinity.
+words of e - 1, and whoever wrote there had read all of e - 2. Without the bit an exchanged number has 1.2e-7
+of itself less to say.
 
 Sums stand where activations will, so a program may write its channels of a level only after all others have
-read the sums there: it does so once it has the exchange behind them.
+read the sums there: the first level is written once the words behind it are there, of the others each program
+reads its own.
 
 Whoever waits holds a place on a multiprocessor: all programs of a launch need one at the same time. And every
 program has a share of every exchange: who had none would be waited for by nobody, and could come too late.
@@ -39,28 +42,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.decoder.checks import check_space, check_written, kind
-from kernels.decoder.split_kv import ONE_BY_ONE, tile
+from kernels.decoder.split_kv import ONE_BY_ONE
 from kernels.gpu import PROCESSORS, gpu_of
 from kernels.long_convolution.tensors import FORMATS, wide
 
-# A model of so many channels at most is split: of more, adding up partial sums takes longer than an exchange.
-SPLIT_CHANNELS = 384
-# Programs that a sequence has then.
-SPLIT_PROGRAMS = 16
-WARPS = 8
-# With so many sequences a thread has not the registers for parts of two matrices.
-MANY_ROWS = tl.constexpr(4)
+# Numbers of a row that the threads of a warp have at once, 16 bytes each.
+LINE_BYTES = 512
+# Channels that a program has.
+SHARES = (4, 8, 16)
+# Words that a warp loads at once. No word of an exchange may be in two warps: which of them waits for it is
+# not said, and the other could go on with what was there before.
+WARP_WORDS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """How a launch is laid out: `programs` for `rows` sequences, a power of two, of `warps` each; whether
-    blocks are `split` (mlp only; see above)."""
+    """How a launch is laid out: `programs` for `rows` sequences, a power of two, of `warps` each."""
 
     programs: int
     rows: int
-    split: bool
-    warps: int = WARPS
+    warps: int
 
     def __post_init__(self) -> None:
         if self.programs < 1 or self.rows < 1 or self.rows & (self.rows - 1):
@@ -81,34 +82,34 @@ class Workspace(NamedTuple):
     turns: Tensor
 
 
-def token_config(*, batch: int, channels: int, gated: bool, processors: int = PROCESSORS) -> TokenConfig:
-    """The layout for a model on a GPU of so many multiprocessors.
+def token_config(*, batch: int, channels: int, processors: int = PROCESSORS) -> TokenConfig:
+    """The layout for a model on a GPU of so many multiprocessors: as few sequences a program as there is
+    place for, and then as few channels.
 
-    A small model waits for exchanges, not for weights: few programs, each sequence with programs of its own
-    as far as there is place. A large one waits for weights: as many programs as have an equal share.
-
-    >>> token_config(batch=1, channels=256, gated=False)
-    TokenConfig(programs=16, rows=1, split=True, warps=8)
-    >>> token_config(batch=4, channels=768, gated=False)
-    TokenConfig(programs=96, rows=4, split=False, warps=8)
+    >>> token_config(batch=1, channels=256)
+    TokenConfig(programs=64, rows=1, warps=2)
+    >>> token_config(batch=8, channels=768)
+    TokenConfig(programs=48, rows=4, warps=8)
     """
     if min(batch, channels, processors) < 1:
         raise ValueError(f"no layout for {batch} sequences of {channels} channels")
-    if channels <= SPLIT_CHANNELS:
-        programs, rows = min(SPLIT_PROGRAMS, processors), 1
-        while programs * triton.cdiv(batch, rows) > processors:
-            rows *= 2
-        return TokenConfig(programs, rows, not gated)
-    share = triton.next_power_of_2(triton.cdiv(channels, processors))
-    return TokenConfig(triton.cdiv(channels, share), triton.next_power_of_2(batch), False)
+    # Where not even one sequence has place.
+    most = max(SHARES[-1], triton.next_power_of_2(triton.cdiv(channels, processors)))
+    found = []
+    for share in (*SHARES[:-1], most):
+        programs = triton.cdiv(channels, share)
+        together = processors // programs
+        if together:
+            rows = triton.next_power_of_2(triton.cdiv(batch, together))
+            found.append((rows, share, programs))
+    rows, share, programs = min(found)
+    return TokenConfig(programs, rows, min(8, share // 2))
 
 
-def config_for(a: Tensor, matrices: Sequence[Tensor]) -> TokenConfig:
-    """The layout for these tensors on the device where they lie."""
-    found = token_config(
-        batch=a.shape[1], channels=a.shape[3], gated=len(matrices) == 1, processors=gpu_of(a).processors
-    )
-    return TokenConfig(1, found.rows, found.split, found.warps) if ONE_BY_ONE else found
+def config_for(a: Tensor) -> TokenConfig:
+    """The layout for a [layers + 1, batch, room, channels] on the device where it lies."""
+    found = token_config(batch=a.shape[1], channels=a.shape[3], processors=gpu_of(a).processors)
+    return TokenConfig(1, found.rows, found.warps) if ONE_BY_ONE else found
 
 
 def workspace(a: Tensor, config: TokenConfig) -> Workspace:
@@ -118,8 +119,7 @@ def workspace(a: Tensor, config: TokenConfig) -> Workspace:
 
 def _shapes(a: Tensor, config: TokenConfig) -> list[tuple[int, ...]]:
     groups = triton.cdiv(a.shape[1], config.rows)
-    words = config.rows * a.shape[3] * (config.programs if config.split else 2)
-    return [(2, groups, words), (groups,)]
+    return [(2, groups, config.rows * 2 * a.shape[3]), (groups,)]
 
 
 def token_step(
@@ -135,51 +135,42 @@ def token_step(
     """All levels of a [layers + 1, batch, room, channels] at `position` (int32 [1], on the device), in place.
 
     There a holds the input at level 0 and the sums over earlier positions above it. taps [layers, 1 or batch,
-    lags, channels], of which the first lag is read. matrices: contiguous (up [layers, channels, 2 channels],
-    down [layers, 2 channels, channels]) for a block "mlp", (projection [layers, channels, channels],) for
-    "gate". With noise [room, batch, channels] the next input is written as far as there is room. A position
-    outside of a changes nothing. a, taps, noise: channels contiguous. Each in fp32, fp16 or bf16; sums are
-    made in fp32. space: see Workspace; one is made where none is given.
+    lags, channels], of which the first lag is read. matrices, outputs first as torch's linear layers have
+    them: contiguous (up [layers, 2 channels, channels], down [layers, channels, 2 channels]) for a block
+    "mlp", (projection [layers, channels, channels],) for "gate". With noise [room, batch, channels] the next
+    input is written as far as there is room. A position outside of a changes nothing. a, taps, noise:
+    channels contiguous. Each in fp32, fp16 or bf16; sums are made in fp32. space: see Workspace; one is made
+    where none is given.
 
     Raises ValueError for tensors that do not fit together.
     """
     _check(a, taps, matrices, position, noise)
-    config = config or config_for(a, matrices)
-    if config.split and len(matrices) == 1:
-        raise ValueError("config: a gate has no hidden units that could be split")
+    config = config or config_for(a)
     space = space or workspace(a, config)
     check_space(space, _shapes(a, config))
-    channels, parts = a.shape[3], config.programs if config.split else 1
-    dim = max(16, triton.next_power_of_2(channels))
+    channels = a.shape[3]
     share = triton.next_power_of_2(triton.cdiv(channels, config.programs))
+    line = LINE_BYTES // matrices[0].element_size()
+    words = max(channels, config.warps * WARP_WORDS)
     # Who has no share of an exchange is not waited for, and may be late for the next one: none is launched.
-    programs = config.programs if config.split else triton.cdiv(channels, share)
+    grid = triton.cdiv(channels, share), len(space.turns)
+    arguments = (
+        a, taps, *matrices, noise, position, *space, len(taps), a.shape[1], a.shape[2], *a.stride()[:3],
+        taps.stride(0), taps.stride(1) if taps.shape[1] > 1 else 0,
+        *(noise.stride()[:2] if noise is not None else (0, 0)),
+    )  # fmt: skip
     sizes = {
         "CHANNELS": channels,
-        "DIM": dim,
+        "LINES": triton.next_power_of_2(triton.cdiv(words, line)),
+        "LINE": line,
         "ROWS": config.rows,
         "SHARE": share,
-        "PARTS": parts,
-        "PARTS_TILE": tile(parts, config.rows * dim, config.warps),
         "NOISY": noise is not None,
         "num_warps": config.warps,
         "num_stages": 1,
     }
-    shared = (
-        noise, position, *space, len(taps), a.shape[1], a.shape[2], *a.stride()[:3],
-        taps.stride(0), taps.stride(1) if taps.shape[1] > 1 else 0,
-        *(noise.stride()[:2] if noise is not None else (0, 0)),
-    )  # fmt: skip
-    grid = programs, len(space.turns)
-    if len(matrices) == 1:
-        _gate_kernel[grid](a, taps, *matrices, *shared, **sizes)
-    else:
-        hidden = triton.next_power_of_2(triton.cdiv(2 * channels, config.programs))
-        _mlp_kernel[grid](
-            a, taps, *matrices, *shared,
-            SPLIT=config.split, HIDDEN_SHARE=hidden if config.split else 2 * share,
-            HIDDEN_TILE=tile(1, config.rows * 2 * dim, config.warps), **sizes,
-        )  # fmt: skip
+    kernel = _gate_kernel if len(matrices) == 1 else _mlp_kernel
+    kernel[grid](*arguments, **sizes)
 
 
 def _check(
@@ -200,7 +191,7 @@ def _check(
         raise ValueError(f"taps have to be [{layers}, 1 or {batch}, lags, {channels}], not {kind(taps)}")
     wanted = [(layers, channels, channels)]
     if len(matrices) == 2:
-        wanted = [(layers, channels, 2 * channels), (layers, 2 * channels, channels)]
+        wanted = [(layers, 2 * channels, channels), (layers, channels, 2 * channels)]
     if [tuple(x.shape) for x in matrices] != wanted or not all(x.is_contiguous() for x in matrices):
         raise ValueError(
             f"matrices have to be contiguous {wanted}, not {', '.join(kind(x) for x in matrices)}"
@@ -214,14 +205,15 @@ def _check(
             raise ValueError(f"{name}: fp32 or 16 bits on {a.device} is needed, not {kind(x)} on {x.device}")
 
 
-@triton.jit
+# The number of layers must not be known to the compiler: of a loop over one it would drop what is exchanged
+# last.
+@triton.jit(do_not_specialize=["layers"])
 def _mlp_kernel(
     a_ptr, taps_ptr, up_ptr, down_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,
     stride_noise_position, stride_noise_sequence,
-    CHANNELS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, SHARE: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_TILE: tl.constexpr, NOISY: tl.constexpr,
-    SPLIT: tl.constexpr, HIDDEN_SHARE: tl.constexpr, HIDDEN_TILE: tl.constexpr,
+    CHANNELS: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr, ROWS: tl.constexpr,
+    SHARE: tl.constexpr, NOISY: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs, groups of sequences)."""
     t = tl.load(position_ptr).to(tl.int64)
@@ -229,55 +221,45 @@ def _mlp_kernel(
         return
     HIDDEN: tl.constexpr = 2 * CHANNELS
     program, group = tl.program_id(0), tl.program_id(1)
-    WORDS: tl.constexpr = ROWS * CHANNELS * (PARTS if SPLIT else 2)
-    words_ptr += group.to(tl.int64) * WORDS
-    buffer = tl.num_programs(1).to(tl.int64) * WORDS
+    words_ptr += group.to(tl.int64) * ROWS * HIDDEN
+    buffer = tl.num_programs(1).to(tl.int64) * ROWS * HIDDEN
+    rows = batch - group * ROWS
     turn = tl.load(turns_ptr + group)
-    row, column = (group * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, DIM)[None, :]
-    there = (row < batch) & (column < CHANNELS)
-    level_ptr = a_ptr + t * stride_position + row.to(tl.int64) * stride_sequence + column
-    tap_ptr = taps_ptr + row.to(tl.int64) * stride_tap_sequence + column
-    mine = there & (column // SHARE == program)
-    unit = program * HIDDEN_SHARE
-    y = tl.load(level_ptr, mask=there, other=0.0).to(tl.float32)
-    sums = tl.load(level_ptr + stride_level, mask=there, other=0.0)
-    tap = tl.load(tap_ptr, mask=there, other=0.0)
-    up = _matrix(up_ptr, 0, unit, CHANNELS, HIDDEN, DIM, HIDDEN_SHARE, True)
-    if SPLIT:
-        down = _rows_of(down_ptr, 0, unit, HIDDEN, CHANNELS, HIDDEN_SHARE, DIM, True)
-    else:
-        down = _matrix(down_ptr, 0, program * SHARE, HIDDEN, CHANNELS, 2 * DIM, SHARE, True)
+    level_ptr, tap_ptr, row, column, mine = _own(
+        a_ptr, taps_ptr, t, group, program, batch,
+        stride_sequence, stride_position, stride_tap_sequence, CHANNELS, ROWS, SHARE,
+    )  # fmt: skip
+    up = _matrix(up_ptr, 0, program * 2 * SHARE, HIDDEN, CHANNELS, 2 * SHARE, LINES, LINE, True)
+    down = _matrix(down_ptr, 0, program * SHARE, CHANNELS, HIDDEN, SHARE, 2 * LINES, LINE, True)
+    # All programs make all of the first z.
+    all_row, all_column = _everywhere(ROWS, LINES, LINE)
+    there = (all_row < rows) & (all_column < CHANNELS)
+    sequence = (group * ROWS + all_row).to(tl.int64)
+    all_ptr = a_ptr + t * stride_position + sequence * stride_sequence + all_column
+    z = tl.load(all_ptr, mask=there, other=0.0).to(tl.float32)
+    first_tap = tl.load(taps_ptr + sequence * stride_tap_sequence + all_column, mask=there, other=0.0)
+    z = z * first_tap.to(tl.float32) + tl.load(all_ptr + stride_level, mask=there, other=0.0).to(tl.float32)
+    y = tl.zeros((ROWS, SHARE), tl.float32)
     for layer in range(layers):
-        z = sums.to(tl.float32) + y * tap.to(tl.float32)
-        hidden = _gelu(_product(z, up, True))
-        if not SPLIT:
-            to = words_ptr + (turn & 1) * buffer
-            _publish(hidden, to, unit, batch - group * ROWS, turn, HIDDEN, ROWS, HIDDEN_SHARE)
-        # What the next layer needs comes while this one's words do.
         more = layer + 1 < layers
         above = tl.cast(layer + 1, tl.int64)
-        sums = tl.load(level_ptr + (above + 1) * stride_level, mask=there & more, other=0.0)
-        tap = tl.load(tap_ptr + above * stride_tap_layer, mask=there & more, other=0.0)
-        if ROWS < MANY_ROWS:
-            up = _matrix(up_ptr, above, unit, CHANNELS, HIDDEN, DIM, HIDDEN_SHARE, more)
-        if SPLIT:
-            out = _product(hidden, down, True)
-            down = _rows_of(down_ptr, above, unit, HIDDEN, CHANNELS, HIDDEN_SHARE, DIM, more)
-            to = words_ptr + (turn & 1) * buffer + program * ROWS * CHANNELS
-            _publish(out, to, 0, batch - group * ROWS, turn, CHANNELS, ROWS, DIM)
-        else:
-            at = words_ptr + (turn & 1) * buffer
-            hidden = _gathered(at, batch - group * ROWS, turn, HIDDEN, 2 * DIM, ROWS, 1, HIDDEN_TILE)
+        sums = tl.load(level_ptr + (above + 1) * stride_level, mask=mine & more, other=0.0).to(tl.float32)
+        tap = tl.load(tap_ptr + above * stride_tap_layer, mask=mine & more, other=0.0).to(tl.float32)
+        if layer > 0:
+            z = _gathered(words_ptr + (turn & 1) * buffer, rows, turn, CHANNELS, ROWS, LINES, LINE)
             turn += 1
-            out = _product(hidden, down, True)
-            down = _matrix(down_ptr, above, program * SHARE, HIDDEN, CHANNELS, 2 * DIM, SHARE, more)
-            to = words_ptr + (turn & 1) * buffer
-            _publish(out, to, program * SHARE, batch - group * ROWS, turn, CHANNELS, ROWS, SHARE)
-        if ROWS >= MANY_ROWS:
-            up = _matrix(up_ptr, above, unit, CHANNELS, HIDDEN, DIM, HIDDEN_SHARE, more)
+        hidden = _gelu(_product(z, up))
         at = words_ptr + (turn & 1) * buffer
-        y = _gathered(at, batch - group * ROWS, turn, CHANNELS, DIM, ROWS, PARTS, PARTS_TILE)
+        _publish(hidden, at, program * 2 * SHARE, rows, turn, HIDDEN, ROWS, 2 * SHARE)
+        # What the next layer needs comes while this one's words do.
+        up = _matrix(up_ptr, above, program * 2 * SHARE, HIDDEN, CHANNELS, 2 * SHARE, LINES, LINE, more)
+        every = _gathered(at, rows, turn, HIDDEN, ROWS, 2 * LINES, LINE)
         turn += 1
+        y = _product(every, down)
+        at = words_ptr + (turn & 1) * buffer
+        if more:
+            _publish(sums + y * tap, at, program * SHARE, rows, turn, CHANNELS, ROWS, SHARE)
+        down = _matrix(down_ptr, above, program * SHARE, CHANNELS, HIDDEN, SHARE, 2 * LINES, LINE, more)
         tl.store(level_ptr + above * stride_level, y.to(a_ptr.dtype.element_ty), mask=mine)
     if NOISY:
         noise_at = noise_ptr + t * stride_noise_position + row.to(tl.int64) * stride_noise_sequence + column
@@ -288,13 +270,13 @@ def _mlp_kernel(
         tl.store(turns_ptr + group, turn & 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layers"])
 def _gate_kernel(
     a_ptr, taps_ptr, projection_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,
     stride_noise_position, stride_noise_sequence,
-    CHANNELS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, SHARE: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_TILE: tl.constexpr, NOISY: tl.constexpr,
+    CHANNELS: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr, ROWS: tl.constexpr,
+    SHARE: tl.constexpr, NOISY: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs, groups of sequences)."""
     t = tl.load(position_ptr).to(tl.int64)
@@ -303,32 +285,35 @@ def _gate_kernel(
     program, group = tl.program_id(0), tl.program_id(1)
     words_ptr += group.to(tl.int64) * ROWS * CHANNELS * 2
     buffer = tl.num_programs(1).to(tl.int64) * ROWS * CHANNELS * 2
+    rows = batch - group * ROWS
     turn = tl.load(turns_ptr + group)
-    row = (group * ROWS + tl.arange(0, ROWS))[:, None]
-    every, column = tl.arange(0, DIM)[None, :], program * SHARE + tl.arange(0, SHARE)[None, :]
-    mine = (row < batch) & (column < CHANNELS)
-    row_ptr = a_ptr + t * stride_position + row.to(tl.int64) * stride_sequence
-    level_ptr = row_ptr + column
-    tap_ptr = taps_ptr + row.to(tl.int64) * stride_tap_sequence + column
-    y = tl.load(row_ptr + every, mask=(row < batch) & (every < CHANNELS), other=0.0).to(tl.float32)
+    level_ptr, tap_ptr, row, column, mine = _own(
+        a_ptr, taps_ptr, t, group, program, batch,
+        stride_sequence, stride_position, stride_tap_sequence, CHANNELS, ROWS, SHARE,
+    )  # fmt: skip
     own = tl.load(level_ptr, mask=mine, other=0.0).to(tl.float32)
-    sums = tl.load(level_ptr + stride_level, mask=mine, other=0.0)
-    tap = tl.load(tap_ptr, mask=mine, other=0.0)
-    weight = _matrix(projection_ptr, 0, program * SHARE, CHANNELS, CHANNELS, DIM, SHARE, True)
+    sums = tl.load(level_ptr + stride_level, mask=mine, other=0.0).to(tl.float32)
+    tap = tl.load(tap_ptr, mask=mine, other=0.0).to(tl.float32)
+    all_row, all_column = _everywhere(ROWS, LINES, LINE)
+    all_ptr = a_ptr + t * stride_position + (group * ROWS + all_row).to(tl.int64) * stride_sequence
+    y = tl.load(all_ptr + all_column, mask=(all_row < rows) & (all_column < CHANNELS), other=0.0)
+    y = y.to(tl.float32)
+    weight = _matrix(projection_ptr, 0, program * SHARE, CHANNELS, CHANNELS, SHARE, LINES, LINE, True)
     for layer in range(layers):
-        gate = _product(y, weight, False)
-        own = (sums.to(tl.float32) + own * tap.to(tl.float32)) * gate
-        to = words_ptr + (turn & 1) * buffer
-        _publish(own, to, program * SHARE, batch - group * ROWS, turn, CHANNELS, ROWS, SHARE)
+        if layer > 0:
+            y = _gathered(words_ptr + (turn & 1) * buffer, rows, turn, CHANNELS, ROWS, LINES, LINE)
+            turn += 1
+        own = (sums + own * tap) * _product(y, weight)
         # What the next layer needs comes while this one's words do.
         more = layer + 1 < layers
         above = tl.cast(layer + 1, tl.int64)
+        if more:
+            at = words_ptr + (turn & 1) * buffer
+            _publish(own, at, program * SHARE, rows, turn, CHANNELS, ROWS, SHARE)
         tl.store(level_ptr + above * stride_level, own.to(a_ptr.dtype.element_ty), mask=mine)
-        sums = tl.load(level_ptr + (above + 1) * stride_level, mask=mine & more, other=0.0)
-        tap = tl.load(tap_ptr + above * stride_tap_layer, mask=mine & more, other=0.0)
-        weight = _matrix(projection_ptr, above, program * SHARE, CHANNELS, CHANNELS, DIM, SHARE, more)
-        y = _gathered(to, batch - group * ROWS, turn, CHANNELS, DIM, ROWS, PARTS, PARTS_TILE)
-        turn += 1
+        sums = tl.load(level_ptr + (above + 1) * stride_level, mask=mine & more, other=0.0).to(tl.float32)
+        tap = tl.load(tap_ptr + above * stride_tap_layer, mask=mine & more, other=0.0).to(tl.float32)
+        weight = _matrix(projection_ptr, above, program * SHARE, CHANNELS, CHANNELS, SHARE, LINES, LINE, more)
     if NOISY:
         noise_at = noise_ptr + t * stride_noise_position + row.to(tl.int64) * stride_noise_sequence + column
         own += tl.load(noise_at, mask=mine, other=0.0).to(tl.float32)
@@ -339,44 +324,50 @@ def _gate_kernel(
 
 
 @triton.jit
+def _own(
+    a_ptr, taps_ptr, t, group, program, batch, stride_sequence, stride_position, stride_tap_sequence,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    """Where a program's channels of level 0 and of the first layer's tap are, [ROWS, SHARE] pointers; their
+    sequence, their channel and which of them there are."""
+    row = (group * ROWS + tl.arange(0, ROWS))[:, None]
+    column = program * SHARE + tl.arange(0, SHARE)[None, :]
+    level_ptr = a_ptr + t * stride_position + row.to(tl.int64) * stride_sequence + column
+    tap_ptr = taps_ptr + row.to(tl.int64) * stride_tap_sequence + column
+    return level_ptr, tap_ptr, row, column, (row < batch) & (column < CHANNELS)
+
+
+@triton.jit
+def _everywhere(ROWS: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr):
+    """Row and column of all numbers of all rows, cut into lines: [ROWS, 1, 1] and [1, LINES, LINE]."""
+    column = tl.arange(0, LINES)[:, None] * LINE + tl.arange(0, LINE)[None, :]
+    return tl.arange(0, ROWS)[:, None, None], column[None, :, :]
+
+
+@triton.jit
 def _matrix(
-    ptr, layer, first, IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, more
-):
-    """Columns from `first` on of a layer's matrix [IN, OUT], as [ROWS, COLUMNS]; zeros beyond it, and where
-    there is no such layer."""
-    row, column = tl.arange(0, ROWS)[:, None], first + tl.arange(0, COLUMNS)[None, :]
-    at = ptr + tl.cast(layer, tl.int64) * (IN * OUT) + row * OUT + column
-    return tl.load(at, mask=(row < IN) & (column < OUT) & more, other=0.0)
+    ptr, layer, first, OUT: tl.constexpr, IN: tl.constexpr, SHARE: tl.constexpr,
+    LINES: tl.constexpr, LINE: tl.constexpr, more,
+):  # fmt: skip
+    """SHARE rows from `first` on of a layer's matrix [OUT, IN], as [SHARE, LINES, LINE]: a row is in one
+    warp. Zeros beyond it, and where there is no such layer."""
+    row = first + tl.arange(0, SHARE)[:, None, None]
+    column = tl.arange(0, LINES)[None, :, None] * LINE + tl.arange(0, LINE)[None, None, :]
+    at = ptr + tl.cast(layer, tl.int64) * (OUT * IN) + row * IN + column
+    return tl.load(at, mask=(row < OUT) & (column < IN) & more, other=0.0)
 
 
 @triton.jit
-def _rows_of(
-    ptr, layer, first, IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, more
-):
-    """Rows from `first` on of a layer's matrix [IN, OUT], as [ROWS, COLUMNS]; zeros beyond it, and where
-    there is no such layer."""
-    row, column = first + tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    at = ptr + tl.cast(layer, tl.int64) * (IN * OUT) + row * OUT + column
-    return tl.load(at, mask=(row < IN) & (column < OUT) & more, other=0.0)
-
-
-@triton.jit
-def _product(x, weight, FLAT: tl.constexpr):
-    """x [rows, in] times weight [in, out], summed in fp32: one row at a time, since a thread has not the
-    registers for the sums of more.
-
-    FLAT: the same in two dimensions. The weights then stay in the threads that have loaded them, without a
-    way through shared memory, but the products are in many threads, and so is all that is added to them.
-    """
-    if x.shape[0] == 1 and FLAT:
-        only = tl.reshape(x, (x.shape[1],))
-        return tl.sum(only[:, None] * weight.to(tl.float32), 0)[None, :]
-    elif x.shape[0] == 1:
-        return tl.sum(x[:, :, None] * weight.to(tl.float32)[None, :, :], 1)
+def _product(x, weight):
+    """x [rows, LINES, LINE] times weight [SHARE, LINES, LINE]: [rows, SHARE], summed in fp32, one row at a
+    time, since a thread has not the registers for the sums of more."""
+    if x.shape[0] == 1:
+        return tl.sum(tl.sum(x * weight.to(tl.float32), 1), 1)[None, :]
     else:
-        first, second = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
-        both = tl.join(_product(first, weight, FLAT), _product(second, weight, FLAT))
-        return tl.reshape(tl.permute(both, (2, 0, 1)), (x.shape[0], weight.shape[1]))
+        both = tl.reshape(x, (2, x.shape[0] // 2, x.shape[1], x.shape[2]))
+        first, second = tl.split(tl.permute(both, (1, 2, 3, 0)))
+        made = tl.join(_product(first, weight), _product(second, weight))
+        return tl.reshape(tl.permute(made, (2, 0, 1)), (x.shape[0], weight.shape[0]))
 
 
 @triton.jit
@@ -401,19 +392,16 @@ def _publish(x, words_ptr, first, rows, turn, WIDTH: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def _gathered(
-    words_ptr, rows, turn, WIDTH: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_TILE: tl.constexpr,
-):  # fmt: skip
-    """The sum of all parts [PARTS, ROWS, WIDTH] of this exchange once they are there, [ROWS, DIM].
-    PARTS_TILE: so many that no word is in two threads; see `split_kv.tile`."""
-    part = tl.arange(0, PARTS_TILE)[:, None, None]
-    row, column = tl.arange(0, ROWS)[None, :, None], tl.arange(0, DIM)[None, None, :]
-    there = (part < PARTS) & (row < rows) & (column < WIDTH)
-    at = words_ptr + (part * ROWS + row) * WIDTH + column
+    words_ptr, rows, turn, WIDTH: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr
+):
+    """The words [ROWS, WIDTH] of this exchange once they are there, [ROWS, LINES, LINE]; zeros beyond."""
+    row, column = _everywhere(ROWS, LINES, LINE)
+    there = (row < rows) & (column < WIDTH)
+    at = words_ptr + row * WIDTH + column
     words = tl.load(at, mask=there, other=0, volatile=True)
     while tl.max((there & ((words & 1) != _bit(turn))).to(tl.int32)) == 1:
         words = tl.load(at, mask=there, other=0, volatile=True)
-    return tl.sum(words.to(tl.float32, bitcast=True), 0)
+    return (words & -2).to(tl.float32, bitcast=True)
 
 
 def reference_token_step(
@@ -424,7 +412,11 @@ def reference_token_step(
     for layer, tap in enumerate(taps[:, :, 0]):
         z = wide(a[layer + 1, :, position]) + y * wide(tap)
         weights = [wide(matrix[layer]) for matrix in matrices]
-        y = z * (y @ weights[0]) if len(weights) == 1 else functional.gelu(z @ weights[0]) @ weights[1]
+        y = (
+            z * (y @ weights[0].mT)
+            if len(weights) == 1
+            else functional.gelu(z @ weights[0].mT) @ weights[1].mT
+        )
         a[layer + 1, :, position] = y
     if noise is not None and position + 1 < a.shape[2]:
         a[0, :, position + 1] = y + wide(noise[position])
