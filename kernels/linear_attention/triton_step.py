@@ -16,9 +16,9 @@ from kernels.decoder.split_kv import launched
 from kernels.gpu import gpu_of
 from kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
 
-# Numbers of the state that a program has: 32 of each of 128 threads. Fewer, on a GPU that is not full, until
+# Numbers of the state that a program has: 32 of each of 256 threads. Fewer, on a GPU that is not full, until
 # two programs a multiprocessor (of an H200) read; never fewer columns than make a line of 64 bytes.
-NUMBERS = 4096
+NUMBERS = 8192
 PROGRAMS = 264
 LEAST_COLUMNS = 16
 
@@ -42,14 +42,14 @@ def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
     >>> print(step_config(Sizes(1, 32, 32, 1, 128, 128)))
     StepConfig(columns=16, warps=2, chained=True)
     >>> print(step_config(Sizes(64, 32, 32, 1, 128, 128)))
-    StepConfig(columns=32, warps=4, chained=True)
+    StepConfig(columns=64, warps=8, chained=True)
     """
     rank, dim = padded(sizes.rank), padded(sizes.dim)
     columns = max(LEAST_COLUMNS, min(dim, NUMBERS // rank))
     pairs = sizes.batch * sizes.kv_heads
     while columns > LEAST_COLUMNS and pairs * triton.cdiv(sizes.dim, columns) < PROGRAMS:
         columns //= 2
-    return StepConfig(columns, max(1, min(4, rank * columns // 1024)), chained)
+    return StepConfig(columns, max(1, min(8, rank * columns // 1024)), chained)
 
 
 def config_for(q: Tensor, sizes: Sizes) -> StepConfig:

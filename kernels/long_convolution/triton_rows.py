@@ -27,8 +27,10 @@ from kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, ti
 from kernels.gpu import PROCESSORS, gpu_of
 from kernels.long_convolution.tensors import FORMATS, put_back, wide
 
-# Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy.
+# Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy; so many
+# of them do at least.
 EACH, STAGES, WARPS = 2, 4, 4
+BUSY = 0.7
 BLOCK_BYTES = 16 * 1024
 # Channels that a program takes at most, and sequences that share a filter.
 MOST_CHANNELS, MOST_SEQUENCES = 256, 8
@@ -79,14 +81,15 @@ def row_config(
 ) -> RowConfig:
     """The layout for y [layers, batch, inputs, channels] of so many bytes an element; `shared`: one filter
     for all sequences. Programs come in waves, a wave takes as long as the longest of its programs, in blocks
-    that it reads: few inputs are shared out by narrow blocks of channels, without parts; many by wide ones.
+    that it reads, and all of them as long as memory does: parts cost a trip through memory, so that narrow
+    blocks of channels without parts are preferred where they are enough to keep memory busy.
 
     >>> found = row_config(layers=18, batch=1, inputs=16384, channels=256, bytes=4)
-    >>> found.rows, found.channels, found.splits, found.sharers
-    (8, 256, 29, 2)
-    >>> found = row_config(layers=18, batch=1, inputs=64, channels=256, bytes=4)
     >>> found.rows, found.channels, found.splits
     (64, 32, 1)
+    >>> found = row_config(layers=1, batch=1, inputs=16384, channels=256, bytes=4)
+    >>> found.rows, found.channels, found.splits
+    (16, 128, 64)
     """
     together = min(MOST_SEQUENCES, triton.next_power_of_2(batch)) if shared else 1
     slots, best = EACH * processors, None
@@ -101,7 +104,8 @@ def row_config(
             splits = min(blocks, MOST_SPLITS, waves * slots // groups)
             each = cdiv(blocks, splits)
             splits = cdiv(blocks, each)
-            time = cdiv(groups * splits, slots) * (each + (SUM_BLOCKS if splits > 1 else 1))
+            time = max(cdiv(groups * splits, slots) * each, groups * blocks / (BUSY * processors))
+            time += SUM_BLOCKS if splits > 1 else 1
             if best is None or time < best[0]:
                 best = time, width, rows, splits, groups
         width //= 2
@@ -390,11 +394,11 @@ def conv_column(
     config = config or column_config_for(taps, z)
     if config.sequences > 1 and taps.shape[1] != 1:
         raise ValueError(f"config has {config.sequences} sequences together, which share no filter")
-    blocks = cdiv(z.shape[2], config.rows)
-    if blocks > MOST_BLOCKS:
-        raise ValueError(f"z has {z.shape[2]} outputs; at most {MOST_BLOCKS * config.rows}")
     groups = z.shape[0] * cdiv(z.shape[1], config.sequences) * cdiv(z.shape[3], config.channels)
-    _conv_column_kernel[(groups, blocks)](
+    if groups > MOST_BLOCKS:
+        raise ValueError(f"z {kind(z)} is more than {MOST_BLOCKS} blocks of layers, sequences and channels")
+    # Programs that run together then write what lies together.
+    _conv_column_kernel[(cdiv(z.shape[2], config.rows), groups)](
         given, taps, z, outputs, position,
         z.shape[2], z.shape[1], z.shape[3],
         *given.stride()[:3], *filter_strides(taps), *z.stride()[:3],
@@ -413,11 +417,11 @@ def _conv_column_kernel(
     COUNTED: tl.constexpr, PLACED: tl.constexpr,
     SEQUENCES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (layers * blocks of sequences * blocks of channels, blocks of outputs)."""
+    """Grid (blocks of outputs, layers * blocks of sequences * blocks of channels)."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
-    start = tl.program_id(1) * ROWS
+    start = tl.program_id(0) * ROWS
     at, after = 0, 0
     if PLACED:
         at = tl.load(position_ptr)
@@ -427,7 +431,7 @@ def _conv_column_kernel(
         outputs = tl.minimum(outputs, tl.load(outputs_ptr))
     if start >= outputs:
         return
-    layer, sequence, channel = place(tl.program_id(0), batch, channels, SEQUENCES, WIDTH)
+    layer, sequence, channel = place(tl.program_id(1), batch, channels, SEQUENCES, WIDTH)
     which = (sequence + tl.arange(0, SEQUENCES))[:, None, None]
     row = (start + tl.arange(0, ROWS))[None, :, None]
     column = (channel + tl.arange(0, WIDTH))[None, None, :]
