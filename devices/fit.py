@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from simcore.files import InputError
 from simcore.ops import Price, SourceKind
 
-__all__ = ["Fit", "fit_two"]
+__all__ = ["Fit", "fit_two", "interval"]
 
 # Where the floor does not show in the times at all, 1 / efficiency is 0: kept finite, for files and sums.
 LEAST_SLOPE = 1e-6
@@ -103,7 +103,7 @@ def fit_two(points: Sequence[tuple[int, float, float]]) -> Fit:
     table = np.asarray(points, dtype=np.float64)
     kernel_s, slope = _constants(table)
     fitted_s = table[:, 0] * kernel_s + table[:, 1] * slope
-    low, high = _interval(np.log(table[:, 2] / np.maximum(fitted_s, np.finfo(np.float64).tiny)))
+    low, high = interval(np.log(table[:, 2] / np.maximum(fitted_s, np.finfo(np.float64).tiny)))
     floors = table[:, 1]
     return Fit(kernel_s, 1.0 / slope, low, high, len(points), float(floors.min()), float(floors.max()))
 
@@ -122,7 +122,7 @@ def _constants(table: NDArray[np.float64]) -> tuple[float, float]:
     return float(kernel_s), max(float(slope), LEAST_SLOPE)
 
 
-def _interval(residuals: NDArray[np.float64]) -> tuple[float, float]:
+def interval(residuals: NDArray[np.float64]) -> tuple[float, float]:
     """low and high of log ratios [n], widened for few of them."""
     n = len(residuals)
     if n <= 2:

@@ -8,6 +8,9 @@ came about, `fits.csv` has a line for each kind of op:
 `where` is what must hold of an op besides its kind, as in "dtype=fp32;batch=16;m=5..16": its dtype, or a
 dimension of its shape, which has one value or is in a range ("65.." has no end). Of the lines that hold the
 one with most conditions counts, of several such the first. What the numbers mean stands in `devices.fit`.
+
+With granularity `measured` the shapes that were fitted to count as well: they stand in `points.csv`, and say
+how far ops near them are from the fit (`devices.corrected`).
 """
 
 import csv
@@ -23,6 +26,7 @@ import yaml
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from devices.corrected import Correction, Measured, correction
 from devices.fit import Fit
 from simcore.files import (
     STRICT,
@@ -38,10 +42,10 @@ from simcore.files import (
 from simcore.machine import Overheads
 from simcore.ops import DTYPE_BYTES, Op
 
-__all__ = ["FITTED", "Birth", "FitRow", "FittedProfile", "read_fitted", "write_fitted"]
+__all__ = ["FITTED", "MEASURED", "Birth", "FitRow", "FittedProfile", "read_fitted", "write_fitted"]
 
-FITTED = "fitted"
-FITS = "fits.csv"
+FITTED, MEASURED = "fitted", "measured"
+FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
 OVERHEADS = tuple(field.name for field in fields(Overheads))
@@ -108,17 +112,18 @@ class Birth:
 @dataclass(frozen=True, config=STRICT)
 class FittedProfile:
     """The fits of a device. `overheads` replace those of the device (`simcore.machine.Overheads`); `birth` is
-    None for one that was fitted to other people's figures."""
+    None for one that was fitted to other people's figures; `points` are there with granularity measured."""
 
     name: str
     title: str
     source: str
     device: str
-    granularity: Literal["fitted"]
+    granularity: Literal["fitted", "measured"]
     fits: tuple[FitRow, ...]
     overheads: dict[str, Seconds]
     birth: Birth | None = None
     notes: tuple[str, ...] = ()
+    points: tuple[Measured, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.overheads:
@@ -126,6 +131,8 @@ class FittedProfile:
                 raise InputError(f"overheads: {unknown_name('key', name, OVERHEADS)}")
         if not self.fits:
             raise InputError(f"{FITS} has no line")
+        if bool(self.points) != (self.granularity == MEASURED):
+            raise InputError(f"granularity {self.granularity} with {len(self.points)} lines of {POINTS}")
         seen = set()
         for row in self.fits:
             key = (row.kind, frozenset(parse_where(row.where).items()))
@@ -147,9 +154,29 @@ class FittedProfile:
         if lines is None:
             return None
         own = {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype}
-        return next(
-            (row for where, row in lines if all(_meets(own.get(k), v) for k, v in where.items())), None
-        )
+        return next((row for where, row in lines if _holds(where, own)), None)
+
+    def correction(self, row: FitRow) -> Correction | None:
+        """What was measured where a line holds, over its fit; None where nothing was."""
+        return self._corrections.get((row.kind, row.where))
+
+    @cached_property
+    def _corrections(self) -> Mapping[tuple[str, str], Correction]:
+        found: dict[tuple[str, str], Correction] = {}
+        for row in self.fits if self.points else ():
+            where = parse_where(row.where)
+            near = [p for p in self.points if p.kind == row.kind and _holds(where, _own(p))]
+            if near:
+                found[row.kind, row.where] = correction(row.fit, near)
+        return found
+
+
+def _own(point: Measured) -> Mapping[str, str]:
+    return {**{name: str(size) for name, size in point.dimensions.items()}, DTYPE: point.dtype}
+
+
+def _holds(where: Mapping[str, str], own: Mapping[str, str]) -> bool:
+    return all(_meets(own.get(name), value) for name, value in where.items())
 
 
 def _meets(own: str | None, wanted: str) -> bool:
@@ -176,10 +203,11 @@ def parse_where(text: str) -> dict[str, str]:
 
 
 def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
-    """The profile in `document`, read from `path`, with the fits.csv beside it. Raises InputError with one
-    line where anything in them is not as it must be."""
-    if "fits" in document:
-        raise InputError(f"{path}: fits: they belong into {FITS}")
+    """The profile in `document`, read from `path`, with the fits.csv beside it, and the points.csv of one
+    that is measured. Raises InputError with one line where anything in them is not as it must be."""
+    for name, file in (("fits", FITS), ("points", POINTS)):
+        if name in document:
+            raise InputError(f"{path}: {name}: they belong into {file}")
     beside = path.parent / FITS
     lines = csv.DictReader(read_text(beside).splitlines())
     for name in lines.fieldnames or ():
@@ -189,12 +217,21 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
     if any(None in row for row in rows):
         raise InputError(f"{beside}: a line has more cells than there are columns")
     given = [{key: cell for key, cell in row.items() if cell} for row in rows]
-    return validated(FittedProfile, {**document, "fits": given}, str(path))
+    points = _read_points(path.parent / POINTS) if document.get("granularity") == MEASURED else []
+    return validated(FittedProfile, {**document, "fits": given, "points": points}, str(path))
+
+
+def _read_points(path: Path) -> list[dict[str, str]]:
+    """What `Measured` has of each line; the spread of its runs is for people."""
+    names = [field.name for field in fields(Measured)]
+    lines = list(csv.DictReader(read_text(path).splitlines()))
+    return [{name: line[name] for name in names if line.get(name)} for line in lines]
 
 
 def write_fitted(profile: FittedProfile, folder: Path) -> None:
-    """Writes profile.yaml and fits.csv into a folder that exists; `read_fitted` gives the same profile."""
-    document = {key: value for key, value in asdict(profile).items() if key != "fits"}
+    """Writes profile.yaml and fits.csv into a folder that exists; `read_fitted` gives the same profile, where
+    the points.csv of one that is measured is there too."""
+    document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
     document["notes"] = list(profile.notes)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
     (folder / "profile.yaml").write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@
     fused     the sum of its parts, unless a profile has a row of it
     iteration a profile's, linear in the sequences it computes
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (devices.fit)
+    measured  fitted, corrected by what was measured near the op's shape (devices.corrected)
     blocks    an op that says how many it has: its floor stretched to whole waves of them (devices.waves)
 
 A price names its source, so that a report can say how much of a run rests on what.
@@ -193,7 +194,10 @@ def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
     launches, floor_s = launches_and_floor(
         op, tariff.floor, tariff.spec.processors if row.form == WAVES else 0
     )
-    return row.fit.price(launches, floor_s, f"fit of {row.kind} {row.where}".rstrip())
+    detail = f"fit of {row.kind} {row.where}".rstrip()
+    near = tariff.fitted.correction(row) if tariff.fitted else None
+    found = near.price(row.fit, op, launches, floor_s, f"{detail}, corrected") if near else None
+    return found or row.fit.price(launches, floor_s, detail)
 
 
 def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:

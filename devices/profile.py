@@ -10,7 +10,8 @@ has the one op `iteration`, and its rows differ in how many sequences it compute
 
     seconds(iteration, ranks, sequences) = likewise
 
-A profile of granularity `fitted` is no table: `devices.fitted` reads it, and `load_profile` gives either.
+A profile of granularity `fitted` or `measured` is no table: `devices.fitted` reads it, and `load_profile`
+gives either.
 """
 
 import csv
@@ -22,7 +23,7 @@ from typing import Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from devices.fitted import FITTED, FittedProfile, read_fitted
+from devices.fitted import FITTED, MEASURED, FittedProfile, read_fitted
 from simcore.files import (
     STRICT,
     Count,
@@ -192,7 +193,7 @@ def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
     else:
         raise InputError(unknown_name(f"profile of {device}", name_or_path, profile_names(device)))
     document = read_yaml(path)
-    fitted = isinstance(document, dict) and document.get("granularity") == FITTED
+    fitted = isinstance(document, dict) and document.get("granularity") in (FITTED, MEASURED)
     profile = read_fitted(document, path) if fitted else _read_table(document, path)
     if profile.device != device:
         raise InputError(f"{path}: device: holds for {profile.device}, not {device}")

@@ -487,7 +487,7 @@ def test_auto_prices_what_would_run() -> None:
     q, k, v, _ = tokens(50, 1, torch.float32)
     choice = chosen_method(q, k, v, decays("random"), device_name="h200-sxm")
     price = pricer(load_device("h200-sxm"))
-    # No kernel of its own yet: 50 rows of 3 torch ops each.
+    # No kernel takes a CPU's tensors: 50 rows of 3 torch ops each.
     rows = linear_attention(
         "causal_dot_product_torch",
         batch=2,

@@ -27,7 +27,8 @@ from kernels.long_convolution.triton_fft import (
     fft_tile,
     right_angle_spectrum,
 )
-from kernels.long_convolution.triton_rows import conv_column, conv_row
+from kernels.long_convolution.triton_rows import RowConfig, conv_column, conv_row, row_config_for, row_space
+from kernels.long_convolution.triton_toeplitz import toeplitz_config, toeplitz_tile
 from validate import bench_cases as cases
 from validate.bench_cases import OURS, Bar, Compared, Row
 from validate.bench_peers import Candidate
@@ -36,10 +37,13 @@ from validate.bench_run import SEED, Bench, compared_part, take_turns, tried
 WORD = 4
 # Sides up to here are tried as direct sums too.
 DIRECT_SIDE = 128
+# As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
+TOEPLITZ_SIDE = 512
 # A compiled sum reads a window of taps for each output: beyond, it is out of the question.
 COMPILED_SIDE = 1024
 FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
 ERROR_BARS = {"direct": 1e-5, "tf32x3": 1e-5, "tf32": 1e-3, "bf16": 1e-2, "row": 1e-5, "column": 1e-5}
+ERROR_BARS |= {f"toeplitz {precision}": ERROR_BARS[precision] for precision in PRECISIONS}
 MODELS = ((18, 256), (36, 768))
 POSITIONS = (1024, 16384, 65536)
 
@@ -181,6 +185,12 @@ def _compiled(add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tens
     return torch.compile(add, fullgraph=True, dynamic=False)
 
 
+def positions_last(sets: Sequence[Operands]) -> list[Operands]:
+    """The same with the positions of a channel beside each other, as torch's transforms and convolutions
+    would have them: views of the same shapes."""
+    return [Operands(*(x.mT.contiguous().mT for x in one)) for one in sets]
+
+
 def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
     """torch's ways to make a tile."""
     taps = [one.taps for one in sets]
@@ -193,17 +203,30 @@ def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
 
 
 def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
-    """Our tiles: by the sum, and by transforms in each precision."""
+    """Our tiles: by the sum; in each precision as products of Toeplitz matrices, and by transforms."""
     if side <= DIRECT_SIDE:
         yield "direct", "", _calls(direct_tile, sets, [one.taps[:, :, 1:] for one in sets])
     if not LEAST <= side <= LONGEST_SIDE:
         return
+    if side <= TOEPLITZ_SIDE:
+        for precision in PRECISIONS:
+            toeplitz = toeplitz_config(side=side, outputs=side, precision=precision)
+            add_products = partial(toeplitz_tile, precision=precision, config=toeplitz)
+            taps = [one.taps[:, :, 1:] for one in sets]
+            yield f"toeplitz {precision}", str(toeplitz), _calls(add_products, sets, taps)
     config = fft_config(side)
     spectra = [right_angle_spectrum(one.taps, side) for one in sets]
     space = None if config.fused else fft_space(sets[0].y, config)
     for precision in PRECISIONS:
         add = partial(fft_tile, precision=precision, config=config, space=space)
         yield precision, str(config), _calls(add, sets, spectra)
+
+
+def all_torch_tiles(sets: Sequence[Operands], last: Sequence[Operands], side: int) -> Ways:
+    """torch's ways in both orders of memory."""
+    yield from torch_tiles(sets, side)
+    for name, config, adds in torch_tiles(last, side):
+        yield f"{name}, positions last", config, adds
 
 
 def torch_lines(sets: Sequence[Operands], kind: str) -> Ways:
@@ -216,13 +239,16 @@ def torch_lines(sets: Sequence[Operands], kind: str) -> Ways:
 def own_lines(sets: Sequence[Operands], kind: str) -> Ways:
     """Ours."""
     if kind == "lazy":
-        yield "row", "", [partial(_row, one.y, one.taps[:, :, 1:], one.z) for one in sets]
+        config = row_config_for(sets[0].y, sets[0].taps)
+        space = row_space(sets[0].y, config)
+        row = partial(_row, space=space, config=config)
+        yield "row", "", [partial(row, one.y, one.taps[:, :, 1:], one.z) for one in sets]
     else:
         yield "column", "", [partial(_column, one.y, one.taps[:, :, 1:], one.z) for one in sets]
 
 
-def _row(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    conv_row(y, taps, z[:, :, 0])
+def _row(y: Tensor, taps: Tensor, z: Tensor, *, space: Tensor, config: RowConfig) -> Tensor:
+    conv_row(y, taps, z[:, :, 0], space=space, config=config)
     return z
 
 
@@ -241,16 +267,17 @@ def compared(
     ours: Ways,
     theirs: Ways,
     bench: Bench,
+    others_sets: Sequence[Operands] = (),
 ) -> tuple[Compared, list[Row]]:
     """All ways, checked, then timed in turns; the fastest of ours counts, and the rest of ours beside it.
-    `truths`: of the first and last set.
+    `truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
 
     What is checked begins with z as it was; in a graph each set's z is added to several times."""
     calls = cases.calls_of(len(sets))
     in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
 
     def restore() -> None:
-        for one in sets:
+        for one in (*sets, *others_sets):
             one.z.copy_(one.before)
 
     entries = [
@@ -287,7 +314,9 @@ def tile_case(of: Tile, bench: Bench) -> tuple[Compared, list[Row]]:
     shape = of.layers, of.channels, of.side, 2 * of.side, of.side
     sets = [drawn(*shape, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
     truths = [tile_truth(sets[0]), tile_truth(sets[-1])]
-    return compared(of, sets, truths, own_tiles(sets, of.side), torch_tiles(sets, of.side), bench)
+    last = positions_last(sets)
+    theirs = all_torch_tiles(sets, last, of.side)
+    return compared(of, sets, truths, own_tiles(sets, of.side), theirs, bench, last)
 
 
 def line_case(of: Line, bench: Bench) -> tuple[Compared, list[Row]]:

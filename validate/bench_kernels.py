@@ -13,6 +13,8 @@ linear_attention   causal linear attention with decay over sequences, beside fla
 linear_step  one token of it
 token_step   one token of a long-convolution model, all layers, beside torch's kernels
 slot_moves   moved slots of K and V in all layers, beside torch's copies
+auto         what method="auto" of linear attention costs by measured prices, over the fastest method
+hybrid       what Hybrid's tiles cost by measured prices, over the fastest implementation
 
 Every version is first compared with float64, its output filled with NaN before; one that is wrong gets no
 time. Versions of one case take turns, twice over, so that a drift of the clocks hits all alike. Writes one
@@ -37,6 +39,7 @@ import torch
 from validate import bench_cases as cases
 from validate.bench_attention import anchors, speculative, table, variants
 from validate.bench_cases import Bar
+from validate.bench_choice import auto, hybrid
 from validate.bench_convolution import baselines, tiles
 from validate.bench_linear_attention import linear_attention, linear_step
 from validate.bench_peers import PEERS, Peer, compile_ahead, present
@@ -61,6 +64,8 @@ PARTS: dict[str, Callable[[Bench], list[Bar]]] = {
     "linear_step": linear_step,
     "token_step": token_steps,
     "slot_moves": slots,
+    "auto": auto,
+    "hybrid": hybrid,
 }
 
 

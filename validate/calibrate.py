@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from devices.fit import fit_two
-from devices.fitted import FITS, Birth, FitRow, FittedProfile, write_fitted
+from devices.fitted import FITS, POINTS, Birth, FitRow, FittedProfile, write_fitted
 from devices.price import pricer, roofline
 from devices.profile import PROFILES
 from devices.spec import load_device
@@ -36,10 +36,9 @@ from validate.host import host_costs, operand_costs
 from validate.measure import Clock, Point, measure, rates
 from validate.torch_machine import one_thread
 
-__all__ = ["calibrate", "fits", "profile_path"]
+__all__ = ["calibrate", "fits", "profile_path", "shape_text", "write_whole"]
 
 NAME = "local"
-POINTS = "points.csv"
 FILES = frozenset({"profile.yaml", FITS, POINTS})
 # Seconds that the measurements of all shapes take together.
 TOTAL_S, QUICK_S = 24.0, 4.0
@@ -98,7 +97,7 @@ def calibrate(
         birth=_birth(points, {**rates(quick), "host_op_s": op_s}),
         notes=_notes(points, table),
     )
-    _write_whole(profile, points, target)
+    write_whole(profile, points, target)
     return profile
 
 
@@ -118,9 +117,11 @@ def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[Fit
 # -- fits --------------------------------------------------------------------------------------------
 
 
-def fits(points: Sequence[Point], around_s: Mapping[str, float], op_s: float) -> tuple[FitRow, ...]:
+def fits(
+    points: Sequence[Point], around_s: Mapping[str, float], op_s: float, cache: str = CACHE
+) -> tuple[FitRow, ...]:
     """A line for each kind and what tells its ops apart, and for each band of them. Each op takes `around_s`
-    of its kind besides its kernel, `op_s` where that is not known, in seconds."""
+    of its kind besides its kernel, `op_s` where that is not known, in seconds; operands lie in `cache`."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         groups.setdefault((point.op.kind, condition(point.op)), []).append(point)
@@ -128,11 +129,13 @@ def fits(points: Sequence[Point], around_s: Mapping[str, float], op_s: float) ->
             groups.setdefault((point.op.kind, f"{condition(point.op)};{band}"), []).append(point)
     narrow = {key for key, group in groups.items() if ".." in key[1] and len(group) < LEAST_IN_BAND}
     return tuple(
-        _row(*key, group, around_s.get(key[0], op_s)) for key, group in groups.items() if key not in narrow
+        _row(*key, group, around_s.get(key[0], op_s), cache)
+        for key, group in groups.items()
+        if key not in narrow
     )
 
 
-def _row(kind: str, where: str, points: Sequence[Point], besides_s: float) -> FitRow:
+def _row(kind: str, where: str, points: Sequence[Point], besides_s: float, cache: str) -> FitRow:
     found = fit_two([(point.launches, point.floor_s, point.median_s + besides_s) for point in points])
     return FitRow(
         kind,
@@ -143,7 +146,7 @@ def _row(kind: str, where: str, points: Sequence[Point], besides_s: float) -> Fi
         found.n,
         found.least_floor_s,
         found.most_floor_s,
-        f"{found.n} shapes, operands in {CACHE}",
+        f"{found.n} shapes, operands in {cache}",
         where,
     )
 
@@ -229,12 +232,12 @@ def _check_own(target: Path, device: str) -> None:
         own = isinstance(known, dict) and known.get("device") == device and bool(known.get("birth"))
     except (OSError, ValueError, yaml.YAMLError):
         # What cannot be read was not finished, or has been spoilt: it is measured again.
-        own = (target / "points.csv").exists()
+        own = (target / POINTS).exists()
     if not own:
         raise InputError(f"--out {target}: holds a profile that no calibration of {device} has written")
 
 
-def _write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:
+def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path, cache: str = CACHE) -> None:
     """Writes beside the target, then takes its place: Ctrl-C leaves what was there."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +248,7 @@ def _write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) 
         draft, old = aside / "new", aside / "old"
         draft.mkdir()
         write_fitted(profile, draft)
-        _write_points(points, draft / POINTS)
+        _write_points(points, draft / POINTS, cache)
         if target.exists():
             target.rename(old)
         try:
@@ -258,15 +261,20 @@ def _write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) 
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_points(points: Sequence[Point], path: Path) -> None:
+def _write_points(points: Sequence[Point], path: Path, cache: str) -> None:
     columns = ("kind", "shape", "dtype", "launches", "floor_s", "median_s", "p10_s", "p90_s", "n", "cache")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(_cells(point) for point in points)
+        writer.writerows([*_cells(point), cache] for point in points)
 
 
 def _cells(point: Point) -> Iterator[object]:
     op = point.op
-    yield from (op.kind, ";".join(f"{name}={value}" for name, value in op.shape), op.dtype, point.launches)
-    yield from (point.floor_s, point.median_s, point.p10_s, point.p90_s, point.runs, CACHE)
+    yield from (op.kind, shape_text(op), op.dtype, point.launches)
+    yield from (point.floor_s, point.median_s, point.p10_s, point.p90_s, point.runs)
+
+
+def shape_text(op: Op) -> str:
+    """A shape in one cell, as in "m=16;n=256"."""
+    return ";".join(f"{name}={value}" for name, value in op.shape)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.long_convolution.spectral import spectrum
+from kernels.long_convolution.spectral import tile_spectrum
 from kernels.table import TABLE
 from simcore.long_convolution import LongConvolution, half_length
 from simcore.ops import Op, Publication
@@ -55,6 +55,14 @@ class Parameters:
     noise: Tensor
     decays: Tensor
     key_scales: Tensor
+
+    def to(self, device: torch.device | str) -> "Parameters":
+        """The same numbers on a device."""
+        return Parameters(
+            self.filters.to(device),
+            {name: matrix.to(device) for name, matrix in self.matrices.items()},
+            *(x.to(device) for x in (self.given, self.noise, self.decays, self.key_scales)),
+        )
 
 
 def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, Tensor]]:
@@ -129,8 +137,11 @@ class LongConvolutionState:
         self.taps = drawn.filters[:, None]
         if model.mixer == "data_dependent_convolution":
             self.taps = drawn.filters.new_full((model.layers, batch, model.tokens, d), torch.nan)
-        sides = [side for side, name in model.tiles if name.endswith("fft") and side < model.generated]
-        self.spectra = {side: spectrum(self.taps, side) for side in sides}
+        self.spectra = {
+            side: tile_spectrum(f"tile_{name}", self.taps, side)
+            for side, name in model.tiles
+            if name.endswith("fft") and side < model.generated
+        }
         self.outputs: list[Tensor] = []
         # The first position that is stored, and by how many buffers the levels have moved.
         self._base, self._moved = 0, 0
@@ -329,7 +340,7 @@ class LongConvolutionState:
     def _aggregates(self) -> _Aggregates:
         """Made when first asked for. A convolution's sums are kept where its activations will stand."""
         if self._found is None:
-            model, lags = self.model, torch.arange(self.model.tokens)
+            model, lags = self.model, torch.arange(self.model.tokens, device=self.a.device)
             q = self.a.new_zeros(model.layers, model.batch, model.tokens, model.state)
             if model.mixer == "convolution":
                 s, w = self.a[1:, :, :, None], self.parameters.filters
@@ -381,6 +392,7 @@ def long_convolution_state(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     half_storage: bool = False,
+    device: torch.device | str = "cpu",
 ) -> LongConvolutionState:
     """The state of a model that nothing has been computed of; see the head of this file."""
-    return LongConvolutionState(model, parameters(model, seed, dtype), half_storage=half_storage)
+    return LongConvolutionState(model, parameters(model, seed, dtype).to(device), half_storage=half_storage)

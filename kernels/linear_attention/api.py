@@ -3,7 +3,7 @@
     out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i     S_(-1) = state or 0, gamma = decay of the head or 1
 
 "auto" takes the method with the lowest predicted price among those that fit into the device's memory. A
-method that has no kernel of its own here runs, and is priced, as its stream of torch ops.
+method that has no Triton kernel for the tensors at hand runs, and is priced, as its stream of torch ops.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from statistics import median, quantiles
 from time import perf_counter
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from devices.profile import load_profile, profile_names
 from devices.spec import DeviceSpec, device_names, load_device
 from kernels.kernel import DTYPES
 from kernels.linear_attention import LINEAR_ATTENTION
+from kernels.linear_attention.dispatch import TRITON, is_taken
 from kernels.linear_attention.inputs import inputs
 from kernels.linear_attention.naive import naive
 from kernels.linear_attention.terms import accumulated_in
@@ -107,21 +109,40 @@ def _device(name: str) -> tuple[DeviceSpec, Pricer]:
 
 def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
     """The op that a call with these tensors carries out, as it runs here: see the head of this file."""
-    return _op(method, *q.shape, v.shape[-1], NAMES[q.dtype], decay)
+    return _op(method, _shape(q, v, decay=decay))
+
+
+class _Shape(NamedTuple):
+    """What prices depend on; `triton`: whether kernels of ours take the tensors."""
+
+    batch: int
+    heads: int
+    length: int
+    rank: int
+    dim: int
+    dtype: str
+    decay: bool
+    triton: bool
+
+
+def _shape(q: Tensor, v: Tensor, *, decay: bool) -> _Shape:
+    batch, heads, length, rank = q.shape
+    return _Shape(batch, heads, length, rank, v.shape[-1], NAMES[q.dtype], decay, is_taken(q, v))
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _op(method: str, batch: int, heads: int, length: int, rank: int, dim: int, dtype: str, decay: bool) -> Op:
-    kernel, in_torch = LINEAR_ATTENTION[f"linear_attention_{method}"], f"{method}_torch"
+def _op(method: str, shape: _Shape) -> Op:
+    in_torch = f"{method}_torch"
+    alone = shape.triton and method in TRITON
     return linear_attention(
-        in_torch if kernel.run is kernel.reference and in_torch in TORCH_METHODS else method,
-        batch=batch,
-        heads=heads,
-        length=length,
-        rank=rank,
-        dim=dim,
-        dtype=dtype,
-        decay=decay,
+        in_torch if in_torch in TORCH_METHODS and not alone else method,
+        batch=shape.batch,
+        heads=shape.heads,
+        length=shape.length,
+        rank=shape.rank,
+        dim=shape.dim,
+        dtype=shape.dtype,
+        decay=shape.decay,
     )
 
 
@@ -140,12 +161,8 @@ def chosen_method(
     """
     _check_tensors(q, k, v, decay, None)
     name = device_name or default_device(q.device)
-    shape = (*q.shape, v.shape[-1], NAMES[q.dtype], decay is not None)
+    shape = _shape(q, v, decay=decay is not None)
     return _chosen(name, shape) if price is None else _cheapest(name, shape, price)
-
-
-# Batch, heads, length, rank, dim, dtype, whether there is a decay.
-_Shape = tuple[int, int, int, int, int, str, bool]
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -156,7 +173,7 @@ def _chosen(name: str, shape: _Shape) -> Choice:
 
 def _cheapest(name: str, shape: _Shape, price: Pricer) -> Choice:
     spec = _device(name)[0]
-    ops = {method: _op(method, *shape) for method in METHODS}
+    ops = {method: _op(method, shape) for method in METHODS}
     sizes = {method: memory_bytes(op) for method, op in ops.items()}
     fitting = [method for method in METHODS if sizes[method] <= spec.memory_bytes]
     if not fitting:

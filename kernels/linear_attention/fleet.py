@@ -37,7 +37,7 @@ def running_sums(x: Tensor, decay: Tensor | None) -> Tensor:
         return x.cumsum(-2)
     distance = 1
     while distance < x.shape[-2]:
-        weight = powers(decay, torch.tensor([[distance]], device=x.device), x.dtype)
+        weight = powers(decay, torch.full((1, 1), distance, device=x.device), x.dtype)
         x = torch.cat((x[:, :, :distance], x[:, :, distance:] + weight * x[:, :, :-distance]), -2)
         distance *= 2
     return x

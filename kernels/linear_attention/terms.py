@@ -48,7 +48,8 @@ def decayed(state: Tensor, decay: Tensor | None, rows: int) -> Tensor:
     """gamma^rows S."""
     if decay is None:
         return state
-    return state * powers(decay, torch.tensor([[rows]], device=state.device), state.dtype)
+    # Made on the device: a copy from the host could not be captured.
+    return state * powers(decay, torch.full((1, 1), rows, device=state.device), state.dtype)
 
 
 def state_after(k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None) -> Tensor:

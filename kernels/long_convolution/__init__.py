@@ -27,6 +27,7 @@ from kernels.long_convolution.spectral import (
     RFFT,
     SPECTRUM_PRODUCT,
     TILE_FFT,
+    TILE_FLASH_FFT,
 )
 
 LONG_CONVOLUTION: Mapping[str, Kernel] = {
@@ -38,8 +39,7 @@ LONG_CONVOLUTION: Mapping[str, Kernel] = {
     "tile_conv": TILE_CONV,
     "tile_flash_conv": TILE_FLASH_CONV,
     "tile_fft": TILE_FFT,
-    # On a CPU the fused one is the same: its intermediate results stay in the caches if they are small.
-    "tile_flash_fft": TILE_FFT,
+    "tile_flash_fft": TILE_FLASH_FFT,
     "pad": PAD,
     "depthwise_conv": DEPTHWISE_CONV,
     "accumulate": ACCUMULATE,

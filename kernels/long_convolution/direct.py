@@ -5,15 +5,22 @@ row     z_t     += sum over the `inputs` positions i before t of  y_i k_(t-i)
 column  z_(t+j) += y_t k_j                                        for j = 1 .. outputs
 tile    z_(U+v) += sum over u < U of  y_u k_(U+v-u)               for v = 0 .. outputs - 1     (U = side)
 
-Everything but the cell takes its taps from lag 1 on. Layouts: `kernels.long_convolution.tensors`.
+Everything but the cell takes its taps from lag 1 on. Layouts: `kernels.long_convolution.tensors`. On a GPU
+they are the kernels of `triton_rows` and `triton_direct`.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kernel import Kernel
+from kernels.kernel import Kernel, Run, by_device
 from kernels.long_convolution.tensors import normal, put_back, wide
+from kernels.long_convolution.triton_direct import direct_tile as triton_tile
+from kernels.long_convolution.triton_rows import conv_cell as triton_cell
+from kernels.long_convolution.triton_rows import conv_column as triton_column
+from kernels.long_convolution.triton_rows import conv_row as triton_row
 from simcore.ops import Op
 
 # The tap at lag j of random inputs has the size TAP / (1 + j): sums stay small at any length.
@@ -153,10 +160,15 @@ def _accumulate_inputs(op: Op, generator: torch.Generator, device: torch.device)
     return wide(more), z
 
 
-CONV_CELL = Kernel(conv_cell, conv_cell, _cell_inputs)
-CONV_ROW = Kernel(conv_row, row_by_row, _row_inputs)
-CONV_COLUMN = Kernel(conv_column, column_by_row, _column_inputs)
-TILE_FLASH_CONV = Kernel(direct_tile, direct_tile, tile_inputs)
+def _launch(kernel: Callable[..., Tensor]) -> Run:
+    """A kernel that reads all that it needs to know from its tensors."""
+    return lambda op, *tensors: kernel(*tensors)
+
+
+CONV_CELL = Kernel(by_device(_launch(triton_cell), conv_cell), conv_cell, _cell_inputs)
+CONV_ROW = Kernel(by_device(_launch(triton_row), conv_row), row_by_row, _row_inputs)
+CONV_COLUMN = Kernel(by_device(_launch(triton_column), conv_column), column_by_row, _column_inputs)
+TILE_FLASH_CONV = Kernel(by_device(_launch(triton_tile), direct_tile), direct_tile, tile_inputs)
 TILE_CONV = Kernel(tile_conv, direct_tile, tile_inputs)
 PAD = Kernel(pad, pad, _pad_inputs)
 DEPTHWISE_CONV = Kernel(depthwise_conv, depthwise_conv, _depthwise_inputs)

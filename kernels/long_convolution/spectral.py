@@ -11,9 +11,16 @@ reads one lag later and wraps in the same order as a prompt. Layouts: `kernels.l
 import torch
 from torch import Tensor
 
-from kernels.kernel import Kernel
+from kernels.kernel import Kernel, has_kernel
 from kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
 from kernels.long_convolution.tensors import back, forward, wide
+from kernels.long_convolution.triton_fft import (
+    LEAST,
+    LONGEST_SIDE,
+    fft_tile,
+    reference_fft_tile,
+    right_angle_spectrum,
+)
 from simcore.ops import Op
 from simcore.ops_convolution import span_order
 
@@ -24,6 +31,14 @@ def spectrum(taps: Tensor, side: int) -> Tensor:
     """What tiles of a side cache: the transform of order 2 side of the taps from lag 0 on (those that a short
     filter does not have are 0), complex [layers, 1 or batch, side + 1, channels]."""
     return forward(taps[:, :, : 2 * side], 2 * side)
+
+
+def tile_spectrum(kind: str, taps: Tensor, side: int) -> Tensor:
+    """What tiles of an op's kind and of a side cache of the taps [layers, 1 or batch, lags, channels] from
+    lag 0 on: the `right_angle_spectrum` where a kernel takes it, else the `spectrum`."""
+    power = side & (side - 1) == 0 and LEAST <= side <= LONGEST_SIDE
+    fused = kind == "tile_flash_fft" and power and has_kernel(taps)
+    return right_angle_spectrum(taps, side) if fused else spectrum(taps, side)
 
 
 def rfft(op: Op, y: Tensor) -> Tensor:
@@ -57,10 +72,21 @@ def tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
     return direct_tile(op, y, taps[:, :, 1 : side + op["outputs"]], z)
 
 
+def tile_flash_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
+    """`tile_fft`, by one kernel where `tile_spectrum` has cached what that takes. Elsewhere the fused one is
+    the same: on a CPU its intermediate results stay in the caches if they are small."""
+    return tile_fft(op, y, cached, z) if cached.is_complex() else fft_tile(y, cached, z)
+
+
+def flash_tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
+    """`tile_flash_fft` in plain torch."""
+    return tile_of_spectrum(op, y, cached, z) if cached.is_complex() else reference_fft_tile(y, cached, z)
+
+
 def _tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     layers, side, outputs = op["layers"], op["side"], op["outputs"]
     y, z = (activations(op, generator, device, layers, n) for n in (side, outputs))
-    return y, spectrum(random_taps(op, generator, device, layers, 2 * side), side), z
+    return y, tile_spectrum(op.kind, random_taps(op, generator, device, layers, 2 * side), side), z
 
 
 def _rfft_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
@@ -129,6 +155,7 @@ def _carry_inputs(op: Op, generator: torch.Generator, device: torch.device) -> t
 
 
 TILE_FFT = Kernel(tile_fft, tile_of_spectrum, _tile_inputs)
+TILE_FLASH_FFT = Kernel(tile_flash_fft, flash_tile_of_spectrum, _tile_inputs)
 RFFT = Kernel(rfft, rfft, _rfft_inputs)
 SPECTRUM_PRODUCT = Kernel(spectrum_product, spectrum_product, _product_inputs)
 IRFFT = Kernel(irfft, irfft, _irfft_inputs)

@@ -27,8 +27,8 @@ from kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, ti
 from kernels.gpu import PROCESSORS, gpu_of
 from kernels.long_convolution.tensors import FORMATS, put_back, wide
 
-# Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy; so many
-# of them do at least.
+# Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy; so
+# many of them do at least.
 EACH, STAGES, WARPS = 2, 4, 4
 BUSY = 0.7
 BLOCK_BYTES = 16 * 1024
