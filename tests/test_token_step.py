@@ -122,7 +122,7 @@ def test_a_workspace_serves_launch_after_launch(block: str) -> None:
     model = Model(block, 3, 2, 6, 20)
     config = TokenConfig(1, 1, 1)
     space = workspace(model.a, config)
-    whole, exchanges = model.whole.clone(), 5 if block == "mlp" else 2
+    whole, exchanges = model.whole.clone(), 6 if block == "mlp" else 2
     for i, t in enumerate((0, 3, 3, 5, 1), 1):
         model.whole.copy_(whole)
         truth = model.truth(t)

@@ -333,7 +333,7 @@ def _state_before(
     sums_ptr, decay_ptr, state_ptr, pair, head, group, groups, rows, any_row, sequence, block, log,
     stride_sequence, stride_head, stride_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, SCANNED: tl.constexpr,
+    COLUMNS: tl.constexpr, SCANNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The state [RANK, COLUMNS] before a group that has any row: see `_sums_of_groups`."""
     state = tl.zeros([RANK, COLUMNS], tl.float32)
@@ -350,7 +350,7 @@ def _state_before(
             shrink = shrinkage(log, rows)
         sums_ptr += pair.to(tl.int64) * (groups - 1) * (RANK * DIM)
         at = tl.arange(0, RANK)[:, None] * DIM + column + tl.arange(0, COLUMNS)[None, :]
-        for earlier in tl.range(first, tl.where(any_row, group, 0), num_stages=3):
+        for earlier in tl.range(first, tl.where(any_row, group, 0), num_stages=STAGES):
             state += state * shrink + tl.load(sums_ptr + at + earlier * (RANK * DIM))
     return state
 
@@ -391,6 +391,8 @@ def _outputs_kernel(
         sums_ptr, decay_ptr, state_ptr, sequence * (HEADS // GROUP) + head, head, group, groups, rows,
         first < last, sequence, block, log, stride_state_sequence, stride_state_head, stride_state_row,
         RANK_USED, DIM_USED, RANK, DIM, COLUMNS, SCANNED,
+        # Two states on their way, where they take no more of shared memory than chunks do.
+        STAGES if 8 * RANK * COLUMNS <= 2 * STAGES * CHUNK * (2 * RANK + COLUMNS) else 1,
     )  # fmt: skip
     sequence = sequence.to(tl.int64)
     q_base = q_ptr + sequence * stride_q_sequence + q_head.to(tl.int64) * stride_q_head

@@ -257,10 +257,11 @@ def _mlp_kernel(
         turn += 1
         y = _product(every, down)
         at = words_ptr + (turn & 1) * buffer
-        if more:
-            _publish(sums + y * tap, at, program * SHARE, rows, turn, CHANNELS, ROWS, SHARE)
+        # That of the last layer too, which nobody reads: words of an exchange are all written every time.
+        _publish(sums + y * tap, at, program * SHARE, rows, turn, CHANNELS, ROWS, SHARE)
         down = _matrix(down_ptr, above, program * SHARE, CHANNELS, HIDDEN, SHARE, 2 * LINES, LINE, more)
         tl.store(level_ptr + above * stride_level, y.to(a_ptr.dtype.element_ty), mask=mine)
+    turn += 1
     if NOISY:
         noise_at = noise_ptr + t * stride_noise_position + row.to(tl.int64) * stride_noise_sequence + column
         y += tl.load(noise_at, mask=mine, other=0.0).to(tl.float32)
