@@ -17,8 +17,8 @@ from kernels.linear_attention.triton_step import reference_linear_attention_step
 from kernels.linear_attention.triton_tensors import reference_linear_attention
 from kernels.long_convolution.triton_direct import direct_tile as triton_direct_tile
 from kernels.long_convolution.triton_direct import reference_direct_tile
-from kernels.long_convolution.triton_fft import PRECISIONS, reference_fft_tile
 from kernels.long_convolution.triton_fft import fft_tile as triton_fft_tile
+from kernels.long_convolution.triton_fft import reference_fft_tile
 from kernels.long_convolution.triton_rows import conv_column as triton_conv_column
 from kernels.long_convolution.triton_rows import conv_row as triton_conv_row
 from kernels.long_convolution.triton_rows import reference_conv_column, reference_conv_row
@@ -82,19 +82,14 @@ def _(y: Tensor, taps: Tensor, z: Tensor) -> None:
 
 
 @torch.library.custom_op("simcore::fft_tile", mutates_args=("z",))
-def fft_tile(y: Tensor, spectrum: Tensor, z: Tensor, precision: str = "tf32x3") -> None:
+def fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
     """`kernels.long_convolution.triton_fft`: adds a square tile to z, by the right-angle spectrum of the
     taps."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; allowed: {', '.join(PRECISIONS)}")
-    if has_kernel(y):
-        triton_fft_tile(y, spectrum, z, precision=precision)
-    else:
-        reference_fft_tile(y, spectrum, z)
+    (triton_fft_tile if has_kernel(y) else reference_fft_tile)(y, spectrum, z)
 
 
 @fft_tile.register_fake
-def _(y: Tensor, spectrum: Tensor, z: Tensor, precision: str = "tf32x3") -> None:
+def _(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
     return None
 
 

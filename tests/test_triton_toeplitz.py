@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.long_convolution.triton_fft import PRECISIONS, Precision
 from kernels.long_convolution.triton_toeplitz import (
+    PRECISIONS,
+    Precision,
     ToeplitzConfig,
     reference_direct_tile,
     toeplitz_config,

@@ -73,9 +73,9 @@ def direct_config(
     keep a GPU busy, for loads are fewer the more there are.
 
     >>> direct_config(layers=18, batch=1, outputs=64, channels=256)
-    DirectConfig(sums=16, blocks=4, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=18, batch=1, outputs=16, channels=256)
-    DirectConfig(sums=4, blocks=4, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=4, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=36, batch=1, outputs=16, channels=768)
     DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
     """
@@ -83,16 +83,12 @@ def direct_config(
     sums = min(MOST_SUMS, triton.next_power_of_2(outputs))
     while sums > 4 and rows * cdiv(outputs, sums) < BUSY_WARPS * processors:
         sums //= 2
-    blocks = min(MOST_WARPS, triton.next_power_of_2(cdiv(outputs, sums)))
-    together = min(MOST_WARPS // blocks, power_below(batch))
-    width = LANES
-    programs = rows * cdiv(outputs, sums * blocks) // together
-    while (
-        blocks * together * width < MOST_WARPS * LANES
-        and programs * LANES > MOST_PROGRAMS * processors * width
-    ):
+    together, width = min(MOST_WARPS, power_below(batch)), LANES
+    programs = rows * cdiv(outputs, sums) // together
+    while together * width < MOST_WARPS * LANES and programs * LANES > MOST_PROGRAMS * processors * width:
         width *= 2
-    return DirectConfig(sums, blocks, together, width, chained)
+    # A program of one block: what other blocks read is in the cache for programs beside it, too.
+    return DirectConfig(sums, 1, together, width, chained)
 
 
 def direct_config_for(z: Tensor) -> DirectConfig:

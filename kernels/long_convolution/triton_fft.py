@@ -1,4 +1,4 @@
-"""The square tile by transforms of order `side`, on tensor cores: real inputs, cached spectra, one launch.
+"""The square tile by fast transforms of order `side` in registers: real inputs, cached spectra.
 
     c(z)  = y(z) k(z)  mod (z^U - i)          U = side,  y of U entries,  k of 2 U
     z_v  += Im c_v                            v = 0 .. outputs - 1
@@ -11,113 +11,118 @@ taken apart:
     Y_k = sum_n y_n w^n e^(-2 pi i n k / U)                                w = e^(i pi / 2U)
     c_n = w^-n / U  sum_k Y_k K_k e^(2 pi i n k / U)
 
-With U = N1 N2, n = n1 N2 + n2 and k = k1 + N1 k2 a transform is two matrix products with a twiddle between
-(Cooley and Tukey 1965; as products, Bailey 1990): over n1 with the twist w^(n1 N2), then the twiddle
-w^n2 e^(-2 pi i n2 k1 / U), then over n2. Channels and the other index are the rows of the products, so that
-all of a program's channels share the matrices. Short sides take one product, long ones three launches with
-what is between in memory.
+In one launch while the numbers of a transform fit into the registers of a program (`register_fft`): read y,
+transform, multiply, transform back, add to z. Longer sides are U = N1 N2, n = n1 N2 + n2, k = k1 + N1 k2, and
+take three launches with what is between in memory: over n1, and the twiddle w^n2 e^(-2 pi i n2 k1 / U); over
+n2, times the spectrum, back over k2; the twiddle, and back over k1. The twist w^n is divided among constants
+and twiddle factors.
 
-What is transformed is fp32; what is multiplied, by `precision`: "tf32x3" (about fp32), "tf32" (rounded to
-nearest, not cut off) or "bf16". Layouts: `kernels.long_convolution.tensors`.
+All is fp32. Layouts: `kernels.long_convolution.tensors`.
 """
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decoder.checks import check_powers, check_written, kind
+from kernels.decoder.split_kv import launched
+from kernels.gpu import gpu_of
+from kernels.long_convolution.register_fft import (
+    backward,
+    cosine,
+    factors_at,
+    forward,
+    longer,
+    multiplied,
+    powers,
+    sine,
+    times,
+)
 from kernels.long_convolution.tensors import FORMATS
 from kernels.long_convolution.triton_rows import add
 
-Precision = Literal["tf32x3", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-# Rows or columns of a matrix that a program has in shared memory at once.
-AT_ONCE = tl.constexpr(64)
-# The least that a matrix product takes of each dimension.
-LEAST = 16
-# Inputs of a warp whose program makes all of a tile.
-INPUTS_A_WARP = 1024
-# One product up to here, two in one launch up to there, then three launches.
-DENSE_SIDE, FUSED_SIDE, LONGEST_SIDE = 128, 2048, 16384
+# Sides that transforms are made of; in one launch up to FUSED_SIDE, of two factors up to PLAIN_SIDE.
+LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 1024, 16384
+# Channels of a program: a sector of 32 bytes in fp32 at least; a cache line, where a launch takes one index
+# of each.
+SECTOR, LINE = 8, 32
+# Complex numbers of a thread, and threads of a program at least.
+HELD, LEAST_THREADS = 16, 128
 
 
 @dataclass(frozen=True, slots=True)
 class FftConfig:
-    """How a tile is laid out: side = first * second (`first` 1: one product), `channels` of a program, its
-    `warps`, and whether it takes one launch (`fused`); else `rows` of the index that is not transformed."""
+    """How a tile is laid out. In one launch (`fused`): the side is the product of `factors`, two or three;
+    else of two, N1 and N2, each transformed by launches of its own. `channels` of a program, its `warps`;
+    `chained`: started while the launch before it ends, which it then waits for."""
 
-    first: int
-    second: int
+    factors: tuple[int, ...]
     channels: int
     warps: int
     fused: bool = True
-    rows: int = 1
+    chained: bool = False
 
     def __post_init__(self) -> None:
-        check_powers(self, "first", "second", "channels", "warps", "rows")
+        check_powers(self, "channels", "warps")
+        least, most = (2, 3) if self.fused else (4, 2)
+        powers = all(n >= least and n & (n - 1) == 0 for n in self.factors)
+        if not (powers and 2 <= len(self.factors) <= most):
+            raise ValueError(
+                f"factors have to be 2 to {most} powers of two, {least} or more each, not {self.factors}"
+            )
 
     def __str__(self) -> str:
-        launches = "one launch" if self.fused else f"three launches of {self.rows} rows"
-        return f"{self.first} x {self.second}, {self.channels} channels, {self.warps} warps, {launches}"
+        launches = "one launch" if self.fused else "three launches"
+        factors = " x ".join(map(str, self.factors))
+        return f"{factors}, {self.channels} channels, {self.warps} warps, {launches}"
 
 
-def fft_config(side: int) -> FftConfig:
+def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     """The layout for a side, a power of two from 16 to 16384.
-
-    A program's numbers, re and im, have to fit into its registers beside what becomes of them; two programs a
-    multiprocessor while sides are short, so that one computes while the other waits.
 
     >>> for side in (64, 256, 1024, 8192):
     ...     print(fft_config(side))
-    1 x 64, 64 channels, 4 warps, one launch
-    16 x 16, 16 channels, 4 warps, one launch
-    32 x 32, 8 channels, 8 warps, one launch
-    128 x 64, 16 channels, 8 warps, three launches of 4 rows
+    8 x 8, 16 channels, 4 warps, one launch
+    16 x 16, 8 channels, 4 warps, one launch
+    8 x 8 x 16, 8 channels, 16 warps, one launch
+    64 x 128, 32 channels, 4 warps, three launches
     """
     if side < LEAST or side & (side - 1) or side > LONGEST_SIDE:
         raise ValueError(f"side has to be a power of two from {LEAST} to {LONGEST_SIDE}, not {side}")
-    if side <= DENSE_SIDE:
-        return FftConfig(1, side, 64, 4 if side < DENSE_SIDE else 8)
-    power = side.bit_length() - 1
-    if side <= FUSED_SIDE:
-        first, warps = 1 << power // 2, 4 if side <= 512 else 8
-        return FftConfig(first, side // first, INPUTS_A_WARP * warps // side, warps)
-    # The longer one first: the second has to be there twice, to and fro.
-    first = 1 << (power + 1) // 2
-    return FftConfig(first, side // first, 16, 8, fused=False, rows=4)
+    if side > FUSED_SIDE:
+        return FftConfig(two_factors(side), LINE, 4, fused=False, chained=chained)
+    found = two_factors(side) if side <= PLAIN_SIDE else (8, *two_factors(side // 8))
+    channels = max(SECTOR, LEAST_THREADS // found[0]) if len(found) == 2 else SECTOR
+    held = found[-1] if len(found) == 2 else HELD
+    return FftConfig(found, channels, max(4, side * channels // (32 * held)), chained=chained)
 
 
-class _Tables(NamedTuple):
-    """Matrices of a transform, re and im, fp32: first [2, n1, k1] with the twist, twiddle [2, k1, n2], second
-    [2, n2, k2]."""
+def two_factors(order: int) -> tuple[int, int]:
+    """Two powers of two whose product it is, the second the larger one if any.
 
-    first: Tensor
-    twiddle: Tensor
-    second: Tensor
+    >>> two_factors(256), two_factors(512)
+    ((16, 16), (16, 32))
+    """
+    first = 1 << (order.bit_length() - 1) // 2
+    return first, order // first
 
 
-@lru_cache(maxsize=64)
-def _tables(first: int, second: int, device: torch.device) -> _Tables:
-    side = first * second
-    n1, n2 = torch.arange(first), torch.arange(second)
-    # In whole steps of a quarter of the finest angle, so that no angle is rounded before it is taken.
-    steps = 4 * side
-
-    def table(quarters: Tensor) -> Tensor:
-        angle = quarters.remainder(steps).double() * (2.0 * math.pi / steps)
-        return torch.stack((angle.cos(), angle.sin())).to(device=device, dtype=torch.float32)
-
-    return _Tables(
-        table(n1[:, None] * second - 4 * second * n1[:, None] * n1),
-        table(n2 - 4 * n1[:, None] * n2),
-        table(-4 * first * n2[:, None] * n2),
-    )
+@lru_cache(maxsize=256)
+def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.device) -> Tensor:
+    """Of each n < steps what its factors begin and go on with: e^(i pi n / 2 order) if twisted, else 1, and
+    e^(-2 pi i n / order). fp32 [steps, 4, lanes]."""
+    n = torch.arange(steps, dtype=torch.float64)
+    first = n * (math.pi / (2 * order) if twisted else 0.0)
+    step = n * (-2.0 * math.pi / order)
+    numbers = torch.stack((first.cos(), first.sin(), step.cos(), step.sin()), 1)
+    return numbers[..., None].repeat(1, 1, lanes).to(device, torch.float32)
 
 
 def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
@@ -140,7 +145,6 @@ def fft_tile(
     spectrum: Tensor,
     z: Tensor,
     *,
-    precision: Precision = "tf32x3",
     config: FftConfig | None = None,
     space: Tensor | None = None,
 ) -> Tensor:
@@ -148,55 +152,47 @@ def fft_tile(
     the `right_angle_spectrum` of the taps; gives z. outputs <= side. `space`: see `fft_space`; one is made
     where none is given and one is needed. Raises ValueError for tensors that do not fit together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; allowed: {', '.join(PRECISIONS)}")
-    config = config or fft_config(side)
-    if config.first * config.second != side:
-        raise ValueError(f"a layout of {config.first} x {config.second} for a side of {side}")
-    first, twiddle, second = _tables(config.first, config.second, y.device)
+    config = config or fft_config(side, chained=gpu_of(y).chained)
+    if math.prod(config.factors) != side:
+        raise ValueError(f"a layout of {config.factors} for a side of {side}")
     # Of one filter for all sequences, or one for each.
     each = spectrum.stride(1) if spectrum.shape[1] > 1 else 0
-    strides = *y.stride()[:3], spectrum.stride(0), each, *spectrum.stride()[2:4], *z.stride()[:3]
-    shape = z.shape[2], channels
-    constants: dict[str, Any] = {"PRECISION": precision, "C": config.channels, "num_warps": config.warps}
+    filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
-    if config.first == 1:
-        _dense_kernel[(blocks, batch, layers)](
-            y,
-            spectrum,
-            z,
-            second,
-            twiddle,
-            *shape,
-            *strides,
-            SIDE=side,
-            CHUNK=min(side, AT_ONCE.value),
-            **constants,
-        )
-    elif config.fused:
+    constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
+    if config.fused:
+        first, second, third = *config.factors, *(1,) * (3 - len(config.factors))
+        outer = _table(second * third, side, True, config.channels, y.device)
+        inner = _table(third, second * third, False, config.channels, y.device)
         _fused_kernel[(blocks, batch, layers)](
-            y, spectrum, z, first, twiddle, second, *shape, *strides,
-            N1=config.first, N2=config.second, **constants,
+            y, spectrum, z, outer, inner, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
+            A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
         )  # fmt: skip
-    else:
-        space = fft_space(y, config) if space is None else space
-        _check_space(space, y)
-        constants |= {"N1": config.first, "N2": config.second, "ROWS": config.rows}
-        _forward_kernel[(blocks * (config.second // config.rows), batch, layers)](
-            y, space, first, twiddle, channels, *y.stride()[:3], *space.stride()[:3], **constants
-        )
-        _middle_kernel[(blocks * (config.first // config.rows), batch, layers)](
-            space, spectrum, twiddle, second, channels, *space.stride()[:3], *strides[3:7], **constants
-        )
-        _backward_kernel[(blocks * (config.second // config.rows), batch, layers)](
-            space, z, first, *shape, *space.stride()[:3], *z.stride()[:3], **constants
-        )
+        return z
+    space = fft_space(y, config) if space is None else space
+    _check_space(space, y)
+    (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
+    outer = _table(b1, a1 * b1, True, config.channels, y.device)
+    inner = _table(b2, a2 * b2, False, config.channels, y.device)
+    twiddle = _table(a2 * b2, side, True, 1, y.device)
+    constants |= {"N2": a2 * b2}
+    over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
+    _forward_kernel[over_n2](
+        y, space, outer, twiddle, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
+    )
+    _middle_kernel[over_k1](
+        space, spectrum, inner, channels, *space.stride()[:3], *filters, N1=a1 * b1, A=a2, B=b2, **constants
+    )
+    _backward_kernel[over_n2](
+        space, z, outer, twiddle, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
+        A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
+    )  # fmt: skip
     return z
 
 
 def fft_space(y: Tensor, config: FftConfig) -> Tensor:
-    """What three launches need between them for y [layers, batch, side, channels]: fp32 [layers, batch, 2,
-    side, channels]; nothing for one launch."""
+    """What three launches need between them for y [layers, batch, side, channels]: fp32 [layers, batch,
+    2, side, channels]; nothing for one launch."""
     layers, batch, side, channels = y.shape
     return y.new_empty((layers, batch, 2, 0 if config.fused else side, channels), dtype=torch.float32)
 
@@ -225,302 +221,214 @@ def _checked(y: Tensor, spectrum: Tensor, z: Tensor) -> tuple[int, int, int, int
     fits = spectrum.dim() == 5 and shape[0] == layers and shape[1] in (1, batch)
     if not (fits and tuple(shape[2:]) == (2, side, channels) and spectrum.dtype == torch.float32):
         raise ValueError(f"spectrum has to be float32 {wanted}, not {kind(spectrum)}")
-    if spectrum.stride(-1) != 1:
+    if channels > 1 and spectrum.stride(-1) != 1:
         raise ValueError("the channels of spectrum have to be contiguous")
     return layers, batch, side, channels
 
 
-# -- products ------------------------------------------------------------------------------------------
+# -- what a launch reads and writes --------------------------------------------------------------------
 
 
 @triton.jit
-def _operand(x, PRECISION: tl.constexpr):
-    """x as products take it."""
-    if PRECISION == "bf16":
-        return x.to(tl.bfloat16)
-    elif PRECISION == "tf32":
-        # The matrix units cut the last 13 bits off, which makes all numbers smaller: rounded first.
-        bits = x.to(tl.int32, bitcast=True) + 0x1000
-        return (bits & -0x2000).to(tl.float32, bitcast=True)
-    else:
-        return x
+def _inputs(at, step, there, A: tl.constexpr):
+    """Tuples of re and im of A inputs, each a step further, times e^(i pi a / 2 A)."""
+    re, im = (), ()
+    for a in tl.static_range(A):
+        y = tl.load(at, mask=there, other=0.0).to(tl.float32)
+        re, im = longer(re, y * cosine(a, 4 * A)), longer(im, y * sine(a, 4 * A))
+        at += step
+    return re, im
 
 
 @triton.jit
-def _product(x, matrix, total, PRECISION: tl.constexpr):
-    """total + x matrix."""
-    x, matrix = _operand(x, PRECISION), _operand(matrix, PRECISION)
-    if PRECISION == "bf16":
-        return tl.dot(x, matrix, total)
-    else:
-        return tl.dot(x, matrix, total, input_precision=PRECISION)
-
-
-@triton.jit
-def _complex_product(total_re, total_im, re, im, matrix_re, matrix_im, PRECISION: tl.constexpr):
-    """total + (re + i im) times a complex matrix."""
-    total_re, total_im = (
-        _product(re, matrix_re, total_re, PRECISION),
-        _product(im, matrix_re, total_im, PRECISION),
-    )
-    return _product(-im, matrix_im, total_re, PRECISION), _product(re, matrix_im, total_im, PRECISION)
-
-
-@triton.jit
-def _times(re, im, other_re, other_im):
-    return re * other_re - im * other_im, re * other_im + im * other_re
-
-
-@triton.jit
-def _matrix(
-    table_ptr, first_row, first_column, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
+def _outputs(
+    re, im, at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, scale: tl.constexpr,
+    A: tl.constexpr,
 ):  # fmt: skip
-    """Re and im, [ROWS, COLUMNS] each, of a table [2, N, N] or its transpose, from a place on."""
-    row, column = first_row + tl.arange(0, ROWS)[:, None], first_column + tl.arange(0, COLUMNS)[None, :]
-    at = column * N + row if TRANSPOSED else row * N + column
-    return tl.load(table_ptr + at), tl.load(table_ptr + N * N + at)
+    """Adds scale times the imaginary parts, times e^(-i pi a / 2 A), to A outputs, each a step further;
+    first, first_step: their numbers, of which there are `outputs` if not all (WHOLE)."""
+    for a in tl.static_range(A):
+        more = im[a] * (scale * cosine(a, 4 * A)) - re[a] * (scale * sine(a, 4 * A))
+        if WHOLE:
+            add(at, more, there)
+        else:
+            add(at, more, there & (first + a * first_step < outputs))
+        at += step
 
 
 @triton.jit
-def _swapped(x, OUTER: tl.constexpr, C: tl.constexpr, INNER: tl.constexpr):
-    """[OUTER * C, INNER] as [INNER * C, OUTER]."""
-    return tl.reshape(tl.permute(tl.reshape(x, (OUTER, C, INNER)), (2, 1, 0)), (INNER * C, OUTER))
+def _kept(at, part, step, there, N: tl.constexpr):
+    """Tuples of re and im of N complex numbers, each a step further; im is a `part` behind re."""
+    re, im = (), ()
+    for _ in tl.static_range(N):
+        re = longer(re, tl.load(at, mask=there, other=0.0))
+        im = longer(im, tl.load(at + part, mask=there, other=0.0))
+        at += step
+    return re, im
 
 
 @triton.jit
-def _rows(count: tl.constexpr, C: tl.constexpr):
-    """Index and channel of each row of a tile of `count` indices: [count * C] each."""
-    row = tl.arange(0, count * C)
-    return row // C, row % C
-
-
-# -- one launch ----------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _dense_kernel(
-    y_ptr, spectrum_ptr, z_ptr, matrix_ptr, twist_ptr, outputs, channels,
-    y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
-    SIDE: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Grid (blocks of C channels, batch, layers): all of a transform in one product."""
-    layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    channel = (tl.program_id(0) * C + tl.arange(0, C))[:, None]
-    there = channel < channels
-    y_ptr += layer * y_layer + sequence * y_sequence
-    z_ptr += layer * z_layer + sequence * z_sequence
-    re, im = tl.zeros((C, SIDE), tl.float32), tl.zeros((C, SIDE), tl.float32)
-    for first in tl.static_range(0, SIDE, CHUNK):
-        n = first + tl.arange(0, CHUNK)[None, :]
-        y = tl.load(y_ptr + n * y_position + channel, mask=there, other=0.0).to(tl.float32)
-        twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
-        matrix_re, matrix_im = _matrix(matrix_ptr, first, 0, SIDE, CHUNK, SIDE, False)
-        re, im = _complex_product(re, im, y * twist_re, y * twist_im, matrix_re, matrix_im, PRECISION)
-    k = tl.arange(0, SIDE)[None, :]
-    s_at = layer * s_layer + sequence * s_filter + k * s_bin + channel
-    spectrum_re = tl.load(spectrum_ptr + s_at, mask=there, other=0.0)
-    spectrum_im = tl.load(spectrum_ptr + s_at + s_part, mask=there, other=0.0)
-    re, im = _times(re, im, spectrum_re, spectrum_im)
-    for first in tl.static_range(0, SIDE, CHUNK):
-        n = first + tl.arange(0, CHUNK)[None, :]
-        nothing = tl.zeros((C, CHUNK), tl.float32)
-        # The matrix is symmetric: its conjugate takes back.
-        matrix_re, matrix_im = _matrix(matrix_ptr, 0, first, SIDE, SIDE, CHUNK, False)
-        c_re, c_im = _complex_product(nothing, nothing, re, im, matrix_re, -matrix_im, PRECISION)
-        twist_re, twist_im = tl.load(twist_ptr + n), tl.load(twist_ptr + SIDE + n)
-        more = (c_im * twist_re - c_re * twist_im) / SIDE
-        add(z_ptr + n * z_position + channel, more, there & (n < outputs))
+def _keep(re, im, at, part, step, there, N: tl.constexpr):
+    """Writes them."""
+    for i in tl.static_range(N):
+        tl.store(at, re[i], mask=there)
+        tl.store(at + part, im[i], mask=there)
+        at += step
 
 
 @triton.jit
 def _fused_kernel(
-    y_ptr, spectrum_ptr, z_ptr, first_ptr, twiddle_ptr, second_ptr, outputs, channels,
+    y_ptr, spectrum_ptr, z_ptr, outer_ptr, inner_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
-    N1: tl.constexpr, N2: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of C channels, batch, layers)."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    start = tl.program_id(0) * C
-    n2, channel = _rows(N2, C)
-    re, im = _first_half(
-        y_ptr + layer * y_layer + sequence * y_sequence, first_ptr, twiddle_ptr, y_position,
-        n2, start + channel, channels, N1, N2, PRECISION,
-    )  # fmt: skip
-    k1, channel = _rows(N1, C)
-    matrix_re, matrix_im = _matrix(second_ptr, 0, 0, N2, N2, N2, False)
-    nothing = tl.zeros((N1 * C, N2), tl.float32)
-    re, im = _swapped(re, N2, C, N1), _swapped(im, N2, C, N1)
-    re, im = _complex_product(nothing, nothing, re, im, matrix_re, matrix_im, PRECISION)
-    re, im = _by_spectrum(
-        re, im, spectrum_ptr + layer * s_layer + sequence * s_filter, s_part, s_bin,
-        k1, start + channel, channels, N1, N2,
-    )  # fmt: skip
-    re, im = _back_over_k2(re, im, second_ptr, twiddle_ptr, k1, 0, N1, N2, N2, PRECISION)
-    n2, channel = _rows(N2, C)
-    more = _back_over_k1(
-        tl.zeros((N2 * C, N1), tl.float32), _swapped(re, N1, C, N2), _swapped(im, N1, C, N2),
-        first_ptr, 0, N1, N1, PRECISION,
-    )  # fmt: skip
-    _added(
-        more, z_ptr + layer * z_layer + sequence * z_sequence, z_position,
-        n2, start + channel, outputs, channels, N1, N2,
-    )  # fmt: skip
+    y_ptr += layer * y_layer + sequence * y_sequence
+    z_ptr += layer * z_layer + sequence * z_sequence
+    spectrum_ptr += layer * s_layer + sequence * s_filter
+    # Inputs n = a B D + m, m = b D + d.
+    m, channel, there = _index(tl.program_id(0), channels, B, D, C)
+    inner_re, inner_im = (), ()
+    if D > 1:
+        inner_re, inner_im = factors_at(
+            inner_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, B, C
+        )
+    outer_re, outer_im = factors_at(outer_ptr, m, tl.arange(0, D * C)[None, :] % C, A, C)
+    re, im = _inputs(y_ptr + m * y_position + channel, B * D * y_position, there, A)
+    re, im = forward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
+    # Bins k = ka + A kb, of two factors by kb and of three by kd, k = ka + A kb + A B kd.
+    if D == 1:
+        k, bin_channel, bin_there = _index(tl.program_id(0), channels, A, 1, C)
+        at, step = spectrum_ptr + k * s_bin + bin_channel, A * s_bin
+        bins_re, bins_im = _kept(at, s_part, step, bin_there, B)
+        re, im = multiplied(re, im, bins_re, bins_im, 1, B)
+    else:
+        k, bin_channel, bin_there = _index(tl.program_id(0), channels, B, A, C)
+        at, step = spectrum_ptr + k * s_bin + bin_channel, A * B * s_bin
+        bins_re, bins_im = _kept(at, s_part, step, bin_there, D)
+        re, im = multiplied(re, im, bins_re, bins_im, 1, D)
+    re, im = backward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
+    at = z_ptr + m * z_position + channel
+    _outputs(re, im, at, B * D * z_position, there, m, B * D, outputs, WHOLE, 1.0 / (A * B * D), A)
 
 
 @triton.jit
-def _first_half(
-    y_ptr, first_ptr, twiddle_ptr, y_position, n2, channel, channels,
-    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Over n1, and the twiddle: re and im of [rows (n2, channel), k1]."""
-    CHUNK: tl.constexpr = min(N1, AT_ONCE)
-    re, im = tl.zeros((n2.shape[0], N1), tl.float32), tl.zeros((n2.shape[0], N1), tl.float32)
-    for first in tl.static_range(0, N1, CHUNK):
-        n1 = first + tl.arange(0, CHUNK)[None, :]
-        at = (n1 * N2 + n2[:, None]) * y_position + channel[:, None]
-        y = tl.load(y_ptr + at, mask=(channel < channels)[:, None], other=0.0).to(tl.float32)
-        matrix_re, matrix_im = _matrix(first_ptr, first, 0, N1, CHUNK, N1, False)
-        re, im = _product(y, matrix_re, re, PRECISION), _product(y, matrix_im, im, PRECISION)
-    twiddle_at = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
-    return _times(re, im, tl.load(twiddle_ptr + twiddle_at), tl.load(twiddle_ptr + N1 * N2 + twiddle_at))
-
-
-@triton.jit
-def _by_spectrum(
-    re, im, spectrum_ptr, s_part, s_bin, k1, channel, channels, N1: tl.constexpr, N2: tl.constexpr
-):
-    """[rows (k1, channel), k2] times the spectrum."""
-    at = (k1[:, None] + N1 * tl.arange(0, N2)[None, :]) * s_bin + channel[:, None]
-    there = (channel < channels)[:, None]
-    spectrum_re = tl.load(spectrum_ptr + at, mask=there, other=0.0)
-    return _times(re, im, spectrum_re, tl.load(spectrum_ptr + at + s_part, mask=there, other=0.0))
-
-
-@triton.jit
-def _back_over_k2(
-    re, im, second_ptr, twiddle_ptr, k1, first,
-    N1: tl.constexpr, N2: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """[rows (k1, channel), n2] for COUNT n2 from `first` on, with the twiddle taken back."""
-    nothing = tl.zeros((k1.shape[0], COUNT), tl.float32)
-    # The matrix is symmetric: its conjugate takes back.
-    matrix_re, matrix_im = _matrix(second_ptr, 0, first, N2, N2, COUNT, False)
-    re, im = _complex_product(nothing, nothing, re, im, matrix_re, -matrix_im, PRECISION)
-    at = k1[:, None] * N2 + first + tl.arange(0, COUNT)[None, :]
-    scale = 1.0 / (N1 * N2)
-    return _times(re, im, tl.load(twiddle_ptr + at) * scale, tl.load(twiddle_ptr + N1 * N2 + at) * -scale)
-
-
-@triton.jit
-def _back_over_k1(
-    more, re, im, first_ptr, first, N1: tl.constexpr, COUNT: tl.constexpr, PRECISION: tl.constexpr
-):
-    """more + the imaginary part of [rows (n2, channel), n1], by COUNT k1 from `first` on."""
-    matrix_re, matrix_im = _matrix(first_ptr, first, 0, N1, COUNT, N1, True)
-    more = _product(im, matrix_re, more, PRECISION)
-    return _product(-re, matrix_im, more, PRECISION)
-
-
-@triton.jit
-def _added(more, z_ptr, z_position, n2, channel, outputs, channels, N1: tl.constexpr, N2: tl.constexpr):
-    """Adds [rows (n2, channel), n1] to z."""
-    position = tl.arange(0, N1)[None, :] * N2 + n2[:, None]
-    there = (channel < channels)[:, None] & (position < outputs)
-    add(z_ptr + position * z_position + channel[:, None], more, there)
+def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.constexpr):
+    """Of tensors [ROWS, EACH C]: the index row EACH + each, the channel, and whether there is one."""
+    element = tl.arange(0, EACH * C)[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    channel = block * C + element % C
+    return row * EACH + element // C, channel, (channel < channels) & (row >= 0)
 
 
 # -- three launches ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _block(count: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
-    """Index and channel of each row of this program, of `count` indices and all channels."""
-    index, channel = _rows(ROWS, C)
-    here = tl.program_id(0)
-    return here % (count // ROWS) * ROWS + index, here // (count // ROWS) * C + channel
-
-
-@triton.jit
 def _forward_kernel(
-    y_ptr, space_ptr, first_ptr, twiddle_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
-    w_part,
-    N1: tl.constexpr, N2: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    y_ptr, space_ptr, outer_ptr, twiddle_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
+    w_part, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of C channels and ROWS of n2, batch, layers)."""
+    """Over n1, and the twiddle. Grid (blocks of C channels * n2, batch, layers)."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    n2, channel = _block(N2, ROWS, C)
-    re, im = _first_half(
-        y_ptr + layer * y_layer + sequence * y_sequence, first_ptr, twiddle_ptr, y_position,
-        n2, channel, channels, N1, N2, PRECISION,
-    )  # fmt: skip
-    k1 = tl.arange(0, N1)[None, :]
+    n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
+    y_ptr += layer * y_layer + sequence * y_sequence
     space_ptr += layer * w_layer + sequence * w_sequence
-    _keep(space_ptr, re, im, k1 * N2 + n2[:, None], channel[:, None], channels, w_part)
-
-
-@triton.jit
-def _keep(space_ptr, re, im, place, channel, channels, w_part):
-    at = place * channels + channel
-    tl.store(space_ptr + at, re, mask=channel < channels)
-    tl.store(space_ptr + w_part + at, im, mask=channel < channels)
-
-
-@triton.jit
-def _kept(space_ptr, place, channel, channels, w_part):
-    at = place * channels + channel
-    re = tl.load(space_ptr + at, mask=channel < channels, other=0.0)
-    return re, tl.load(space_ptr + w_part + at, mask=channel < channels, other=0.0)
+    b, channel, there = _index(block, channels, B, 1, C)
+    outer_re, outer_im = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], A, C)
+    at = y_ptr + (b * N2 + n2) * y_position + channel
+    re, im = _inputs(at, B * N2 * y_position, there, A)
+    re, im = forward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    k1, channel, there = _index(block, channels, A, 1, C)
+    turns_re, turns_im = _turns(twiddle_ptr, n2, k1, A, B)
+    re, im = multiplied(re, im, turns_re, turns_im, 1, B)
+    at = space_ptr + (k1 * N2 + n2) * channels + channel
+    _keep(re, im, at, w_part, A * N2 * channels, there, B)
 
 
 @triton.jit
 def _middle_kernel(
-    space_ptr, spectrum_ptr, twiddle_ptr, second_ptr, channels,
-    w_layer, w_sequence, w_part, s_layer, s_filter, s_part, s_bin,
-    N1: tl.constexpr, N2: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    space_ptr, spectrum_ptr, inner_ptr, channels, w_layer, w_sequence, w_part, s_layer, s_filter, s_part,
+    s_bin, N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED:
+    tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of C channels and ROWS of k1, batch, layers)."""
+    """Over n2, times the spectrum, back over k2. Grid (blocks of C channels * k1, batch, layers)."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    k1, channel = _block(N1, ROWS, C)
+    k1, block = tl.program_id(0) % N1, tl.program_id(0) // N1
     space_ptr += layer * w_layer + sequence * w_sequence
-    CHUNK: tl.constexpr = min(N2, AT_ONCE)
-    re, im = tl.zeros((ROWS * C, N2), tl.float32), tl.zeros((ROWS * C, N2), tl.float32)
-    for first in tl.static_range(0, N2, CHUNK):
-        place = k1[:, None] * N2 + first + tl.arange(0, CHUNK)[None, :]
-        part_re, part_im = _kept(space_ptr, place, channel[:, None], channels, w_part)
-        matrix_re, matrix_im = _matrix(second_ptr, first, 0, N2, CHUNK, N2, False)
-        re, im = _complex_product(re, im, part_re, part_im, matrix_re, matrix_im, PRECISION)
-    re, im = _by_spectrum(
-        re, im, spectrum_ptr + layer * s_layer + sequence * s_filter, s_part, s_bin,
-        k1, channel, channels, N1, N2,
-    )  # fmt: skip
-    # All that is written over has been read by all threads: the products have waited for it.
-    for first in tl.static_range(0, N2, CHUNK):
-        place = k1[:, None] * N2 + first + tl.arange(0, CHUNK)[None, :]
-        part_re, part_im = _back_over_k2(re, im, second_ptr, twiddle_ptr, k1, first, N1, N2, CHUNK, PRECISION)
-        _keep(space_ptr, part_re, part_im, place, channel[:, None], channels, w_part)
+    spectrum_ptr += layer * s_layer + sequence * s_filter
+    b, channel, there = _index(block, channels, B, 1, C)
+    outer_re, outer_im = factors_at(inner_ptr, b, tl.arange(0, C)[None, :], A, C)
+    place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
+    re, im = _kept(place, w_part, step, there, A)
+    re, im = forward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    k2, bin_channel, bin_there = _index(block, channels, A, 1, C)
+    at = spectrum_ptr + (k1 + N1 * k2) * s_bin + bin_channel
+    bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B)
+    re, im = multiplied(re, im, bins_re, bins_im, 1, B)
+    re, im = backward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    _keep(re, im, place, w_part, step, there, A)
 
 
 @triton.jit
 def _backward_kernel(
-    space_ptr, z_ptr, first_ptr, outputs, channels, w_layer, w_sequence, w_part, z_layer, z_sequence,
-    z_position,
-    N1: tl.constexpr, N2: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    space_ptr, z_ptr, outer_ptr, twiddle_ptr, outputs, channels, w_layer, w_sequence, w_part,
+    z_layer, z_sequence, z_position,
+    N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of C channels and ROWS of n2, batch, layers)."""
+    """The twiddle taken back, and back over k1. Grid (blocks of C channels * n2, batch, layers)."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    n2, channel = _block(N2, ROWS, C)
+    n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
     space_ptr += layer * w_layer + sequence * w_sequence
-    CHUNK: tl.constexpr = min(N1, AT_ONCE)
-    more = tl.zeros((ROWS * C, N1), tl.float32)
-    for first in tl.static_range(0, N1, CHUNK):
-        place = (first + tl.arange(0, CHUNK)[None, :]) * N2 + n2[:, None]
-        re, im = _kept(space_ptr, place, channel[:, None], channels, w_part)
-        more = _back_over_k1(more, re, im, first_ptr, first, N1, CHUNK, PRECISION)
-    _added(
-        more, z_ptr + layer * z_layer + sequence * z_sequence, z_position,
-        n2, channel, outputs, channels, N1, N2,
-    )  # fmt: skip
+    z_ptr += layer * z_layer + sequence * z_sequence
+    k1, channel, there = _index(block, channels, A, 1, C)
+    at = space_ptr + (k1 * N2 + n2) * channels + channel
+    re, im = _kept(at, w_part, A * N2 * channels, there, B)
+    turns_re, turns_im = _turns(twiddle_ptr, n2, k1, A, B)
+    re, im = multiplied(re, im, turns_re, turns_im, -1, B)
+    b, channel, there = _index(block, channels, B, 1, C)
+    outer_re, outer_im = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], A, C)
+    re, im = backward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    first, step = b * N2 + n2, B * N2
+    at = z_ptr + first * z_position + channel
+    scale = 1.0 / (A * B * N2)
+    _outputs(re, im, at, step * z_position, there, first, step, outputs, WHOLE, scale, A)
+
+
+@triton.jit
+def _turns(twiddle_ptr, n2, ka, A: tl.constexpr, B: tl.constexpr):
+    """The twiddle factors w^n2 e^(-2 pi i n2 k1 / U) of an n2 and of k1 = ka + A kb: B tensors like ka."""
+    at = twiddle_ptr + 4 * n2
+    first_re, first_im = tl.load(at) + 0.0 * ka, tl.load(at + 1) + 0.0 * ka
+    re, im = tl.load(at + 2), tl.load(at + 3)
+    # To the power ka, by its bits; then re + i im is to the power A.
+    for i in tl.static_range(log2(A)):
+        with_re, with_im = times(first_re, first_im, re, im)
+        has = (ka >> i) & 1 != 0
+        first_re, first_im = tl.where(has, with_re, first_re), tl.where(has, with_im, first_im)
+        re, im = times(re, im, re, im)
+    return powers(first_re, first_im, re, im, B)
+
+
+@triton.constexpr_function
+def log2(n: int) -> int:
+    """Of a power of two."""
+    return n.bit_length() - 1
 
 
 def reference_fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> Tensor:

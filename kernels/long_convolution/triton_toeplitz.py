@@ -22,6 +22,7 @@ sums are made in fp32. Layouts: `kernels.long_convolution.tensors`.
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import triton
@@ -33,10 +34,19 @@ from kernels.decoder.checks import check_powers, kind
 from kernels.decoder.split_kv import ONE_BY_ONE, launched
 from kernels.gpu import gpu_of
 from kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
-from kernels.long_convolution.triton_fft import PRECISIONS, Precision
 from kernels.long_convolution.triton_rows import cdiv, filter_strides
 
-__all__ = ["ToeplitzConfig", "reference_direct_tile", "toeplitz_config", "toeplitz_tile"]
+Precision = Literal["tf32x3", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+__all__ = [
+    "PRECISIONS",
+    "Precision",
+    "ToeplitzConfig",
+    "reference_direct_tile",
+    "toeplitz_config",
+    "toeplitz_tile",
+]
 
 # Threads of a warp, which lie 8 by 4 in a fragment, and both its columns and half its rows.
 LANES = tl.constexpr(32)
