@@ -3,9 +3,8 @@
     token step   for each layer the red cell and the block       bytes: each matrix read once
     slot moves   cache[to] = cache[from] in every cache          bytes: what moves, read and written
 
-Matrices, activations and taps are bf16. A step is made again and again at one position: what it leaves there
-is what the next one takes for sums, which changes numbers and no time; the truth goes along.
-"""
+Matrices, activations and taps are bf16. Each step of a graph is at a place of its own, a model's position:
+what a step leaves is what another one there would take for sums, and gates make more and more of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,8 @@ from validate.bench_cases import OURS, Bar, Compared, Row
 from validate.bench_peers import Candidate
 from validate.bench_run import SEED, Bench, brief, compared_part, take_turns, tried
 
-ROOM, POSITION = 8, 3
+# Positions of a model: a graph of one model has no more steps.
+ROOM = cases.LEAST_CALLS
 FASTER = 3.0
 ERROR_BAR = 1e-2
 # What an H200 has to reach, by layers and channels, for one sequence.
@@ -79,20 +79,32 @@ def drawn(of: Step, generator: torch.Generator) -> Operands:
     return Operands(before.clone(), normal(m, 1, 1, d, scale=0.5), matrices, before)
 
 
-def truth(one: Operands, times: int = 1) -> Tensor:
-    """The last level after so many steps at one position, in float64; a is rounded after each."""
-    a = one.before.double()
-    for _ in range(times):
-        reference_token_step(a, one.taps.double(), [matrix.double() for matrix in one.matrices], POSITION)
-        a = a.to(torch.bfloat16).double()
-    return a[-1, :, POSITION]
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A model and a position of it."""
+
+    model: Operands
+    position: int
 
 
-def by_kernels(a: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """The step as torch runs it: a handful of kernels a layer."""
-    y = a[0, :, POSITION]
+def places(sets: Sequence[Operands], calls: int) -> list[Place]:
+    """So many, models in turn."""
+    return [Place(sets[i % len(sets)], i // len(sets)) for i in range(calls)]
+
+
+def truth(at: Place) -> Tensor:
+    """The last level after a step, in float64; a is rounded after it."""
+    one, a = at.model, at.model.before.double()
+    matrices = [matrix.double() for matrix in one.matrices]
+    reference_token_step(a, one.taps.double(), matrices, at.position)
+    return a[-1, :, at.position].to(torch.bfloat16).double()
+
+
+def by_kernels(levels: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """The step as torch runs it, a handful of kernels a layer; levels [layers + 1, batch, channels]."""
+    y = levels[0]
     for layer in range(len(taps)):
-        z = a[layer + 1, :, POSITION]
+        z = levels[layer + 1]
         z.addcmul_(y, taps[layer, :, 0])
         weights = [matrix[layer] for matrix in matrices]
         if len(weights) == 1:
@@ -103,28 +115,41 @@ def by_kernels(a: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     return y
 
 
-def own_calls(sets: Sequence[Operands]) -> Candidate:
-    """Our step."""
-    config = config_for(sets[0].a)
-    position = torch.full((1,), POSITION, dtype=torch.int32, device=sets[0].a.device)
-    space = workspace(sets[0].a, config)
+def torch_calls(run: Callable[..., Tensor], steps: Sequence[Place]) -> Candidate:
+    """torch's."""
 
-    def call(one: Operands) -> Tensor:
-        token_step(one.a, one.taps, one.matrices, position, space=space, config=config)
-        return one.a[-1, :, POSITION]
+    def call(at: Place) -> Tensor:
+        one = at.model
+        return run(one.a[:, :, at.position], one.taps, one.matrices)
 
-    return Candidate(brief(config), [partial(call, one) for one in sets])
+    return Candidate("", [partial(call, at) for at in steps])
+
+
+def own_calls(steps: Sequence[Place]) -> Candidate:
+    """Ours."""
+    first = steps[0].model.a
+    config = config_for(first)
+    positions = torch.arange(ROOM, dtype=torch.int32, device=first.device)
+    space = workspace(first, config)
+
+    def call(at: Place) -> Tensor:
+        one, t = at.model, at.position
+        token_step(one.a, one.taps, one.matrices, positions[t : t + 1], space=space, config=config)
+        return one.a[-1, :, t]
+
+    return Candidate(brief(config), [partial(call, at) for at in steps])
 
 
 def step_case(of: Step, bench: Bench) -> tuple[Compared, list[Row]]:
     """Ours, torch's kernels one by one, and compiled."""
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     sets = [drawn(of, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
+    steps = places(sets, cases.calls_of(len(sets)))
     compiled: Callable[..., Tensor] = torch.compile(by_kernels, fullgraph=True, dynamic=False)
     ways = [
-        (OURS, "simcore", own_calls(sets)),
+        (OURS, "simcore", own_calls(steps)),
         *(
-            (name, f"torch {torch.__version__}", Candidate("", [partial(run, *one[:3]) for one in sets]))
+            (name, f"torch {torch.__version__}", torch_calls(run, steps))
             for name, run in (("kernels", by_kernels), ("compiled", compiled))
         ),
     ]
@@ -136,9 +161,7 @@ def step_case(of: Step, bench: Bench) -> tuple[Compared, list[Row]]:
         for one in sets:
             one.a.copy_(one.before)
 
-    calls = cases.calls_of(len(sets))
-    truths = [truth(sets[0]), truth(sets[-1])]
-    in_graph = truth(sets[-1], calls // len(sets))
+    truths = [truth(steps[0]), truth(steps[-1])]
     entries = [
         tried(
             row(
@@ -146,7 +169,7 @@ def step_case(of: Step, bench: Bench) -> tuple[Compared, list[Row]]:
                 version=version,
                 error_bar=ERROR_BAR if version == "simcore" else cases.PEER_ERROR_BAR,
             ),
-            [candidate], truths, calls, restore, in_graph,
+            [candidate], truths, len(steps), restore,
         )
         for name, version, candidate in ways
     ]  # fmt: skip
