@@ -73,7 +73,8 @@ class Correction:
     high: float
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
-        """The price of an op, never below its floor; None for one that differs in what is alike.
+        """The price of an op, never below its floor; None for one that differs in what is alike, of which
+        nothing was measured.
 
         At a measured shape "measured", "interpolated" between them; else "extrapolated", where both ends of
         the interval are raised to the power 1 + ln(how many times outside).
@@ -93,6 +94,8 @@ class Correction:
         factor = math.exp(self.constant - float(self.weights @ distances))
         fitted_s = fit.seconds(launches, floor_s) * factor
         power, seconds = 1.0 + outside, max(floor_s, fitted_s)
+        if fitted_s < floor_s:
+            source = "roofline"
         low_s = min(seconds, max(floor_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
         return Price(seconds, low_s, high_s, source, detail)
@@ -106,11 +109,11 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     shapes = [point.dimensions for point in measured]
     if any(shape.keys() != shapes[0].keys() for shape in shapes):
         raise InputError(f"{measured[0].kind}: shapes differ in which dimensions they have")
-    if len({point.shape for point in measured}) < len(measured):
-        raise InputError(f"{measured[0].kind}: a shape is measured twice")
     names = tuple(name for name in shapes[0] if len({shape[name] for shape in shapes}) > 1)
     alike = {name: size for name, size in shapes[0].items() if name not in names}
     points = np.array([[_log(shape[name]) for name in names] for shape in shapes])
+    if len(np.unique(points, axis=0)) < len(measured):
+        raise InputError(f"{measured[0].kind}: a shape is measured twice")
     found = np.log([point.median_s / fit.seconds(point.launches, point.floor_s) for point in measured])
     n = len(measured)
     matrix = np.ones((n + 1, n + 1))

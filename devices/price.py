@@ -197,7 +197,9 @@ def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
     detail = f"fit of {row.kind} {row.where}".rstrip()
     near = tariff.fitted.correction(row) if tariff.fitted else None
     found = near.price(row.fit, op, launches, floor_s, f"{detail}, corrected") if near else None
-    return found or row.fit.price(launches, floor_s, detail)
+    price = found or row.fit.price(launches, floor_s, detail)
+    # Beside a correction, a shape that it says nothing of is none between those measured.
+    return replace(price, source="extrapolated") if near and not found else price
 
 
 def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:

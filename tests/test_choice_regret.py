@@ -132,7 +132,7 @@ def test_hybrid_by_measured_prices_is_hardly_ever_slower(tiles: FittedProfile) -
 
 def test_auto_by_measured_prices_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where kernels take the tensors."""
-    monkeypatch.setattr(api, "is_taken", lambda q, v: True)
+    monkeypatch.setattr(api, "is_taken", lambda *_: True)
     training = trained_sequences("cpu", "h200-sxm")[::3]
     write_profile("auto", "h200-sxm", points_of([*training]), BIRTH, tmp_path / "auto")
     price = pricer(H200, profile=load_profile("h200-sxm", str(tmp_path / "auto")))
@@ -147,7 +147,7 @@ def test_auto_by_measured_prices_takes_the_fastest(tmp_path: Path, monkeypatch: 
 def test_tensors_that_a_kernel_takes_are_priced_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 2, 9, 4)
     assert api.op_of("lightning", q, q, decay=True).kind == "linear_attention_lightning_torch"
-    monkeypatch.setattr(api, "is_taken", lambda q, v: True)
+    monkeypatch.setattr(api, "is_taken", lambda *_: True)
     assert api.op_of("lightning", q, q, decay=True).kind == "linear_attention_lightning"
     assert api.op_of("vanilla", q, q, decay=True).kind == "linear_attention_vanilla"
 

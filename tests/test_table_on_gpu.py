@@ -3,6 +3,7 @@ one; else in Triton's interpreter, small, as if a CPU's tensors were taken."""
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -176,8 +177,14 @@ def sequences(draw: random.Random, method: str, dtype: str, decay: bool) -> Op:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["fp32", *HALVES])
-@pytest.mark.parametrize("method", dispatch.TRITON)
+TAKEN = [
+    (method, dtype)
+    for method, dtype in product(dispatch.TRITON, ["fp32", *HALVES])
+    if not (method in dispatch.NARROW and dtype == "fp16")
+]
+
+
+@pytest.mark.parametrize(("method", "dtype"), TAKEN)
 def test_methods(method: str, dtype: str, launches: list[str]) -> None:
     draw = random.Random(method)
     for number in range(TRIES):
@@ -230,6 +237,26 @@ def test_what_no_kernel_takes_is_torchs(launches: list[str]) -> None:
     x = inputs_of(step)
     assert TABLE[step.kind].run(step, *x)[1].dtype == torch.float16
     assert not launches
+
+
+@pytest.mark.parametrize("method", sorted(dispatch.NARROW))
+def test_states_beyond_fp16_are_torchs(method: str, launches: list[str]) -> None:
+    q, k, v = (torch.full((1, 1, 512, 4), x, dtype=torch.float16, device=DEVICE) for x in (0.01, 16.0, 16.0))
+    op = linear_attention(method, batch=1, heads=1, length=512, rank=4, dim=4, dtype="fp16", decay=False)
+    truth = naive(q.double(), k.double(), v.double())[0]
+    assert float(truth.max()) < 65504
+    assert error(TABLE[op.kind].run(op, q, k, v)[0], truth) < BOUNDS[torch.float16]
+    assert not launches
+
+
+@pytest.mark.parametrize("method", dispatch.TRITON)
+def test_gradients_are_torchs(method: str, launches: list[str]) -> None:
+    op = linear_attention(method, batch=1, heads=1, length=5, rank=4, dim=4, dtype="fp32", decay=False)
+    q, k, v = inputs_of(op)
+    assert TABLE[op.kind].run(op, q, k.requires_grad_(), v)[0].requires_grad
+    with torch.no_grad():
+        TABLE[op.kind].run(op, q, k, v)
+    assert launches == [method]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -121,7 +121,7 @@ def test_a_step_is_exact(block: str, dtype: torch.dtype) -> None:
 def test_a_workspace_serves_launch_after_launch(block: str) -> None:
     model = Model(block, 3, 2, 6, 20)
     config = TokenConfig(1, 1, 1)
-    space = workspace(model.a, config)
+    space = workspace(model.a, model.matrices, config)
     whole, exchanges = model.whole.clone(), 6 if block == "mlp" else 2
     for i, t in enumerate((0, 3, 3, 5, 1), 1):
         model.whole.copy_(whole)
@@ -247,7 +247,7 @@ def test_programs_that_run_at_the_same_time_meet() -> None:
     context, work, truths = multiprocessing.get_context("spawn"), [], []
     for block, rows, channels in MEETINGS:
         model, config = Model(block, 3, 3, 5, channels), TokenConfig(PROGRAMS, rows, 1)
-        space = workspace(model.a, config)
+        space = workspace(model.a, model.matrices, config)
         for x in (model.whole, model.a, *space):
             x.share_memory_()
         model.a = model.whole[..., :channels]
@@ -288,7 +288,7 @@ class TestGPU:
                 rows = chance.choice([1, 2, 4, 8])
                 least, most = -(-channels // 16), 132 // -(-batch // rows)
                 config = TokenConfig(chance.randint(min(least, most), most), rows, chance.choice([2, 4, 8]))
-            space = workspace(model.a, config or config_for(model.a))
+            space = workspace(model.a, model.matrices, config or config_for(model.a))
             whole = model.whole.clone()
             for t in {chance.randrange(room) for _ in range(4)}:
                 model.whole.copy_(whole)
@@ -303,7 +303,7 @@ class TestGPU:
         self, layers: int, channels: int, batch: int
     ) -> None:
         model = Model("mlp", layers, batch, 16, channels, torch.bfloat16, torch.float32)
-        space = workspace(model.a, config_for(model.a))
+        space = workspace(model.a, model.matrices, config_for(model.a))
         whole = model.whole.clone()
         model.step(0, None, space)
         graph = torch.cuda.CUDAGraph()
@@ -320,7 +320,7 @@ class TestGPU:
     def test_the_same_numbers_every_time(self) -> None:
         model = Model("mlp", 18, 1, 4, 256, torch.bfloat16, torch.float32)
         whole, found = model.whole.clone(), []
-        space = workspace(model.a, config_for(model.a))
+        space = workspace(model.a, model.matrices, config_for(model.a))
         for _ in range(200):
             model.whole.copy_(whole)
             model.step(1, None, space)

@@ -139,7 +139,7 @@ def test_the_reference_is_the_specification() -> None:
         (Sizes(2, 2, 1, 50, 33, 18), ChunkedConfig(16, 32, 3, 2, 4)),
         (Sizes(1, 3, 1, 64, 5, 3), ChunkedConfig(16, 16, 4, 2, 4)),
         (Sizes(2, 2, 2, 75, 16, 24), ChunkedConfig(16, 32, 5, 2, 4, summed=2)),
-        (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 64, 2, 2, 4)),
+        (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 32, 2, 2, 4)),
     ],
 )
 def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) -> None:

@@ -130,7 +130,7 @@ def own_calls(steps: Sequence[Place]) -> Candidate:
     first = steps[0].model.a
     config = config_for(first)
     positions = torch.arange(ROOM, dtype=torch.int32, device=first.device)
-    space = workspace(first, config)
+    space = workspace(first, steps[0].model.matrices, config)
 
     def call(at: Place) -> Tensor:
         one, t = at.model, at.position

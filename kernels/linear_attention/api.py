@@ -113,7 +113,7 @@ def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
 
 
 class _Shape(NamedTuple):
-    """What prices depend on; `triton`: whether kernels of ours take the tensors."""
+    """What prices depend on; `triton`: the methods whose kernels of ours take the tensors."""
 
     batch: int
     heads: int
@@ -122,20 +122,20 @@ class _Shape(NamedTuple):
     dim: int
     dtype: str
     decay: bool
-    triton: bool
+    triton: frozenset[str]
 
 
 def _shape(q: Tensor, v: Tensor, *, decay: bool) -> _Shape:
     batch, heads, length, rank = q.shape
-    return _Shape(batch, heads, length, rank, v.shape[-1], NAMES[q.dtype], decay, is_taken(q, v))
+    taken = frozenset(method for method in TRITON if is_taken(method, q, v))
+    return _Shape(batch, heads, length, rank, v.shape[-1], NAMES[q.dtype], decay, taken)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _op(method: str, shape: _Shape) -> Op:
     in_torch = f"{method}_torch"
-    alone = shape.triton and method in TRITON
     return linear_attention(
-        in_torch if in_torch in TORCH_METHODS and not alone else method,
+        in_torch if in_torch in TORCH_METHODS and method not in shape.triton else method,
         batch=shape.batch,
         heads=shape.heads,
         length=shape.length,

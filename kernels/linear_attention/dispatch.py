@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.kernel import Run, has_kernel
 from kernels.linear_attention.step import step
 from kernels.linear_attention.terms import Result
-from kernels.linear_attention.triton_chunked import chunked_linear_attention
+from kernels.linear_attention.triton_chunked import aligned, chunked_linear_attention
 from kernels.linear_attention.triton_fleet import fleet_attention
 from kernels.linear_attention.triton_step import linear_attention_step
 from kernels.linear_attention.triton_tensors import WIDEST
@@ -26,9 +26,16 @@ TRITON: Mapping[str, Callable[..., Result]] = {
 }
 
 
-def is_taken(q: Tensor, v: Tensor) -> bool:
-    """Whether the kernels compute with tensors like q [.., rank] and v [.., dim]."""
-    return has_kernel(q) and max(q.shape[-1], v.shape[-1]) <= WIDEST
+# Whose products take states in the format of q, in which fp16 ends at 65504.
+NARROW = frozenset({"causal_dot_product", "lightning"})
+
+
+def is_taken(method: str, q: Tensor, *others: Tensor) -> bool:
+    """Whether a method's kernel computes with q [.., rank] and others, k or v [.., dim]: none has
+    gradients."""
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others))
+    wide = max(x.shape[-1] for x in (q, *others)) > WIDEST
+    return has_kernel(q) and not (wanted or wide or (method in NARROW and q.dtype == torch.float16))
 
 
 def by_tensors(method: str, elsewhere: Run) -> Run:
@@ -37,7 +44,7 @@ def by_tensors(method: str, elsewhere: Run) -> Run:
     def run(
         op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
     ) -> Result:
-        if not is_taken(q, v):
+        if not is_taken(method, q, k, v):
             return elsewhere(op, q, k, v, decay, state)  # type: ignore[no-any-return]
         before = None if state is None else _rows(state.float())
         return TRITON[method](_rows(q), _rows(k), _rows(v), _decay(decay), before)
@@ -49,15 +56,17 @@ def step_by_tensors(
     op: Op, q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
 ) -> Result:
     """`step`, by its Triton kernel where that takes the tensors; the state has to be fp32 for that."""
-    if not (is_taken(q, v) and state.dtype == torch.float32 and state.stride(-1) == 1):
+    if not (is_taken("step", q, k, v) and state.dtype == torch.float32 and state.stride(-1) == 1):
         return step(op, q, k, v, state, decay)
     q, k, v = (_rows(x)[:, :, 0] for x in (q, k, v))
     return linear_attention_step(q, k, v, state, _decay(decay)).unsqueeze(2), state
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x, or a copy in which the last dimension is contiguous."""
-    return x if x.stride(-1) == 1 else x.new_empty(x.shape).copy_(x)
+    """x, or a copy in which the last dimension is contiguous, and rows of 16-bit numbers lie as kernels copy
+    them."""
+    good = x.stride(-1) == 1 and (x.element_size() > 2 or x.shape[-1] % 16 != 0 or aligned(x))
+    return x if good else x.new_empty(x.shape).copy_(x)
 
 
 def _decay(decay: Tensor | None) -> Tensor | None:

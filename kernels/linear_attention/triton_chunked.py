@@ -104,8 +104,8 @@ def chunked_config(
     memory; but few where a sequence is short and most of a GPU would do nothing. As many groups as fill it.
 
     Where rows cannot be copied as they are, Triton 3.6 puts them into one place of shared memory for all
-    chunks and does not wait for the product that still reads the last: the columns are then too few for that
-    product to be asynchronous.
+    chunks. With asynchronous products states then came out wrong on an H200, so columns are too few for
+    those.
 
     >>> print(chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2))
     ChunkedConfig(chunk=64, columns=128, groups=4, stages=3, warps=8, chained=True, summed=8)
@@ -136,13 +136,13 @@ def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
     return chunked_config(
         sizes,
         element_bytes=q.element_size(),
-        aligned=all(_aligned(x) for x in (q, k, v)),
+        aligned=all(aligned(x) for x in (q, k, v)),
         processors=gpu.processors,
         chained=gpu.chained,
     )
 
 
-def _aligned(x: Tensor) -> bool:
+def aligned(x: Tensor) -> bool:
     """Whether Triton knows that all rows begin at 16 bytes and have a multiple of them."""
     return x.data_ptr() % 16 == 0 and not any(n % 16 for n in (*x.stride()[:3], x.shape[3]))
 
@@ -172,6 +172,11 @@ def chunked_linear_attention(
     sizes = sizes_of(q, k, v, decay)
     out, final_state = outputs(q, k, v, sizes, state, lengths, out, final_state)
     config = config or config_for(q, k, v, sizes)
+    if config.columns > NARROW and q.element_size() == 2 and not all(aligned(x) for x in (q, k, v)):
+        raise ValueError(
+            f"config has {config.columns} columns; at most {NARROW} of rows that do not begin and end at "
+            "multiples of 16 bytes"
+        )
     rows = config.rows(sizes.length)
     groups = triton.cdiv(sizes.length, rows)
     sums, scanned = None, groups - 1 > config.summed

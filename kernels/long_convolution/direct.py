@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.kernel import Kernel, Run, by_device
-from kernels.long_convolution.tensors import normal, put_back, wide
+from kernels.long_convolution.tensors import channels_last, normal, put_back, wide
 from kernels.long_convolution.triton_direct import direct_tile as triton_tile
 from kernels.long_convolution.triton_rows import conv_cell as triton_cell
 from kernels.long_convolution.triton_rows import conv_column as triton_column
@@ -161,8 +161,8 @@ def _accumulate_inputs(op: Op, generator: torch.Generator, device: torch.device)
 
 
 def _launch(kernel: Callable[..., Tensor]) -> Run:
-    """A kernel that reads all that it needs to know from its tensors."""
-    return lambda op, *tensors: kernel(*tensors)
+    """A kernel that reads all that it needs to know from its tensors: y, taps and what it adds to."""
+    return lambda op, y, taps, z: kernel(channels_last(y), channels_last(taps), z)
 
 
 CONV_CELL = Kernel(by_device(_launch(triton_cell), conv_cell), conv_cell, _cell_inputs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.kernel import Kernel, has_kernel
 from kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
-from kernels.long_convolution.tensors import back, forward, wide
+from kernels.long_convolution.tensors import back, channels_last, forward, wide
 from kernels.long_convolution.triton_fft import (
     LEAST,
     LONGEST_SIDE,
@@ -75,7 +75,7 @@ def tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
 def tile_flash_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
     """`tile_fft`, by one kernel where `tile_spectrum` has cached what that takes. Elsewhere the fused one is
     the same: on a CPU its intermediate results stay in the caches if they are small."""
-    return tile_fft(op, y, cached, z) if cached.is_complex() else fft_tile(y, cached, z)
+    return tile_fft(op, y, cached, z) if cached.is_complex() else fft_tile(channels_last(y), cached, z)
 
 
 def flash_tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:

@@ -50,3 +50,8 @@ def normal(
     """Normal numbers of standard deviation `scale`, as an op stores them."""
     numbers = torch.randn(*size, generator=generator, device=device, dtype=dtype_of(op))
     return numbers.mul_(scale).to(stored(op))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """x, or a copy in which the channels, the last dimension, are contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()

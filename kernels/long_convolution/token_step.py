@@ -12,9 +12,8 @@ way before. Of P programs, D channels and 2 D hidden units
             and D words; what it gives of a channel is already the next layer's z
     gate    program p makes its share of the channels: one exchange a layer, of D words
 
-What a step takes is mostly the exchanges, so as little as possible lies between two. A row of a matrix is in
-one warp, whose sum nothing else waits for; each thread waits for the words that it reads, and only to hand
-them to the others of its program, once, a program meets.
+What a step takes is mostly the exchanges, so as little as possible lies between two: a row of a matrix is in
+one warp, whose sum waits for no other.
 
 No counter and no fence tell that a word is there: its lowest bit does. There are two buffers, for exchanges
 0, 2, 4, ... and 1, 3, 5, ..., and the bit is another one whenever a buffer is used again, from launch to
@@ -31,6 +30,7 @@ Whoever waits holds a place on a multiprocessor: all programs of a launch need o
 program has a share of every exchange: who had none would be waited for by nobody, and could come too late.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,11 +72,11 @@ class TokenConfig:
 
 class Workspace(NamedTuple):
     """Where the programs of one model's launches meet: zeros at first, then what the last launch has left.
-    Launches that overlap need one each, and after a launch that was broken off a new one is needed.
+    Launches that overlap need one each, and places on multiprocessors for all their programs together. After
+    a launch that was broken off a new one is needed.
 
-    int32: words [2, groups of sequences, words of an exchange]; turns [groups], how many exchanges there have
-    been, modulo 4.
-    """
+    int32: words [2, groups of sequences, words of an exchange]; turns [batch], of which each group's first
+    says how many exchanges there have been, modulo 4."""
 
     words: Tensor
     turns: Tensor
@@ -112,14 +112,15 @@ def config_for(a: Tensor) -> TokenConfig:
     return TokenConfig(1, found.rows, found.warps) if ONE_BY_ONE else found
 
 
-def workspace(a: Tensor, config: TokenConfig) -> Workspace:
+def workspace(a: Tensor, matrices: Sequence[Tensor], config: TokenConfig) -> Workspace:
     """A workspace for launches with a [layers + 1, batch, room, channels] and this layout."""
-    return Workspace(*(torch.zeros(size, dtype=torch.int32, device=a.device) for size in _shapes(a, config)))
+    shapes = _shapes(a, matrices, config)
+    return Workspace(*(torch.zeros(size, dtype=torch.int32, device=a.device) for size in shapes))
 
 
-def _shapes(a: Tensor, config: TokenConfig) -> list[tuple[int, ...]]:
+def _shapes(a: Tensor, matrices: Sequence[Tensor], config: TokenConfig) -> list[tuple[int, ...]]:
     groups = triton.cdiv(a.shape[1], config.rows)
-    return [(2, groups, config.rows * 2 * a.shape[3]), (groups,)]
+    return [(2, groups, config.rows * len(matrices) * a.shape[3]), (a.shape[1],)]
 
 
 def token_step(
@@ -146,14 +147,19 @@ def token_step(
     """
     _check(a, taps, matrices, position, noise)
     config = config or config_for(a)
-    space = space or workspace(a, config)
-    check_space(space, _shapes(a, config))
+    space = space or workspace(a, matrices, config)
+    check_space(space, _shapes(a, matrices, config))
+    if any(x.dtype != torch.int32 or x.device != a.device or not x.is_contiguous() for x in space):
+        raise ValueError(f"the workspace has to be contiguous int32 on {a.device}")
     channels = a.shape[3]
     share = triton.next_power_of_2(triton.cdiv(channels, config.programs))
     line = LINE_BYTES // matrices[0].element_size()
     words = max(channels, config.warps * WARP_WORDS)
     # Who has no share of an exchange is not waited for, and may be late for the next one: none is launched.
-    grid = triton.cdiv(channels, share), len(space.turns)
+    grid = triton.cdiv(channels, share), space.words.shape[1]
+    processors = gpu_of(a).processors
+    if math.prod(grid) > processors:
+        raise ValueError(f"config: {math.prod(grid)} programs; {processors} can run at the same time")
     arguments = (
         a, taps, *matrices, noise, position, *space, len(taps), a.shape[1], a.shape[2], *a.stride()[:3],
         taps.stride(0), taps.stride(1) if taps.shape[1] > 1 else 0,
@@ -284,8 +290,8 @@ def _gate_kernel(
     if (t < 0) | (t >= room):
         return
     program, group = tl.program_id(0), tl.program_id(1)
-    words_ptr += group.to(tl.int64) * ROWS * CHANNELS * 2
-    buffer = tl.num_programs(1).to(tl.int64) * ROWS * CHANNELS * 2
+    words_ptr += group.to(tl.int64) * ROWS * CHANNELS
+    buffer = tl.num_programs(1).to(tl.int64) * ROWS * CHANNELS
     rows = batch - group * ROWS
     turn = tl.load(turns_ptr + group)
     level_ptr, tap_ptr, row, column, mine = _own(

@@ -22,7 +22,7 @@ All is fp32. Layouts: `kernels.long_convolution.tensors`.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -114,7 +114,8 @@ def two_factors(order: int) -> tuple[int, int]:
     return first, order // first
 
 
-@lru_cache(maxsize=256)
+# A captured graph reads them for ever.
+@cache
 def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.device) -> Tensor:
     """Of each n < steps what its factors begin and go on with: e^(i pi n / 2 order) if twisted, else 1, and
     e^(-2 pi i n / order). fp32 [steps, 4, lanes]."""
@@ -136,6 +137,9 @@ def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
     folded = torch.complex(both[:, :, :side], both[:, :, side:])
     n = torch.arange(side, device=taps.device, dtype=torch.float64)
     twist = torch.polar(torch.ones_like(n), n * (math.pi / (2 * side)))
+    if taps.is_cuda and side & (side - 1) == 0 and LEAST <= side <= LONGEST_SIDE:
+        # A capture can make no tables, but it needs this spectrum before.
+        _tables(fft_config(side), taps.device)
     bins = torch.fft.fft(folded * twist[:, None], dim=2)
     return torch.stack((bins.real, bins.imag), 2).float()
 
@@ -160,10 +164,9 @@ def fft_tile(
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
     constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
+    outer, inner, twiddle = _tables(config, y.device)
     if config.fused:
         first, second, third = *config.factors, *(1,) * (3 - len(config.factors))
-        outer = _table(second * third, side, True, config.channels, y.device)
-        inner = _table(third, second * third, False, config.channels, y.device)
         _fused_kernel[(blocks, batch, layers)](
             y, spectrum, z, outer, inner, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
             A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
@@ -172,9 +175,6 @@ def fft_tile(
     space = fft_space(y, config) if space is None else space
     _check_space(space, y)
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
-    outer = _table(b1, a1 * b1, True, config.channels, y.device)
-    inner = _table(b2, a2 * b2, False, config.channels, y.device)
-    twiddle = _table(a2 * b2, side, True, 1, y.device)
     constants |= {"N2": a2 * b2}
     over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
     _forward_kernel[over_n2](
@@ -188,6 +188,22 @@ def fft_tile(
         A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
     )  # fmt: skip
     return z
+
+
+def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """What the launches of a layout look up: `outer` and `inner` factors of `register_fft`, and those between
+    two launches."""
+    if config.fused:
+        _, second, third = *config.factors, *(1,) * (3 - len(config.factors))
+        outer, inner = (second * third, math.prod(config.factors)), (third, second * third)
+    else:
+        outer, inner = ((two_factors(order)[1], order) for order in config.factors)
+    lanes, steps = config.channels, config.factors[-1]
+    return (
+        _table(*outer, True, lanes, device),
+        _table(*inner, False, lanes, device),
+        _table(steps, math.prod(config.factors), True, 1, device),
+    )
 
 
 def fft_space(y: Tensor, config: FftConfig) -> Tensor:
@@ -323,7 +339,7 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
     element = tl.arange(0, EACH * C)[None, :]
     row = tl.arange(0, ROWS)[:, None]
     channel = block * C + element % C
-    return row * EACH + element // C, channel, (channel < channels) & (row >= 0)
+    return (row * EACH + element // C).to(tl.int64), channel, (channel < channels) & (row >= 0)
 
 
 # -- three launches ------------------------------------------------------------------------------------

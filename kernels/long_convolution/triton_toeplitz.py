@@ -308,11 +308,13 @@ def _numbers(
     found = _loaded(at + here.to(tl.int64) * ROW, there, left, CHANNELS, EVEN)
     for c in tl.static_range(CHANNELS):
         bits = found[c].to(tl.int32, bitcast=True)
+        # An infinity stays one and a NaN a NaN, whose bits would overflow.
+        finite = (bits & 0x7F800000) != 0x7F800000
         if PRECISION == "bf16":
-            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            bits = tl.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits) & -0x10000
         elif PRECISION == "tf32":
             # The matrix units cut the last 13 bits off, which makes all numbers smaller: rounded first.
-            bits = (bits + 0x1000) & -0x2000
+            bits = tl.where(finite, bits + 0x1000, bits) & -0x2000
         numbers = _longer(numbers, bits)
     return numbers
 
