@@ -117,14 +117,14 @@ def chunked_config(
     chunk, stages, warps = 64, 3, 4
     if element_bytes == 4:
         # Their products take three times the registers.
-        chunk, columns = 16, 4096 // rank
+        chunk, columns = 16, min(NARROW, 4096 // rank)
     elif not aligned or rank > WIDE or dim < 2 * NARROW:
         columns, stages = NARROW, 3 if rank <= WIDE else 2
     elif dim < WIDE or pairs * (sizes.length // LEAST_ROWS) < processors // 2:
         columns = 64
     else:
         columns, warps = WIDE, WIDE_WARPS
-    columns = max(16, min(columns, NARROW if element_bytes == 4 else WIDE, dim))
+    columns = max(16, min(columns, dim))
     programs = pairs * triton.cdiv(sizes.dim, columns)
     groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
     return ChunkedConfig(chunk, columns, groups, stages, warps, chained)

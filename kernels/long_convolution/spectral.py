@@ -15,9 +15,8 @@ from kernels.kernel import Kernel, has_kernel
 from kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
 from kernels.long_convolution.tensors import back, channels_last, forward, wide
 from kernels.long_convolution.triton_fft import (
-    LEAST,
-    LONGEST_SIDE,
     fft_tile,
+    is_transformed,
     reference_fft_tile,
     right_angle_spectrum,
 )
@@ -36,8 +35,7 @@ def spectrum(taps: Tensor, side: int) -> Tensor:
 def tile_spectrum(kind: str, taps: Tensor, side: int) -> Tensor:
     """What tiles of an op's kind and of a side cache of the taps [layers, 1 or batch, lags, channels] from
     lag 0 on: the `right_angle_spectrum` where a kernel takes it, else the `spectrum`."""
-    power = side & (side - 1) == 0 and LEAST <= side <= LONGEST_SIDE
-    fused = kind == "tile_flash_fft" and power and has_kernel(taps)
+    fused = kind == "tile_flash_fft" and is_transformed(side) and has_kernel(taps)
     return right_angle_spectrum(taps, side) if fused else spectrum(taps, side)
 
 

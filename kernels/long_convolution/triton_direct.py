@@ -20,6 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.decoder.checks import check_powers, kind
 from kernels.decoder.split_kv import launched
 from kernels.gpu import PROCESSORS, gpu_of
+from kernels.long_convolution.register_fft import longer
 from kernels.long_convolution.tensors import put_back, wide
 from kernels.long_convolution.triton_rows import (
     cdiv,
@@ -176,7 +177,7 @@ def _direct_tile_kernel(
     z_at = z_ptr + layer * z_layer + sequence.to(tl.int64) * z_sequence + column
     z_at += first.to(tl.int64) * Z_ROW
     high = _rows(taps_at + SUMS * TAPS_ROW, TAPS_ROW, tap + SUMS, lags, inside, SUMS - 1, WHOLE)
-    high = _longer(high, tl.zeros((BLOCKS * SEQUENCES, WIDTH), tl.float32))
+    high = longer(high, tl.zeros((BLOCKS * SEQUENCES, WIDTH), tl.float32))
     low = _rows(taps_at, TAPS_ROW, tap, lags, inside, SUMS, WHOLE)
     y = _rows(y_at, Y_ROW, 0 * first, SIDE, inside, SUMS, WHOLE)
     sums = _rows(z_at, Z_ROW, first, outputs, inside, SUMS, WHOLE)
@@ -203,14 +204,8 @@ def _rows(at, STRIDE: tl.constexpr, first, end, inside, COUNT: tl.constexpr, WHO
         else:
             there = inside & (first + i >= 0) & (first + i < end)
             x = tl.load(at + i * STRIDE, mask=there, other=0.0)
-        rows = _longer(rows, x.to(tl.float32))
+        rows = longer(rows, x.to(tl.float32))
     return rows
-
-
-@triton.jit
-def _longer(rows, row):
-    """A tuple with one more tensor."""
-    return rows + (row,)  # noqa: RUF005 (Triton knows no other way)
 
 
 @triton.jit
@@ -219,7 +214,7 @@ def _products_added(sums, y, taps, SUMS: tl.constexpr):
     for u in tl.static_range(SUMS):
         added = ()
         for v in tl.static_range(SUMS):
-            added = _longer(added, sums[v] + y[u] * taps[SUMS - 1 - u + v])
+            added = longer(added, sums[v] + y[u] * taps[SUMS - 1 - u + v])
         sums = added
     return sums
 

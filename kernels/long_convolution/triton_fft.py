@@ -78,6 +78,11 @@ class FftConfig:
                 f"factors have to be 2 to {most} powers of two, {least} or more each, not {self.factors}"
             )
 
+    @property
+    def three(self) -> tuple[int, ...]:
+        """The factors of one launch, the last one 1 where there are two."""
+        return *self.factors, *(1,) * (3 - len(self.factors))
+
     def __str__(self) -> str:
         launches = "one launch" if self.fused else "three launches"
         factors = " x ".join(map(str, self.factors))
@@ -94,7 +99,7 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     8 x 8 x 16, 8 channels, 16 warps, one launch
     64 x 128, 32 channels, 4 warps, three launches
     """
-    if side < LEAST or side & (side - 1) or side > LONGEST_SIDE:
+    if not is_transformed(side):
         raise ValueError(f"side has to be a power of two from {LEAST} to {LONGEST_SIDE}, not {side}")
     if side > FUSED_SIDE:
         return FftConfig(two_factors(side), LINE, 4, fused=False, chained=chained)
@@ -102,6 +107,11 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     channels = max(SECTOR, LEAST_THREADS // found[0]) if len(found) == 2 else SECTOR
     held = found[-1] if len(found) == 2 else HELD
     return FftConfig(found, channels, max(4, side * channels // (32 * held)), chained=chained)
+
+
+def is_transformed(side: int) -> bool:
+    """Whether tiles of a side have transforms."""
+    return LEAST <= side <= LONGEST_SIDE and side & (side - 1) == 0
 
 
 def two_factors(order: int) -> tuple[int, int]:
@@ -137,7 +147,7 @@ def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
     folded = torch.complex(both[:, :, :side], both[:, :, side:])
     n = torch.arange(side, device=taps.device, dtype=torch.float64)
     twist = torch.polar(torch.ones_like(n), n * (math.pi / (2 * side)))
-    if taps.is_cuda and side & (side - 1) == 0 and LEAST <= side <= LONGEST_SIDE:
+    if taps.is_cuda and is_transformed(side):
         # A capture can make no tables, but it needs this spectrum before.
         _tables(fft_config(side), taps.device)
     bins = torch.fft.fft(folded * twist[:, None], dim=2)
@@ -166,7 +176,7 @@ def fft_tile(
     constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
     outer, inner, twiddle = _tables(config, y.device)
     if config.fused:
-        first, second, third = *config.factors, *(1,) * (3 - len(config.factors))
+        first, second, third = config.three
         _fused_kernel[(blocks, batch, layers)](
             y, spectrum, z, outer, inner, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
             A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
@@ -194,7 +204,7 @@ def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, Tensor, Te
     """What the launches of a layout look up: `outer` and `inner` factors of `register_fft`, and those between
     two launches."""
     if config.fused:
-        _, second, third = *config.factors, *(1,) * (3 - len(config.factors))
+        _, second, third = config.three
         outer, inner = (second * third, math.prod(config.factors)), (third, second * third)
     else:
         outer, inner = ((two_factors(order)[1], order) for order in config.factors)
@@ -318,16 +328,13 @@ def _fused_kernel(
     re, im = _inputs(y_ptr + m * y_position + channel, B * D * y_position, there, A)
     re, im = forward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
     # Bins k = ka + A kb, of two factors by kb and of three by kd, k = ka + A kb + A B kd.
-    if D == 1:
-        k, bin_channel, bin_there = _index(tl.program_id(0), channels, A, 1, C)
-        at, step = spectrum_ptr + k * s_bin + bin_channel, A * s_bin
-        bins_re, bins_im = _kept(at, s_part, step, bin_there, B)
-        re, im = multiplied(re, im, bins_re, bins_im, 1, B)
-    else:
-        k, bin_channel, bin_there = _index(tl.program_id(0), channels, B, A, C)
-        at, step = spectrum_ptr + k * s_bin + bin_channel, A * B * s_bin
-        bins_re, bins_im = _kept(at, s_part, step, bin_there, D)
-        re, im = multiplied(re, im, bins_re, bins_im, 1, D)
+    ROWS: tl.constexpr = A if D == 1 else B
+    EACH: tl.constexpr = 1 if D == 1 else A
+    BINS: tl.constexpr = B if D == 1 else D
+    k, bin_channel, bin_there = _index(tl.program_id(0), channels, ROWS, EACH, C)
+    at = spectrum_ptr + k * s_bin + bin_channel
+    bins_re, bins_im = _kept(at, s_part, ROWS * EACH * s_bin, bin_there, BINS)
+    re, im = multiplied(re, im, bins_re, bins_im, 1, BINS)
     re, im = backward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
     at = z_ptr + m * z_position + channel
     _outputs(re, im, at, B * D * z_position, there, m, B * D, outputs, WHOLE, 1.0 / (A * B * D), A)
@@ -339,6 +346,7 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
     element = tl.arange(0, EACH * C)[None, :]
     row = tl.arange(0, ROWS)[:, None]
     channel = block * C + element % C
+    # A mask of all elements, as loads want it: of the rows all are there.
     return (row * EACH + element // C).to(tl.int64), channel, (channel < channels) & (row >= 0)
 
 
@@ -373,8 +381,9 @@ def _forward_kernel(
 @triton.jit
 def _middle_kernel(
     space_ptr, spectrum_ptr, inner_ptr, channels, w_layer, w_sequence, w_part, s_layer, s_filter, s_part,
-    s_bin, N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED:
-    tl.constexpr,
+    s_bin,
+    N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Over n2, times the spectrum, back over k2. Grid (blocks of C channels * k1, batch, layers)."""
     if CHAINED:

@@ -33,6 +33,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.decoder.checks import check_powers, kind
 from kernels.decoder.split_kv import ONE_BY_ONE, launched
 from kernels.gpu import gpu_of
+from kernels.long_convolution.register_fft import longer
 from kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
 from kernels.long_convolution.triton_rows import cdiv, filter_strides
 
@@ -214,16 +215,10 @@ def _toeplitz_tile_kernel(
 
 
 @triton.jit
-def _longer(numbers, number):
-    """A tuple with one more element."""
-    return numbers + (number,)  # noqa: RUF005 (Triton knows no other way)
-
-
-@triton.jit
 def _nothing(like, COUNT: tl.constexpr):
     zeros = ()
     for _ in tl.static_range(COUNT):
-        zeros = _longer(zeros, tl.zeros(like.shape, tl.float32))
+        zeros = longer(zeros, tl.zeros(like.shape, tl.float32))
     return zeros
 
 
@@ -291,7 +286,7 @@ def _registers(
     if PRECISION == "bf16":
         both = ()
         for c in tl.static_range(CHANNELS):
-            both = _longer(both, ((low[c] >> 16) & 0xFFFF) | high[c])
+            both = longer(both, ((low[c] >> 16) & 0xFFFF) | high[c])
         return both
     else:
         return low + high
@@ -315,7 +310,7 @@ def _numbers(
         elif PRECISION == "tf32":
             # The matrix units cut the last 13 bits off, which makes all numbers smaller: rounded first.
             bits = tl.where(finite, bits + 0x1000, bits) & -0x2000
-        numbers = _longer(numbers, bits)
+        numbers = longer(numbers, bits)
     return numbers
 
 
@@ -355,7 +350,7 @@ def _store(
                 x = sums[c * EACH + k]
                 if PRECISION == "tf32x3":
                     x += sums[c * EACH + WIDTH // 2 + k]
-                total = _longer(total, x + before[k * CHANNELS + c])
+                total = longer(total, x + before[k * CHANNELS + c])
             here = _output(first, row, column, k, WIDTH)
             there = _there(here < outputs, left, CHANNELS, EVEN)
             z_at = (at + here.to(tl.int64) * ROW)[:, None] + tl.arange(0, CHANNELS)[None, :]
@@ -397,7 +392,7 @@ def _summed(
             hankel = hankel + _inputs_of(window, from_lane, PRECISION, EMULATED)
         mine = ()
         for k in tl.static_range(EACH):
-            mine = _longer(mine, sums[c * EACH + k])
+            mine = longer(mine, sums[c * EACH + k])
         for k in tl.static_range(NB):
             toeplitz = _rows_of(high, middle, low, came_in, turned, k, c, CHANNELS, ROWS, PRECISION, EMULATED)
             mine = _times(mine, toeplitz, hankel, k, NB, PRECISION, EMULATED)
@@ -424,12 +419,12 @@ def _rows_of(
     EACH: tl.constexpr = 1 if PRECISION == "bf16" else 2
     fragment = ()
     for j in tl.static_range(k * EACH * CHANNELS + c, (k + 1) * EACH * CHANNELS, CHANNELS):
-        fragment = _longer(fragment, _shuffled(tl.where(came_in, low[j], middle[j]), turned, EMULATED))
+        fragment = longer(fragment, _shuffled(tl.where(came_in, low[j], middle[j]), turned, EMULATED))
     for j in tl.static_range(k * EACH * CHANNELS + c, (k + 1) * EACH * CHANNELS, CHANNELS):
         if ROWS == 16:
-            fragment = _longer(fragment, _shuffled(tl.where(came_in, middle[j], high[j]), turned, EMULATED))
+            fragment = longer(fragment, _shuffled(tl.where(came_in, middle[j], high[j]), turned, EMULATED))
         else:
-            fragment = _longer(fragment, tl.zeros_like(turned))
+            fragment = longer(fragment, tl.zeros_like(turned))
     return _operand(fragment, PRECISION)
 
 
@@ -441,7 +436,7 @@ def _operand(fragment, PRECISION: tl.constexpr):
         for k in tl.static_range(len(fragment)):
             bits = fragment[k] & -0x2000
             lost = fragment[k].to(tl.float32, bitcast=True) - bits.to(tl.float32, bitcast=True)
-            big, small = _longer(big, bits), _longer(small, lost.to(tl.int32, bitcast=True))
+            big, small = longer(big, bits), longer(small, lost.to(tl.int32, bitcast=True))
         return big + small
     else:
         return fragment
