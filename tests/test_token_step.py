@@ -293,6 +293,8 @@ class TestGPU:
             for t in {chance.randrange(room) for _ in range(4)}:
                 model.whole.copy_(whole)
                 truth = model.truth(t)
+                if float(truth.abs().max()) > torch.finfo(model.a.dtype).max / 2:
+                    continue  # gates multiply: more layers than fp16 has numbers for
                 model.poison(t)
                 model.step(t, config, space)
                 checked(model, t, truth, 2.0)

@@ -140,6 +140,7 @@ def test_the_reference_is_the_specification() -> None:
         (Sizes(1, 3, 1, 64, 5, 3), ChunkedConfig(16, 16, 4, 2, 4)),
         (Sizes(2, 2, 2, 75, 16, 24), ChunkedConfig(16, 32, 5, 2, 4, summed=2)),
         (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 32, 2, 2, 4)),
+        (Sizes(2, 4, 2, 75, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, alone=True)),
     ],
 )
 def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) -> None:
@@ -148,14 +149,16 @@ def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) 
         check(chunked_linear_attention, dtype, sizes, decay=decay, start=start, config=config)
 
 
-@pytest.mark.parametrize(("groups", "summed"), [(1, 1), (3, 8), (5, 1)])
-def test_chunks_of_sequences_that_end_early(groups: int, summed: int) -> None:
+@pytest.mark.parametrize(
+    ("groups", "summed", "alone"), [(1, 1, False), (3, 8, False), (5, 1, False), (3, 8, True)]
+)
+def test_chunks_of_sequences_that_end_early(groups: int, summed: int, alone: bool) -> None:
     """Before the first row, within a chunk, at its end, at the end of a group, and beyond the tensor."""
     s = Sizes(7, 2, 1, 80, 16, 16)
     for decay in (decays(1, 0.8), None):
         check(
             chunked_linear_attention, torch.float32, s, decay=decay, lengths=ints(0, 5, 16, 32, 47, 79, 99),
-            config=ChunkedConfig(16, 16, groups, 2, 4, summed=summed),
+            config=ChunkedConfig(16, 16, groups, 2, 4, summed=summed, alone=alone),
         )  # fmt: skip
 
 
@@ -179,8 +182,8 @@ def test_a_decay_close_to_one_keeps_its_digits() -> None:
     q, k, v = tokens(torch.float32, s)
     k, v = k.abs(), v.abs()
     decay = torch.tensor([1 - 1e-5], device=DEVICE)
-    for groups, chunk in ((1, 64), (20, 16)):
-        config = ChunkedConfig(chunk, 16, groups, 2, 4, summed=4)
+    for groups, chunk, alone in ((1, 64, False), (20, 16, False), (2, 64, True)):
+        config = ChunkedConfig(chunk, 16, groups, 2, 4, summed=4, alone=alone)
         _, last = chunked_linear_attention(q, k, v, decay, config=config)
         left = decay.double() ** torch.arange(1499, -1, -1, device=DEVICE)
         truth = torch.einsum("n,bhnr,bhnd->bhrd", left, k.double(), v.double())
@@ -429,19 +432,21 @@ class TestGPU:
 
     @pytest.mark.parametrize("columns", [64, 128])
     @pytest.mark.parametrize("groups", [1, 3, 16])
-    def test_wide_programs(self, groups: int, columns: int) -> None:
+    @pytest.mark.parametrize("alone", [False, True])
+    def test_wide_programs(self, groups: int, columns: int, alone: bool) -> None:
         s = Sizes(2, 8, 4, 1999, 128, 128)
-        config = ChunkedConfig(64, columns, groups, 3, columns // 16, True)
+        config = ChunkedConfig(64, columns, groups, 3, columns // 16, True, alone=alone)
         check(
             chunked_linear_attention, torch.bfloat16, s, decay=decays(4, 0.98), config=config, spare=(0, 0, 0)
         )
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("groups", [1, 2, 4, 9, 16])
-    @pytest.mark.parametrize("chained", [False, True])
-    def test_groups_of_chunks(self, groups: int, chained: bool, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize(("chained", "alone"), [(False, False), (True, False), (True, True)])
+    def test_groups_of_chunks(self, groups: int, chained: bool, alone: bool, dtype: torch.dtype) -> None:
         s = Sizes(1, 8, 8, 2048, 128, 128)
-        config = ChunkedConfig(32 if dtype == torch.float32 else 64, 32, groups, 2, 4, chained)
+        chunk = 32 if dtype == torch.float32 else 64
+        config = ChunkedConfig(chunk, 32, groups, 2, 4, chained, alone=alone)
         check(chunked_linear_attention, dtype, s, decay=decays(8, 0.98), config=config)
 
     @pytest.mark.parametrize("seed", range(40))

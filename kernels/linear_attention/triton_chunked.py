@@ -6,13 +6,16 @@ a decay the causal dot product.
 
 A program has a query head and some columns of v, whose part of the state it keeps in registers while it goes
 through chunks one after another. It keeps the state's transpose, and makes the transpose of the outputs: as
-the left one of a product a state then stays in the registers in which it is summed. Where there are fewer of
-these than the GPU has places, the sequence is cut into groups of chunks as well: a first launch makes the sum
-k^T v of each group, and whoever then makes a group's outputs adds up those of the groups before it, or, where
-they are many, finds them added up by a launch in between. k and v are then read twice, the second time from
-the L2 cache while a sequence is short.
+the left one of a product a state then stays in the registers in which it is summed.
+
+Where there are fewer of these than the GPU has places, the sequence is cut into groups of chunks as well. A
+few groups make the state before them alone: each sums up all that is before it, and is the shorter the later
+it begins. Of many, a first launch makes the sum k^T v of each, and whoever then makes a group's outputs adds
+those of the groups before it up, or, where they are very many, finds them added up by a launch in between. k
+and v are then read twice, the second time from the L2 cache while a sequence is short.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +40,8 @@ from kernels.linear_attention.triton_tensors import (
 
 # Groups whose sums are addressed within 31 bits.
 MOST_GROUPS = 8192
+# Of more than this the last would do hardly more than sum up.
+MOST_ALONE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class ChunkedConfig:
     """How a call is laid out: `chunk` rows at a time, `columns` of v a program; the sequence in `groups`, if
     possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
     `chained`: started while the one before ends, which they then wait for; how many groups a program adds up
-    (`summed`): more are added up by a launch in between."""
+    (`summed`): more are added up by a launch in between; or whether each group makes the state before it
+    `alone`, in one launch."""
 
     chunk: int
     columns: int
@@ -53,6 +59,7 @@ class ChunkedConfig:
     warps: int
     chained: bool = False
     summed: int = 8
+    alone: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -80,13 +87,17 @@ def _is_size(count: int) -> bool:
 
 # Rows below which a group is not worth the state that it has to hand on.
 LEAST_ROWS = 512
-# A multiprocessor reads no faster than one program of so many columns and warps with three chunks on their
+# A multiprocessor reads no faster than one program of so many columns and warps with so many chunks on their
 # way.
-WIDE, WIDE_WARPS = 128, 8
+WIDE, WIDE_WARPS, WIDE_STAGES = 128, 8, 4
 # Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
 NARROW = 32
 # Elements of the state that a program of the launch in between has.
 SCANNED = 256
+# What it takes to sum a chunk up, in times of a chunk with outputs. Groups are done at the same time if each
+# is by so much shorter than the one before.
+SUM_SHARE = 0.4
+LOG_KEPT = tl.constexpr(math.log2(1.0 - SUM_SHARE))
 
 
 def chunked_config(
@@ -108,9 +119,9 @@ def chunked_config(
     those.
 
     >>> print(chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=128, groups=4, stages=3, warps=8, chained=True, summed=8)
+    ChunkedConfig(chunk=64, columns=128, groups=4, stages=4, warps=8, chained=True, summed=8, alone=True)
     >>> print(chunked_config(Sizes(1, 32, 32, 512, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=64, groups=1, stages=3, warps=4, chained=True, summed=8)
+    ChunkedConfig(chunk=64, columns=64, groups=1, stages=3, warps=4, chained=True, summed=8, alone=False)
     """
     rank, dim = padded(sizes.rank), padded(sizes.dim)
     pairs = sizes.batch * sizes.q_heads
@@ -123,11 +134,11 @@ def chunked_config(
     elif dim < WIDE or pairs * (sizes.length // LEAST_ROWS) < processors // 2:
         columns = 64
     else:
-        columns, warps = WIDE, WIDE_WARPS
+        columns, warps, stages = WIDE, WIDE_WARPS, WIDE_STAGES
     columns = max(16, min(columns, dim))
     programs = pairs * triton.cdiv(sizes.dim, columns)
     groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
-    return ChunkedConfig(chunk, columns, groups, stages, warps, chained)
+    return ChunkedConfig(chunk, columns, groups, stages, warps, chained, alone=1 < groups <= MOST_ALONE)
 
 
 def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
@@ -179,14 +190,15 @@ def chunked_linear_attention(
         )
     rows = config.rows(sizes.length)
     groups = triton.cdiv(sizes.length, rows)
-    sums, scanned = None, groups - 1 > config.summed
-    if groups > 1:
+    sums, scanned = None, not config.alone and groups - 1 > config.summed
+    if groups > 1 and not config.alone:
         sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
         q, k, v, out, decay, state, final_state, lengths, sums,
         sizes.length, rows, groups,
         *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
         STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
+        ALONE=config.alone and groups > 1,
         **_constants(sizes, config), **launched(config.warps, config.chained),
     )  # fmt: skip
     return out, final_state
@@ -257,6 +269,17 @@ def _place(groups, HEADS: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def _first_row(group, groups, length, rows, CHUNK: tl.constexpr, ALONE: tl.constexpr):
+    """Of a group. One that makes the state before it by itself is the shorter the later it begins."""
+    if ALONE:
+        chunks = tl.cdiv(length, CHUNK)
+        part = (1 - tl.exp2(group * LOG_KEPT)) / (1 - tl.exp2(groups * LOG_KEPT))
+        return tl.where(group < groups, (chunks * part + 0.5).to(tl.int32), chunks) * CHUNK
+    else:
+        return group * rows
+
+
+@triton.jit
 def _state_after(state, k, v, count, log, CHUNK: tl.constexpr, DECAY: tl.constexpr):
     """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS] with `count`
     rows."""
@@ -282,7 +305,7 @@ def _sums_kernel(
         gdc_launch_dependents()
     block, head, group, sequence = _place(groups, HEADS, DIM // COLUMNS)
     DECAY: tl.constexpr = decay_ptr is not None
-    first, end = group * rows, (group + 1) * rows
+    end = (group + 1) * rows
     if lengths_ptr is not None and end > _length_of(lengths_ptr, sequence, length):
         # No row comes after this group: nobody needs its sum.
         return
@@ -291,13 +314,19 @@ def _sums_kernel(
         log = log_decay(decay_ptr, head)
     k_base = k_ptr + sequence.to(tl.int64) * stride_k_sequence + head.to(tl.int64) * stride_k_head
     v_base = v_ptr + sequence.to(tl.int64) * stride_v_sequence + head.to(tl.int64) * stride_v_head
+    # Backward: what is read last is in the cache still when the outputs of the group are begun, at its top.
     state = tl.zeros([COLUMNS, RANK], tl.float32)
-    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
+    for after in tl.range(0, rows, CHUNK, num_stages=STAGES):
+        start = end - CHUNK - after
         k = tile(k_base, start, stride_k_row, end, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
         v = tile(
             v_base, start, stride_v_row, end, block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM
         )
-        state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
+        if DECAY:
+            v = (v.to(tl.float32) * tl.exp2((after + CHUNK - 1 - tl.arange(0, CHUNK)) * log)[:, None]).to(
+                v.dtype
+            )
+        state = tl.dot(tl.trans(v), k, state, input_precision="tf32x3")
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
     store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
 
@@ -370,7 +399,7 @@ def _outputs_kernel(
     stride_final_sequence, stride_final_head, stride_final_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-    GROUP: tl.constexpr, SCANNED: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP: tl.constexpr, ALONE: tl.constexpr, SCANNED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the outputs of one group of rows of one query head. See `_place`."""
     if CHAINED:
@@ -380,7 +409,8 @@ def _outputs_kernel(
     head, column = q_head // GROUP, block * COLUMNS
     DECAY: tl.constexpr = decay_ptr is not None
     count = _length_of(lengths_ptr, sequence, length)
-    first, end = group * rows, tl.minimum((group + 1) * rows, length)
+    first = _first_row(group, groups, length, rows, CHUNK, ALONE)
+    end = tl.minimum(_first_row(group + 1, groups, length, rows, CHUNK, ALONE), length)
     last = tl.minimum(end, count)
 
     # Rows of a chunk's k first, as all that is made of them.
@@ -405,6 +435,14 @@ def _outputs_kernel(
     v_base = v_ptr + sequence * stride_v_sequence + head.to(tl.int64) * stride_v_head
     out_base = out_ptr + sequence * stride_out_sequence + q_head.to(tl.int64) * stride_out_head
     state = tl.trans(state)
+    if ALONE:
+        # Groups read the same rows at about the same time, so that one of them finds them in memory.
+        for start in tl.range(0, tl.where(first < last, first, 0), CHUNK, num_stages=STAGES):
+            k = tile(k_base, start, stride_k_row, first, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
+            v = tile(
+                v_base, start, stride_v_row, first, column, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM
+            )
+            state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = tile(q_base, start, stride_q_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
         k = tile(k_base, start, stride_k_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
@@ -417,14 +455,16 @@ def _outputs_kernel(
         else:
             scores = tl.where(distance >= 0, scores, 0.0)
         out = tl.dot(tl.trans(v), scores.to(v.dtype), out, input_precision="tf32x3")
-        store_tile(tl.trans(out), out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
         state = _state_after(state, k, v, tl.minimum(last - start, CHUNK), log, CHUNK, DECAY)
+        # While the product before is still being made.
+        store_tile(tl.trans(out), out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
     if lengths_ptr is not None:
         nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
         for start in range(tl.maximum(first, tl.cdiv(count, CHUNK) * CHUNK), end, CHUNK):
             store_tile(nothing, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
     # The group that has the last row, the first where there is none.
-    if group == tl.maximum(count - 1, 0) // rows and q_head % GROUP == 0:
+    row = tl.maximum(count - 1, 0)
+    if (first <= row) & (row < end) & (q_head % GROUP == 0):
         final_base = final_ptr + sequence * stride_final_sequence + head.to(tl.int64) * stride_final_head
         store_tile(
             tl.trans(state), final_base, 0, stride_final_row, RANK_USED, column, DIM_USED, RANK, COLUMNS

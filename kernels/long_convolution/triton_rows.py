@@ -39,8 +39,8 @@ MOST_ROWS, MOST_SPLITS, MOST_WAVES = 64, 64, 8
 SUM_BLOCKS = 3
 # A cache line: a program has so many bytes of channels at least, and so many channels of a sum.
 LINE_BYTES, LEAST_COLUMNS = 128, 32
-# Numbers that a program of a column adds to.
-COLUMN_NUMBERS = 4096
+# Numbers that a program of a column adds to, and a warp of them at least.
+COLUMN_NUMBERS, WARP_NUMBERS = 1024, 512
 # What a grid's second dimension takes.
 MOST_BLOCKS = 65535
 
@@ -328,13 +328,13 @@ def column_config(
     smaller where there would be less than one for each multiprocessor.
 
     >>> column_config(layers=18, batch=1, outputs=1024, channels=256)
-    ColumnConfig(rows=16, channels=256, sequences=1, warps=4, chained=True)
+    ColumnConfig(rows=4, channels=256, sequences=1, warps=2, chained=True)
     >>> column_config(layers=1, batch=1, outputs=1, channels=768)
     ColumnConfig(rows=1, channels=32, sequences=1, warps=1, chained=True)
     """
     together = min(MOST_SEQUENCES, triton.next_power_of_2(batch)) if shared else 1
     width = min(MOST_CHANNELS, triton.next_power_of_2(channels))
-    rows = min(COLUMN_NUMBERS // (together * width), triton.next_power_of_2(outputs))
+    rows = min(max(1, COLUMN_NUMBERS // (together * width)), triton.next_power_of_2(outputs))
 
     def programs() -> int:
         across = cdiv(batch, together) * cdiv(channels, width)
@@ -347,7 +347,7 @@ def column_config(
             width //= 2
         else:
             together //= 2
-    warps = min(WARPS, max(1, together * rows * width // 128))
+    warps = min(WARPS, max(1, together * rows * width // WARP_NUMBERS))
     return ColumnConfig(rows, width, together, warps, chained)
 
 
@@ -394,11 +394,11 @@ def conv_column(
     config = config or column_config_for(taps, z)
     if config.sequences > 1 and taps.shape[1] != 1:
         raise ValueError(f"config has {config.sequences} sequences together, which share no filter")
-    groups = z.shape[0] * cdiv(z.shape[1], config.sequences) * cdiv(z.shape[3], config.channels)
+    groups = z.shape[0] * cdiv(z.shape[1], config.sequences)
     if groups > MOST_BLOCKS:
-        raise ValueError(f"z {kind(z)} is more than {MOST_BLOCKS} blocks of layers, sequences and channels")
-    # Programs that run together then write what lies together.
-    _conv_column_kernel[(cdiv(z.shape[2], config.rows), groups)](
+        raise ValueError(f"z {kind(z)} is more than {MOST_BLOCKS} blocks of layers and sequences")
+    blocks = cdiv(z.shape[2], config.rows) * cdiv(z.shape[3], config.channels)
+    _conv_column_kernel[(blocks, groups)](
         given, taps, z, outputs, position,
         z.shape[2], z.shape[1], z.shape[3],
         *given.stride()[:3], *filter_strides(taps), *z.stride()[:3],
@@ -417,11 +417,13 @@ def _conv_column_kernel(
     COUNTED: tl.constexpr, PLACED: tl.constexpr,
     SEQUENCES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of outputs, layers * blocks of sequences * blocks of channels)."""
+    """Grid (blocks of outputs * blocks of channels, layers * blocks of sequences): programs that run together
+    write what lies together."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
-    start = tl.program_id(0) * ROWS
+    across = tl.cdiv(channels, WIDTH)
+    start = tl.program_id(0) // across * ROWS
     at, after = 0, 0
     if PLACED:
         at = tl.load(position_ptr)
@@ -431,7 +433,8 @@ def _conv_column_kernel(
         outputs = tl.minimum(outputs, tl.load(outputs_ptr))
     if start >= outputs:
         return
-    layer, sequence, channel = place(tl.program_id(1), batch, channels, SEQUENCES, WIDTH)
+    group = tl.program_id(1) * across + tl.program_id(0) % across
+    layer, sequence, channel = place(group, batch, channels, SEQUENCES, WIDTH)
     which = (sequence + tl.arange(0, SEQUENCES))[:, None, None]
     row = (start + tl.arange(0, ROWS))[None, :, None]
     column = (channel + tl.arange(0, WIDTH))[None, None, :]

@@ -174,10 +174,12 @@ def _toeplitz_tile_kernel(
     left, lags = channels - channel, SIDE + outputs - 1
     # Of the first column of K in the first block of p, for rows from this thread's on.
     tap = SIDE - 1 + first + WIDTH * (row + 1) - column
-    high = ()
+    middle = _taps(taps_at, tap, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN, PRECISION)
+    # Of 8 rows nobody looks at `high`. Yet it is no empty tuple: Triton 3.6 takes two calls for one where all
+    # elements are alike and only the ends of tuples among them differ, as in the first and the last round.
+    high = middle
     if ROWS == 16:
         high = _taps(taps_at, tap + EIGHT * WIDTH, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN, PRECISION)
-    middle = _taps(taps_at, tap, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN, PRECISION)
     low = _taps(taps_at, tap - EIGHT * WIDTH, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN, PRECISION)
     inputs = _inputs(
         y_at, lane - WIDTH, left, Y_ROW, SIDE, WIDTH, CHANNELS, EVEN, min(EIGHT + 1, BLOCKS), PRECISION
