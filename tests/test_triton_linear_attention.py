@@ -21,6 +21,7 @@ from kernels.linear_attention.triton_chunked import (
     ChunkedConfig,
     chunked_config,
     chunked_linear_attention,
+    is_copied,
 )
 from kernels.linear_attention.triton_fleet import FleetConfig, fleet_attention
 from kernels.linear_attention.triton_step import (
@@ -147,6 +148,22 @@ def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) 
     heads = sizes.kv_heads
     for decay, start in ((decays(heads), True), (decays(heads, 0.01).flip(0), False), (None, True)):
         check(chunked_linear_attention, dtype, sizes, decay=decay, start=start, config=config)
+
+
+@pytest.mark.parametrize(("groups", "alone"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("length", [7, 75, 96])
+def test_rows_copied_by_descriptors(groups: int, alone: bool, length: int) -> None:
+    """Beyond the end of a sequence are the rows of others, which count for nothing and stay as they are."""
+    s, config = Sizes(2, 4, 2, length, 16, 48), ChunkedConfig(16, 16, groups, 2, 4, alone=alone, copied=True)
+    q, k, v = tokens(torch.float16, s, spare=(16, 0, 32))
+    whole = poisoned(torch.float16, s.batch, s.length + 9, s.q_heads, s.dim)
+    out = whole[:, : s.length].transpose(1, 2)
+    assert all(is_copied(x) for x in (q, k, v, out))
+    _, last = chunked_linear_attention(q, k, v, decays(2), out=out, config=config)
+    truth = reference_linear_attention(q.double(), k.double(), v.double(), decays(2))
+    assert error(out, truth[0]) < BOUNDS[torch.float16]
+    assert error(last, truth[1]) < BOUNDS[torch.float16]
+    assert whole[:, s.length :].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -433,9 +450,10 @@ class TestGPU:
     @pytest.mark.parametrize("columns", [64, 128])
     @pytest.mark.parametrize("groups", [1, 3, 16])
     @pytest.mark.parametrize("alone", [False, True])
-    def test_wide_programs(self, groups: int, columns: int, alone: bool) -> None:
+    @pytest.mark.parametrize("copied", [False, True])
+    def test_wide_programs(self, groups: int, columns: int, alone: bool, copied: bool) -> None:
         s = Sizes(2, 8, 4, 1999, 128, 128)
-        config = ChunkedConfig(64, columns, groups, 3, columns // 16, True, alone=alone)
+        config = ChunkedConfig(64, columns, groups, 3, columns // 16, True, alone=alone, copied=copied)
         check(
             chunked_linear_attention, torch.bfloat16, s, decay=decays(4, 0.98), config=config, spare=(0, 0, 0)
         )

@@ -17,12 +17,14 @@ and v are then read twice, the second time from the L2 cache while a sequence is
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.decoder.split_kv import launched
 from kernels.gpu import PROCESSORS, gpu_of
@@ -50,7 +52,7 @@ class ChunkedConfig:
     possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
     `chained`: started while the one before ends, which they then wait for; how many groups a program adds up
     (`summed`): more are added up by a launch in between; or whether each group makes the state before it
-    `alone`, in one launch."""
+    `alone`, in one launch; whether rows are `copied` by descriptors where they can be."""
 
     chunk: int
     columns: int
@@ -60,6 +62,7 @@ class ChunkedConfig:
     chained: bool = False
     summed: int = 8
     alone: bool = False
+    copied: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -77,8 +80,9 @@ class ChunkedConfig:
                 )
 
     def rows(self, length: int) -> int:
-        """Rows of a group, whole chunks."""
-        return int(triton.cdiv(length, self.groups * self.chunk)) * self.chunk
+        """Rows of a group, whole chunks, and of several groups as many as are summed up at a time."""
+        unit = self.chunk * (SUMMED_CHUNKS if self.groups > 1 and not self.alone else 1)
+        return int(triton.cdiv(length, self.groups * unit)) * unit
 
 
 def _is_size(count: int) -> bool:
@@ -92,6 +96,8 @@ LEAST_ROWS = 512
 WIDE, WIDE_WARPS, WIDE_STAGES = 128, 8, 4
 # Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
 NARROW = 32
+# Chunks that are summed up at a time where nothing else is made of them and copies take no registers.
+SUMMED_CHUNKS, SUMMED_STAGES = 2, 3
 # Elements of the state that a program of the launch in between has.
 SCANNED = 256
 # What it takes to sum a chunk up, in times of a chunk with outputs. Groups are done at the same time if each
@@ -118,10 +124,12 @@ def chunked_config(
     chunks. With asynchronous products states then came out wrong on an H200, so columns are too few for
     those.
 
-    >>> print(chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=128, groups=4, stages=4, warps=8, chained=True, summed=8, alone=True)
-    >>> print(chunked_config(Sizes(1, 32, 32, 512, 128, 128), element_bytes=2))
-    ChunkedConfig(chunk=64, columns=64, groups=1, stages=3, warps=4, chained=True, summed=8, alone=False)
+    >>> config = chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2)
+    >>> config.columns, config.groups, config.stages, config.warps
+    (128, 4, 4, 8)
+    >>> config = chunked_config(Sizes(1, 32, 32, 512, 128, 128), element_bytes=2)
+    >>> config.columns, config.groups, config.stages, config.warps
+    (64, 1, 3, 4)
     """
     rank, dim = padded(sizes.rank), padded(sizes.dim)
     pairs = sizes.batch * sizes.q_heads
@@ -138,7 +146,8 @@ def chunked_config(
     columns = max(16, min(columns, dim))
     programs = pairs * triton.cdiv(sizes.dim, columns)
     groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
-    return ChunkedConfig(chunk, columns, groups, stages, warps, chained, alone=1 < groups <= MOST_ALONE)
+    alone = 1 < groups <= MOST_ALONE
+    return ChunkedConfig(chunk, columns, groups, stages, warps, chained, alone=alone, copied=chained)
 
 
 def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
@@ -188,20 +197,40 @@ def chunked_linear_attention(
             f"config has {config.columns} columns; at most {NARROW} of rows that do not begin and end at "
             "multiples of 16 bytes"
         )
+    copied = config.copied and lengths is None and all(is_copied(x) for x in (q, k, v, out))
     rows = config.rows(sizes.length)
     groups = triton.cdiv(sizes.length, rows)
     sums, scanned = None, not config.alone and groups - 1 > config.summed
     if groups > 1 and not config.alone:
-        sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned)
+        sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned, copied)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
-        q, k, v, out, decay, state, final_state, lengths, sums,
+        *_sources(q, k, v, out, chunk=config.chunk, columns=config.columns, copied=copied),
+        decay, state, final_state, lengths, sums,
         sizes.length, rows, groups,
         *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
         STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
-        ALONE=config.alone and groups > 1,
+        ALONE=config.alone and groups > 1, COPIED=copied,
         **_constants(sizes, config), **launched(config.warps, config.chained),
     )  # fmt: skip
     return out, final_state
+
+
+def is_copied(x: Tensor) -> bool:
+    """Whether tiles of x can be copied by a descriptor: 16-bit rows that are `aligned`, none twice."""
+    return x.element_size() == 2 and aligned(x) and min(x.stride()) > 0
+
+
+def _sources(*tensors: Tensor, chunk: int, columns: int, copied: bool) -> list[Any]:
+    """Tensors as the kernels take them, `chunk` rows at a time; of v and out, from the last but one of four
+    and the last of two on, so many `columns`."""
+    if not copied:
+        return list(tensors)
+    whole = len(tensors) // 2
+    widths = [padded(x.shape[3]) for x in tensors[:whole]] + [columns] * (len(tensors) - whole)
+    return [
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, chunk, width])
+        for x, width in zip(tensors, widths, strict=True)
+    ]
 
 
 def _grid(sizes: Sizes, config: ChunkedConfig, groups: int, heads: int) -> tuple[int]:
@@ -230,17 +259,21 @@ def _sums_of_groups(
     rows: int,
     count: int,
     scanned: bool,
+    copied: bool,
 ) -> Tensor:
     """What each of the first `count` groups adds to the state by its end, fp32 [batch * kv_heads, count,
     padded rank, padded dim]; if `scanned` the state by its end."""
-    constants = _constants(sizes, config)
+    constants, stages, chunk = _constants(sizes, config), config.stages, config.chunk
+    if copied:
+        stages, chunk = SUMMED_STAGES, chunk * SUMMED_CHUNKS
     pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
     sums = torch.empty(
         (pairs, count, constants["RANK"], constants["DIM"]), dtype=torch.float32, device=k.device
     )
     _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
-        k, v, decay, lengths, sums, sizes.length, rows, count, *strides(k), *strides(v),
-        STAGES=config.stages, HEADS=sizes.kv_heads, **constants,
+        *_sources(k, v, chunk=chunk, columns=config.columns, copied=copied), decay, lengths, sums,
+        sizes.length, rows, count, *strides(k), *strides(v),
+        STAGES=stages, HEADS=sizes.kv_heads, COPIED=copied, **constants | {"CHUNK": chunk},
         **launched(config.warps, config.chained),
     )  # fmt: skip
     if scanned:
@@ -266,6 +299,27 @@ def _place(groups, HEADS: tl.constexpr, BLOCKS: tl.constexpr):
     at = tl.program_id(0)
     rest = at // (BLOCKS * HEADS)
     return at % BLOCKS, at // BLOCKS % HEADS, rest % groups, rest // groups
+
+
+@triton.jit
+def _head(base, sequence, head, stride_sequence, stride_head):
+    """Where the rows of a head begin."""
+    return base + sequence.to(tl.int64) * stride_sequence + head.to(tl.int64) * stride_head
+
+
+@triton.jit
+def _rows(
+    source, sequence, head, stride_sequence, stride_head, stride_row, start, count, column, columns,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL_ROWS: tl.constexpr, FULL_COLUMNS: tl.constexpr,
+    COPIED: tl.constexpr,
+):  # fmt: skip
+    """`tile` of a head. COPIED: source is a descriptor, by which one thread has all of it copied to shared
+    memory, with zeros beyond the tensor's end, while no other is busy with where it lies."""
+    if COPIED:
+        return tl.reshape(source.load([sequence, head, start, column]), (ROWS, WIDTH))
+    else:
+        base = _head(source, sequence, head, stride_sequence, stride_head)
+        return tile(base, start, stride_row, count, column, columns, ROWS, WIDTH, FULL_ROWS, FULL_COLUMNS)
 
 
 @triton.jit
@@ -297,7 +351,7 @@ def _sums_kernel(
     stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The sum of one group of one KV head in COLUMNS of v; all its rows are there. See `_place`."""
     if CHAINED:
@@ -312,21 +366,17 @@ def _sums_kernel(
     log = 0.0
     if DECAY:
         log = log_decay(decay_ptr, head)
-    k_base = k_ptr + sequence.to(tl.int64) * stride_k_sequence + head.to(tl.int64) * stride_k_head
-    v_base = v_ptr + sequence.to(tl.int64) * stride_v_sequence + head.to(tl.int64) * stride_v_head
-    # Backward: what is read last is in the cache still when the outputs of the group are begun, at its top.
     state = tl.zeros([COLUMNS, RANK], tl.float32)
-    for after in tl.range(0, rows, CHUNK, num_stages=STAGES):
-        start = end - CHUNK - after
-        k = tile(k_base, start, stride_k_row, end, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
-        v = tile(
-            v_base, start, stride_v_row, end, block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM
-        )
-        if DECAY:
-            v = (v.to(tl.float32) * tl.exp2((after + CHUNK - 1 - tl.arange(0, CHUNK)) * log)[:, None]).to(
-                v.dtype
-            )
-        state = tl.dot(tl.trans(v), k, state, input_precision="tf32x3")
+    for start in tl.range(group * rows, end, CHUNK, num_stages=STAGES):
+        k = _rows(
+            k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, end, 0,
+            RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
+        )  # fmt: skip
+        v = _rows(
+            v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, end,
+            block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
+        )  # fmt: skip
+        state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
     store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
 
@@ -376,7 +426,7 @@ def _state_before(
     if SCANNED:
         first = tl.maximum(group - 1, 0)
     if state_ptr is not None and (not SCANNED or group == 0):
-        base = state_ptr + sequence.to(tl.int64) * stride_sequence + head.to(tl.int64) * stride_head
+        base = _head(state_ptr, sequence, head, stride_sequence, stride_head)
         state += tile(base, 0, stride_row, RANK_USED, column, DIM_USED, RANK, COLUMNS, False, False)
     if sums_ptr is not None:
         shrink = 0.0
@@ -399,9 +449,10 @@ def _outputs_kernel(
     stride_final_sequence, stride_final_head, stride_final_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-    GROUP: tl.constexpr, ALONE: tl.constexpr, SCANNED: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP: tl.constexpr, ALONE: tl.constexpr, SCANNED: tl.constexpr, COPIED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the outputs of one group of rows of one query head. See `_place`."""
+    """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: see `_rows`."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -429,24 +480,32 @@ def _outputs_kernel(
         # Two states on their way, where they take no more of shared memory than chunks do.
         STAGES if 8 * RANK * COLUMNS <= 2 * STAGES * CHUNK * (2 * RANK + COLUMNS) else 1,
     )  # fmt: skip
-    sequence = sequence.to(tl.int64)
-    q_base = q_ptr + sequence * stride_q_sequence + q_head.to(tl.int64) * stride_q_head
-    k_base = k_ptr + sequence * stride_k_sequence + head.to(tl.int64) * stride_k_head
-    v_base = v_ptr + sequence * stride_v_sequence + head.to(tl.int64) * stride_v_head
-    out_base = out_ptr + sequence * stride_out_sequence + q_head.to(tl.int64) * stride_out_head
     state = tl.trans(state)
     if ALONE:
         # Groups read the same rows at about the same time, so that one of them finds them in memory.
         for start in tl.range(0, tl.where(first < last, first, 0), CHUNK, num_stages=STAGES):
-            k = tile(k_base, start, stride_k_row, first, 0, RANK_USED, CHUNK, RANK, True, RANK_USED == RANK)
-            v = tile(
-                v_base, start, stride_v_row, first, column, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM
-            )
+            k = _rows(
+                k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, first, 0,
+                RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
+            )  # fmt: skip
+            v = _rows(
+                v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, first, column,
+                DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
+            )  # fmt: skip
             state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
-        q = tile(q_base, start, stride_q_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
-        k = tile(k_base, start, stride_k_row, last, 0, RANK_USED, CHUNK, RANK, False, RANK_USED == RANK)
-        v = tile(v_base, start, stride_v_row, last, column, DIM_USED, CHUNK, COLUMNS, False, DIM_USED == DIM)
+        q = _rows(
+            q_ptr, sequence, q_head, stride_q_sequence, stride_q_head, stride_q_row, start, last, 0,
+            RANK_USED, CHUNK, RANK, False, RANK_USED == RANK, COPIED,
+        )  # fmt: skip
+        k = _rows(
+            k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, last, 0,
+            RANK_USED, CHUNK, RANK, False, RANK_USED == RANK, COPIED,
+        )  # fmt: skip
+        v = _rows(
+            v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, last, column,
+            DIM_USED, CHUNK, COLUMNS, False, DIM_USED == DIM, COPIED,
+        )  # fmt: skip
         scores = tl.dot(k, tl.trans(q), input_precision="tf32x3")
         out = tl.dot(state.to(q.dtype), tl.trans(q), input_precision="tf32x3")
         if DECAY:
@@ -457,15 +516,21 @@ def _outputs_kernel(
         out = tl.dot(tl.trans(v), scores.to(v.dtype), out, input_precision="tf32x3")
         state = _state_after(state, k, v, tl.minimum(last - start, CHUNK), log, CHUNK, DECAY)
         # While the product before is still being made.
-        store_tile(tl.trans(out), out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
+        if COPIED:
+            rows_out = tl.reshape(tl.trans(out).to(q.dtype), (1, 1, CHUNK, COLUMNS))
+            out_ptr.store([sequence, q_head, start, column], rows_out)
+        else:
+            out_base = _head(out_ptr, sequence, q_head, stride_out_sequence, stride_out_head)
+            store_tile(tl.trans(out), out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
     if lengths_ptr is not None:
+        out_base = _head(out_ptr, sequence, q_head, stride_out_sequence, stride_out_head)
         nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
         for start in range(tl.maximum(first, tl.cdiv(count, CHUNK) * CHUNK), end, CHUNK):
             store_tile(nothing, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
     # The group that has the last row, the first where there is none.
     row = tl.maximum(count - 1, 0)
     if (first <= row) & (row < end) & (q_head % GROUP == 0):
-        final_base = final_ptr + sequence * stride_final_sequence + head.to(tl.int64) * stride_final_head
+        final_base = _head(final_ptr, sequence, head, stride_final_sequence, stride_final_head)
         store_tile(
             tl.trans(state), final_base, 0, stride_final_row, RANK_USED, column, DIM_USED, RANK, COLUMNS
         )  # fmt: skip

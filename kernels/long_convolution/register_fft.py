@@ -31,6 +31,12 @@ def sine(k: int, n: int) -> float:
     return math.sin(2.0 * math.pi * k / n)
 
 
+@triton.constexpr_function
+def log2(n: int) -> int:
+    """Of a power of two."""
+    return n.bit_length() - 1
+
+
 @triton.jit
 def longer(row, x):
     """A tuple with one more tensor."""
@@ -81,39 +87,50 @@ def _turned(re, im, K: tl.constexpr, N: tl.constexpr, SIGN: tl.constexpr):
 
 
 @triton.jit
-def multiplied(re, im, factors_re, factors_im, SIGN: tl.constexpr, N: tl.constexpr):
-    """N numbers times N factors, or their conjugates."""
+def multiplied(re, im, factors_re, factors_im, N: tl.constexpr):
+    """N numbers times N factors."""
     new_re, new_im = (), ()
     for i in tl.static_range(N):
-        x, y = times(re[i], im[i], factors_re[i], SIGN * factors_im[i])
+        x, y = times(re[i], im[i], factors_re[i], factors_im[i])
         new_re, new_im = longer(new_re, x), longer(new_im, y)
     return new_re, new_im
 
 
 @triton.jit
-def powers(first_re, first_im, re, im, N: tl.constexpr):
-    """`first` times the powers 0 .. N - 1 of a complex number: no product is of more than log2 N others."""
+def powers(re, im, steps_re, steps_im, N: tl.constexpr):
+    """A complex number times the powers 0 .. N - 1 of another, of which `steps` are the powers 1, 2, 4 and so
+    on: no product is of more than log2 N others."""
     if N == 1:
-        return (first_re,), (first_im,)
+        return (re,), (im,)
     else:
-        square_re, square_im = times(re, im, re, im)
-        even_re, even_im = powers(first_re, first_im, square_re, square_im, N // 2)
-        all_re, all_im = (), ()
-        for i in tl.static_range(N // 2):
-            odd_re, odd_im = times(even_re[i], even_im[i], re, im)
-            all_re = longer(longer(all_re, even_re[i]), odd_re)
-            all_im = longer(longer(all_im, even_im[i]), odd_im)
-        return all_re, all_im
+        HALF: tl.constexpr = N // 2
+        low_re, low_im = powers(re, im, steps_re, steps_im, HALF)
+        high_re, high_im = (), ()
+        for i in tl.static_range(HALF):
+            x, y = times(low_re[i], low_im[i], steps_re[log2(HALF)], steps_im[log2(HALF)])
+            high_re, high_im = longer(high_re, x), longer(high_im, y)
+        return low_re + high_re, low_im + high_im
 
 
 @triton.jit
-def factors_at(table_ptr, index, lane, N: tl.constexpr, LANES: tl.constexpr):
-    """The N factors of each index: what a table [indices, 4, LANES] says they begin with (re, im), times
-    powers of what it says they go on with. All lanes have the same numbers, so that they are read as all else
-    is: by threads beside each other what lies side by side, and in the same layout."""
+def factors_at(table_ptr, index, lane, LANES: tl.constexpr):
+    """What the factors of each index begin with and go on with, (re, im, step re, step im) of a table
+    [indices, 4, LANES]. All lanes have the same numbers, so that they are read as all else is: by threads
+    beside each other what lies side by side, and in the same layout."""
     at = table_ptr + 4 * LANES * index + lane
-    first_re, first_im = tl.load(at), tl.load(at + LANES)
-    return powers(first_re, first_im, tl.load(at + 2 * LANES), tl.load(at + 3 * LANES), N)
+    return tl.load(at), tl.load(at + LANES), tl.load(at + 2 * LANES), tl.load(at + 3 * LANES)
+
+
+@triton.jit
+def stepped(re, im, factors, N: tl.constexpr):
+    """N numbers times N factors, made here of what `factors_at` gave: they would fill a thread's registers
+    if it kept them."""
+    steps_re, steps_im = (factors[2],), (factors[3],)
+    for i in tl.static_range(log2(N) - 1):
+        x, y = times(steps_re[i], steps_im[i], steps_re[i], steps_im[i])
+        steps_re, steps_im = longer(steps_re, x), longer(steps_im, y)
+    factors_re, factors_im = powers(factors[0], factors[1], steps_re, steps_im, N)
+    return multiplied(re, im, factors_re, factors_im, N)
 
 
 @triton.jit
@@ -148,36 +165,32 @@ def _apart(x, N: tl.constexpr):
 
 
 @triton.jit
-def forward(
-    re, im, outer_re, outer_im, inner_re, inner_im, A: tl.constexpr, B: tl.constexpr, D: tl.constexpr
-):
+def forward(re, im, outer, inner, A: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
     """The transform of order A B D (sign -1): of A tensors [B, D E] to, with D = 1, B tensors [A, E], k = ka
     + A kb; else to D tensors [B, A E], k = ka + A (kb + B kd). outer: A factors, of each (b, d) to the power
     ka; inner: B factors, of each d to the power kb. Where these are not those above, what they are times them
     is taken along."""
     re, im = fft(re, im, A, -1)
-    re, im = multiplied(re, im, outer_re, outer_im, 1, A)
+    re, im = stepped(re, im, outer, A)
     re, im = fft(exchanged(re, A, B), exchanged(im, A, B), B, -1)
     if D > 1:
         re, im = _inner_first(re, A, D, B), _inner_first(im, A, D, B)
-        re, im = multiplied(re, im, inner_re, inner_im, 1, B)
+        re, im = stepped(re, im, inner, B)
         re, im = fft(exchanged(re, B, D), exchanged(im, B, D), D, -1)
     return re, im
 
 
 @triton.jit
-def backward(
-    re, im, outer_re, outer_im, inner_re, inner_im, A: tl.constexpr, B: tl.constexpr, D: tl.constexpr
-):
-    """What `forward` does, back again but for a factor A B D."""
+def backward(re, im, outer, inner, A: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    """What `forward` does, back again but for a factor A B D, by the conjugates of its factors."""
     if D > 1:
         re, im = fft(re, im, D, 1)
         re, im = exchanged(re, D, B), exchanged(im, D, B)
-        re, im = multiplied(re, im, inner_re, inner_im, -1, B)
+        re, im = stepped(re, im, inner, B)
         re, im = _inner_first(re, D, A, B), _inner_first(im, D, A, B)
     re, im = fft(re, im, B, 1)
     re, im = exchanged(re, B, A), exchanged(im, B, A)
-    re, im = multiplied(re, im, outer_re, outer_im, -1, A)
+    re, im = stepped(re, im, outer, A)
     return fft(re, im, A, 1)
 
 

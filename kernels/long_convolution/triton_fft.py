@@ -39,6 +39,7 @@ from kernels.long_convolution.register_fft import (
     cosine,
     factors_at,
     forward,
+    log2,
     longer,
     multiplied,
     powers,
@@ -46,7 +47,6 @@ from kernels.long_convolution.register_fft import (
     times,
 )
 from kernels.long_convolution.tensors import FORMATS
-from kernels.long_convolution.triton_rows import add
 
 # Sides that transforms are made of; in one launch up to FUSED_SIDE, of two factors up to PLAIN_SIDE.
 LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 1024, 16384
@@ -126,14 +126,28 @@ def two_factors(order: int) -> tuple[int, int]:
 
 # A captured graph reads them for ever.
 @cache
-def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.device) -> Tensor:
+def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Of each n < steps what its factors begin and go on with: e^(i pi n / 2 order) if twisted, else 1, and
-    e^(-2 pi i n / order). fp32 [steps, 4, lanes]."""
+    e^(-2 pi i n / order); and the same of their conjugates. fp32 [steps, 4, lanes]."""
     n = torch.arange(steps, dtype=torch.float64)
     first = n * (math.pi / (2 * order) if twisted else 0.0)
     step = n * (-2.0 * math.pi / order)
-    numbers = torch.stack((first.cos(), first.sin(), step.cos(), step.sin()), 1)
-    return numbers[..., None].repeat(1, 1, lanes).to(device, torch.float32)
+    there, back = (
+        torch.stack((first.cos(), sign * first.sin(), step.cos(), sign * step.sin()), 1).float()
+        for sign in (1.0, -1.0)
+    )
+    return tuple(one[..., None].repeat(1, 1, lanes).to(device) for one in (there, back))  # type: ignore[return-value]
+
+
+@cache
+def _turn_table(steps: int, order: int, device: torch.device) -> Tensor:
+    """Of each n < steps e^(i pi n / 2 order), and e^(-2 pi i n / order) to the powers 1, 2, 4 .. order /
+    (2 steps), each rounded once: what is squared in fp32 is off by more the higher the power. fp32 [steps,
+    numbers, 2]."""
+    n = torch.arange(steps, dtype=torch.float64)[:, None]
+    step = 2.0 ** torch.arange(log2(order // steps), dtype=torch.float64)
+    turns = torch.cat((n * (math.pi / (2 * order)), n * step * (-2.0 * math.pi / order)), 1)
+    return torch.stack((turns.cos(), turns.sin()), 2).float().to(device)
 
 
 def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
@@ -174,46 +188,56 @@ def fft_tile(
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
     constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
-    outer, inner, twiddle = _tables(config, y.device)
+    tables = _tables(config, y.device)
     if config.fused:
         first, second, third = config.three
         _fused_kernel[(blocks, batch, layers)](
-            y, spectrum, z, outer, inner, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
+            y, spectrum, z, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
             A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
         )  # fmt: skip
         return z
     space = fft_space(y, config) if space is None else space
     _check_space(space, y)
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
+    outer, outer_back, inner, inner_back, turns = tables
     constants |= {"N2": a2 * b2}
     over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
     _forward_kernel[over_n2](
-        y, space, outer, twiddle, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
+        y, space, outer, turns, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
     )
     _middle_kernel[over_k1](
-        space, spectrum, inner, channels, *space.stride()[:3], *filters, N1=a1 * b1, A=a2, B=b2, **constants
+        space,
+        spectrum,
+        inner,
+        inner_back,
+        channels,
+        *space.stride()[:3],
+        *filters,
+        N1=a1 * b1,
+        A=a2,
+        B=b2,
+        **constants,
     )
     _backward_kernel[over_n2](
-        space, z, outer, twiddle, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
+        space, z, outer_back, turns, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
         A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
     )  # fmt: skip
     return z
 
 
-def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """What the launches of a layout look up: `outer` and `inner` factors of `register_fft`, and those between
-    two launches."""
+def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, ...]:
+    """What the launches of a layout look up: `outer` and `inner` factors of `register_fft` and their
+    conjugates, and, of three launches, those between two."""
     if config.fused:
         _, second, third = config.three
         outer, inner = (second * third, math.prod(config.factors)), (third, second * third)
     else:
         outer, inner = ((two_factors(order)[1], order) for order in config.factors)
-    lanes, steps = config.channels, config.factors[-1]
-    return (
-        _table(*outer, True, lanes, device),
-        _table(*inner, False, lanes, device),
-        _table(steps, math.prod(config.factors), True, 1, device),
-    )
+    lanes = config.channels
+    found = *_table(*outer, True, lanes, device), *_table(*inner, False, lanes, device)
+    if config.fused:
+        return found
+    return *found, _turn_table(config.factors[1], math.prod(config.factors), device)
 
 
 def fft_space(y: Tensor, config: FftConfig) -> Tensor:
@@ -267,18 +291,33 @@ def _inputs(at, step, there, A: tl.constexpr):
 
 
 @triton.jit
+def _sums(at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, A: tl.constexpr):
+    """The A outputs so far, each a step further; first, first_step: their numbers, of which there are
+    `outputs` if not all (WHOLE). All are asked for before the first is written: as far as the compiler knows
+    the next might lie where it is written."""
+    sums = ()
+    for a in tl.static_range(A):
+        if WHOLE:
+            sums = longer(sums, tl.load(at, mask=there, other=0.0))
+        else:
+            sums = longer(sums, tl.load(at, mask=there & (first + a * first_step < outputs), other=0.0))
+        at += step
+    return sums
+
+
+@triton.jit
 def _outputs(
-    re, im, at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, scale: tl.constexpr,
+    re, im, sums, at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, scale: tl.constexpr,
     A: tl.constexpr,
 ):  # fmt: skip
-    """Adds scale times the imaginary parts, times e^(-i pi a / 2 A), to A outputs, each a step further;
-    first, first_step: their numbers, of which there are `outputs` if not all (WHOLE)."""
+    """Writes `sums` and scale times the imaginary parts, times e^(-i pi a / 2 A)."""
     for a in tl.static_range(A):
         more = im[a] * (scale * cosine(a, 4 * A)) - re[a] * (scale * sine(a, 4 * A))
+        total = (sums[a].to(tl.float32) + more).to(at.dtype.element_ty)
         if WHOLE:
-            add(at, more, there)
+            tl.store(at, total, mask=there)
         else:
-            add(at, more, there & (first + a * first_step < outputs))
+            tl.store(at, total, mask=there & (first + a * first_step < outputs))
         at += step
 
 
@@ -304,7 +343,7 @@ def _keep(re, im, at, part, step, there, N: tl.constexpr):
 
 @triton.jit
 def _fused_kernel(
-    y_ptr, spectrum_ptr, z_ptr, outer_ptr, inner_ptr, outputs, channels,
+    y_ptr, spectrum_ptr, z_ptr, outer_ptr, outer_back_ptr, inner_ptr, inner_back_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
     A: tl.constexpr, B: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -319,14 +358,13 @@ def _fused_kernel(
     spectrum_ptr += layer * s_layer + sequence * s_filter
     # Inputs n = a B D + m, m = b D + d.
     m, channel, there = _index(tl.program_id(0), channels, B, D, C)
-    inner_re, inner_im = (), ()
-    if D > 1:
-        inner_re, inner_im = factors_at(
-            inner_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, B, C
-        )
-    outer_re, outer_im = factors_at(outer_ptr, m, tl.arange(0, D * C)[None, :] % C, A, C)
     re, im = _inputs(y_ptr + m * y_position + channel, B * D * y_position, there, A)
-    re, im = forward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
+    lane = tl.arange(0, D * C)[None, :] % C
+    outer = factors_at(outer_ptr, m, lane, C)
+    inner, inner_back = (), ()
+    if D > 1:
+        inner = factors_at(inner_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
+    re, im = forward(re, im, outer, inner, A, B, D)
     # Bins k = ka + A kb, of two factors by kb and of three by kd, k = ka + A kb + A B kd.
     ROWS: tl.constexpr = A if D == 1 else B
     EACH: tl.constexpr = 1 if D == 1 else A
@@ -334,10 +372,15 @@ def _fused_kernel(
     k, bin_channel, bin_there = _index(tl.program_id(0), channels, ROWS, EACH, C)
     at = spectrum_ptr + k * s_bin + bin_channel
     bins_re, bins_im = _kept(at, s_part, ROWS * EACH * s_bin, bin_there, BINS)
-    re, im = multiplied(re, im, bins_re, bins_im, 1, BINS)
-    re, im = backward(re, im, outer_re, outer_im, inner_re, inner_im, A, B, D)
+    re, im = multiplied(re, im, bins_re, bins_im, BINS)
+    outer = factors_at(outer_back_ptr, m, lane, C)
+    if D > 1:
+        inner = factors_at(inner_back_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
     at = z_ptr + m * z_position + channel
-    _outputs(re, im, at, B * D * z_position, there, m, B * D, outputs, WHOLE, 1.0 / (A * B * D), A)
+    sums = _sums(at, B * D * z_position, there, m, B * D, outputs, WHOLE, A)
+    re, im = backward(re, im, outer, inner, A, B, D)
+    scale: tl.constexpr = 1.0 / (A * B * D)
+    _outputs(re, im, sums, at, B * D * z_position, there, m, B * D, outputs, WHOLE, scale, A)
 
 
 @triton.jit
@@ -355,7 +398,7 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
 
 @triton.jit
 def _forward_kernel(
-    y_ptr, space_ptr, outer_ptr, twiddle_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
+    y_ptr, space_ptr, outer_ptr, turns_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
     w_part, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Over n1, and the twiddle. Grid (blocks of C channels * n2, batch, layers)."""
@@ -367,20 +410,20 @@ def _forward_kernel(
     y_ptr += layer * y_layer + sequence * y_sequence
     space_ptr += layer * w_layer + sequence * w_sequence
     b, channel, there = _index(block, channels, B, 1, C)
-    outer_re, outer_im = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], A, C)
     at = y_ptr + (b * N2 + n2) * y_position + channel
     re, im = _inputs(at, B * N2 * y_position, there, A)
-    re, im = forward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    outer = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], C)
+    re, im = forward(re, im, outer, (), A, B, 1)
     k1, channel, there = _index(block, channels, A, 1, C)
-    turns_re, turns_im = _turns(twiddle_ptr, n2, k1, A, B)
-    re, im = multiplied(re, im, turns_re, turns_im, 1, B)
+    turns_re, turns_im = _turns(turns_ptr, n2, k1, 1, A, B)
+    re, im = multiplied(re, im, turns_re, turns_im, B)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
     _keep(re, im, at, w_part, A * N2 * channels, there, B)
 
 
 @triton.jit
 def _middle_kernel(
-    space_ptr, spectrum_ptr, inner_ptr, channels, w_layer, w_sequence, w_part, s_layer, s_filter, s_part,
+    space_ptr, spectrum_ptr, inner_ptr, inner_back_ptr, channels, w_layer, w_sequence, w_part, s_layer, s_filter, s_part,
     s_bin,
     N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -394,21 +437,21 @@ def _middle_kernel(
     space_ptr += layer * w_layer + sequence * w_sequence
     spectrum_ptr += layer * s_layer + sequence * s_filter
     b, channel, there = _index(block, channels, B, 1, C)
-    outer_re, outer_im = factors_at(inner_ptr, b, tl.arange(0, C)[None, :], A, C)
+    lane = tl.arange(0, C)[None, :]
     place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
     re, im = _kept(place, w_part, step, there, A)
-    re, im = forward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    re, im = forward(re, im, factors_at(inner_ptr, b, lane, C), (), A, B, 1)
     k2, bin_channel, bin_there = _index(block, channels, A, 1, C)
     at = spectrum_ptr + (k1 + N1 * k2) * s_bin + bin_channel
     bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B)
-    re, im = multiplied(re, im, bins_re, bins_im, 1, B)
-    re, im = backward(re, im, outer_re, outer_im, (), (), A, B, 1)
+    re, im = multiplied(re, im, bins_re, bins_im, B)
+    re, im = backward(re, im, factors_at(inner_back_ptr, b, lane, C), (), A, B, 1)
     _keep(re, im, place, w_part, step, there, A)
 
 
 @triton.jit
 def _backward_kernel(
-    space_ptr, z_ptr, outer_ptr, twiddle_ptr, outputs, channels, w_layer, w_sequence, w_part,
+    space_ptr, z_ptr, outer_back_ptr, turns_ptr, outputs, channels, w_layer, w_sequence, w_part,
     z_layer, z_sequence, z_position,
     N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -424,36 +467,34 @@ def _backward_kernel(
     k1, channel, there = _index(block, channels, A, 1, C)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
     re, im = _kept(at, w_part, A * N2 * channels, there, B)
-    turns_re, turns_im = _turns(twiddle_ptr, n2, k1, A, B)
-    re, im = multiplied(re, im, turns_re, turns_im, -1, B)
+    turns_re, turns_im = _turns(turns_ptr, n2, k1, -1, A, B)
+    re, im = multiplied(re, im, turns_re, turns_im, B)
     b, channel, there = _index(block, channels, B, 1, C)
-    outer_re, outer_im = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], A, C)
-    re, im = backward(re, im, outer_re, outer_im, (), (), A, B, 1)
     first, step = b * N2 + n2, B * N2
     at = z_ptr + first * z_position + channel
-    scale = 1.0 / (A * B * N2)
-    _outputs(re, im, at, step * z_position, there, first, step, outputs, WHOLE, scale, A)
+    sums = _sums(at, step * z_position, there, first, step, outputs, WHOLE, A)
+    re, im = backward(re, im, factors_at(outer_back_ptr, b, tl.arange(0, C)[None, :], C), (), A, B, 1)
+    scale: tl.constexpr = 1.0 / (A * B * N2)
+    _outputs(re, im, sums, at, step * z_position, there, first, step, outputs, WHOLE, scale, A)
 
 
 @triton.jit
-def _turns(twiddle_ptr, n2, ka, A: tl.constexpr, B: tl.constexpr):
-    """The twiddle factors w^n2 e^(-2 pi i n2 k1 / U) of an n2 and of k1 = ka + A kb: B tensors like ka."""
-    at = twiddle_ptr + 4 * n2
-    first_re, first_im = tl.load(at) + 0.0 * ka, tl.load(at + 1) + 0.0 * ka
-    re, im = tl.load(at + 2), tl.load(at + 3)
-    # To the power ka, by its bits; then re + i im is to the power A.
+def _turns(turns_ptr, n2, ka, SIGN: tl.constexpr, A: tl.constexpr, B: tl.constexpr):
+    """The twiddle factors w^n2 e^(-2 pi i n2 k1 / U) of an n2 and of k1 = ka + A kb, or their conjugates: B
+    tensors like ka."""
+    at = turns_ptr + 2 * (1 + log2(A * B)) * n2
+    re, im = tl.load(at), SIGN * tl.load(at + 1)
+    # To the power ka by its bits, to A kb by those of kb.
     for i in tl.static_range(log2(A)):
-        with_re, with_im = times(first_re, first_im, re, im)
+        at += 2
+        with_re, with_im = times(re, im, tl.load(at), SIGN * tl.load(at + 1))
         has = (ka >> i) & 1 != 0
-        first_re, first_im = tl.where(has, with_re, first_re), tl.where(has, with_im, first_im)
-        re, im = times(re, im, re, im)
-    return powers(first_re, first_im, re, im, B)
-
-
-@triton.constexpr_function
-def log2(n: int) -> int:
-    """Of a power of two."""
-    return n.bit_length() - 1
+        re, im = tl.where(has, with_re, re), tl.where(has, with_im, im)
+    steps_re, steps_im = (), ()
+    for _ in tl.static_range(log2(B)):
+        at += 2
+        steps_re, steps_im = longer(steps_re, tl.load(at)), longer(steps_im, SIGN * tl.load(at + 1))
+    return powers(re, im, steps_re, steps_im, B)
 
 
 def reference_fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> Tensor:

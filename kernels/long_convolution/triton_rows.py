@@ -40,7 +40,7 @@ SUM_BLOCKS = 3
 # A cache line: a program has so many bytes of channels at least, and so many channels of a sum.
 LINE_BYTES, LEAST_COLUMNS = 128, 32
 # Numbers that a program of a column adds to, and a warp of them at least.
-COLUMN_NUMBERS, WARP_NUMBERS = 1024, 512
+COLUMN_NUMBERS, WARP_NUMBERS = 512, 512
 # What a grid's second dimension takes.
 MOST_BLOCKS = 65535
 
@@ -328,7 +328,7 @@ def column_config(
     smaller where there would be less than one for each multiprocessor.
 
     >>> column_config(layers=18, batch=1, outputs=1024, channels=256)
-    ColumnConfig(rows=4, channels=256, sequences=1, warps=2, chained=True)
+    ColumnConfig(rows=2, channels=256, sequences=1, warps=1, chained=True)
     >>> column_config(layers=1, batch=1, outputs=1, channels=768)
     ColumnConfig(rows=1, channels=32, sequences=1, warps=1, chained=True)
     """
