@@ -42,8 +42,9 @@ from kernels.linear_attention.triton_tensors import (
 
 # Groups whose sums are addressed within 31 bits.
 MOST_GROUPS = 8192
-# Of more than this the last would do hardly more than sum up.
-MOST_ALONE = 4
+# Of more than this the last would do hardly more than sum up; beyond so many rows what all of them read is no
+# longer in the cache.
+MOST_ALONE, LONGEST_ALONE = 4, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,21 @@ class ChunkedConfig:
         unit = self.chunk * (SUMMED_CHUNKS if self.groups > 1 and not self.alone else 1)
         return int(triton.cdiv(length, self.groups * unit)) * unit
 
+    def summing(self, copied: bool) -> tuple[int, int]:
+        """Rows that are summed up at a time where nothing else is made of them, and how many such on their
+        way; more where copies take no registers."""
+        return (self.chunk * SUMMED_CHUNKS, SUMMED_STAGES) if copied else (self.chunk, self.stages)
+
 
 def _is_size(count: int) -> bool:
     return count >= 16 and count & (count - 1) == 0
 
 
-# Rows below which a group is not worth the state that it has to hand on.
-LEAST_ROWS = 512
+# Rows below which a group is not worth the state before it.
+LEAST_ROWS = 256
 # A multiprocessor reads no faster than one program of so many columns and warps with so many chunks on their
-# way.
-WIDE, WIDE_WARPS, WIDE_STAGES = 128, 8, 4
+# way; of these older GPUs, whose launches are not chained, have no place for more than two.
+WIDE, WIDE_WARPS, MOST_STAGES = 128, 8, 4
 # Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
 NARROW = 32
 # Chunks that are summed up at a time where nothing else is made of them and copies take no registers.
@@ -118,18 +124,18 @@ def chunked_config(
     v are copied to shared memory as they are, 16 bytes at a time.
 
     Many columns a program, for others would read the same q and k again, and L2 is not much faster than
-    memory; but few where a sequence is short and most of a GPU would do nothing. As many groups as fill it.
+    memory; but few where a sequence is not long and heads do not fill a GPU. As many groups as fill it.
 
     Where rows cannot be copied as they are, Triton 3.6 puts them into one place of shared memory for all
     chunks. With asynchronous products states then came out wrong on an H200, so columns are too few for
     those.
 
     >>> config = chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2)
-    >>> config.columns, config.groups, config.stages, config.warps
-    (128, 4, 4, 8)
-    >>> config = chunked_config(Sizes(1, 32, 32, 512, 128, 128), element_bytes=2)
-    >>> config.columns, config.groups, config.stages, config.warps
-    (64, 1, 3, 4)
+    >>> config.columns, config.groups, config.alone
+    (64, 2, True)
+    >>> config = chunked_config(Sizes(1, 32, 32, 100_000, 128, 128), element_bytes=2)
+    >>> config.columns, config.groups, config.alone
+    (128, 4, False)
     """
     rank, dim = padded(sizes.rank), padded(sizes.dim)
     pairs = sizes.batch * sizes.q_heads
@@ -139,14 +145,14 @@ def chunked_config(
         chunk, columns = 16, min(NARROW, 4096 // rank)
     elif not aligned or rank > WIDE or dim < 2 * NARROW:
         columns, stages = NARROW, 3 if rank <= WIDE else 2
-    elif dim < WIDE or pairs * (sizes.length // LEAST_ROWS) < processors // 2:
-        columns = 64
+    elif dim < WIDE or (2 * pairs <= processors and sizes.length <= LONGEST_ALONE):
+        columns, stages = 64, MOST_STAGES if chained else 2
     else:
-        columns, warps, stages = WIDE, WIDE_WARPS, WIDE_STAGES
+        columns, warps, stages = WIDE, WIDE_WARPS, MOST_STAGES if chained else 2
     columns = max(16, min(columns, dim))
     programs = pairs * triton.cdiv(sizes.dim, columns)
     groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
-    alone = 1 < groups <= MOST_ALONE
+    alone = 1 < groups <= MOST_ALONE and sizes.length <= LONGEST_ALONE
     return ChunkedConfig(chunk, columns, groups, stages, warps, chained, alone=alone, copied=chained)
 
 
@@ -203,13 +209,15 @@ def chunked_linear_attention(
     sums, scanned = None, not config.alone and groups - 1 > config.summed
     if groups > 1 and not config.alone:
         sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned, copied)
+    summed, summed_stages = config.summing(copied)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
-        *_sources(q, k, v, out, chunk=config.chunk, columns=config.columns, copied=copied),
+        *_sources(q, k, v, out, rows=config.chunk, columns=config.columns, copied=copied),
+        *_sources(k, v, rows=summed, columns=config.columns, copied=copied),
         decay, state, final_state, lengths, sums,
         sizes.length, rows, groups,
         *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
         STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
-        ALONE=config.alone and groups > 1, COPIED=copied,
+        ALONE=config.alone and groups > 1, COPIED=copied, SUMMED=summed, SUMMED_STAGES=summed_stages,
         **_constants(sizes, config), **launched(config.warps, config.chained),
     )  # fmt: skip
     return out, final_state
@@ -220,15 +228,15 @@ def is_copied(x: Tensor) -> bool:
     return x.element_size() == 2 and aligned(x) and min(x.stride()) > 0
 
 
-def _sources(*tensors: Tensor, chunk: int, columns: int, copied: bool) -> list[Any]:
-    """Tensors as the kernels take them, `chunk` rows at a time; of v and out, from the last but one of four
+def _sources(*tensors: Tensor, rows: int, columns: int, copied: bool) -> list[Any]:
+    """Tensors as the kernels take them, so many rows at a time; of v and out, from the last but one of four
     and the last of two on, so many `columns`."""
     if not copied:
         return list(tensors)
     whole = len(tensors) // 2
     widths = [padded(x.shape[3]) for x in tensors[:whole]] + [columns] * (len(tensors) - whole)
     return [
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, chunk, width])
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, width])
         for x, width in zip(tensors, widths, strict=True)
     ]
 
@@ -263,15 +271,13 @@ def _sums_of_groups(
 ) -> Tensor:
     """What each of the first `count` groups adds to the state by its end, fp32 [batch * kv_heads, count,
     padded rank, padded dim]; if `scanned` the state by its end."""
-    constants, stages, chunk = _constants(sizes, config), config.stages, config.chunk
-    if copied:
-        stages, chunk = SUMMED_STAGES, chunk * SUMMED_CHUNKS
+    constants, (chunk, stages) = _constants(sizes, config), config.summing(copied)
     pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
     sums = torch.empty(
         (pairs, count, constants["RANK"], constants["DIM"]), dtype=torch.float32, device=k.device
     )
     _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
-        *_sources(k, v, chunk=chunk, columns=config.columns, copied=copied), decay, lengths, sums,
+        *_sources(k, v, rows=chunk, columns=config.columns, copied=copied), decay, lengths, sums,
         sizes.length, rows, count, *strides(k), *strides(v),
         STAGES=stages, HEADS=sizes.kv_heads, COPIED=copied, **constants | {"CHUNK": chunk},
         **launched(config.warps, config.chained),
@@ -323,12 +329,13 @@ def _rows(
 
 
 @triton.jit
-def _first_row(group, groups, length, rows, CHUNK: tl.constexpr, ALONE: tl.constexpr):
-    """Of a group. One that makes the state before it by itself is the shorter the later it begins."""
+def _first_row(group, groups, length, rows, UNIT: tl.constexpr, ALONE: tl.constexpr):
+    """Of a group. One that makes the state before it by itself, UNIT rows at a time, is the shorter the later
+    it begins."""
     if ALONE:
-        chunks = tl.cdiv(length, CHUNK)
+        units = tl.cdiv(length, UNIT)
         part = (1 - tl.exp2(group * LOG_KEPT)) / (1 - tl.exp2(groups * LOG_KEPT))
-        return tl.where(group < groups, (chunks * part + 0.5).to(tl.int32), chunks) * CHUNK
+        return tl.where(group < groups, (units * part + 0.5).to(tl.int32), units) * UNIT
     else:
         return group * rows
 
@@ -441,18 +448,19 @@ def _state_before(
 
 @triton.jit
 def _outputs_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, decay_ptr, state_ptr, final_ptr, lengths_ptr, sums_ptr,
-    length, rows, groups,
+    q_ptr, k_ptr, v_ptr, out_ptr, many_k_ptr, many_v_ptr, decay_ptr, state_ptr, final_ptr, lengths_ptr,
+    sums_ptr, length, rows, groups,
     stride_q_sequence, stride_q_head, stride_q_row, stride_k_sequence, stride_k_head, stride_k_row,
     stride_v_sequence, stride_v_head, stride_v_row, stride_out_sequence, stride_out_head, stride_out_row,
     stride_state_sequence, stride_state_head, stride_state_row,
     stride_final_sequence, stride_final_head, stride_final_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
-    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-    GROUP: tl.constexpr, ALONE: tl.constexpr, SCANNED: tl.constexpr, COPIED: tl.constexpr,
-    CHAINED: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr,
+    SUMMED_STAGES: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
+    SCANNED: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: see `_rows`."""
+    """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: see `_rows`. SUMMED
+    rows at a time are summed up where nothing else is made of them: k and v are `many_...` for that."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -460,8 +468,8 @@ def _outputs_kernel(
     head, column = q_head // GROUP, block * COLUMNS
     DECAY: tl.constexpr = decay_ptr is not None
     count = _length_of(lengths_ptr, sequence, length)
-    first = _first_row(group, groups, length, rows, CHUNK, ALONE)
-    end = tl.minimum(_first_row(group + 1, groups, length, rows, CHUNK, ALONE), length)
+    first = _first_row(group, groups, length, rows, SUMMED, ALONE)
+    end = tl.minimum(_first_row(group + 1, groups, length, rows, SUMMED, ALONE), length)
     last = tl.minimum(end, count)
 
     # Rows of a chunk's k first, as all that is made of them.
@@ -483,16 +491,16 @@ def _outputs_kernel(
     state = tl.trans(state)
     if ALONE:
         # Groups read the same rows at about the same time, so that one of them finds them in memory.
-        for start in tl.range(0, tl.where(first < last, first, 0), CHUNK, num_stages=STAGES):
+        for start in tl.range(0, tl.where(first < last, first, 0), SUMMED, num_stages=SUMMED_STAGES):
             k = _rows(
-                k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, first, 0,
-                RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
+                many_k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, first, 0,
+                RANK_USED, SUMMED, RANK, True, RANK_USED == RANK, COPIED,
             )  # fmt: skip
             v = _rows(
-                v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, first, column,
-                DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
+                many_v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, first,
+                column, DIM_USED, SUMMED, COLUMNS, True, DIM_USED == DIM, COPIED,
             )  # fmt: skip
-            state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
+            state = _state_after(state, k, v, SUMMED, log, SUMMED, DECAY)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = _rows(
             q_ptr, sequence, q_head, stride_q_sequence, stride_q_head, stride_q_row, start, last, 0,

@@ -33,8 +33,9 @@ from kernels.long_convolution.triton_rows import (
 LANES = 32
 # Sums that a thread makes at most; with as many inputs and twice as many taps they fill half its registers.
 MOST_SUMS = 16
-# Warps that a multiprocessor should have at least; those of a program at most.
-BUSY_WARPS, MOST_WARPS = 4, 4
+# Warps that a multiprocessor should have at least, as many as outputs, up to MOST_BUSY, over this; those of a
+# program at most.
+BUSY_OUTPUTS, MOST_BUSY, MOST_WARPS = 8, 8, 4
 # Programs of one warp that a multiprocessor may have to start.
 MOST_PROGRAMS = 16
 # A thread asks for all inputs and taps at once up to this side, for it has registers for so many; beyond, for
@@ -77,15 +78,16 @@ def direct_config(
     keep a GPU busy, for loads are fewer the more there are.
 
     >>> direct_config(layers=18, batch=1, outputs=64, channels=256)
-    DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=8, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=18, batch=1, outputs=16, channels=256)
-    DirectConfig(sums=4, blocks=1, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=8, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=36, batch=1, outputs=16, channels=768)
     DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
     """
     rows = layers * batch * cdiv(channels, LANES)
     sums = min(MOST_SUMS, triton.next_power_of_2(outputs))
-    while sums > 4 and rows * cdiv(outputs, sums) < BUSY_WARPS * processors:
+    busy = min(MOST_BUSY, outputs // BUSY_OUTPUTS) * processors
+    while sums > 4 and rows * cdiv(outputs, sums) < busy:
         sums //= 2
     together, width = min(MOST_WARPS, power_below(batch)), LANES
     programs = rows * cdiv(outputs, sums) // together
