@@ -459,7 +459,7 @@ def _outputs_kernel(
     SUMMED_STAGES: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
     SCANNED: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: see `_rows`. SUMMED
+    """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: `_rows`. SUMMED
     rows at a time are summed up where nothing else is made of them: k and v are `many_...` for that."""
     if CHAINED:
         gdc_wait()
