@@ -114,6 +114,22 @@ def test_three_launches_make_the_same(factors: tuple[int, ...]) -> None:
     check(sum(factors), math.prod(factors), config=FftConfig(factors, 8, 4, fused=False))
 
 
+def test_three_launches_may_take_some_layers_at_a_time() -> None:
+    y, taps, z = drawn(3, 3, 2, 1, 32, 21, 9, torch.float32)
+    expected = direct(y, taps, z)
+    config = FftConfig((4, 8), 8, 4, fused=False, layers=2)
+    assert fft_space(y, config).shape[0] == 2
+    assert error(fft_tile(y, right_angle_spectrum(taps, 32), z, config=config), expected) < 1e-6
+
+
+def test_long_sides_are_as_exact_as_short_ones() -> None:
+    """Twiddle factors of high powers are no powers of what was rounded before."""
+    y, taps, z = drawn(4, 1, 1, 1, 512, 512, 2, torch.float32)
+    expected = direct(y, taps, z)
+    config = FftConfig((64, 8), 2, 1, fused=False)
+    assert error(fft_tile(y, right_angle_spectrum(taps, 512), z, config=config), expected) < 6e-7
+
+
 def test_the_reference_is_the_direct_sum() -> None:
     y, taps, z = drawn(1, 2, 2, 1, 48, 31, 5, torch.float32)
     expected = direct(y, taps, z)

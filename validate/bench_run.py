@@ -179,7 +179,9 @@ def compared_part(
 
 
 def free() -> None:
-    """Gives the memory of the last case back."""
+    """Gives the memory of the last case back, and what was compiled for it: of one function torch compiles no
+    more than a few shapes, and a peer would fail at the next."""
+    torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -134,9 +134,16 @@ def stepped(re, im, factors, N: tl.constexpr):
 
 
 @triton.jit
-def exchanged(row, A: tl.constexpr, B: tl.constexpr):
-    """A tensors [B, E] as B tensors [A, E]: the place in the tuple and the first index for each other."""
-    return _apart(tl.permute(_together(row, A), (2, 1, 0)), B)
+def exchanged(re, im, A: tl.constexpr, B: tl.constexpr):
+    """A tensors [B, E] as B tensors [A, E]: the place in the tuple and the first index for each other. re and
+    im go together, with half as many barriers."""
+    both = tl.permute(tl.join(_together(re, A), _together(im, A)), (2, 1, 3, 0))
+    # Taken apart by re and im last: they would go each for itself if they were in two before.
+    row = _apart(tl.reshape(both, (both.shape[0], both.shape[1], 2 * B)), 2 * B)
+    re, im = (), ()
+    for i in tl.static_range(B):
+        re, im = longer(re, row[i]), longer(im, row[B + i])
+    return re, im
 
 
 @triton.jit
@@ -172,11 +179,13 @@ def forward(re, im, outer, inner, A: tl.constexpr, B: tl.constexpr, D: tl.conste
     is taken along."""
     re, im = fft(re, im, A, -1)
     re, im = stepped(re, im, outer, A)
-    re, im = fft(exchanged(re, A, B), exchanged(im, A, B), B, -1)
+    re, im = exchanged(re, im, A, B)
+    re, im = fft(re, im, B, -1)
     if D > 1:
         re, im = _inner_first(re, A, D, B), _inner_first(im, A, D, B)
         re, im = stepped(re, im, inner, B)
-        re, im = fft(exchanged(re, B, D), exchanged(im, B, D), D, -1)
+        re, im = exchanged(re, im, B, D)
+        re, im = fft(re, im, D, -1)
     return re, im
 
 
@@ -185,11 +194,11 @@ def backward(re, im, outer, inner, A: tl.constexpr, B: tl.constexpr, D: tl.const
     """What `forward` does, back again but for a factor A B D, by the conjugates of its factors."""
     if D > 1:
         re, im = fft(re, im, D, 1)
-        re, im = exchanged(re, D, B), exchanged(im, D, B)
+        re, im = exchanged(re, im, D, B)
         re, im = stepped(re, im, inner, B)
         re, im = _inner_first(re, D, A, B), _inner_first(im, D, A, B)
     re, im = fft(re, im, B, 1)
-    re, im = exchanged(re, B, A), exchanged(im, B, A)
+    re, im = exchanged(re, im, B, A)
     re, im = stepped(re, im, outer, A)
     return fft(re, im, A, 1)
 

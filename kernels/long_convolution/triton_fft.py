@@ -53,21 +53,31 @@ LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 1024, 16384
 # Channels of a program: a sector of 32 bytes in fp32 at least; a cache line, where a launch takes one index
 # of each.
 SECTOR, LINE = 8, 32
+SECTOR_CHANNELS = tl.constexpr(SECTOR)
 # Complex numbers of a thread, and threads of a program at least.
 HELD, LEAST_THREADS = 16, 128
+# By side, where they would else be too few to hide each other's waits: programs of a multiprocessor at once,
+# and registers of a thread with which so many have place.
+CROWDED = {512: (3, 80), 1024: (2, 64)}
 
 
 @dataclass(frozen=True, slots=True)
 class FftConfig:
     """How a tile is laid out. In one launch (`fused`): the side is the product of `factors`, two or three;
     else of two, N1 and N2, each transformed by launches of its own. `channels` of a program, its `warps`;
-    `chained`: started while the launch before it ends, which it then waits for."""
+    `chained`: started while the launch before it ends, which it then waits for. Such a program has what it
+    will read brought into the L2 cache; with `resident`, the programs that a multiprocessor has at once, one
+    of one launch also what the one after it will. `registers`: of a thread at most; `layers`: that three
+    launches take at a time, so few that what is between them stays in the L2 cache, or all."""
 
     factors: tuple[int, ...]
     channels: int
     warps: int
     fused: bool = True
     chained: bool = False
+    resident: int = 0
+    registers: int | None = None
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         check_powers(self, "channels", "warps")
@@ -97,16 +107,19 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     8 x 8, 16 channels, 4 warps, one launch
     16 x 16, 8 channels, 4 warps, one launch
     8 x 8 x 16, 8 channels, 16 warps, one launch
-    64 x 128, 32 channels, 4 warps, three launches
+    64 x 128, 32 channels, 8 warps, three launches
     """
     if not is_transformed(side):
         raise ValueError(f"side has to be a power of two from {LEAST} to {LONGEST_SIDE}, not {side}")
     if side > FUSED_SIDE:
-        return FftConfig(two_factors(side), LINE, 4, fused=False, chained=chained)
+        orders = two_factors(side)
+        return FftConfig(orders, LINE, 8 if orders[0] > LINE else 4, fused=False, chained=chained)
     found = two_factors(side) if side <= PLAIN_SIDE else (8, *two_factors(side // 8))
     channels = max(SECTOR, LEAST_THREADS // found[0]) if len(found) == 2 else SECTOR
     held = found[-1] if len(found) == 2 else HELD
-    return FftConfig(found, channels, max(4, side * channels // (32 * held)), chained=chained)
+    warps = max(4, side * channels // (32 * held))
+    resident, registers = CROWDED.get(side, (0, None))
+    return FftConfig(found, channels, warps, chained=chained, resident=resident, registers=registers)
 
 
 def is_transformed(side: int) -> bool:
@@ -180,7 +193,8 @@ def fft_tile(
     the `right_angle_spectrum` of the taps; gives z. outputs <= side. `space`: see `fft_space`; one is made
     where none is given and one is needed. Raises ValueError for tensors that do not fit together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
-    config = config or fft_config(side, chained=gpu_of(y).chained)
+    gpu = gpu_of(y)
+    config = config or fft_config(side, chained=gpu.chained)
     if math.prod(config.factors) != side:
         raise ValueError(f"a layout of {config.factors} for a side of {side}")
     # Of one filter for all sequences, or one for each.
@@ -188,19 +202,42 @@ def fft_tile(
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
     constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
+    if config.registers is not None:
+        constants["maxnreg"] = config.registers
     tables = _tables(config, y.device)
     if config.fused:
         first, second, third = config.three
+        ahead = config.resident * gpu.processors
         _fused_kernel[(blocks, batch, layers)](
             y, spectrum, z, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
-            A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
+            A=first, B=second, D=third, WHOLE=z.shape[2] == side, AHEAD=ahead, **constants,
         )  # fmt: skip
         return z
     space = fft_space(y, config) if space is None else space
-    _check_space(space, y)
+    _check_space(space, y, config)
+    at_once = config.layers or layers
+    for first in range(0, layers, at_once):
+        y_, spectrum_, z_ = (x[first : first + at_once] for x in (y, spectrum, z))
+        _three_launches(y_, spectrum_, z_, space, tables, config, filters, constants)
+    return z
+
+
+def _three_launches(
+    y: Tensor,
+    spectrum: Tensor,
+    z: Tensor,
+    space: Tensor,
+    tables: tuple[Tensor, ...],
+    config: FftConfig,
+    filters: tuple[int, ...],
+    constants: dict[str, Any],
+) -> None:
+    """A tile of some layers; `filters`: the strides of spectrum."""
+    layers, batch, side, channels = y.shape
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
     outer, outer_back, inner, inner_back, turns = tables
-    constants |= {"N2": a2 * b2}
+    constants = {**constants, "N2": a2 * b2}
+    blocks = triton.cdiv(channels, config.channels)
     over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
     _forward_kernel[over_n2](
         y, space, outer, turns, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
@@ -222,7 +259,6 @@ def fft_tile(
         space, z, outer_back, turns, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
         A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
     )  # fmt: skip
-    return z
 
 
 def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, ...]:
@@ -241,15 +277,16 @@ def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def fft_space(y: Tensor, config: FftConfig) -> Tensor:
-    """What three launches need between them for y [layers, batch, side, channels]: fp32 [layers, batch,
-    2, side, channels]; nothing for one launch."""
+    """What three launches need between them for y [layers, batch, side, channels]: fp32 [layers at a time,
+    batch, 2, side, channels]; nothing for one launch."""
     layers, batch, side, channels = y.shape
-    return y.new_empty((layers, batch, 2, 0 if config.fused else side, channels), dtype=torch.float32)
+    size = min(layers, config.layers or layers), batch, 2, 0 if config.fused else side, channels
+    return y.new_empty(size, dtype=torch.float32)
 
 
-def _check_space(space: Tensor, y: Tensor) -> None:
+def _check_space(space: Tensor, y: Tensor, config: FftConfig) -> None:
     layers, batch, side, channels = y.shape
-    wanted = (layers, batch, 2, side, channels)
+    wanted = (min(layers, config.layers or layers), batch, 2, side, channels)
     if tuple(space.shape) != wanted or space.dtype != torch.float32 or not space.is_contiguous():
         raise ValueError(f"space has to be contiguous float32 {list(wanted)}, not {kind(space)}")
 
@@ -277,6 +314,33 @@ def _checked(y: Tensor, spectrum: Tensor, z: Tensor) -> tuple[int, int, int, int
 
 
 # -- what a launch reads and writes --------------------------------------------------------------------
+
+
+@triton.jit
+def _ask(
+    block, y_ptr, spectrum_ptr, z_ptr, outputs, channels, y_position, s_part, s_bin, z_position,
+    U: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Asks for what a program of one launch will read."""
+    row = tl.arange(0, U)[:, None]
+    _ask_for(y_ptr, row, y_position, block, channels, C)
+    _ask_for(spectrum_ptr, row, s_bin, block, channels, C)
+    _ask_for(spectrum_ptr + s_part, row, s_bin, block, channels, C)
+    _ask_for(z_ptr, tl.minimum(row, outputs - 1), z_position, block, channels, C)
+
+
+@triton.jit
+def _ask_for(at, row, step, block, channels, C: tl.constexpr):
+    """Has rows [rows, 1] of a block of channels brought into the L2 cache, also while the launch before may
+    still write them: they are read from there later, as they are then. So a program waits for memory once,
+    and not again wherever it comes to what it needs next."""
+    # One place in each sector of fp32, none outside of the tensor.
+    channel = block * C + SECTOR_CHANNELS * tl.arange(0, max(1, C // SECTOR_CHANNELS))[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l", [at + row.to(tl.int64) * step + tl.minimum(channel, channels - 1)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -346,37 +410,54 @@ def _fused_kernel(
     y_ptr, spectrum_ptr, z_ptr, outer_ptr, outer_back_ptr, inner_ptr, inner_back_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
     A: tl.constexpr, B: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    AHEAD: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of C channels, batch, layers)."""
+    layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    y_at = y_ptr + layer * y_layer + sequence * y_sequence
+    spectrum_at = spectrum_ptr + layer * s_layer + sequence * s_filter
+    z_at = z_ptr + layer * z_layer + sequence * z_sequence
+    blocks, batch = tl.num_programs(0), tl.num_programs(1)
+    # Programs start in this order: AHEAD further is the one that takes this one's place.
+    after = (tl.program_id(2) * batch + tl.program_id(1)) * blocks + tl.program_id(0) + AHEAD
     if CHAINED:
+        # What one of the first reads nobody has asked for.
+        if AHEAD == 0 or after < 2 * AHEAD:
+            _ask(
+                tl.program_id(0), y_at, spectrum_at, z_at, outputs, channels, y_position, s_part, s_bin,
+                z_position, A * B * D, C,
+            )  # fmt: skip
         gdc_wait()
         gdc_launch_dependents()
-    layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    y_ptr += layer * y_layer + sequence * y_sequence
-    z_ptr += layer * z_layer + sequence * z_sequence
-    spectrum_ptr += layer * s_layer + sequence * s_filter
     # Inputs n = a B D + m, m = b D + d.
     m, channel, there = _index(tl.program_id(0), channels, B, D, C)
-    re, im = _inputs(y_ptr + m * y_position + channel, B * D * y_position, there, A)
+    re, im = _inputs(y_at + m * y_position + channel, B * D * y_position, there, A)
     lane = tl.arange(0, D * C)[None, :] % C
     outer = factors_at(outer_ptr, m, lane, C)
-    inner, inner_back = (), ()
+    inner = ()
     if D > 1:
         inner = factors_at(inner_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
+    if CHAINED and AHEAD > 0:  # noqa: SIM102 (this the compiler decides)
+        if after < tl.num_programs(2) * batch * blocks:
+            to, of = (after // blocks // batch).to(tl.int64), (after // blocks % batch).to(tl.int64)
+            _ask(
+                after % blocks, y_ptr + to * y_layer + of * y_sequence,
+                spectrum_ptr + to * s_layer + of * s_filter, z_ptr + to * z_layer + of * z_sequence,
+                outputs, channels, y_position, s_part, s_bin, z_position, A * B * D, C,
+            )  # fmt: skip
     re, im = forward(re, im, outer, inner, A, B, D)
     # Bins k = ka + A kb, of two factors by kb and of three by kd, k = ka + A kb + A B kd.
     ROWS: tl.constexpr = A if D == 1 else B
     EACH: tl.constexpr = 1 if D == 1 else A
     BINS: tl.constexpr = B if D == 1 else D
     k, bin_channel, bin_there = _index(tl.program_id(0), channels, ROWS, EACH, C)
-    at = spectrum_ptr + k * s_bin + bin_channel
+    at = spectrum_at + k * s_bin + bin_channel
     bins_re, bins_im = _kept(at, s_part, ROWS * EACH * s_bin, bin_there, BINS)
     re, im = multiplied(re, im, bins_re, bins_im, BINS)
     outer = factors_at(outer_back_ptr, m, lane, C)
     if D > 1:
         inner = factors_at(inner_back_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
-    at = z_ptr + m * z_position + channel
+    at = z_at + m * z_position + channel
     sums = _sums(at, B * D * z_position, there, m, B * D, outputs, WHOLE, A)
     re, im = backward(re, im, outer, inner, A, B, D)
     scale: tl.constexpr = 1.0 / (A * B * D)
@@ -423,19 +504,22 @@ def _forward_kernel(
 
 @triton.jit
 def _middle_kernel(
-    space_ptr, spectrum_ptr, inner_ptr, inner_back_ptr, channels, w_layer, w_sequence, w_part, s_layer, s_filter, s_part,
-    s_bin,
+    space_ptr, spectrum_ptr, inner_ptr, inner_back_ptr, channels,
+    w_layer, w_sequence, w_part, s_layer, s_filter, s_part, s_bin,
     N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Over n2, times the spectrum, back over k2. Grid (blocks of C channels * k1, batch, layers)."""
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     k1, block = tl.program_id(0) % N1, tl.program_id(0) // N1
     space_ptr += layer * w_layer + sequence * w_sequence
     spectrum_ptr += layer * s_layer + sequence * s_filter
+    if CHAINED:
+        bins = k1 + N1 * tl.arange(0, A * B)[:, None]
+        _ask_for(spectrum_ptr, bins, s_bin, block, channels, C)
+        _ask_for(spectrum_ptr + s_part, bins, s_bin, block, channels, C)
+        gdc_wait()
+        gdc_launch_dependents()
     b, channel, there = _index(block, channels, B, 1, C)
     lane = tl.arange(0, C)[None, :]
     place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
@@ -457,13 +541,15 @@ def _backward_kernel(
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The twiddle taken back, and back over k1. Grid (blocks of C channels * n2, batch, layers)."""
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
     space_ptr += layer * w_layer + sequence * w_sequence
     z_ptr += layer * z_layer + sequence * z_sequence
+    if CHAINED:
+        rows = tl.minimum(n2 + N2 * tl.arange(0, A * B)[:, None], outputs - 1)
+        _ask_for(z_ptr, rows, z_position, block, channels, C)
+        gdc_wait()
+        gdc_launch_dependents()
     k1, channel, there = _index(block, channels, A, 1, C)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
     re, im = _kept(at, w_part, A * N2 * channels, there, B)
