@@ -17,6 +17,8 @@ from torch import Tensor
 from kernels.decoder.split_kv import ONE_BY_ONE
 from kernels.linear_attention.naive import naive
 from kernels.linear_attention.triton_chunked import (
+    LEAST_ROWS,
+    MOST_ALONE,
     MOST_GROUPS,
     ChunkedConfig,
     chunked_config,
@@ -151,10 +153,12 @@ def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize(("groups", "alone"), [(1, False), (3, False), (3, True)])
-@pytest.mark.parametrize("length", [7, 75, 96])
-def test_rows_copied_by_descriptors(groups: int, alone: bool, length: int) -> None:
-    """Beyond the end of a sequence are the rows of others, which count for nothing and stay as they are."""
-    s, config = Sizes(2, 4, 2, length, 16, 48), ChunkedConfig(16, 16, groups, 2, 4, alone=alone, copied=True)
+@pytest.mark.parametrize(("length", "rank"), [(7, 16), (75, 48), (96, 16)])
+def test_rows_copied_by_descriptors(groups: int, alone: bool, length: int, rank: int) -> None:
+    """Beyond the end of a sequence are the rows of others, and beyond rank and dim other columns: they count
+    for nothing and stay as they are."""
+    config = ChunkedConfig(16, 32, groups, 2, 4, alone=alone, copied=True)
+    s = Sizes(2, 4, 2, length, rank, 48)
     q, k, v = tokens(torch.float16, s, spare=(16, 0, 32))
     whole = poisoned(torch.float16, s.batch, s.length + 9, s.q_heads, s.dim)
     out = whole[:, : s.length].transpose(1, 2)
@@ -399,7 +403,8 @@ def test_layouts_fill_the_gpu_and_no_more() -> None:
                 c = chunked_config(s, element_bytes=size)
                 programs = batch * heads * -(-dim // c.columns)
                 assert c.groups == 1 or programs * c.groups <= 132
-                assert c.groups == 1 or c.rows(length) >= 512
+                assert c.groups <= MOST_ALONE or not c.alone
+                assert c.groups == 1 or c.alone or c.rows(length, copied=True) >= LEAST_ROWS
                 assert c.columns >= 16
                 assert rank * c.columns <= 16384
     assert step_config(Sizes(1, 1, 1, 1, 256, 256)).columns == 16
@@ -439,7 +444,7 @@ class TestGPU:
     def test_chunks_of_aligned_rows(self, seed: int) -> None:
         rng = random.Random(seed)
         drawn_sizes, dtype = random_sizes(rng), rng.choice([torch.float16, torch.bfloat16])
-        rank, dim = rng.choice([64, 128]), rng.choice([64, 128, 256])
+        rank, dim = rng.choice([48, 64, 128, 128, 192]), rng.choice([48, 64, 96, 128, 256])
         s = Sizes(*dataclasses.astuple(drawn_sizes)[:4], rank, dim)
         decay = rng.choice([None, decays(s.kv_heads, rng.choice([0.01, 0.9, 0.999]))])
         check(
@@ -450,10 +455,10 @@ class TestGPU:
     @pytest.mark.parametrize("columns", [64, 128])
     @pytest.mark.parametrize("groups", [1, 3, 16])
     @pytest.mark.parametrize("alone", [False, True])
-    @pytest.mark.parametrize("copied", [False, True])
-    def test_wide_programs(self, groups: int, columns: int, alone: bool, copied: bool) -> None:
+    @pytest.mark.parametrize(("copied", "stages"), [(False, 3), (True, 3), (True, 4)])
+    def test_wide_programs(self, groups: int, columns: int, alone: bool, copied: bool, stages: int) -> None:
         s = Sizes(2, 8, 4, 1999, 128, 128)
-        config = ChunkedConfig(64, columns, groups, 3, columns // 16, True, alone=alone, copied=copied)
+        config = ChunkedConfig(64, columns, groups, stages, columns // 16, True, alone=alone, copied=copied)
         check(
             chunked_linear_attention, torch.bfloat16, s, decay=decays(4, 0.98), config=config, spare=(0, 0, 0)
         )
@@ -481,9 +486,18 @@ class TestGPU:
             check_step(dtype, Sizes(batch, 32, 32, 1, rank, dim), decays(32), None)
             check_step(dtype, Sizes(batch, 32, 8, 1, rank, dim), None, None)
 
-    def test_a_long_sequence_is_its_parts(self) -> None:
+    @pytest.mark.parametrize(
+        "sizes",
+        [Sizes(8, 32, 32, 1000, 128, 128), Sizes(1, 8, 8, 5000, 128, 256), Sizes(1, 32, 8, 3000, 128, 128)],
+    )
+    def test_large_shapes(self, sizes: Sizes) -> None:
+        decay = decays(sizes.kv_heads, 0.98)
+        check(chunked_linear_attention, torch.bfloat16, sizes, decay=decay, spare=(0, 0, 0))
+
+    @pytest.mark.parametrize("spare", [(3, 1, 5), (0, 0, 0)])
+    def test_a_long_sequence_is_its_parts(self, spare: tuple[int, int, int]) -> None:
         s = Sizes(1, 32, 32, 20_000, 128, 128)
-        (q, k, v), decay = tokens(torch.bfloat16, s), decays(32, 0.99)
+        (q, k, v), decay = tokens(torch.bfloat16, s, spare=spare), decays(32, 0.99)
         out, last = chunked_linear_attention(q, k, v, decay)
         again = chunked_linear_attention(q, k, v, decay)
         assert torch.equal(out, again[0])

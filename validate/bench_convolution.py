@@ -21,7 +21,7 @@ from kernels.long_convolution.triton_direct import direct_tile
 from kernels.long_convolution.triton_fft import (
     LEAST,
     LONGEST_SIDE,
-    fft_config,
+    fft_config_for,
     fft_space,
     fft_tile,
     right_angle_spectrum,
@@ -214,7 +214,7 @@ def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
             add_products = partial(toeplitz_tile, precision=precision, config=toeplitz)
             taps = [one.taps[:, :, 1:] for one in sets]
             yield f"toeplitz {precision}", str(toeplitz), _calls(add_products, sets, taps)
-    config = fft_config(side)
+    config = fft_config_for(sets[0].y)
     spectra = [right_angle_spectrum(one.taps, side) for one in sets]
     space = None if config.fused else fft_space(sets[0].y, config)
     yield "transform", str(config), _calls(partial(fft_tile, config=config, space=space), sets, spectra)

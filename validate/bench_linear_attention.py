@@ -242,7 +242,7 @@ def linear_step(bench: Bench) -> list[Bar]:
         return [*bars, Bar(name, "not measured", None)]
     rate = last.ours.hbm_bytes / times.median_s
     # A state is read and written, as much of one as of the other: so is what torch copies.
-    copied = copied_bytes_per_s()
+    copied = copied_bytes_per_s(quick=bench.quick)
     words = (
         f"{100 * rate / copied:.1f} % of {copied / 1e12:.3f} TB/s; of the fastest reader "
         f"{100 * rate / bench.card.read_bytes_per_s:.1f} %"
@@ -250,9 +250,9 @@ def linear_step(bench: Bench) -> list[Bar]:
     return [*bars, Bar(name, words, rate >= STEP_SHARE * copied)]
 
 
-def copied_bytes_per_s() -> float:
+def copied_bytes_per_s(*, quick: bool) -> float:
     """Bytes that torch's copy of far more than the L2 cache holds reads and writes a second."""
     x = torch.zeros(COPIED_BYTES // 4, dtype=torch.float32, device="cuda")
     y = torch.empty_like(x)
-    seconds = statistics.median(replayed(capture([lambda: y.copy_(x)] * 4), 4))
+    seconds = statistics.median(replayed(capture([lambda: y.copy_(x)] * 4), 4, quick=quick))
     return 2 * COPIED_BYTES / seconds

@@ -53,7 +53,8 @@ class ChunkedConfig:
     possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
     `chained`: started while the one before ends, which they then wait for; how many groups a program adds up
     (`summed`): more are added up by a launch in between; or whether each group makes the state before it
-    `alone`, in one launch; whether rows are `copied` by descriptors where they can be."""
+    `alone`, in one launch, which adds nothing up; whether rows are `copied` by descriptors where they can be:
+    not of sequences of several lengths, in fp32, or that are not `is_copied`."""
 
     chunk: int
     columns: int
@@ -80,15 +81,17 @@ class ChunkedConfig:
                     f"from 16 on; warps: 1, 2, 4 or 8; stages: 2 or more; groups: 1 to {MOST_GROUPS}"
                 )
 
-    def rows(self, length: int) -> int:
-        """Rows of a group, whole chunks, and of several groups as many as are summed up at a time."""
-        unit = self.chunk * (SUMMED_CHUNKS if self.groups > 1 and not self.alone else 1)
+    def rows(self, length: int, copied: bool = False) -> int:
+        """Rows of a group, whole chunks, and of several groups whole tiles of `summing`."""
+        unit = self.summing(copied)[0] if self.groups > 1 and not self.alone else self.chunk
         return int(triton.cdiv(length, self.groups * unit)) * unit
 
     def summing(self, copied: bool) -> tuple[int, int]:
         """Rows that are summed up at a time where nothing else is made of them, and how many such on their
         way; more where copies take no registers."""
-        return (self.chunk * SUMMED_CHUNKS, SUMMED_STAGES) if copied else (self.chunk, self.stages)
+        if copied and self.chunk <= LARGEST_SUMMED // SUMMED_CHUNKS:
+            return self.chunk * SUMMED_CHUNKS, SUMMED_STAGES
+        return self.chunk, self.stages
 
 
 def _is_size(count: int) -> bool:
@@ -99,11 +102,11 @@ def _is_size(count: int) -> bool:
 LEAST_ROWS = 256
 # A multiprocessor reads no faster than one program of so many columns and warps with so many chunks on their
 # way; of these older GPUs, whose launches are not chained, have no place for more than two.
-WIDE, WIDE_WARPS, MOST_STAGES = 128, 8, 4
+WIDE, WIDE_WARPS, NARROWER, MOST_STAGES = 128, 8, 64, 4
 # Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
 NARROW = 32
 # Chunks that are summed up at a time where nothing else is made of them and copies take no registers.
-SUMMED_CHUNKS, SUMMED_STAGES = 2, 3
+SUMMED_CHUNKS, SUMMED_STAGES, LARGEST_SUMMED = 2, 3, 128
 # Elements of the state that a program of the launch in between has.
 SCANNED = 256
 # What it takes to sum a chunk up, in times of a chunk with outputs. Groups are done at the same time if each
@@ -145,8 +148,10 @@ def chunked_config(
         chunk, columns = 16, min(NARROW, 4096 // rank)
     elif not aligned or rank > WIDE or dim < 2 * NARROW:
         columns, stages = NARROW, 3 if rank <= WIDE else 2
-    elif dim < WIDE or (2 * pairs <= processors and sizes.length <= LONGEST_ALONE):
-        columns, stages = 64, MOST_STAGES if chained else 2
+    elif dim < WIDE or (
+        pairs * triton.cdiv(sizes.dim, NARROWER) <= processors and sizes.length <= LONGEST_ALONE
+    ):
+        columns, stages = NARROWER, MOST_STAGES if chained else 2
     else:
         columns, warps, stages = WIDE, WIDE_WARPS, MOST_STAGES if chained else 2
     columns = max(16, min(columns, dim))
@@ -204,33 +209,34 @@ def chunked_linear_attention(
             "multiples of 16 bytes"
         )
     copied = config.copied and lengths is None and all(is_copied(x) for x in (q, k, v, out))
-    rows = config.rows(sizes.length)
+    rows = config.rows(sizes.length, copied)
     groups = triton.cdiv(sizes.length, rows)
+    alone = config.alone and groups > 1
     sums, scanned = None, not config.alone and groups - 1 > config.summed
-    if groups > 1 and not config.alone:
+    if groups > 1 and not alone:
         sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned, copied)
     summed, summed_stages = config.summing(copied)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
         *_sources(q, k, v, out, rows=config.chunk, columns=config.columns, copied=copied),
-        *_sources(k, v, rows=summed, columns=config.columns, copied=copied),
+        *(_sources(k, v, rows=summed, columns=config.columns, copied=copied) if alone else (None, None)),
         decay, state, final_state, lengths, sums,
         sizes.length, rows, groups,
         *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
         STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
-        ALONE=config.alone and groups > 1, COPIED=copied, SUMMED=summed, SUMMED_STAGES=summed_stages,
+        ALONE=alone, COPIED=copied, SUMMED=summed, SUMMED_STAGES=summed_stages,
         **_constants(sizes, config), **launched(config.warps, config.chained),
     )  # fmt: skip
     return out, final_state
 
 
 def is_copied(x: Tensor) -> bool:
-    """Whether tiles of x can be copied by a descriptor: 16-bit rows that are `aligned`, none twice."""
+    """Whether tiles of x can be copied by a descriptor: 16-bit rows that are `aligned`, no stride 0."""
     return x.element_size() == 2 and aligned(x) and min(x.stride()) > 0
 
 
 def _sources(*tensors: Tensor, rows: int, columns: int, copied: bool) -> list[Any]:
-    """Tensors as the kernels take them, so many rows at a time; of v and out, from the last but one of four
-    and the last of two on, so many `columns`."""
+    """Tensors as the kernels take them, so many rows at a time: the first half whole, the second (v and
+    out, or v) in blocks of so many `columns`."""
     if not copied:
         return list(tensors)
     whole = len(tensors) // 2
@@ -460,7 +466,8 @@ def _outputs_kernel(
     SCANNED: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: `_rows`. SUMMED
-    rows at a time are summed up where nothing else is made of them: k and v are `many_...` for that."""
+    rows at a time are summed up where groups are ALONE, for which k and v are `many_...`; `rows` then is of
+    no use."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()

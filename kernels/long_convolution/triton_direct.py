@@ -33,14 +33,10 @@ from kernels.long_convolution.triton_rows import (
 LANES = 32
 # Sums that a thread makes at most; with as many inputs and twice as many taps they fill half its registers.
 MOST_SUMS = 16
-# Warps that a multiprocessor should have at least, as many as outputs, up to MOST_BUSY, over this; those of a
-# program at most.
-BUSY_OUTPUTS, MOST_BUSY, MOST_WARPS = 8, 8, 4
+# Warps that a multiprocessor should have at least; those of a program at most.
+BUSY_WARPS, MOST_WARPS = 4, 4
 # Programs of one warp that a multiprocessor may have to start.
 MOST_PROGRAMS = 16
-# A thread asks for all inputs and taps at once up to this side, for it has registers for so many; beyond, for
-# one block while it sums up another.
-AT_ONCE = tl.constexpr(64)
 # Blocks of sums, and sequences, that a grid's second and third dimension take.
 MOST_BLOCKS = 65535
 
@@ -78,16 +74,15 @@ def direct_config(
     keep a GPU busy, for loads are fewer the more there are.
 
     >>> direct_config(layers=18, batch=1, outputs=64, channels=256)
-    DirectConfig(sums=8, blocks=1, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=18, batch=1, outputs=16, channels=256)
-    DirectConfig(sums=8, blocks=1, sequences=1, channels=32, chained=True)
+    DirectConfig(sums=4, blocks=1, sequences=1, channels=32, chained=True)
     >>> direct_config(layers=36, batch=1, outputs=16, channels=768)
     DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
     """
     rows = layers * batch * cdiv(channels, LANES)
     sums = min(MOST_SUMS, triton.next_power_of_2(outputs))
-    busy = min(MOST_BUSY, outputs // BUSY_OUTPUTS) * processors
-    while sums > 4 and rows * cdiv(outputs, sums) < busy:
+    while sums > 4 and rows * cdiv(outputs, sums) < BUSY_WARPS * processors:
         sums //= 2
     together, width = min(MOST_WARPS, power_below(batch)), LANES
     programs = rows * cdiv(outputs, sums) // together
@@ -183,26 +178,17 @@ def _direct_tile_kernel(
     z_at += first.to(tl.int64) * Z_ROW
     high = _rows(taps_at + SUMS * TAPS_ROW, TAPS_ROW, tap + SUMS, lags, inside, SUMS - 1, WHOLE)
     high = longer(high, tl.zeros((BLOCKS * SEQUENCES, WIDTH), tl.float32))
-    if SIDE <= AT_ONCE:
-        ALL: tl.constexpr = (SIDE + SUMS - 1) // SUMS * SUMS
-        lowest = taps_at - (ALL - SUMS) * TAPS_ROW
-        taps = _rows(lowest, TAPS_ROW, tap - (ALL - SUMS), lags, inside, ALL, WHOLE) + high
-        y = _rows(y_at, Y_ROW, 0 * first, SIDE, inside, ALL, WHOLE)
-        sums = _rows(z_at, Z_ROW, first, outputs, inside, SUMS, WHOLE)
-        for u in tl.static_range(0, ALL, SUMS):
-            sums = _products_added(sums, _part(y, u, SUMS), _part(taps, ALL - SUMS - u, 2 * SUMS), SUMS)
-    else:
-        low = _rows(taps_at, TAPS_ROW, tap, lags, inside, SUMS, WHOLE)
-        y = _rows(y_at, Y_ROW, 0 * first, SIDE, inside, SUMS, WHOLE)
-        sums = _rows(z_at, Z_ROW, first, outputs, inside, SUMS, WHOLE)
-        for u in tl.range(SUMS, SIDE, SUMS):
-            y_at += SUMS * Y_ROW
-            taps_at -= SUMS * TAPS_ROW
-            next_y = _rows(y_at, Y_ROW, u + 0 * first, SIDE, inside, SUMS, WHOLE)
-            next_low = _rows(taps_at, TAPS_ROW, tap - u, lags, inside, SUMS, WHOLE)
-            sums = _products_added(sums, y, low + high, SUMS)
-            y, high, low = next_y, low, next_low
+    low = _rows(taps_at, TAPS_ROW, tap, lags, inside, SUMS, WHOLE)
+    y = _rows(y_at, Y_ROW, 0 * first, SIDE, inside, SUMS, WHOLE)
+    sums = _rows(z_at, Z_ROW, first, outputs, inside, SUMS, WHOLE)
+    for u in tl.range(SUMS, SIDE, SUMS):
+        y_at += SUMS * Y_ROW
+        taps_at -= SUMS * TAPS_ROW
+        next_y = _rows(y_at, Y_ROW, u + 0 * first, SIDE, inside, SUMS, WHOLE)
+        next_low = _rows(taps_at, TAPS_ROW, tap - u, lags, inside, SUMS, WHOLE)
         sums = _products_added(sums, y, low + high, SUMS)
+        y, high, low = next_y, low, next_low
+    sums = _products_added(sums, y, low + high, SUMS)
     for v in tl.static_range(SUMS):
         tl.store(z_at + v * Z_ROW, sums[v].to(z_ptr.dtype.element_ty), mask=inside & (first + v < outputs))
 
@@ -220,15 +206,6 @@ def _rows(at, STRIDE: tl.constexpr, first, end, inside, COUNT: tl.constexpr, WHO
             x = tl.load(at + i * STRIDE, mask=there, other=0.0)
         rows = longer(rows, x.to(tl.float32))
     return rows
-
-
-@triton.jit
-def _part(row, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT of a tuple's tensors."""
-    part = ()
-    for i in tl.static_range(FIRST, FIRST + COUNT):
-        part = longer(part, row[i])
-    return part
 
 
 @triton.jit

@@ -21,7 +21,7 @@ All is fp32. Layouts: `kernels.long_convolution.tensors`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -49,16 +49,17 @@ from kernels.long_convolution.register_fft import (
 from kernels.long_convolution.tensors import FORMATS
 
 # Sides that transforms are made of; in one launch up to FUSED_SIDE, of two factors up to PLAIN_SIDE.
-LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 1024, 16384
-# Channels of a program: a sector of 32 bytes in fp32 at least; a cache line, where a launch takes one index
-# of each.
-SECTOR, LINE = 8, 32
-SECTOR_CHANNELS = tl.constexpr(SECTOR)
-# Complex numbers of a thread, and threads of a program at least.
-HELD, LEAST_THREADS = 16, 128
-# By side, where they would else be too few to hide each other's waits: programs of a multiprocessor at once,
-# and registers of a thread with which so many have place.
-CROWDED = {512: (3, 80), 1024: (2, 64)}
+LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 512, 16384
+# Channels of a program: a cache line of 128 bytes in fp32, or half of one where numbers of so many channels
+# would fill too many registers, from LONG_SIDE on.
+SECTOR_CHANNELS = tl.constexpr(8)
+LINE, HALF_LINE, LONG_SIDE = 32, 16, 128
+# Complex numbers of a thread of three factors.
+HELD = 16
+# Registers of a thread with which a third program of 16 x 16 has place on a multiprocessor.
+CROWDED = {256: 80}
+# Of what is between three launches so much stays in the L2 cache beside all else.
+SPACE_BYTES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,11 @@ class FftConfig:
 def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     """The layout for a side, a power of two from 16 to 16384.
 
-    >>> for side in (64, 256, 1024, 8192):
+    >>> for side in (64, 256, 512, 8192):
     ...     print(fft_config(side))
-    8 x 8, 16 channels, 4 warps, one launch
-    16 x 16, 8 channels, 4 warps, one launch
-    8 x 8 x 16, 8 channels, 16 warps, one launch
+    8 x 8, 32 channels, 8 warps, one launch
+    16 x 16, 16 channels, 8 warps, one launch
+    8 x 8 x 8, 16 channels, 16 warps, one launch
     64 x 128, 32 channels, 8 warps, three launches
     """
     if not is_transformed(side):
@@ -115,11 +116,18 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
         orders = two_factors(side)
         return FftConfig(orders, LINE, 8 if orders[0] > LINE else 4, fused=False, chained=chained)
     found = two_factors(side) if side <= PLAIN_SIDE else (8, *two_factors(side // 8))
-    channels = max(SECTOR, LEAST_THREADS // found[0]) if len(found) == 2 else SECTOR
+    channels = LINE if side < LONG_SIDE else HALF_LINE
     held = found[-1] if len(found) == 2 else HELD
     warps = max(4, side * channels // (32 * held))
-    resident, registers = CROWDED.get(side, (0, None))
-    return FftConfig(found, channels, warps, chained=chained, resident=resident, registers=registers)
+    return FftConfig(found, channels, warps, chained=chained, registers=CROWDED.get(side))
+
+
+def fft_config_for(y: Tensor) -> FftConfig:
+    """The layout for y [layers, batch, side, channels] on the device where it lies."""
+    layers, batch, side, channels = y.shape
+    config = fft_config(side, chained=gpu_of(y).chained)
+    at_once = SPACE_BYTES // (8 * batch * side * channels)
+    return config if config.fused or not 1 < at_once < layers else replace(config, layers=at_once)
 
 
 def is_transformed(side: int) -> bool:
@@ -193,8 +201,7 @@ def fft_tile(
     the `right_angle_spectrum` of the taps; gives z. outputs <= side. `space`: see `fft_space`; one is made
     where none is given and one is needed. Raises ValueError for tensors that do not fit together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
-    gpu = gpu_of(y)
-    config = config or fft_config(side, chained=gpu.chained)
+    config = config or fft_config_for(y)
     if math.prod(config.factors) != side:
         raise ValueError(f"a layout of {config.factors} for a side of {side}")
     # Of one filter for all sequences, or one for each.
@@ -207,7 +214,7 @@ def fft_tile(
     tables = _tables(config, y.device)
     if config.fused:
         first, second, third = config.three
-        ahead = config.resident * gpu.processors
+        ahead = config.resident * gpu_of(y).processors
         _fused_kernel[(blocks, batch, layers)](
             y, spectrum, z, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
             A=first, B=second, D=third, WHOLE=z.shape[2] == side, AHEAD=ahead, **constants,
@@ -344,27 +351,29 @@ def _ask_for(at, row, step, block, channels, C: tl.constexpr):
 
 
 @triton.jit
-def _inputs(at, step, there, A: tl.constexpr):
-    """Tuples of re and im of A inputs, each a step further, times e^(i pi a / 2 A)."""
+def _inputs(at, step, there, A: tl.constexpr, STAYS: tl.constexpr):
+    """Tuples of re and im of A inputs, each a step further, times e^(i pi a / 2 A). STAYS: see `_kept`."""
     re, im = (), ()
     for a in tl.static_range(A):
-        y = tl.load(at, mask=there, other=0.0).to(tl.float32)
+        y = tl.load(at, mask=there, other=0.0, eviction_policy=STAYS).to(tl.float32)
         re, im = longer(re, y * cosine(a, 4 * A)), longer(im, y * sine(a, 4 * A))
         at += step
     return re, im
 
 
 @triton.jit
-def _sums(at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, A: tl.constexpr):
+def _sums(
+    at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, A: tl.constexpr, STAYS: tl.constexpr
+):
     """The A outputs so far, each a step further; first, first_step: their numbers, of which there are
     `outputs` if not all (WHOLE). All are asked for before the first is written: as far as the compiler knows
     the next might lie where it is written."""
     sums = ()
     for a in tl.static_range(A):
-        if WHOLE:
-            sums = longer(sums, tl.load(at, mask=there, other=0.0))
-        else:
-            sums = longer(sums, tl.load(at, mask=there & (first + a * first_step < outputs), other=0.0))
+        inside = there
+        if not WHOLE:
+            inside = there & (first + a * first_step < outputs)
+        sums = longer(sums, tl.load(at, mask=inside, other=0.0, eviction_policy=STAYS))
         at += step
     return sums
 
@@ -372,36 +381,37 @@ def _sums(at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, A: t
 @triton.jit
 def _outputs(
     re, im, sums, at, step, there, first, first_step, outputs, WHOLE: tl.constexpr, scale: tl.constexpr,
-    A: tl.constexpr,
+    A: tl.constexpr, STAYS: tl.constexpr,
 ):  # fmt: skip
     """Writes `sums` and scale times the imaginary parts, times e^(-i pi a / 2 A)."""
     for a in tl.static_range(A):
         more = im[a] * (scale * cosine(a, 4 * A)) - re[a] * (scale * sine(a, 4 * A))
         total = (sums[a].to(tl.float32) + more).to(at.dtype.element_ty)
-        if WHOLE:
-            tl.store(at, total, mask=there)
-        else:
-            tl.store(at, total, mask=there & (first + a * first_step < outputs))
+        inside = there
+        if not WHOLE:
+            inside = there & (first + a * first_step < outputs)
+        tl.store(at, total, mask=inside, eviction_policy=STAYS)
         at += step
 
 
 @triton.jit
-def _kept(at, part, step, there, N: tl.constexpr):
-    """Tuples of re and im of N complex numbers, each a step further; im is a `part` behind re."""
+def _kept(at, part, step, there, N: tl.constexpr, STAYS: tl.constexpr):
+    """Tuples of re and im of N complex numbers, each a step further; im is a `part` behind re. STAYS: whether
+    what is read or written should leave the L2 cache first or last, or as all else."""
     re, im = (), ()
     for _ in tl.static_range(N):
-        re = longer(re, tl.load(at, mask=there, other=0.0))
-        im = longer(im, tl.load(at + part, mask=there, other=0.0))
+        re = longer(re, tl.load(at, mask=there, other=0.0, eviction_policy=STAYS))
+        im = longer(im, tl.load(at + part, mask=there, other=0.0, eviction_policy=STAYS))
         at += step
     return re, im
 
 
 @triton.jit
-def _keep(re, im, at, part, step, there, N: tl.constexpr):
+def _keep(re, im, at, part, step, there, N: tl.constexpr, STAYS: tl.constexpr):
     """Writes them."""
     for i in tl.static_range(N):
-        tl.store(at, re[i], mask=there)
-        tl.store(at + part, im[i], mask=there)
+        tl.store(at, re[i], mask=there, eviction_policy=STAYS)
+        tl.store(at + part, im[i], mask=there, eviction_policy=STAYS)
         at += step
 
 
@@ -431,7 +441,7 @@ def _fused_kernel(
         gdc_launch_dependents()
     # Inputs n = a B D + m, m = b D + d.
     m, channel, there = _index(tl.program_id(0), channels, B, D, C)
-    re, im = _inputs(y_at + m * y_position + channel, B * D * y_position, there, A)
+    re, im = _inputs(y_at + m * y_position + channel, B * D * y_position, there, A, "")
     lane = tl.arange(0, D * C)[None, :] % C
     outer = factors_at(outer_ptr, m, lane, C)
     inner = ()
@@ -452,16 +462,16 @@ def _fused_kernel(
     BINS: tl.constexpr = B if D == 1 else D
     k, bin_channel, bin_there = _index(tl.program_id(0), channels, ROWS, EACH, C)
     at = spectrum_at + k * s_bin + bin_channel
-    bins_re, bins_im = _kept(at, s_part, ROWS * EACH * s_bin, bin_there, BINS)
+    bins_re, bins_im = _kept(at, s_part, ROWS * EACH * s_bin, bin_there, BINS, "")
     re, im = multiplied(re, im, bins_re, bins_im, BINS)
     outer = factors_at(outer_back_ptr, m, lane, C)
     if D > 1:
         inner = factors_at(inner_back_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
     at = z_at + m * z_position + channel
-    sums = _sums(at, B * D * z_position, there, m, B * D, outputs, WHOLE, A)
+    sums = _sums(at, B * D * z_position, there, m, B * D, outputs, WHOLE, A, "")
     re, im = backward(re, im, outer, inner, A, B, D)
     scale: tl.constexpr = 1.0 / (A * B * D)
-    _outputs(re, im, sums, at, B * D * z_position, there, m, B * D, outputs, WHOLE, scale, A)
+    _outputs(re, im, sums, at, B * D * z_position, there, m, B * D, outputs, WHOLE, scale, A, "")
 
 
 @triton.jit
@@ -492,14 +502,14 @@ def _forward_kernel(
     space_ptr += layer * w_layer + sequence * w_sequence
     b, channel, there = _index(block, channels, B, 1, C)
     at = y_ptr + (b * N2 + n2) * y_position + channel
-    re, im = _inputs(at, B * N2 * y_position, there, A)
+    re, im = _inputs(at, B * N2 * y_position, there, A, "evict_first")
     outer = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], C)
     re, im = forward(re, im, outer, (), A, B, 1)
     k1, channel, there = _index(block, channels, A, 1, C)
     turns_re, turns_im = _turns(turns_ptr, n2, k1, 1, A, B)
     re, im = multiplied(re, im, turns_re, turns_im, B)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
-    _keep(re, im, at, w_part, A * N2 * channels, there, B)
+    _keep(re, im, at, w_part, A * N2 * channels, there, B, "evict_last")
 
 
 @triton.jit
@@ -523,14 +533,14 @@ def _middle_kernel(
     b, channel, there = _index(block, channels, B, 1, C)
     lane = tl.arange(0, C)[None, :]
     place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
-    re, im = _kept(place, w_part, step, there, A)
+    re, im = _kept(place, w_part, step, there, A, "evict_last")
     re, im = forward(re, im, factors_at(inner_ptr, b, lane, C), (), A, B, 1)
     k2, bin_channel, bin_there = _index(block, channels, A, 1, C)
     at = spectrum_ptr + (k1 + N1 * k2) * s_bin + bin_channel
-    bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B)
+    bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B, "evict_first")
     re, im = multiplied(re, im, bins_re, bins_im, B)
     re, im = backward(re, im, factors_at(inner_back_ptr, b, lane, C), (), A, B, 1)
-    _keep(re, im, place, w_part, step, there, A)
+    _keep(re, im, place, w_part, step, there, A, "evict_last")
 
 
 @triton.jit
@@ -552,16 +562,16 @@ def _backward_kernel(
         gdc_launch_dependents()
     k1, channel, there = _index(block, channels, A, 1, C)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
-    re, im = _kept(at, w_part, A * N2 * channels, there, B)
+    re, im = _kept(at, w_part, A * N2 * channels, there, B, "evict_first")
     turns_re, turns_im = _turns(turns_ptr, n2, k1, -1, A, B)
     re, im = multiplied(re, im, turns_re, turns_im, B)
     b, channel, there = _index(block, channels, B, 1, C)
     first, step = b * N2 + n2, B * N2
     at = z_ptr + first * z_position + channel
-    sums = _sums(at, step * z_position, there, first, step, outputs, WHOLE, A)
+    sums = _sums(at, step * z_position, there, first, step, outputs, WHOLE, A, "evict_first")
     re, im = backward(re, im, factors_at(outer_back_ptr, b, tl.arange(0, C)[None, :], C), (), A, B, 1)
     scale: tl.constexpr = 1.0 / (A * B * N2)
-    _outputs(re, im, sums, at, step * z_position, there, first, step, outputs, WHOLE, scale, A)
+    _outputs(re, im, sums, at, step * z_position, there, first, step, outputs, WHOLE, scale, A, "evict_first")
 
 
 @triton.jit
