@@ -55,11 +55,10 @@ LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 512, 16384
 SECTOR_CHANNELS = tl.constexpr(8)
 LINE, HALF_LINE, LONG_SIDE = 32, 16, 128
 # Complex numbers of a thread of three factors.
-HELD = 16
-# Registers of a thread with which a third program of 16 x 16 has place on a multiprocessor.
-CROWDED = {256: 80}
-# Of what is between three launches so much stays in the L2 cache beside all else.
-SPACE_BYTES = 20_000_000
+HELD = 32
+# Of what is between three launches so much stays in the L2 cache beside all else, and so much if all else is
+# asked to leave it first.
+SPACE_BYTES, KEPT_BYTES = 20_000_000, 40_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     ...     print(fft_config(side))
     8 x 8, 32 channels, 8 warps, one launch
     16 x 16, 16 channels, 8 warps, one launch
-    8 x 8 x 8, 16 channels, 16 warps, one launch
+    8 x 8 x 8, 16 channels, 8 warps, one launch
     64 x 128, 32 channels, 8 warps, three launches
     """
     if not is_transformed(side):
@@ -119,7 +118,7 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
     channels = LINE if side < LONG_SIDE else HALF_LINE
     held = found[-1] if len(found) == 2 else HELD
     warps = max(4, side * channels // (32 * held))
-    return FftConfig(found, channels, warps, chained=chained, registers=CROWDED.get(side))
+    return FftConfig(found, channels, warps, chained=chained)
 
 
 def fft_config_for(y: Tensor) -> FftConfig:
@@ -243,25 +242,18 @@ def _three_launches(
     layers, batch, side, channels = y.shape
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
     outer, outer_back, inner, inner_back, turns = tables
-    constants = {**constants, "N2": a2 * b2}
+    constants = {**constants, "N2": a2 * b2, "FIRST": "", "LAST": ""}
+    if 8 * layers * batch * side * channels <= KEPT_BYTES:
+        constants |= {"FIRST": "evict_first", "LAST": "evict_last"}
     blocks = triton.cdiv(channels, config.channels)
     over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
     _forward_kernel[over_n2](
         y, space, outer, turns, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
     )
     _middle_kernel[over_k1](
-        space,
-        spectrum,
-        inner,
-        inner_back,
-        channels,
-        *space.stride()[:3],
-        *filters,
-        N1=a1 * b1,
-        A=a2,
-        B=b2,
-        **constants,
-    )
+        space, spectrum, inner, inner_back, channels, *space.stride()[:3], *filters,
+        N1=a1 * b1, A=a2, B=b2, **constants,
+    )  # fmt: skip
     _backward_kernel[over_n2](
         space, z, outer_back, turns, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
         A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
@@ -491,6 +483,7 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
 def _forward_kernel(
     y_ptr, space_ptr, outer_ptr, turns_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
     w_part, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Over n1, and the twiddle. Grid (blocks of C channels * n2, batch, layers)."""
     if CHAINED:
@@ -502,14 +495,14 @@ def _forward_kernel(
     space_ptr += layer * w_layer + sequence * w_sequence
     b, channel, there = _index(block, channels, B, 1, C)
     at = y_ptr + (b * N2 + n2) * y_position + channel
-    re, im = _inputs(at, B * N2 * y_position, there, A, "evict_first")
+    re, im = _inputs(at, B * N2 * y_position, there, A, FIRST)
     outer = factors_at(outer_ptr, b, tl.arange(0, C)[None, :], C)
     re, im = forward(re, im, outer, (), A, B, 1)
     k1, channel, there = _index(block, channels, A, 1, C)
     turns_re, turns_im = _turns(turns_ptr, n2, k1, 1, A, B)
     re, im = multiplied(re, im, turns_re, turns_im, B)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
-    _keep(re, im, at, w_part, A * N2 * channels, there, B, "evict_last")
+    _keep(re, im, at, w_part, A * N2 * channels, there, B, LAST)
 
 
 @triton.jit
@@ -518,6 +511,7 @@ def _middle_kernel(
     w_layer, w_sequence, w_part, s_layer, s_filter, s_part, s_bin,
     N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     CHAINED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Over n2, times the spectrum, back over k2. Grid (blocks of C channels * k1, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -533,14 +527,14 @@ def _middle_kernel(
     b, channel, there = _index(block, channels, B, 1, C)
     lane = tl.arange(0, C)[None, :]
     place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
-    re, im = _kept(place, w_part, step, there, A, "evict_last")
+    re, im = _kept(place, w_part, step, there, A, LAST)
     re, im = forward(re, im, factors_at(inner_ptr, b, lane, C), (), A, B, 1)
     k2, bin_channel, bin_there = _index(block, channels, A, 1, C)
     at = spectrum_ptr + (k1 + N1 * k2) * s_bin + bin_channel
-    bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B, "evict_first")
+    bins_re, bins_im = _kept(at, s_part, N1 * A * s_bin, bin_there, B, FIRST)
     re, im = multiplied(re, im, bins_re, bins_im, B)
     re, im = backward(re, im, factors_at(inner_back_ptr, b, lane, C), (), A, B, 1)
-    _keep(re, im, place, w_part, step, there, A, "evict_last")
+    _keep(re, im, place, w_part, step, there, A, LAST)
 
 
 @triton.jit
@@ -549,6 +543,7 @@ def _backward_kernel(
     z_layer, z_sequence, z_position,
     N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
     CHAINED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """The twiddle taken back, and back over k1. Grid (blocks of C channels * n2, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -562,16 +557,16 @@ def _backward_kernel(
         gdc_launch_dependents()
     k1, channel, there = _index(block, channels, A, 1, C)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
-    re, im = _kept(at, w_part, A * N2 * channels, there, B, "evict_first")
+    re, im = _kept(at, w_part, A * N2 * channels, there, B, FIRST)
     turns_re, turns_im = _turns(turns_ptr, n2, k1, -1, A, B)
     re, im = multiplied(re, im, turns_re, turns_im, B)
     b, channel, there = _index(block, channels, B, 1, C)
     first, step = b * N2 + n2, B * N2
     at = z_ptr + first * z_position + channel
-    sums = _sums(at, step * z_position, there, first, step, outputs, WHOLE, A, "evict_first")
+    sums = _sums(at, step * z_position, there, first, step, outputs, WHOLE, A, FIRST)
     re, im = backward(re, im, factors_at(outer_back_ptr, b, tl.arange(0, C)[None, :], C), (), A, B, 1)
     scale: tl.constexpr = 1.0 / (A * B * N2)
-    _outputs(re, im, sums, at, step * z_position, there, first, step, outputs, WHOLE, scale, A, "evict_first")
+    _outputs(re, im, sums, at, step * z_position, there, first, step, outputs, WHOLE, scale, A, FIRST)
 
 
 @triton.jit
