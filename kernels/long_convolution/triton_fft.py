@@ -53,7 +53,7 @@ LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 512, 16384
 # Channels of a program: a cache line of 128 bytes in fp32, or half of one where numbers of so many channels
 # would fill too many registers, from LONG_SIDE on.
 SECTOR_CHANNELS = tl.constexpr(8)
-LINE, HALF_LINE, LONG_SIDE = 32, 16, 128
+LINE, HALF_LINE, LONG_SIDE = 32, 16, 256
 # Complex numbers of a thread of three factors.
 HELD = 32
 # Of what is between three launches so much stays in the L2 cache beside all else, and so much if all else is
@@ -486,13 +486,14 @@ def _forward_kernel(
     FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Over n1, and the twiddle. Grid (blocks of C channels * n2, batch, layers)."""
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
     y_ptr += layer * y_layer + sequence * y_sequence
     space_ptr += layer * w_layer + sequence * w_sequence
+    if CHAINED:
+        _ask_for(y_ptr, n2 + N2 * tl.arange(0, A * B)[:, None], y_position, block, channels, C)
+        gdc_wait()
+        gdc_launch_dependents()
     b, channel, there = _index(block, channels, B, 1, C)
     at = y_ptr + (b * N2 + n2) * y_position + channel
     re, im = _inputs(at, B * N2 * y_position, there, A, FIRST)
