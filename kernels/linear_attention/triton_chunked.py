@@ -347,13 +347,18 @@ def _first_row(group, groups, length, rows, UNIT: tl.constexpr, ALONE: tl.conste
 
 
 @triton.jit
-def _state_after(state, k, v, count, log, CHUNK: tl.constexpr, DECAY: tl.constexpr):
-    """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS] with `count`
-    rows."""
+def _what_is_left(count, log, CHUNK: tl.constexpr):
+    """By the end of a chunk of `count` rows: gamma^(count-1-j) of row j, gamma^count - 1 of what was before."""
+    return tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log), shrinkage(log, count)
+
+
+@triton.jit
+def _state_after(state, k, v, left, shrink, DECAY: tl.constexpr):
+    """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS]; left, shrink:
+    `_what_is_left`."""
     if DECAY:
-        left = tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log)
         v = (v.to(tl.float32) * left[:, None]).to(v.dtype)
-        state += state * shrinkage(log, count)
+        state += state * shrink
     return tl.dot(tl.trans(v), k, state, input_precision="tf32x3")
 
 
@@ -379,6 +384,7 @@ def _sums_kernel(
     log = 0.0
     if DECAY:
         log = log_decay(decay_ptr, head)
+    left, shrink = _what_is_left(CHUNK, log, CHUNK)
     state = tl.zeros([COLUMNS, RANK], tl.float32)
     for start in tl.range(group * rows, end, CHUNK, num_stages=STAGES):
         k = _rows(
@@ -389,7 +395,7 @@ def _sums_kernel(
             v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, end,
             block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
         )  # fmt: skip
-        state = _state_after(state, k, v, CHUNK, log, CHUNK, DECAY)
+        state = _state_after(state, k, v, left, shrink, DECAY)
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
     store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
 
@@ -497,6 +503,7 @@ def _outputs_kernel(
     )  # fmt: skip
     state = tl.trans(state)
     if ALONE:
+        left, shrink = _what_is_left(SUMMED, log, SUMMED)
         # Groups read the same rows at about the same time, so that one of them finds them in memory.
         for start in tl.range(0, tl.where(first < last, first, 0), SUMMED, num_stages=SUMMED_STAGES):
             k = _rows(
@@ -507,7 +514,8 @@ def _outputs_kernel(
                 many_v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, first,
                 column, DIM_USED, SUMMED, COLUMNS, True, DIM_USED == DIM, COPIED,
             )  # fmt: skip
-            state = _state_after(state, k, v, SUMMED, log, SUMMED, DECAY)
+            state = _state_after(state, k, v, left, shrink, DECAY)
+    left_of_whole, shrink_of_whole = _what_is_left(CHUNK, log, CHUNK)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = _rows(
             q_ptr, sequence, q_head, stride_q_sequence, stride_q_head, stride_q_row, start, last, 0,
@@ -529,7 +537,10 @@ def _outputs_kernel(
         else:
             scores = tl.where(distance >= 0, scores, 0.0)
         out = tl.dot(tl.trans(v), scores.to(v.dtype), out, input_precision="tf32x3")
-        state = _state_after(state, k, v, tl.minimum(last - start, CHUNK), log, CHUNK, DECAY)
+        left_here, shrink_here = left_of_whole, shrink_of_whole
+        if last - start < CHUNK:
+            left_here, shrink_here = _what_is_left(last - start, log, CHUNK)
+        state = _state_after(state, k, v, left_here, shrink_here, DECAY)
         # While the product before is still being made.
         if COPIED:
             rows_out = tl.reshape(tl.trans(out).to(q.dtype), (1, 1, CHUNK, COLUMNS))
