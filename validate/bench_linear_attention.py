@@ -251,8 +251,8 @@ def linear_step(bench: Bench) -> list[Bar]:
 
 
 def copied_bytes_per_s(*, quick: bool) -> float:
-    """Bytes that torch reads and writes a second where it copies far more than the L2 cache holds, by the faster
-    of a copy and of a kernel that turns signs."""
+    """Bytes that torch reads and writes a second, far more of them than the L2 cache holds: by a copy, or by
+    a kernel that turns signs, whichever is faster."""
     x = torch.zeros(COPIED_BYTES // 4, dtype=torch.float32, device="cuda")
     y = torch.empty_like(x)
     ways = (lambda: y.copy_(x), lambda: torch.neg(x, out=y))

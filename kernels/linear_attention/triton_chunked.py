@@ -348,7 +348,7 @@ def _first_row(group, groups, length, rows, UNIT: tl.constexpr, ALONE: tl.conste
 
 @triton.jit
 def _what_is_left(count, log, CHUNK: tl.constexpr):
-    """By the end of a chunk of `count` rows: gamma^(count-1-j) of row j, gamma^count - 1 of what was before."""
+    """By the end of a chunk of `count` rows: gamma^(count-1-j) of row j; gamma^count - 1 of all before."""
     return tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log), shrinkage(log, count)
 
 
