@@ -65,18 +65,15 @@ SPACE_BYTES, KEPT_BYTES = 20_000_000, 40_000_000
 class FftConfig:
     """How a tile is laid out. In one launch (`fused`): the side is the product of `factors`, two or three;
     else of two, N1 and N2, each transformed by launches of its own. `channels` of a program, its `warps`;
-    `chained`: started while the launch before it ends, which it then waits for. Such a program has what it
-    will read brought into the L2 cache; with `resident`, the programs that a multiprocessor has at once, one
-    of one launch also what the one after it will. `registers`: of a thread at most; `layers`: that three
-    launches take at a time, so few that what is between them stays in the L2 cache, or all."""
+    `chained`: started while the launch before it ends, which it then waits for, and what it will read brought
+    into the L2 cache before. `layers`: that three launches take at a time, so few that what is between them
+    stays in that cache, or all."""
 
     factors: tuple[int, ...]
     channels: int
     warps: int
     fused: bool = True
     chained: bool = False
-    resident: int = 0
-    registers: int | None = None
     layers: int | None = None
 
     def __post_init__(self) -> None:
@@ -208,15 +205,12 @@ def fft_tile(
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
     constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
-    if config.registers is not None:
-        constants["maxnreg"] = config.registers
     tables = _tables(config, y.device)
     if config.fused:
         first, second, third = config.three
-        ahead = config.resident * gpu_of(y).processors
         _fused_kernel[(blocks, batch, layers)](
             y, spectrum, z, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
-            A=first, B=second, D=third, WHOLE=z.shape[2] == side, AHEAD=ahead, **constants,
+            A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
         )  # fmt: skip
         return z
     space = fft_space(y, config) if space is None else space
@@ -412,23 +406,18 @@ def _fused_kernel(
     y_ptr, spectrum_ptr, z_ptr, outer_ptr, outer_back_ptr, inner_ptr, inner_back_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
     A: tl.constexpr, B: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
-    AHEAD: tl.constexpr, CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of C channels, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     y_at = y_ptr + layer * y_layer + sequence * y_sequence
     spectrum_at = spectrum_ptr + layer * s_layer + sequence * s_filter
     z_at = z_ptr + layer * z_layer + sequence * z_sequence
-    blocks, batch = tl.num_programs(0), tl.num_programs(1)
-    # Programs start in this order: AHEAD further is the one that takes this one's place.
-    after = (tl.program_id(2) * batch + tl.program_id(1)) * blocks + tl.program_id(0) + AHEAD
     if CHAINED:
-        # What one of the first reads nobody has asked for.
-        if AHEAD == 0 or after < 2 * AHEAD:
-            _ask(
-                tl.program_id(0), y_at, spectrum_at, z_at, outputs, channels, y_position, s_part, s_bin,
-                z_position, A * B * D, C,
-            )  # fmt: skip
+        _ask(
+            tl.program_id(0), y_at, spectrum_at, z_at, outputs, channels, y_position, s_part, s_bin,
+            z_position, A * B * D, C,
+        )  # fmt: skip
         gdc_wait()
         gdc_launch_dependents()
     # Inputs n = a B D + m, m = b D + d.
@@ -439,14 +428,6 @@ def _fused_kernel(
     inner = ()
     if D > 1:
         inner = factors_at(inner_ptr, tl.arange(0, D)[:, None], tl.arange(0, A * C)[None, :] % C, C)
-    if CHAINED and AHEAD > 0:  # noqa: SIM102 (this the compiler decides)
-        if after < tl.num_programs(2) * batch * blocks:
-            to, of = (after // blocks // batch).to(tl.int64), (after // blocks % batch).to(tl.int64)
-            _ask(
-                after % blocks, y_ptr + to * y_layer + of * y_sequence,
-                spectrum_ptr + to * s_layer + of * s_filter, z_ptr + to * z_layer + of * z_sequence,
-                outputs, channels, y_position, s_part, s_bin, z_position, A * B * D, C,
-            )  # fmt: skip
     re, im = forward(re, im, outer, inner, A, B, D)
     # Bins k = ka + A kb, of two factors by kb and of three by kd, k = ka + A kb + A B kd.
     ROWS: tl.constexpr = A if D == 1 else B
