@@ -363,6 +363,29 @@ def _state_after(state, k, v, left, shrink, DECAY: tl.constexpr):
 
 
 @triton.jit
+def _summed_up(
+    state, k_source, v_source, sequence, head, column, log, first, end,
+    stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
+    RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, DECAY: tl.constexpr,
+    COPIED: tl.constexpr,
+):  # fmt: skip
+    """The state's transpose after rows `first` up to `end`, whole chunks, of which nothing else is made."""
+    left, shrink = _what_is_left(CHUNK, log, CHUNK)
+    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
+        k = _rows(
+            k_source, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, end, 0,
+            RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
+        )  # fmt: skip
+        v = _rows(
+            v_source, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, end, column,
+            DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
+        )  # fmt: skip
+        state = _state_after(state, k, v, left, shrink, DECAY)
+    return state
+
+
+@triton.jit
 def _sums_kernel(
     k_ptr, v_ptr, decay_ptr, lengths_ptr, sums_ptr,
     length, rows, groups,
@@ -384,18 +407,11 @@ def _sums_kernel(
     log = 0.0
     if DECAY:
         log = log_decay(decay_ptr, head)
-    left, shrink = _what_is_left(CHUNK, log, CHUNK)
-    state = tl.zeros([COLUMNS, RANK], tl.float32)
-    for start in tl.range(group * rows, end, CHUNK, num_stages=STAGES):
-        k = _rows(
-            k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, end, 0,
-            RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
-        )  # fmt: skip
-        v = _rows(
-            v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, end,
-            block * COLUMNS, DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
-        )  # fmt: skip
-        state = _state_after(state, k, v, left, shrink, DECAY)
+    state = _summed_up(
+        tl.zeros([COLUMNS, RANK], tl.float32), k_ptr, v_ptr, sequence, head, block * COLUMNS, log,
+        group * rows, end, stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head,
+        stride_v_row, RANK_USED, DIM_USED, RANK, DIM, CHUNK, COLUMNS, STAGES, DECAY, COPIED,
+    )  # fmt: skip
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
     store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
 
@@ -503,18 +519,12 @@ def _outputs_kernel(
     )  # fmt: skip
     state = tl.trans(state)
     if ALONE:
-        left, shrink = _what_is_left(SUMMED, log, SUMMED)
         # Groups read the same rows at about the same time, so that one of them finds them in memory.
-        for start in tl.range(0, tl.where(first < last, first, 0), SUMMED, num_stages=SUMMED_STAGES):
-            k = _rows(
-                many_k_ptr, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, first, 0,
-                RANK_USED, SUMMED, RANK, True, RANK_USED == RANK, COPIED,
-            )  # fmt: skip
-            v = _rows(
-                many_v_ptr, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, first,
-                column, DIM_USED, SUMMED, COLUMNS, True, DIM_USED == DIM, COPIED,
-            )  # fmt: skip
-            state = _state_after(state, k, v, left, shrink, DECAY)
+        state = _summed_up(
+            state, many_k_ptr, many_v_ptr, sequence, head, column, log, 0, tl.where(first < last, first, 0),
+            stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
+            RANK_USED, DIM_USED, RANK, DIM, SUMMED, COLUMNS, SUMMED_STAGES, DECAY, COPIED,
+        )  # fmt: skip
     left_of_whole, shrink_of_whole = _what_is_left(CHUNK, log, CHUNK)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = _rows(
