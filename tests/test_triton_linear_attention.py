@@ -8,6 +8,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -144,6 +145,8 @@ def test_the_reference_is_the_specification() -> None:
         (Sizes(2, 2, 2, 75, 16, 24), ChunkedConfig(16, 32, 5, 2, 4, summed=2)),
         (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 32, 2, 2, 4)),
         (Sizes(2, 4, 2, 75, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, alone=True)),
+        (Sizes(2, 4, 2, 99, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, pieces=2)),
+        (Sizes(1, 1, 1, 150, 16, 16), ChunkedConfig(16, 16, 2, 2, 4, pieces=3)),
     ],
 )
 def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) -> None:
@@ -181,6 +184,23 @@ def test_chunks_of_sequences_that_end_early(groups: int, summed: int, alone: boo
             chunked_linear_attention, torch.float32, s, decay=decay, lengths=ints(0, 5, 16, 32, 47, 79, 99),
             config=ChunkedConfig(16, 16, groups, 2, 4, summed=summed, alone=alone),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [{"pieces": 2}, {"pieces": 1}, {"pieces": 3, "summed": 1}, {"alone": True}])
+def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) -> None:
+    """A weight is below 2^-40 after 40 rows of one head, and 20 of the other."""
+    s = Sizes(1, 2, 2, 400, 16, 16)
+    q, k, v = tokens(torch.float32, s)
+    decay, config = torch.tensor([0.5, 0.25], device=DEVICE), ChunkedConfig(16, 16, 4, 2, 4, **shape)
+    truth = reference_linear_attention(q.double(), k.double(), v.double(), decay)
+    out, last = chunked_linear_attention(q, k, v, decay, config=config)
+    assert error(out, truth[0]) < BOUNDS[torch.float32]
+    assert error(last, truth[1]) < BOUNDS[torch.float32]
+    k[:, :, :30] = math.nan
+    out, last = chunked_linear_attention(q, k, v, decay, config=config)
+    assert not last.isnan().any()
+    later = slice(240, None)
+    assert error(out[:, :, later], truth[0][:, :, later]) < BOUNDS[torch.float32]
 
 
 def test_parts_of_a_sequence_go_on_from_a_state() -> None:
@@ -388,6 +408,7 @@ def test_what_does_not_fit_a_step_is_named(name: str, bad: Callable[[Tensor], Te
         {"stages": 0},
         {"stages": 1},
         {"warps": 3},
+        {"pieces": 0},
     ],
 )
 def test_a_layout_that_cannot_be_is_named(bad: dict[str, int]) -> None:
@@ -458,10 +479,11 @@ class TestGPU:
     @pytest.mark.parametrize(("copied", "stages"), [(False, 3), (True, 3), (True, 4)])
     def test_wide_programs(self, groups: int, columns: int, alone: bool, copied: bool, stages: int) -> None:
         s = Sizes(2, 8, 4, 1999, 128, 128)
-        config = ChunkedConfig(64, columns, groups, stages, columns // 16, True, alone=alone, copied=copied)
-        check(
-            chunked_linear_attention, torch.bfloat16, s, decay=decays(4, 0.98), config=config, spare=(0, 0, 0)
-        )
+        for pieces, decay in product((1, 3), (decays(4, 0.98), decays(4, 0.5), None)):
+            config = ChunkedConfig(
+                64, columns, groups, stages, columns // 16, True, alone=alone, copied=copied, pieces=pieces
+            )
+            check(chunked_linear_attention, torch.bfloat16, s, decay=decay, config=config, spare=(0, 0, 0))
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("groups", [1, 2, 4, 9, 16])

@@ -3,8 +3,9 @@
     out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i       bytes: q, k, v read, out written, each number once
     one token                                              bytes: the state read and written
 
-bf16 with states in fp32, 32 heads of 128, one decay a head. All are given [batch, length, heads, 128], which
-is how flash-linear-attention lays its tensors out.
+bf16 with states in fp32, 32 heads of 128, one decay a head, of sequences from 2048 tokens on also ones close
+to 1: rows that a state has forgotten are not read for it, and then none is. All are given [batch, length,
+heads, 128], which is how flash-linear-attention lays its tensors out.
 """
 
 import importlib
@@ -37,10 +38,11 @@ COPIED_BYTES = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """So many sequences of one length."""
+    """So many sequences of one length; decays lie between `least_decay` and 1."""
 
     batch: int
     length: int
+    least_decay: float = 0.9
 
     @property
     def hbm_bytes(self) -> int:
@@ -48,7 +50,8 @@ class Sequences:
         return 4 * 2 * self.batch * self.length * HEADS * WIDTH
 
     def __str__(self) -> str:
-        return f"{self.batch} x {self.length}"
+        close = "" if self.least_decay <= 0.9 else f", decays from {self.least_decay}"
+        return f"{self.batch} x {self.length}{close}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,13 @@ class Token:
         return f"one token of {self.batch}"
 
 
-LENGTHS = (64, 128, 512, 2048, 8192, 32768, 100000)
-SEQUENCES = (*(Sequences(1, n) for n in LENGTHS), Sequences(16, 2048))
+# A state of 100,000 tokens has forgotten none of them: 0.99999^100000 is above 2^-2.
+LASTING = 0.99999
+SHORT, LONGER = (64, 128, 512), ((1, 2048), (1, 8192), (1, 32768), (1, 100000), (16, 2048))
+SEQUENCES = (
+    *(Sequences(1, n) for n in SHORT),
+    *(Sequences(*size, least_decay) for size in LONGER for least_decay in (0.9, LASTING)),
+)
 TOKENS = tuple(Token(batch) for batch in (1, 16, 64))
 
 
@@ -87,7 +95,9 @@ class Operands(NamedTuple):
 Ways = Iterator[tuple[str, str, list[Callable[[], Tensor]]]]
 
 
-def drawn(batch: int, length: int, generator: torch.Generator, *, with_state: bool) -> Operands:
+def drawn(
+    batch: int, length: int, generator: torch.Generator, *, with_state: bool, least_decay: float = 0.9
+) -> Operands:
     """Random numbers; keys are scaled so that outputs stay of one size."""
     device = generator.device
 
@@ -95,7 +105,7 @@ def drawn(batch: int, length: int, generator: torch.Generator, *, with_state: bo
         return torch.randn(size, generator=generator, device=device)
 
     q, k, v = (normal(batch, length, HEADS, WIDTH) for _ in range(3))
-    decay = 1.0 - 0.1 * torch.rand(HEADS, generator=generator, device=device)
+    decay = 1.0 - (1.0 - least_decay) * torch.rand(HEADS, generator=generator, device=device)
     before = normal(batch if with_state else 0, HEADS, WIDTH, WIDTH)
     q, k, v = (x.to(torch.bfloat16) for x in (q, k * WIDTH**-0.5, v))
     out = torch.empty(batch, length, HEADS, WIDTH, dtype=torch.bfloat16, device=device)
@@ -208,7 +218,10 @@ def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
     """Whole sequences."""
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
-    sets = [drawn(of.batch, of.length, generator, with_state=False) for _ in range(count)]
+    sets = [
+        drawn(of.batch, of.length, generator, with_state=False, least_decay=of.least_decay)
+        for _ in range(count)
+    ]
     theirs = fla_ways(sets, ("chunk_simple_gla", "fused_chunk_simple_gla"))
     return compared(of, sets, own_sequences(sets), theirs, bench)
 

@@ -10,9 +10,10 @@ the left one of a product a state then stays in the registers in which it is sum
 
 Where there are fewer of these than the GPU has places, the sequence is cut into groups of chunks as well. A
 few groups make the state before them alone: each sums up all that is before it, and is the shorter the later
-it begins. Of many, a first launch makes the sum k^T v of each, and whoever then makes a group's outputs adds
-those of the groups before it up, or, where they are very many, finds them added up by a launch in between. k
-and v are then read twice, the second time from the L2 cache while a sequence is short.
+it begins. Of many, a first launch makes the sum k^T v of each, in pieces, and whoever then makes a group's
+outputs adds those of the groups before it up, or, where they are very many, finds them added up by a launch
+in between. k and v are then read twice, the second time from the L2 cache while a sequence is short. For such
+sums rows are not read any more that a state has forgotten: whose weight in it is below 2^-40.
 """
 
 import math
@@ -51,10 +52,11 @@ MOST_ALONE, LONGEST_ALONE = 4, 16384
 class ChunkedConfig:
     """How a call is laid out: `chunk` rows at a time, `columns` of v a program; the sequence in `groups`, if
     possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
-    `chained`: started while the one before ends, which they then wait for; how many groups a program adds up
-    (`summed`): more are added up by a launch in between; or whether each group makes the state before it
-    `alone`, in one launch, which adds nothing up; whether rows are `copied` by descriptors where they can be:
-    not of sequences of several lengths, in fp32, or that are not `is_copied`."""
+    `chained`: started while the one before ends, which they then wait for; in how many `pieces` the sum of a
+    group is made; how many groups a program adds up (`summed`): more are added up by a launch in between; or
+    whether each group makes the state before it `alone`, in one launch, which adds nothing up; whether rows
+    are `copied` by descriptors where they can be: not of sequences of several lengths, in fp32, or that are
+    not `is_copied`."""
 
     chunk: int
     columns: int
@@ -65,6 +67,7 @@ class ChunkedConfig:
     summed: int = 8
     alone: bool = False
     copied: bool = False
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         wanted = {
@@ -73,17 +76,19 @@ class ChunkedConfig:
             "groups": 1 <= self.groups <= MOST_GROUPS,
             "stages": self.stages >= 2,
             "warps": self.warps in (1, 2, 4, 8),
+            "pieces": 1 <= self.pieces * self.groups <= MOST_GROUPS,
         }
         for name, good in wanted.items():
             if not good:
                 raise ValueError(
                     f"{name}: a layout cannot have {getattr(self, name)}; chunk, columns: a power of two "
-                    f"from 16 on; warps: 1, 2, 4 or 8; stages: 2 or more; groups: 1 to {MOST_GROUPS}"
+                    "from 16 on; warps: 1, 2, 4 or 8; stages: 2 or more; groups, and the pieces of all: 1 "
+                    f"to {MOST_GROUPS}"
                 )
 
     def rows(self, length: int, copied: bool = False) -> int:
-        """Rows of a group, whole chunks, and of several groups whole tiles of `summing`."""
-        unit = self.summing(copied)[0] if self.groups > 1 and not self.alone else self.chunk
+        """Rows of a group, whole chunks, and of several groups whole pieces of whole tiles of `summing`."""
+        unit = self.summing(copied)[0] * self.pieces if self.groups > 1 and not self.alone else self.chunk
         return int(triton.cdiv(length, self.groups * unit)) * unit
 
     def summing(self, copied: bool) -> tuple[int, int]:
@@ -109,9 +114,13 @@ NARROW = 32
 SUMMED_CHUNKS, SUMMED_STAGES, LARGEST_SUMMED = 2, 3, 128
 # Elements of the state that a program of the launch in between has.
 SCANNED = 256
+# Few groups less the last one do not fill a GPU: their sums are made in pieces, of so many rows at least.
+PIECES, PIECED_GROUPS, LEAST_PIECE = 4, 4, 1024
 # What it takes to sum a chunk up, in times of a chunk with outputs. Groups are done at the same time if each
 # is by so much shorter than the one before.
 SUM_SHARE = 0.4
+# What a state has forgotten: rows of weights below 2 to the minus this.
+BITS_KEPT = tl.constexpr(40.0)
 LOG_KEPT = tl.constexpr(math.log2(1.0 - SUM_SHARE))
 
 
@@ -158,7 +167,11 @@ def chunked_config(
     programs = pairs * triton.cdiv(sizes.dim, columns)
     groups = max(1, min(processors // programs, sizes.length // LEAST_ROWS))
     alone = 1 < groups <= MOST_ALONE and sizes.length <= LONGEST_ALONE
-    return ChunkedConfig(chunk, columns, groups, stages, warps, chained, alone=alone, copied=chained)
+    pieced = 1 < groups <= PIECED_GROUPS and sizes.length >= groups * PIECES * LEAST_PIECE
+    pieces = PIECES if pieced and not alone else 1
+    return ChunkedConfig(
+        chunk, columns, groups, stages, warps, chained, alone=alone, copied=chained, pieces=pieces
+    )
 
 
 def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
@@ -213,8 +226,11 @@ def chunked_linear_attention(
     groups = triton.cdiv(sizes.length, rows)
     alone = config.alone and groups > 1
     sums, scanned = None, not config.alone and groups - 1 > config.summed
+    pieces = 1 if scanned else config.pieces
     if groups > 1 and not alone:
-        sums = _sums_of_groups(k, v, decay, state, lengths, sizes, config, rows, groups - 1, scanned, copied)
+        sums = _sums_of_groups(
+            k, v, decay, state, lengths, sizes, config, rows // pieces, (groups - 1) * pieces, scanned, copied
+        )
     summed, summed_stages = config.summing(copied)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
         *_sources(q, k, v, out, rows=config.chunk, columns=config.columns, copied=copied),
@@ -222,7 +238,7 @@ def chunked_linear_attention(
         decay, state, final_state, lengths, sums,
         sizes.length, rows, groups,
         *strides(q), *strides(k), *strides(v), *strides(out), *strides(state), *strides(final_state),
-        STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned,
+        STAGES=config.stages, HEADS=sizes.q_heads, GROUP=sizes.group, SCANNED=scanned, PIECES=pieces,
         ALONE=alone, COPIED=copied, SUMMED=summed, SUMMED_STAGES=summed_stages,
         **_constants(sizes, config), **launched(config.warps, config.chained),
     )  # fmt: skip
@@ -275,8 +291,9 @@ def _sums_of_groups(
     scanned: bool,
     copied: bool,
 ) -> Tensor:
-    """What each of the first `count` groups adds to the state by its end, fp32 [batch * kv_heads, count,
-    padded rank, padded dim]; if `scanned` the state by its end."""
+    """What each of the first `count` pieces of so many `rows` adds to the state by its end, fp32 [batch *
+    kv_heads, count, padded rank, padded dim]; if `scanned` the state by its end, each group being one piece.
+    Of pieces that are forgotten where the next group begins nothing is written."""
     constants, (chunk, stages) = _constants(sizes, config), config.summing(copied)
     pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
     sums = torch.empty(
@@ -285,7 +302,8 @@ def _sums_of_groups(
     _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
         *_sources(k, v, rows=chunk, columns=config.columns, copied=copied), decay, lengths, sums,
         sizes.length, rows, count, *strides(k), *strides(v),
-        STAGES=stages, HEADS=sizes.kv_heads, COPIED=copied, **constants | {"CHUNK": chunk},
+        STAGES=stages, HEADS=sizes.kv_heads, PIECES=1 if scanned else config.pieces, COPIED=copied,
+        **constants | {"CHUNK": chunk},
         **launched(config.warps, config.chained),
     )  # fmt: skip
     if scanned:
@@ -353,6 +371,12 @@ def _what_is_left(count, log, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _remembered(log):
+    """Rows that a state has not forgotten."""
+    return tl.minimum(1.0 / tl.maximum(-log, 1e-7) * BITS_KEPT, 1e9).to(tl.int32)
+
+
+@triton.jit
 def _state_after(state, k, v, left, shrink, DECAY: tl.constexpr):
     """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS]; left, shrink:
     `_what_is_left`."""
@@ -364,15 +388,21 @@ def _state_after(state, k, v, left, shrink, DECAY: tl.constexpr):
 
 @triton.jit
 def _summed_up(
-    state, k_source, v_source, sequence, head, column, log, first, end,
+    state, k_source, v_source, sequence, head, column, log, first, end, count,
     stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, DECAY: tl.constexpr,
     COPIED: tl.constexpr,
 ):  # fmt: skip
-    """The state's transpose after rows `first` up to `end`, whole chunks, of which nothing else is made."""
-    left, shrink = _what_is_left(CHUNK, log, CHUNK)
-    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
+    """The state's transpose after rows `first` up to `end`, whole chunks, of which nothing else is made: the
+    last first, by the weights that they have at the end, of which the last `count` count."""
+    left, _ = _what_is_left(CHUNK, log, CHUNK)
+    rows = end - first
+    if DECAY:
+        state += state * shrinkage(log, rows)
+        rows = tl.minimum(rows, tl.cdiv(count, CHUNK) * CHUNK)
+    for after in tl.range(0, rows, CHUNK, num_stages=STAGES):
+        start = end - after - CHUNK
         k = _rows(
             k_source, sequence, head, stride_k_sequence, stride_k_head, stride_k_row, start, end, 0,
             RANK_USED, CHUNK, RANK, True, RANK_USED == RANK, COPIED,
@@ -381,7 +411,11 @@ def _summed_up(
             v_source, sequence, head, stride_v_sequence, stride_v_head, stride_v_row, start, end, column,
             DIM_USED, CHUNK, COLUMNS, True, DIM_USED == DIM, COPIED,
         )  # fmt: skip
-        state = _state_after(state, k, v, left, shrink, DECAY)
+        if DECAY:
+            v = (v.to(tl.float32) * left[:, None]).to(v.dtype)
+            state += tl.dot(tl.trans(v), k, input_precision="tf32x3") * tl.exp2(after * log)
+        else:
+            state = tl.dot(tl.trans(v), k, state, input_precision="tf32x3")
     return state
 
 
@@ -392,9 +426,10 @@ def _sums_kernel(
     stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, HEADS: tl.constexpr,
-    COPIED: tl.constexpr, CHAINED: tl.constexpr,
+    PIECES: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """The sum of one group of one KV head in COLUMNS of v; all its rows are there. See `_place`."""
+    """The sum of one piece of one KV head in COLUMNS of v; all its rows are there. See `_place`; PIECES: of a
+    group."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -404,13 +439,16 @@ def _sums_kernel(
     if lengths_ptr is not None and end > _length_of(lengths_ptr, sequence, length):
         # No row comes after this group: nobody needs its sum.
         return
-    log = 0.0
+    log, kept = 0.0, rows
     if DECAY:
         log = log_decay(decay_ptr, head)
+        kept = _remembered(log) - (PIECES - 1 - group % PIECES) * rows
+        if kept <= 0:
+            return
     state = _summed_up(
         tl.zeros([COLUMNS, RANK], tl.float32), k_ptr, v_ptr, sequence, head, block * COLUMNS, log,
-        group * rows, end, stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head,
-        stride_v_row, RANK_USED, DIM_USED, RANK, DIM, CHUNK, COLUMNS, STAGES, DECAY, COPIED,
+        group * rows, end, kept, stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence,
+        stride_v_head, stride_v_row, RANK_USED, DIM_USED, RANK, DIM, CHUNK, COLUMNS, STAGES, DECAY, COPIED,
     )  # fmt: skip
     at = ((sequence * HEADS + head).to(tl.int64) * groups + group) * (RANK * DIM)
     store_tile(tl.trans(state), sums_ptr + at, 0, DIM, RANK, block * COLUMNS, DIM, RANK, COLUMNS)
@@ -452,9 +490,10 @@ def _state_before(
     sums_ptr, decay_ptr, state_ptr, pair, head, group, groups, rows, any_row, sequence, block, log,
     stride_sequence, stride_head, stride_row,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, SCANNED: tl.constexpr, STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr, SCANNED: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state [RANK, COLUMNS] before a group that has any row: see `_sums_of_groups`."""
+    """The state [RANK, COLUMNS] before a group that has any row, from what is not forgotten there: see
+    `_sums_of_groups`."""
     state = tl.zeros([RANK, COLUMNS], tl.float32)
     column = block * COLUMNS
     first = 0
@@ -464,12 +503,15 @@ def _state_before(
         base = _head(state_ptr, sequence, head, stride_sequence, stride_head)
         state += tile(base, 0, stride_row, RANK_USED, column, DIM_USED, RANK, COLUMNS, False, False)
     if sums_ptr is not None:
-        shrink = 0.0
+        shrink, rows = 0.0, rows // PIECES
         if decay_ptr is not None:
             shrink = shrinkage(log, rows)
-        sums_ptr += pair.to(tl.int64) * (groups - 1) * (RANK * DIM)
+            if not SCANNED:
+                first = tl.maximum(group * PIECES * rows - _remembered(log), 0) // rows
+                state += state * shrinkage(log, first * rows)
+        sums_ptr += pair.to(tl.int64) * (groups - 1) * (PIECES * RANK * DIM)
         at = tl.arange(0, RANK)[:, None] * DIM + column + tl.arange(0, COLUMNS)[None, :]
-        for earlier in tl.range(first, tl.where(any_row, group, 0), num_stages=STAGES):
+        for earlier in tl.range(first, tl.where(any_row, group * PIECES, 0), num_stages=STAGES):
             state += state * shrink + tl.load(sums_ptr + at + earlier * (RANK * DIM))
     return state
 
@@ -485,7 +527,7 @@ def _outputs_kernel(
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr,
     SUMMED_STAGES: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
-    SCANNED: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
+    SCANNED: tl.constexpr, PIECES: tl.constexpr, COPIED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the outputs of one group of rows of one query head. See `_place`; COPIED: `_rows`. SUMMED
     rows at a time are summed up where groups are ALONE, for which k and v are `many_...`; `rows` then is of
@@ -513,15 +555,16 @@ def _outputs_kernel(
     state = _state_before(
         sums_ptr, decay_ptr, state_ptr, sequence * (HEADS // GROUP) + head, head, group, groups, rows,
         first < last, sequence, block, log, stride_state_sequence, stride_state_head, stride_state_row,
-        RANK_USED, DIM_USED, RANK, DIM, COLUMNS, SCANNED,
+        RANK_USED, DIM_USED, RANK, DIM, COLUMNS, SCANNED, PIECES,
         # Two states on their way, where they take no more of shared memory than chunks do.
         STAGES if 8 * RANK * COLUMNS <= 2 * STAGES * CHUNK * (2 * RANK + COLUMNS) else 1,
     )  # fmt: skip
     state = tl.trans(state)
     if ALONE:
-        # Groups read the same rows at about the same time, so that one of them finds them in memory.
+        before = tl.where(first < last, first, 0)
         state = _summed_up(
-            state, many_k_ptr, many_v_ptr, sequence, head, column, log, 0, tl.where(first < last, first, 0),
+            state, many_k_ptr, many_v_ptr, sequence, head, column, log, 0, before,
+            _remembered(log) if DECAY else before,
             stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
             RANK_USED, DIM_USED, RANK, DIM, SUMMED, COLUMNS, SUMMED_STAGES, DECAY, COPIED,
         )  # fmt: skip
