@@ -44,7 +44,7 @@ from simcore.tiling.implementations import Lanes, cheapest, sides
 from validate import bench_cases as cases
 from validate.bench_cases import Bar, Row, Times
 from validate.bench_run import SEED, Bench, relative_error, say
-from validate.bench_timing import capture, one_line, replayed
+from validate.bench_timing import capture, once_s, one_line, replayed
 from validate.calibrate import fits, shape_text, write_whole
 from validate.measure import Point
 
@@ -299,7 +299,7 @@ def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
 
     def clock(op: Op) -> Times | None:
         try:
-            calls = _calls(op, bench, datasheet(op).seconds)
+            calls = _calls(op, bench)
             return None if calls is None else _timed(calls, quick=bench.quick)
         except Exception as error:
             torch.cuda.synchronize()
@@ -313,7 +313,7 @@ def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
     return clock
 
 
-def _calls(op: Op, bench: Bench, expected_s: float) -> list[Callable[[], object]] | None:
+def _calls(op: Op, bench: Bench) -> list[Callable[[], object]] | None:
     """One call for each set of buffers, whole rounds of them; None where they would take too much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
@@ -324,8 +324,8 @@ def _calls(op: Op, bench: Bench, expected_s: float) -> list[Callable[[], object]
     sets = [first, *(tuple(x.clone() for x in first) for _ in range(count - 1))]
     if op.kind in OWN:
         _check(op, first)
-    least = max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / expected_s)))
     calls = [partial(kernel.run, op, *one) for one in sets]
+    least = max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / once_s(calls[-1]))))
     return [calls[i % count] for i in range(cases.calls_of(count, least))]
 
 

@@ -69,6 +69,17 @@ def replayed(graph: torch.cuda.CUDAGraph, calls: int, *, quick: bool = False) ->
     return [seconds / calls for seconds in _seconds(graph, replays)]
 
 
+def once_s(call: Call) -> float:
+    """Seconds of one call outside a graph, with what its launches cost, after one that compiles it."""
+    call()
+    before, after = event(), event()
+    before.record()
+    call()
+    after.record()
+    after.synchronize()
+    return float(1e-3 * before.elapsed_time(after))
+
+
 def _seconds(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
     marks = [(event(), event()) for _ in range(replays)]
     wait()
