@@ -300,7 +300,7 @@ def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
     def clock(op: Op) -> Times | None:
         try:
             calls = _calls(op, bench)
-            return None if calls is None else _timed(calls, quick=bench.quick)
+            return None if calls is None else _timed(*calls, bench)
         except Exception as error:
             torch.cuda.synchronize()
             say(f"  {op.kind} {shape_text(op)}: {one_line(error)}")
@@ -313,8 +313,9 @@ def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
     return clock
 
 
-def _calls(op: Op, bench: Bench) -> list[Callable[[], object]] | None:
-    """One call for each set of buffers, whole rounds of them; None where they would take too much memory."""
+def _calls(op: Op, bench: Bench) -> tuple[list[Callable[[], object]], float] | None:
+    """One call for each set of buffers, whole rounds of them, and the seconds that one took outside a graph;
+    None where they would take too much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
     kernel, generator = TABLE[op.kind], torch.Generator("cuda").manual_seed(SEED)
@@ -325,8 +326,9 @@ def _calls(op: Op, bench: Bench) -> list[Callable[[], object]] | None:
     if op.kind in OWN:
         _check(op, first)
     calls = [partial(kernel.run, op, *one) for one in sets]
-    least = max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / once_s(calls[-1]))))
-    return [calls[i % count] for i in range(cases.calls_of(count, least))]
+    took_s = once_s(calls[-1])
+    least = max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / took_s)))
+    return [calls[i % count] for i in range(cases.calls_of(count, least))], took_s
 
 
 def _check(op: Op, operands: Sequence[Tensor]) -> None:
@@ -341,8 +343,9 @@ def _check(op: Op, operands: Sequence[Tensor]) -> None:
         raise ValueError(f"WRONG: error {error:.2e} > {ERROR_BARS[op.dtype]:.0e}")
 
 
-def _timed(calls: Sequence[Callable[[], object]], *, quick: bool) -> Times:
-    graph = capture(calls)
+def _timed(calls: Sequence[Callable[[], object]], took_s: float, bench: Bench) -> Times:
+    # A graph of calls so long needs few replays, and by all of them a method of 90 ms would take minutes.
+    graph, quick = capture(calls), bench.quick or took_s > GRAPH_S
     return cases.times([replayed(graph, len(calls), quick=quick) for _ in range(ROUNDS)])
 
 

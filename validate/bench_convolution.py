@@ -8,6 +8,7 @@ for all layers and channels at once, one sequence, fp32. torch's ways are what F
 (section 4.1): a transform with the spectra cached, a depthwise convolution, the sum as it stands, compiled.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,8 +39,11 @@ WORD = 4
 DIRECT_SIDE = 128
 # As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
 TOEPLITZ_SIDE = 512
-# A compiled sum reads a window of taps for each output: beyond, it is out of the question.
-COMPILED_SIDE = 1024
+# torch's sums, whose work grows like that too, up to here: there they take 3 (compiled) and 8 times (as a
+# convolution) as long as its transforms on an H200.
+SUM_SIDE = 512
+# A graph need not be longer than this by its floor.
+GRAPH_S = 2e-3
 FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
 EXACT = 1e-5
 ERROR_BARS = {"direct": 1e-5, "transform": 1e-5, "row": 1e-5, "column": 1e-5}
@@ -197,8 +201,8 @@ def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
     cached = [torch.fft.rfft(k, dim=2) for k in taps]
     yield "FFT", "", _calls(by_transform, sets, cached)
     yield "compiled FFT", "", _calls(_compiled(by_transform), sets, cached)
-    yield "conv1d", "", _calls(by_convolution, sets, [turned(k) for k in taps])
-    if side <= COMPILED_SIDE:
+    if side <= SUM_SIDE:
+        yield "conv1d", "", _calls(by_convolution, sets, [turned(k) for k in taps])
         yield "compiled sum", "", _calls(_compiled(by_sum), sets, taps)
 
 
@@ -272,7 +276,8 @@ def compared(
     `truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
 
     What is checked begins with z as it was; in a graph each set's z is added to several times."""
-    calls = cases.calls_of(len(sets))
+    floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
+    calls = cases.calls_of(len(sets), max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / floor_s))))
     in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
 
     def restore() -> None:
@@ -291,7 +296,6 @@ def compared(
     exact = [row for row in mine if row.error_bar <= EXACT]
     best = min(exact, key=lambda row: row.times.median_s if row.times else float("inf"))
     others = [row for row in rows if row.version != "simcore"]
-    floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
     return Compared(str(of), best, others, floor_s), [row for row in mine if row is not best]
 
 
