@@ -40,8 +40,9 @@ DIRECT_SIDE = 128
 # As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
 TOEPLITZ_SIDE = 512
 # torch's sums, whose work grows like that too, up to here: there they take 3 (compiled) and 8 times (as a
-# convolution) as long as its transforms on an H200.
-SUM_SIDE = 512
+# convolution) as long as its transforms on an H200. Transforms from here on: at half of it they take 6 times
+# as long as sums.
+SUM_SIDE, TRANSFORM_SIDE = 512, 16
 # A graph need not be longer than this by its floor.
 GRAPH_S = 2e-3
 FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
@@ -87,7 +88,8 @@ class Line:
         return f"{self.kind}, {self.layers} x {self.channels} at {self.positions}"
 
 
-TILES = tuple(Tile(*model, 1 << power) for model in MODELS for power in range(15))
+# The longest first: a run that is cut short has them.
+TILES = tuple(Tile(*model, 1 << power) for model in reversed(MODELS) for power in reversed(range(15)))
 LINES = tuple(
     Line(kind, *model, positions) for kind in ("lazy", "eager") for model in MODELS for positions in POSITIONS
 )
@@ -198,9 +200,10 @@ def positions_last(sets: Sequence[Operands]) -> list[Operands]:
 def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
     """torch's ways to make a tile."""
     taps = [one.taps for one in sets]
-    cached = [torch.fft.rfft(k, dim=2) for k in taps]
-    yield "FFT", "", _calls(by_transform, sets, cached)
-    yield "compiled FFT", "", _calls(_compiled(by_transform), sets, cached)
+    if side >= TRANSFORM_SIDE:
+        cached = [torch.fft.rfft(k, dim=2) for k in taps]
+        yield "FFT", "", _calls(by_transform, sets, cached)
+        yield "compiled FFT", "", _calls(_compiled(by_transform), sets, cached)
     if side <= SUM_SIDE:
         yield "conv1d", "", _calls(by_convolution, sets, [turned(k) for k in taps])
         yield "compiled sum", "", _calls(_compiled(by_sum), sets, taps)
