@@ -61,6 +61,17 @@ def poisoned(dtype: torch.dtype, *size: int) -> Tensor:
     return torch.full(size, math.nan, dtype=dtype, device=DEVICE)
 
 
+@pytest.fixture(autouse=True)
+def _what_kernels_allocate_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def filled(*size: Any, **how: Any) -> Tensor:
+        x = empty(*size, **how)
+        return x.fill_(math.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
@@ -155,12 +166,14 @@ def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) 
         check(chunked_linear_attention, dtype, sizes, decay=decay, start=start, config=config)
 
 
-@pytest.mark.parametrize(("groups", "alone"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("groups", "alone", "pieces"), [(1, False, 1), (3, False, 1), (3, True, 1), (2, False, 2)]
+)
 @pytest.mark.parametrize(("length", "rank"), [(7, 16), (75, 48), (96, 16)])
-def test_rows_copied_by_descriptors(groups: int, alone: bool, length: int, rank: int) -> None:
+def test_rows_copied_by_descriptors(groups: int, alone: bool, pieces: int, length: int, rank: int) -> None:
     """Beyond the end of a sequence are the rows of others, and beyond rank and dim other columns: they count
     for nothing and stay as they are."""
-    config = ChunkedConfig(16, 32, groups, 2, 4, alone=alone, copied=True)
+    config = ChunkedConfig(16, 32, groups, 2, 4, alone=alone, copied=True, pieces=pieces)
     s = Sizes(2, 4, 2, length, rank, 48)
     q, k, v = tokens(torch.float16, s, spare=(16, 0, 32))
     whole = poisoned(torch.float16, s.batch, s.length + 9, s.q_heads, s.dim)
@@ -174,21 +187,29 @@ def test_rows_copied_by_descriptors(groups: int, alone: bool, length: int, rank:
 
 
 @pytest.mark.parametrize(
-    ("groups", "summed", "alone"), [(1, 1, False), (3, 8, False), (5, 1, False), (3, 8, True)]
+    "shape",
+    [
+        {"groups": 1},
+        {"groups": 3},
+        {"groups": 5, "summed": 1},
+        {"groups": 3, "alone": True},
+        {"groups": 2, "pieces": 2},
+        {"groups": 3, "pieces": 2, "summed": 9},
+    ],
 )
-def test_chunks_of_sequences_that_end_early(groups: int, summed: int, alone: bool) -> None:
+def test_chunks_of_sequences_that_end_early(shape: dict[str, int]) -> None:
     """Before the first row, within a chunk, at its end, at the end of a group, and beyond the tensor."""
     s = Sizes(7, 2, 1, 80, 16, 16)
     for decay in (decays(1, 0.8), None):
         check(
             chunked_linear_attention, torch.float32, s, decay=decay, lengths=ints(0, 5, 16, 32, 47, 79, 99),
-            config=ChunkedConfig(16, 16, groups, 2, 4, summed=summed, alone=alone),
+            config=ChunkedConfig(**{"chunk": 16, "columns": 16, "stages": 2, "warps": 4} | shape),
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [{"pieces": 2}, {"pieces": 1}, {"pieces": 3, "summed": 1}, {"alone": True}])
 def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) -> None:
-    """A weight is below 2^-40 after 40 rows of one head, and 20 of the other."""
+    """A weight is below 2^-40 after 41 rows of one head, and 21 of the other."""
     s = Sizes(1, 2, 2, 400, 16, 16)
     q, k, v = tokens(torch.float32, s)
     decay, config = torch.tensor([0.5, 0.25], device=DEVICE), ChunkedConfig(16, 16, 4, 2, 4, **shape)
@@ -201,6 +222,26 @@ def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) ->
     assert not last.isnan().any()
     later = slice(240, None)
     assert error(out[:, :, later], truth[0][:, :, later]) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("shape", [{"pieces": 2}, {"pieces": 1}, {"summed": 1}, {"alone": True}])
+@pytest.mark.parametrize("decay", [0.5, 1e-13])
+def test_nothing_but_the_last_row_is_left_of_a_state(decay: float, shape: dict[str, int]) -> None:
+    """Of a decay below 2^-40, and of rows as of an initial state; the other head forgets nothing."""
+    s, config = Sizes(3, 2, 2, 80, 16, 16), ChunkedConfig(16, 16, 3, 2, 4, **shape)
+    for lengths in (None, ints(0, 33, 65)):
+        both = torch.tensor([decay, 1.0], device=DEVICE)
+        check(chunked_linear_attention, torch.float32, s, decay=both, lengths=lengths, config=config)
+
+
+def test_an_initial_state_weakens_over_forgotten_pieces() -> None:
+    """Of 1e18 of it 1e-6 are left after four pieces; were the first, which is forgotten, left out, 1."""
+    s, config = Sizes(1, 1, 1, 256, 16, 16), ChunkedConfig(16, 16, 2, 2, 4, pieces=4)
+    q, k, v = tokens(torch.float32, s)
+    state, decay = 1e18 * drawn(torch.float32, *s.state), torch.tensor([0.65], device=DEVICE)
+    found = chunked_linear_attention(q, k, v, decay, state, config=config)
+    truth = reference_linear_attention(q.double(), k.double(), v.double(), decay, state.double())
+    assert error(found[0][:, :, 128:], truth[0][:, :, 128:]) < BOUNDS[torch.float32]
 
 
 def test_parts_of_a_sequence_go_on_from_a_state() -> None:

@@ -40,8 +40,8 @@ DIRECT_SIDE = 128
 # As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
 TOEPLITZ_SIDE = 512
 # torch's sums, whose work grows like that too, up to here: there they take 3 (compiled) and 8 times (as a
-# convolution) as long as its transforms on an H200. Transforms from here on: at half of it they take 6 times
-# as long as sums.
+# convolution) as long as its transforms on an H200. Transforms from here on, where they still take 5 times as
+# long as sums.
 SUM_SIDE, TRANSFORM_SIDE = 512, 16
 # A graph need not be longer than this by its floor.
 GRAPH_S = 2e-3

@@ -13,6 +13,7 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -74,9 +75,10 @@ class Token:
 # A state of 100,000 tokens has forgotten none of them: 0.99999^100000 is above 2^-2.
 LASTING = 0.99999
 SHORT, LONG = (64, 128, 512), ((1, 100000), (1, 32768), (1, 8192), (1, 2048), (16, 2048))
-# The first of each are what flash-linear-attention is tuned on; see `tune_again`.
-SHORT_SEQUENCES = tuple(Sequences(1, n) for n in SHORT)
-LONG_SEQUENCES = tuple(Sequences(*size, least) for size in LONG for least in (0.9, LASTING))
+SEQUENCES = (
+    *(Sequences(1, n) for n in SHORT),
+    *(Sequences(*size, least) for size in LONG for least in (0.9, LASTING)),
+)
 TOKENS = tuple(Token(batch) for batch in (1, 16, 64))
 
 
@@ -155,9 +157,11 @@ def fla(name: str) -> Callable[..., Any]:
 
 
 def tune_again() -> None:
-    """Has Triton's autotuners forget what they chose. Those of flash-linear-attention know nothing of a
+    """Has flash-linear-attention choose its layouts anew, for the next shape. Its autotuners know nothing of a
     sequence's length and keep what was fastest at the first: tuned on 64 tokens, on an H200 it once took 1.4
     times as long for 32768 as another time."""
+    with suppress(ImportError, AttributeError):
+        fla("chunk_simple_gla")
     for found in gc.get_objects():
         if issubclass(type(found), Autotuner):
             found.cache.clear()
@@ -227,8 +231,7 @@ def _after(one: Operands, tokens: int) -> Tensor:
 
 def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
     """Whole sequences."""
-    if of in (SHORT_SEQUENCES[0], LONG_SEQUENCES[0]):
-        tune_again()
+    tune_again()
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
     sets = [
@@ -241,6 +244,7 @@ def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
 
 def token_case(of: Token, bench: Bench) -> tuple[Compared, list[Row]]:
     """One token."""
+    tune_again()
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
     sets = [drawn(of.batch, 1, generator, with_state=True) for _ in range(count)]
@@ -249,8 +253,7 @@ def token_case(of: Token, bench: Bench) -> tuple[Compared, list[Row]]:
 
 def linear_attention(bench: Bench) -> list[Bar]:
     """The part `linear_attention`."""
-    shapes = (*SHORT_SEQUENCES, *LONG_SEQUENCES)
-    found = compared_part("sequences", "linear_attention", shapes, sequences_case, bench)
+    found = compared_part("sequences", "linear_attention", SEQUENCES, sequences_case, bench)
     long = [one for one in found if int(str(one.ours.shape["length"])) >= 2048]
     lasting = [one for one in long if one.ours.shape["least_decay"] == LASTING]
     title = f"sequences from 2048 tokens on {FASTER} times as fast as fla"

@@ -64,8 +64,8 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 def replayed(graph: torch.cuda.CUDAGraph, calls: int, *, quick: bool = False) -> list[float]:
     """Seconds a call, replay by replay."""
     least, least_s = (QUICK_REPLAYS, QUICK_S) if quick else (LEAST_REPLAYS, LEAST_S)
-    (once_s,) = _seconds(graph, 1)
-    replays = min(MOST_REPLAYS, max(least, math.ceil(least_s / once_s)))
+    (replay_s,) = _seconds(graph, 1)
+    replays = min(MOST_REPLAYS, max(least, math.ceil(least_s / replay_s)))
     return [seconds / calls for seconds in _seconds(graph, replays)]
 
 

@@ -210,6 +210,7 @@ def chunked_linear_attention(
     which is not looked at here; state: what the final state was after an earlier part of the sequence. Of
     sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0. Sums are made
     in fp32, but states and scores enter products in the format of q: in fp16 they have to stay below 65504.
+    Rows whose weight in a state is below 2^-40 may count for nothing in it; which do depends on the layout.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -372,8 +373,8 @@ def _what_is_left(count, log, CHUNK: tl.constexpr):
 
 @triton.jit
 def _remembered(log):
-    """Rows that a state has not forgotten."""
-    return tl.minimum(1.0 / tl.maximum(-log, 1e-7) * BITS_KEPT, 1e9).to(tl.int32)
+    """Rows that a state has not forgotten: the last one at least, whose weight is 1."""
+    return (1.0 / tl.maximum(-log, 1e-7) * BITS_KEPT).to(tl.int32) + 1
 
 
 @triton.jit
