@@ -157,9 +157,9 @@ def fla(name: str) -> Callable[..., Any]:
 
 
 def tune_again() -> None:
-    """Has flash-linear-attention choose its layouts anew, for the next shape. Its autotuners know nothing of a
-    sequence's length and keep what was fastest at the first: tuned on 64 tokens, on an H200 it once took 1.4
-    times as long for 32768 as another time."""
+    """Has flash-linear-attention choose its layouts anew, for the next shape. Its autotuners know nothing of
+    a sequence's length and keep what was fastest at the first: tuned on 64 tokens, on an H200 it once took
+    1.4 times as long for 32768 as another time."""
     with suppress(ImportError, AttributeError):
         fla("chunk_simple_gla")
     for found in gc.get_objects():
