@@ -135,7 +135,7 @@ class Sequences:
 
 # -- which shapes ----------------------------------------------------------------------------------------
 
-SIDES = tuple(1 << power for power in range(4, 15))
+SIDES = tuple(1 << power for power in range(15))
 # Channels that shapes are drawn from are few: what is compiled for each takes longer than measuring it.
 LAYERS, BATCHES, CHANNELS, DRAWN_CHANNELS = (4, 12, 36), (1, 4), (256, 768), (256, 512, 768)
 MOST_NUMBERS = 1 << 26
