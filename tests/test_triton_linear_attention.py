@@ -450,6 +450,7 @@ def test_what_does_not_fit_a_step_is_named(name: str, bad: Callable[[Tensor], Te
         {"stages": 1},
         {"warps": 3},
         {"pieces": 0},
+        {"summed": 0},
     ],
 )
 def test_a_layout_that_cannot_be_is_named(bad: dict[str, int]) -> None:

@@ -188,4 +188,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; files hold what was measured before", file=sys.stderr)
+        sys.exit(130)

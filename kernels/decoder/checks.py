@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Of 32 threads each: more than 1024 threads no program has.
+MOST_WARPS = 32
+
 
 def kind(x: Tensor) -> str:
     """A tensor's format and shape, as messages name them."""
@@ -30,11 +33,13 @@ def check_written(name: str, x: Tensor, *read: Tensor | None) -> None:
 
 
 def check_powers(layout: object, *names: str) -> None:
-    """Raises ValueError where one of a layout's sizes is no power of two."""
+    """Raises ValueError where one of a layout's sizes is no power of two, or its warps are too many."""
     for name in names:
         value = getattr(layout, name)
         if not isinstance(value, int) or value < 1 or value & (value - 1):
             raise ValueError(f"{name}: a layout cannot have {value}; it has to be a power of two")
+        if name == "warps" and value > MOST_WARPS:
+            raise ValueError(f"warps: a layout cannot have {value}; a program has at most {MOST_WARPS}")
 
 
 def check_space(space: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> None:

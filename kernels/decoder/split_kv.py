@@ -20,6 +20,7 @@ most `DecodeConfig.sharers`, and launches at the same time need them together.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -215,8 +216,15 @@ def stages(wanted: int, kv: Cache) -> int:
     return wanted + (kv.table is not None)
 
 
+@lru_cache(maxsize=1)
+def _is_able() -> bool:
+    return ONE_BY_ONE or torch.cuda.is_available()
+
+
 def launched(warps: int, chained: bool) -> dict[str, int | bool]:
-    """How a program is started; see DecodeConfig for `chained`."""
+    """How a program is started; see DecodeConfig for `chained`. Raises RuntimeError where nothing can be."""
+    if not _is_able():
+        raise RuntimeError("kernels need a CUDA device, or TRITON_INTERPRET=1 before they are imported")
     if not chained or ONE_BY_ONE:
         return {"num_warps": warps, "CHAINED": False}
     return {"num_warps": warps, "CHAINED": True, "launch_pdl": True}

@@ -77,13 +77,14 @@ class ChunkedConfig:
             "stages": self.stages >= 2,
             "warps": self.warps in (1, 2, 4, 8),
             "pieces": 1 <= self.pieces * self.groups <= MOST_GROUPS,
+            "summed": self.summed >= 1,
         }
         for name, good in wanted.items():
             if not good:
                 raise ValueError(
                     f"{name}: a layout cannot have {getattr(self, name)}; chunk, columns: a power of two "
                     "from 16 on; warps: 1, 2, 4 or 8; stages: 2 or more; groups, and the pieces of all: 1 "
-                    f"to {MOST_GROUPS}"
+                    f"to {MOST_GROUPS}; summed: 1 or more"
                 )
 
     def rows(self, length: int, copied: bool = False) -> int:

@@ -78,6 +78,8 @@ class FftConfig:
 
     def __post_init__(self) -> None:
         check_powers(self, "channels", "warps")
+        if self.layers is not None and self.layers < 1:
+            raise ValueError(f"layers: a layout cannot have {self.layers}; 1 or more, or None for all")
         least, most = (2, 3) if self.fused else (4, 2)
         powers = all(n >= least and n & (n - 1) == 0 for n in self.factors)
         if not (powers and 2 <= len(self.factors) <= most):

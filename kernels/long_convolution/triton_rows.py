@@ -65,6 +65,8 @@ class RowConfig:
         check_powers(self, "rows", "channels", "sequences", "slices", "warps")
         if min(self.splits, self.sharers, self.stages) < 1:
             raise ValueError(f"splits, sharers and stages have to be 1 or more in {self}")
+        if self.slices > self.channels * self.sequences:
+            raise ValueError(f"slices: a layout cannot have {self.slices} of fewer numbers: {self}")
 
 
 @lru_cache(maxsize=4096)
