@@ -231,6 +231,15 @@ def calls_of(sets: int, least: int = LEAST_CALLS) -> int:
     return sets * math.ceil(least / sets)
 
 
+def least_calls(call_s: float, graph_s: float) -> int:
+    """Calls that make a graph at least so long, but no more than of short ones and no fewer than two.
+
+    >>> least_calls(1e-6, 1e-3), least_calls(3e-4, 1e-3), least_calls(1.0, 1e-3)
+    (24, 4, 2)
+    """
+    return max(2, min(LEAST_CALLS, math.ceil(graph_s / call_s)))
+
+
 def cold(sets: int, set_bytes: int) -> str:
     """The column `cache_state`."""
     return f"cold: rotated over {sets} sets of {set_bytes} bytes"

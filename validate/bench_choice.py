@@ -327,7 +327,7 @@ def _calls(op: Op, bench: Bench) -> tuple[list[Callable[[], object]], float] | N
         _check(op, first)
     calls = [partial(kernel.run, op, *one) for one in sets]
     took_s = once_s(calls[-1])
-    least = max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / took_s)))
+    least = cases.least_calls(took_s, GRAPH_S)
     return [calls[i % count] for i in range(cases.calls_of(count, least))], took_s
 
 

@@ -8,7 +8,6 @@ for all layers and channels at once, one sequence, fp32. torch's ways are what F
 (section 4.1): a transform with the spectra cached, a depthwise convolution, the sum as it stands, compiled.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -280,7 +279,7 @@ def compared(
 
     What is checked begins with z as it was; in a graph each set's z is added to several times."""
     floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
-    calls = cases.calls_of(len(sets), max(2, min(cases.LEAST_CALLS, math.ceil(GRAPH_S / floor_s))))
+    calls = cases.calls_of(len(sets), cases.least_calls(floor_s, GRAPH_S))
     in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
 
     def restore() -> None:

@@ -231,8 +231,9 @@ def chunked_linear_attention(
     pieces = 1 if scanned else config.pieces
     if groups > 1 and not alone:
         sums = _sums_of_groups(
-            k, v, decay, state, lengths, sizes, config, rows // pieces, (groups - 1) * pieces, scanned, copied
-        )
+            k, v, decay, state, lengths, sizes, config, rows // pieces, (groups - 1) * pieces, pieces,
+            scanned, copied,
+        )  # fmt: skip
     summed, summed_stages = config.summing(copied)
     _outputs_kernel[_grid(sizes, config, groups, sizes.q_heads)](
         *_sources(q, k, v, out, rows=config.chunk, columns=config.columns, copied=copied),
@@ -290,12 +291,13 @@ def _sums_of_groups(
     config: ChunkedConfig,
     rows: int,
     count: int,
+    pieces: int,
     scanned: bool,
     copied: bool,
 ) -> Tensor:
     """What each of the first `count` pieces of so many `rows` adds to the state by its end, fp32 [batch *
-    kv_heads, count, padded rank, padded dim]; if `scanned` the state by its end, each group being one piece.
-    Of pieces that are forgotten where the next group begins nothing is written."""
+    kv_heads, count, padded rank, padded dim]; `pieces`: of a group; if `scanned` the state by its end, each
+    group being one piece. Of pieces that are forgotten where the next group begins nothing is written."""
     constants, (chunk, stages) = _constants(sizes, config), config.summing(copied)
     pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
     sums = torch.empty(
@@ -304,7 +306,7 @@ def _sums_of_groups(
     _sums_kernel[_grid(sizes, config, count, sizes.kv_heads)](
         *_sources(k, v, rows=chunk, columns=config.columns, copied=copied), decay, lengths, sums,
         sizes.length, rows, count, *strides(k), *strides(v),
-        STAGES=stages, HEADS=sizes.kv_heads, PIECES=1 if scanned else config.pieces, COPIED=copied,
+        STAGES=stages, HEADS=sizes.kv_heads, PIECES=pieces, COPIED=copied,
         **constants | {"CHUNK": chunk},
         **launched(config.warps, config.chained),
     )  # fmt: skip
