@@ -48,3 +48,10 @@ def by_device(cuda: Run, elsewhere: Run) -> Run:
         return (cuda if has_kernel(tensors[0]) else elsewhere)(op, *tensors)
 
     return run
+
+
+def in_double(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x in double precision, in which references are the truth; whole numbers stay as they are."""
+    if x.is_complex():
+        return x.to(torch.complex128, copy=True)
+    return x.to(torch.float64, copy=True) if x.is_floating_point() else x.clone()

@@ -17,6 +17,7 @@ from devices.spec import load_device
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, fuse, matmul, norm, placed, residual
+from simcore.ops_convolution import tile
 from simcore.study import Axes, Row
 from simcore.trace import Cause, PricedOp, Span, Trace
 from validate import calibrate as calibration
@@ -284,6 +285,10 @@ def test_numerical_errors_are_relative_and_found_in_results_and_in_place() -> No
     assert numeric_error(normed(7), {}) is None
     both = fuse("both", "both", (normed(3), normed(5)))
     assert numeric_error(both, {"norm": scaled(0.25)}) == pytest.approx(0.25, rel=1e-3)
+
+    transform = tile("fft", layers=2, batch=1, channels=3, side=4, outputs=4, dtype="fp32").parts[0]
+    assert transform.kind == "rfft"
+    assert 0.0 < (numeric_error(transform) or 0.0) < 1e-6
 
     def forgets(op: Op, values: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return scaled(0.0).run(op, values.clone(), which)  # type: ignore[no-any-return]

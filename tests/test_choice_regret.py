@@ -17,6 +17,7 @@ from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.linear_attention import api
 from kernels.long_convolution.spectral import spectrum, tile_spectrum
+from kernels.table import TABLE
 from simcore.files import InputError
 from simcore.ops import Op
 from simcore.ops_convolution import tile
@@ -53,6 +54,18 @@ BIRTH = Birth("2026-01-01T00:00:00+00:00", "stub", 1, {"torch": "2"}, 10, 3, 0.0
 PROCESSORS = 132
 
 RUN = Run("NVIDIA H200", "1", "2", "3", "today", "", "", 4e12, "sum", 1e-6)
+
+
+@pytest.mark.parametrize("side", [1, 2, 8, 16, 64])
+@pytest.mark.parametrize("way", ["tile_flash_fft", "tile_flash_conv"])
+def test_own_ways_are_checked_at_every_side(way: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, kernel = Tile(3, 2, 5, side).ops[way], TABLE[way]
+    given = kernel.inputs(op, torch.Generator().manual_seed(side), torch.device("cpu"))
+    bench_choice._check(op, given)
+    off = kernel._replace(run=lambda op, *tensors: 1.001 * kernel.run(op, *tensors))
+    monkeypatch.setattr(bench_choice, "TABLE", {way: off})
+    with pytest.raises(ValueError, match="WRONG"):
+        bench_choice._check(op, given)
 
 
 def waves(programs: int, places: int) -> float:

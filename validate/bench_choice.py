@@ -35,6 +35,7 @@ from devices.fitted import Birth, FittedProfile
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
+from kernels.kernel import in_double
 from kernels.linear_attention.api import chosen_method, default_device, op_of
 from kernels.table import TABLE
 from simcore.ops import Op, Pricer, Roofline
@@ -336,7 +337,7 @@ def _check(op: Op, operands: Sequence[Tensor]) -> None:
     linear = op.kind.startswith("linear_attention")
     reference = TABLE["linear_attention_lightning" if linear else op.kind].reference
     found = TABLE[op.kind].run(op, *(x.clone() for x in operands))
-    truth = reference(op, *(x.double() for x in operands))
+    truth = reference(op, *map(in_double, operands))
     pairs = zip(found, truth, strict=True) if linear else [(found, truth)]
     error = max(relative_error(*pair) for pair in pairs)
     if not error <= ERROR_BARS[op.dtype]:

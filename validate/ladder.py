@@ -32,7 +32,8 @@ from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import Fit, fit_two
 from devices.price import launches_and_floor
-from kernels.table import TABLE, Kernel
+from kernels.kernel import Kernel, in_double
+from kernels.table import TABLE
 from simcore.files import STRICT, InputError, Positive, read_yaml, unknown_name, validated
 from simcore.ops import Op, Price, Pricer, Roofline
 from simcore.study import Row
@@ -159,7 +160,7 @@ def _error(op: Op, kernel: Kernel) -> float:
     generator = torch.Generator().manual_seed(SEED)
     with torch.inference_mode():
         given = kernel.inputs(op, generator, torch.device("cpu"))
-        exact = tuple(x.double() if x.is_floating_point() else x.clone() for x in given)
+        exact = tuple(map(in_double, given))
         # What an op writes in place is a result too.
         results = [*_tensors(kernel.run(op, *given)), *given]
         truths = [*_tensors(kernel.reference(op, *exact)), *exact]
@@ -176,6 +177,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 def _relative(x: torch.Tensor, truth: torch.Tensor) -> float:
     """||x - truth|| / ||truth||; of whole numbers the share that differs. Not a number counts as infinite."""
+    if truth.is_complex():
+        x, truth = torch.view_as_real(x), torch.view_as_real(truth)
     if not truth.is_floating_point():
         return float((x != truth).double().mean()) if truth.numel() else 0.0
     # An infinity that both have (the weight of what is empty) is no error.
