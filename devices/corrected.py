@@ -8,13 +8,16 @@ shape. Along one dimension c is linear between measured shapes; in more it is th
 which any distinct points determine (Micchelli 1986), so that shapes need not stand on a grid. Outside the box
 of the points x is moved to its edge: there the fit alone goes on.
 
-How far to trust it: the error at each point of a c that was made without it, w_i / (M^-1)_ii, M being the
-matrix of the equations (Rippa 1999), as an interval by `devices.fit.interval`.
+How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
+of a kind together; where there are none, the error at each point of a c that was made without it, w_i /
+(M^-1)_ii, M being the matrix of the equations (Rippa 1999), which is about twice as far from others as what
+lies between them. Either as an interval by `devices.fit.interval`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +33,13 @@ __all__ = ["Correction", "Measured", "correction"]
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
 Numbers = NDArray[np.float64]
+Role = Literal["fit", "check"]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Measured:
-    """One measured op: its shape as in "m=16;n=256", and what a fit is made of."""
+    """One measured op: its shape as in "m=16;n=256", and what a fit is made of; `role`: whether one is
+    made of it, or it only says how far off prices are elsewhere."""
 
     kind: str
     shape: str
@@ -42,6 +47,7 @@ class Measured:
     launches: Count
     floor_s: NonNegative
     median_s: Positive
+    role: Role = "fit"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
@@ -90,15 +96,23 @@ class Correction:
         source: SourceKind = "interpolated" if away > 0.0 else "measured"
         if outside > 0.0 or away > math.log(FAR):
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
-        distances = np.linalg.norm(self.points - inside, axis=1)
-        factor = math.exp(self.constant - float(self.weights @ distances))
-        fitted_s = fit.seconds(launches, floor_s) * factor
+        fitted_s = fit.seconds(launches, floor_s) * self._factor(inside)
         power, seconds = 1.0 + outside, max(floor_s, fitted_s)
         if fitted_s < floor_s:
             source = "roofline"
         low_s = min(seconds, max(floor_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
         return Price(seconds, low_s, high_s, source, detail)
+
+    def _factor(self, x: Numbers) -> float:
+        return math.exp(self.constant - float(self.weights @ np.linalg.norm(self.points - x, axis=1)))
+
+    def error(self, fit: Fit, check: Measured) -> float:
+        """log(measured / predicted) of a shape."""
+        shape = check.dimensions
+        x = np.array([_log(shape[name]) for name in self.names])
+        inside = np.clip(x, self.points.min(0), self.points.max(0))
+        return math.log(check.median_s / (fit.seconds(check.launches, check.floor_s) * self._factor(inside)))
 
 
 def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:

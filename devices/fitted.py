@@ -16,18 +16,19 @@ how far ops near them are from the fit (`devices.corrected`).
 import csv
 import io
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from devices.corrected import Correction, Measured, correction
-from devices.fit import Fit
+from devices.fit import Fit, interval
 from simcore.files import (
     STRICT,
     Count,
@@ -47,6 +48,8 @@ __all__ = ["FITTED", "MEASURED", "Birth", "FitRow", "FittedProfile", "read_fitte
 FITTED, MEASURED = "fitted", "measured"
 FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
+# Of fewer shapes the tails say little: the interval then is that of the points themselves.
+LEAST_CHECKS = 8
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
 OVERHEADS = tuple(field.name for field in fields(Overheads))
 
@@ -150,24 +153,57 @@ class FittedProfile:
 
     def row(self, op: Op) -> FitRow | None:
         """The line that holds for an op, or None."""
-        lines = self.by_kind.get(op.kind)
-        if lines is None:
-            return None
-        own = {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype}
+        return self._line(op.kind, {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype})
+
+    def _line(self, kind: str, own: Mapping[str, str]) -> FitRow | None:
+        lines = self.by_kind.get(kind, ())
         return next((row for where, row in lines if _holds(where, own)), None)
 
     def correction(self, row: FitRow) -> Correction | None:
-        """What was measured where a line holds, over its fit; None where nothing was."""
-        return self._corrections.get((row.kind, row.where))
+        """What was measured where a line holds, over its fit; None where nothing was. Its interval is that of
+        the shapes that were measured to check prices of this kind and dtype, if there are enough."""
+        plain = self._plain(row)
+        dtype = parse_where(row.where).get(DTYPE, "")
+        known = self._checked(row.kind, dtype) if plain else None
+        return replace(plain, low=known[0], high=known[1]) if plain and known else plain
 
     @cached_property
-    def _corrections(self) -> Mapping[tuple[str, str], Correction]:
-        found: dict[tuple[str, str], Correction] = {}
-        for row in self.fits if self.points else ():
-            where = parse_where(row.where)
-            near = [p for p in self.points if p.kind == row.kind and _holds(where, _own(p))]
-            if near:
-                found[row.kind, row.where] = correction(row.fit, near)
+    def _known(self) -> dict[tuple[str, ...], Any]:
+        """Corrections and intervals that were asked for: a profile has hundreds of lines, a run needs few."""
+        return {}
+
+    def _plain(self, row: FitRow) -> Correction | None:
+        key = (row.kind, row.where)
+        if key not in self._known:
+            where, points = parse_where(row.where), self._measured.get((row.kind, "fit"), ())
+            near = [point for point in points if _holds(where, _own(point))]
+            self._known[key] = correction(row.fit, near) if near else None
+        found: Correction | None = self._known[key]
+        return found
+
+    def _checked(self, kind: str, dtype: str) -> tuple[float, float] | None:
+        key = (kind, dtype, "checked")
+        if key not in self._known:
+            points = [p for p in self._measured.get((kind, "check"), ()) if p.dtype == dtype]
+            self._known[key] = self._interval(points)
+        found: tuple[float, float] | None = self._known[key]
+        return found
+
+    def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
+        errors = []
+        for point in checks:
+            row = self._line(point.kind, _own(point))
+            near = self._plain(row) if row else None
+            if row and near:
+                errors.append(near.error(row.fit, point))
+        return interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+
+    @cached_property
+    def _measured(self) -> Mapping[tuple[str, str], Sequence[Measured]]:
+        """The points of each kind and role."""
+        found: dict[tuple[str, str], list[Measured]] = {}
+        for point in self.points:
+            found.setdefault((point.kind, point.role), []).append(point)
         return found
 
 

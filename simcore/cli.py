@@ -48,6 +48,7 @@ from simcore.tape import record
 
 MACHINES = ("sim", "cpu", "tape")
 REAL = ("cpu",)
+CARD = "cuda"
 # A real machine never takes the same time twice: of so many runs of a case the median counts.
 REPEATS = 5
 SCHEDULES = (
@@ -136,7 +137,7 @@ def run(
 
 @app.command()
 def calibrate(
-    on: Device = "cpu",
+    on: Annotated[str, typer.Option("--on", metavar="cpu|cuda", help="what of this machine")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="a tenth of the time, wider intervals")] = False,
     out: Annotated[
         Path | None,
@@ -144,11 +145,17 @@ def calibrate(
     ] = None,
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
-    _check_real(on)
+    _check_real(on, (*REAL, CARD))
     from validate import calibrate as calibration  # noqa: PLC0415
 
-    target = out or calibration.profile_path(on)
-    profile = calibration.calibrate(on, target, quick, screen.progress())
+    if on == CARD:
+        # Triton's kernels are for those alone who have a card.
+        from validate.card_calibrate import calibrate_card  # noqa: PLC0415
+
+        target, profile = calibrate_card(out, quick, screen.progress())
+    else:
+        target = out or calibration.profile_path(on)
+        profile = calibration.calibrate(on, target, quick, screen.progress())
     typer.echo(f"{target}: {len(profile.fits)} fits, {profile.title}")
 
 
@@ -194,10 +201,10 @@ def validate(
         raise typer.Exit(BROKEN)
 
 
-def _check_real(on: str) -> None:
+def _check_real(on: str, real: Sequence[str] = REAL) -> None:
     """Raises InputError where this machine is no such device, or lacks what it takes."""
-    if on not in REAL:
-        raise InputError(f"--on {on}: no device of this machine{nearest(on, REAL)}")
+    if on not in real:
+        raise InputError(f"--on {on}: no device of this machine{nearest(on, real)}")
     # Half a second of importing torch is for those alone who run on a real device.
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")

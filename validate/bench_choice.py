@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Protocol
@@ -45,8 +45,9 @@ from simcore.tiling.implementations import Lanes, cheapest, sides
 from validate import bench_cases as cases
 from validate.bench_cases import Bar, Row, Times
 from validate.bench_run import SEED, Bench, relative_error, say
-from validate.bench_timing import capture, once_s, one_line, replayed
+from validate.bench_timing import capture, one_line, replayed
 from validate.calibrate import fits, shape_text, write_whole
+from validate.card_measure import GRAPH_S, MOST_SETS, calls_over, operands
 from validate.measure import Point
 
 DRAWN = 200
@@ -54,10 +55,6 @@ SLOW = 2.0
 MEDIAN_REGRET, P95_REGRET = 0.02, 0.10
 # Of one way in one shape.
 MOST_BYTES = 16 << 30
-# More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
-MOST_SETS = 128
-# A graph need not be longer than this: what takes long is called less often.
-GRAPH_S = 1e-3
 ROUNDS = 2
 # ||out - truth|| / ||truth|| of our own kernels, truth in float64.
 ERROR_BARS = {"fp32": 1e-5, "bf16": 1e-2}
@@ -215,7 +212,7 @@ def trained(
         for way, times in measured(case, clock, datasheet).items():
             op = case.ops[way]
             launches, floor_s = launches_and_floor(op, floor)
-            point = Point(op, launches, floor_s, times.median_s, times.p10_s, times.p90_s, times.n)
+            point = Point(op, launches, floor_s, times.median_s, times.p10_s, times.p90_s, times.n, CACHE)
             yield case, way, point
 
 
@@ -284,7 +281,7 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
         notes=(f"a way is not measured where its datasheet price is over {SLOW:g} times the best time",),
         points=tuple(_as_read(point) for point in points),
     )
-    write_whole(profile, points, target, CACHE)
+    write_whole(profile, points, target)
 
 
 def _as_read(point: Point) -> Measured:
@@ -319,17 +316,11 @@ def _calls(op: Op, bench: Bench) -> tuple[list[Callable[[], object]], float] | N
     None where they would take too much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
-    kernel, generator = TABLE[op.kind], torch.Generator("cuda").manual_seed(SEED)
-    first = kernel.inputs(op, generator, torch.device("cuda"))
-    size = sum(x.nbytes for x in first)
-    count = min(MOST_SETS, cases.rotation(size, bench.card.l2_bytes))
-    sets = [first, *(tuple(x.clone() for x in first) for _ in range(count - 1))]
+    kernel = TABLE[op.kind]
+    sets = operands(kernel, op, bench.card.l2_bytes)
     if op.kind in OWN:
-        _check(op, first)
-    calls = [partial(kernel.run, op, *one) for one in sets]
-    took_s = once_s(calls[-1])
-    least = cases.least_calls(took_s, GRAPH_S)
-    return [calls[i % count] for i in range(cases.calls_of(count, least))], took_s
+        _check(op, sets[0])
+    return calls_over(kernel, op, sets)
 
 
 def _check(op: Op, operands: Sequence[Tensor]) -> None:

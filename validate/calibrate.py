@@ -11,7 +11,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -36,7 +36,17 @@ from validate.host import host_costs, operand_costs
 from validate.measure import Clock, Point, measure, rates
 from validate.torch_machine import one_thread
 
-__all__ = ["calibrate", "fits", "profile_path", "shape_text", "write_whole"]
+__all__ = [
+    "ALIKE",
+    "COLUMNS",
+    "calibrate",
+    "cells",
+    "check_target",
+    "fits",
+    "profile_path",
+    "shape_text",
+    "write_whole",
+]
 
 NAME = "local"
 FILES = frozenset({"profile.yaml", FITS, POINTS})
@@ -79,7 +89,7 @@ def calibrate(
     """
     if device != "cpu":
         raise InputError(f"--on {device}: only cpu can be calibrated")
-    _check_target(target, device)
+    check_target(target, device)
     one_thread()
     spec, shapes = load_device(device), grid(table, quick=quick) if shapes is None else shapes
     points = measure(
@@ -118,14 +128,21 @@ def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[Fit
 
 
 def fits(
-    points: Sequence[Point], around_s: Mapping[str, float], op_s: float, cache: str = CACHE
+    points: Sequence[Point],
+    around_s: Mapping[str, float],
+    op_s: float,
+    cache: str = CACHE,
+    narrower: Callable[[Op], Iterable[str]] | None = None,
 ) -> tuple[FitRow, ...]:
     """A line for each kind and what tells its ops apart, and for each band of them. Each op takes `around_s`
-    of its kind besides its kernel, `op_s` where that is not known, in seconds; operands lie in `cache`."""
+    of its kind besides its kernel, `op_s` where that is not known, in seconds; operands lie in `cache`.
+    `narrower`: the other conditions by which an op gets a line of its own (BANDS, if left out)."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
+        if point.role != "fit":
+            continue
         groups.setdefault((point.op.kind, condition(point.op)), []).append(point)
-        for band in _bands(point.op):
+        for band in (narrower or _bands)(point.op):
             groups.setdefault((point.op.kind, f"{condition(point.op)};{band}"), []).append(point)
     narrow = {key for key, group in groups.items() if ".." in key[1] and len(group) < LEAST_IN_BAND}
     return tuple(
@@ -209,7 +226,9 @@ def _notes(points: Sequence[Point], table: Mapping[str, Kernel]) -> tuple[str, .
 # -- the folder ----------------------------------------------------------------------------------------
 
 
-def _check_target(target: Path, device: str) -> None:
+def check_target(target: Path, device: str) -> None:
+    """Raises InputError where a profile of the device cannot be written into `target`, or would take the
+    place of what no calibration has written."""
     if target.exists() and not target.is_dir():
         raise InputError(f"--out {target}: is no directory")
     others = sorted({path.name for path in target.iterdir()} - FILES) if target.is_dir() else []
@@ -237,7 +256,7 @@ def _check_own(target: Path, device: str) -> None:
         raise InputError(f"--out {target}: holds a profile that no calibration of {device} has written")
 
 
-def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path, cache: str = CACHE) -> None:
+def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:
     """Writes beside the target, then takes its place: Ctrl-C leaves what was there."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +267,7 @@ def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path, c
         draft, old = aside / "new", aside / "old"
         draft.mkdir()
         write_fitted(profile, draft)
-        _write_points(points, draft / POINTS, cache)
+        _write_points(points, draft / POINTS)
         if target.exists():
             target.rename(old)
         try:
@@ -261,18 +280,26 @@ def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path, c
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_points(points: Sequence[Point], path: Path, cache: str) -> None:
-    columns = ("kind", "shape", "dtype", "launches", "floor_s", "median_s", "p10_s", "p90_s", "n", "cache")
+COLUMNS = (
+    "kind", "shape", "dtype", "launches", "floor_s", "median_s", "p10_s", "p90_s", "n", "cache", "warm_s",
+    "role",
+)  # fmt: skip
+
+
+def _write_points(points: Sequence[Point], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([*_cells(point), cache] for point in points)
+        writer.writerow(COLUMNS)
+        writer.writerows(cells(point) for point in points)
 
 
-def _cells(point: Point) -> Iterator[object]:
-    op = point.op
-    yield from (op.kind, shape_text(op), op.dtype, point.launches)
-    yield from (point.floor_s, point.median_s, point.p10_s, point.p90_s, point.runs)
+def cells(point: Point) -> list[object]:
+    """A line of points.csv, as `COLUMNS` says."""
+    op, warm_s = point.op, "" if point.warm_s is None else point.warm_s
+    return [
+        op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.p10_s,
+        point.p90_s, point.runs, point.cache, warm_s, point.role,
+    ]  # fmt: skip
 
 
 def shape_text(op: Op) -> str:

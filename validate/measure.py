@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from devices.corrected import Role
 from devices.price import launches_and_floor
 from kernels.kernel import DTYPES, Kernel
 from simcore.garbage import no_collections
@@ -39,7 +40,9 @@ Clock = Callable[[], float]
 @dataclass(frozen=True, slots=True)
 class Point:
     """One measured op: `launches` and floor as `devices.price.launches_and_floor` has them; median, 10th and
-    90th percentile of `runs` runs in seconds."""
+    90th percentile of `runs` runs in seconds. `cache`: where operands come from; `warm_s`: the median where
+    all of them are in the cache, None where that was not measured; `role`: what it is for, as in
+    `devices.corrected.Measured`."""
 
     op: Op
     launches: int
@@ -48,6 +51,9 @@ class Point:
     p10_s: float
     p90_s: float
     runs: int
+    cache: str = "shared cache"
+    warm_s: float | None = None
+    role: Role = "fit"
 
     @property
     def spread(self) -> float:

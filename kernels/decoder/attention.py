@@ -9,13 +9,14 @@ prefill      query i of a prompt over what was cached before it and the prompt's
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from kernels.decoder.tensors import random_tensor, wide
-from kernels.kernel import Kernel
+from kernels.kernel import Kernel, by_device
 from simcore.ops import Op
 
 
@@ -86,11 +87,33 @@ def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cach
     return out
 
 
+def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
+    """`prefill_attention` by FlashAttention 2 as torch has it: all prompts in one launch."""
+    if q.element_size() != 2:
+        return prefill_attention(op, q, k, v, now, cached)
+    new, before = now.tolist(), cached.tolist()
+    ends = _ends(tuple(new), q.device)
+    cached_ends = _ends(tuple(a + b for a, b in zip(new, before, strict=True)), q.device)
+    longest = max(a + b for a, b in zip(new, before, strict=True))
+    found = torch.ops.aten._flash_attention_forward(
+        q, k, v, ends, cached_ends, max(new), longest, 0.0, True, False
+    )
+    out: Tensor = found[0]
+    return out
+
+
+@lru_cache(maxsize=256)
+def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """0 and where each of so many tokens ends, int32: made once a step, whatever the layers."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
 def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     d = op["head_dim"]
     q = random_tensor(op, generator, device, op["tokens"], op["q_heads"], d)
     cache = op["kv_tokens"], op["kv_heads"], d
-    split = [torch.tensor(part, device=device) for part in prompts_of(op)]
+    # Where the host knows them: whoever plans a step does, and a captured graph cannot ask the device.
+    split = [torch.tensor(part) for part in prompts_of(op)]
     return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), *split
 
 
@@ -117,4 +140,4 @@ def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
 
 
 PAGED_ATTENTION = Kernel(paged_attention, paged_attention, _paged_inputs)
-PREFILL_ATTENTION = Kernel(prefill_attention, prefill_attention, _prefill_inputs)
+PREFILL_ATTENTION = Kernel(by_device(_flash_prefill, prefill_attention), prefill_attention, _prefill_inputs)

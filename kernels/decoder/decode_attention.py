@@ -45,6 +45,7 @@ from kernels.decoder.split_kv import (
 from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
+from kernels.streams import shared
 from simcore.ops import Op
 
 # log2(e): exponents are taken to the base 2, which is what the hardware does.
@@ -369,9 +370,17 @@ def tokens_of(kv: Cache, sequence: int, tokens: Sequence[int], dtype: torch.dtyp
 # -- the op ----------------------------------------------------------------------------------------------
 
 
+def whole_lengths(op: Op, q: Tensor) -> Tensor:
+    """The context of an op as the length of each sequence, int32 [batch]."""
+    batch, context = len(q), op["context"]
+    return shared(
+        ("lengths", q.device, batch, context),
+        lambda: torch.full((batch,), context, dtype=torch.int32, device=q.device),
+    )
+
+
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    lengths = torch.full(q.shape[:1], op["context"], dtype=torch.int32, device=q.device)
-    return decode_attention(q, k, v, lengths)
+    return decode_attention(q, k, v, whole_lengths(op, q))
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
+from kernels.streams import is_one_stream, shared
 from simcore.ops import Op
 
 MOST_ROWS = 64
@@ -248,7 +249,9 @@ _spaces: dict[tuple[int, int], Workspace] = {}
 
 def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Workspace:
     """A workspace that the launches of a stream share; in a captured graph one of its own, since graphs of
-    one stream may be replayed on several."""
+    one stream may be replayed on several, unless it is said that they are not (`kernels.streams`)."""
+    if is_one_stream():
+        return shared(("matmul", device, launch), lambda: workspace([launch], device))
     if torch.cuda.is_current_stream_capturing():
         return workspace([launch], device)
     stream = torch.cuda.current_stream(device)
@@ -268,6 +271,10 @@ def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Works
 
 def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
     m, n = x.shape[0], weight.shape[1]
+    if weight.dtype == torch.float8_e4m3fn:
+        one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
+        y: Tensor = torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return y
     if m > MOST_ROWS:
         return _reference(op, x, weight)
     config = config_for(m, weight)
@@ -275,12 +282,19 @@ def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
-    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]."""
+    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]; of fp8 ones, both, in bf16."""
     del op
+    if weight.dtype == torch.float8_e4m3fn:
+        return (x.float() @ weight.float()).to(torch.bfloat16)
     return reference_matmul(x, weight)
 
 
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    if op.dtype == "fp8":
+        # Activations are fp8 too, and the weights lie column by column, as tensor cores take them.
+        shapes = (op["m"], op["k"]), (op["n"], op["k"])
+        x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
+        return x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn).t()
     x = random_tensor(op, generator, device, op["m"], op["k"])
     return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
 

@@ -34,6 +34,7 @@ from kernels.decoder.decode_attention import (
     inputs,
     shares_of,
     tokens_of,
+    whole_lengths,
 )
 from kernels.decoder.split_kv import (
     ONE_BY_ONE,
@@ -58,6 +59,7 @@ from kernels.decoder.split_kv import (
     write_words,
 )
 from kernels.kernel import Kernel, by_device
+from kernels.streams import shared
 from simcore.ops import Op
 
 # Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have
@@ -246,7 +248,10 @@ def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         if not value >= 0:
             raise ValueError(f"sinks, window and threshold have to be 0 or more, not {value}")
-        return torch.full((1,), min(value, torch.iinfo(torch.int32).max), dtype=dtype, device=q.device)
+        least = min(value, torch.iinfo(torch.int32).max)
+        return shared(
+            ("number", q.device, dtype, least), lambda: torch.full((1,), least, dtype=dtype, device=q.device)
+        )
     if value.dtype != dtype or value.numel() != 1:
         raise ValueError(
             f"sinks and window have to be int32, threshold fp32, of one element each, not {value.dtype}"
@@ -522,9 +527,11 @@ def reference_speculative_attention(
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lengths = torch.full(q.shape[:1], op["context"], dtype=torch.int32, device=q.device)
     # What is a hit is not this op's to say: the norms go on.
-    made = speculative_attention(q, k, v, lengths, sinks=op["chunk"], window=op["chunk"], threshold=0.0)
+    chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
+    made = speculative_attention(
+        q, k, v, whole_lengths(op, q), sinks=chunk, window=chunk, threshold=0.0, into=into
+    )  # fmt: skip
     return made.exact, made.early, made.norms.T
 
 

@@ -1,0 +1,157 @@
+"""How long ops take on a CUDA card, one by one, in captured graphs; what host and card take around them.
+
+    seconds of an op = time of a graph of calls / calls          (validate.bench_timing)
+
+cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
+to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
+the same operands. What a graph takes between two of its nodes is part of an op's time.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from devices.price import launches_and_floor
+from kernels.kernel import DTYPES, Kernel
+from kernels.streams import one_stream
+from simcore.garbage import no_collections
+from simcore.ops import Op, Roofline
+from validate import bench_cases as cases
+from validate.bench_timing import Card, capture, once_s, replayed
+from validate.measure import Point
+from validate.reading_kernels import nothing_kernel
+
+SEED = 0
+# More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
+MOST_SETS = 128
+# A graph need not be longer than this: what takes long is called less often.
+GRAPH_S = 1e-3
+ROUNDS = 2
+# Launches of one loop of the host, and how often it is repeated.
+LAUNCHES, REPEATS = 200, 7
+# Sides of square products that say what rate a number format reaches.
+SIDE = 8192
+CALLS_OF_RATES = 4
+
+Call = Callable[[], object]
+
+
+def operands(kernel: Kernel, op: Op, l2_bytes: int) -> list[tuple[Tensor, ...]]:
+    """Sets of random operands of an op, as many as it takes to go round the L2 cache."""
+    first = kernel.inputs(op, torch.Generator("cuda").manual_seed(SEED), torch.device("cuda"))
+    count = min(MOST_SETS, cases.rotation(sum(x.nbytes for x in first), l2_bytes))
+    return [first, *(tuple(x.clone() for x in first) for _ in range(count - 1))]
+
+
+def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tuple[list[Call], float]:
+    """Calls for one graph, whole rounds of the sets, and the seconds that one took outside a graph."""
+    calls: list[Call] = [partial(kernel.run, op, *one) for one in sets]
+    took_s = once_s(calls[-1])
+    least = cases.least_calls(took_s, GRAPH_S)
+    return [calls[i % len(calls)] for i in range(cases.calls_of(len(calls), least))], took_s
+
+
+def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
+    """The point of an op. Raises what its kernel, or the lack of memory, raises."""
+    with torch.inference_mode(), no_collections(), one_stream({}):
+        sets = operands(kernel, op, card.l2_bytes)
+        set_bytes = sum(x.nbytes for x in sets[0])
+        calls, _ = calls_over(kernel, op, sets)
+        graph = capture(calls)
+        seconds = [each for _ in range(ROUNDS) for each in replayed(graph, len(calls), quick=True)]
+        del graph
+        warm_s = None
+        if len(sets) > 1:
+            same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
+            warm_s = statistics.median(replayed(capture(same), len(same), quick=True))
+    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
+    launches, floor_s = launches_and_floor(op, floor)
+    found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
+    return replace(found, cache=cache_state(len(sets), set_bytes, card.l2_bytes), warm_s=warm_s)
+
+
+def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
+    """Where operands come from, in a word.
+
+    >>> cache_state(128, 16_384, 60_000_000), cache_state(31, 4_000_000, 60_000_000)
+    ('L2', 'cold')
+    """
+    return "cold" if sets == 1 or sets * set_bytes > l2_bytes else "L2"
+
+
+# -- around them -------------------------------------------------------------------------------------------
+
+
+def host_costs() -> dict[str, float]:
+    """`simcore.machine.Overheads` of this host and card: launch_s, what a replay of a graph keeps the host
+    busy; wait_s, what a wait for a replay takes longer than the card does; gate_s, a node that does
+    nothing."""
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def nothing() -> None:
+        nothing_kernel[(1,)](flag)
+
+    graph = capture([nothing])
+    node_s = statistics.median(replayed(capture([nothing] * 1000), 1000))
+    queued_s, waited_s = [], []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        queued_s.append(_loop_s(graph.replay))
+        waited_s.append(_loop_s(partial(_waited, graph)))
+    launch_s, round_s = statistics.median(queued_s), statistics.median(waited_s)
+    return {"launch_s": launch_s, "wait_s": max(0.0, round_s - launch_s - node_s), "gate_s": node_s}
+
+
+def _loop_s(call: Call) -> float:
+    begun_s = time.perf_counter()
+    for _ in range(LAUNCHES):
+        call()
+    took_s = (time.perf_counter() - begun_s) / LAUNCHES
+    torch.cuda.synchronize()
+    return took_s
+
+
+def _waited(graph: torch.cuda.CUDAGraph) -> None:
+    graph.replay()
+    torch.cuda.current_stream().synchronize()
+
+
+def rates(card: Card) -> dict[str, float]:
+    """What this card reaches: bytes/s of reading and of copying, flop/s of square products by number
+    format (fp8: e4m3, one scale a tensor), seconds of a graph's node."""
+    found = {"read_bytes_per_s": card.read_bytes_per_s, "copy_bytes_per_s": _copied(), "node_s": card.node_s}
+    for name, dtype in DTYPES.items():
+        side = SIDE // 4 if name in ("fp64", "fp32") else SIDE
+        a = torch.randn(side, side, device="cuda").to(dtype)
+        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _fastest_s(partial(torch.mm, a, a))
+    if hasattr(torch, "_scaled_mm") and torch.cuda.get_device_capability() >= (8, 9):
+        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _fastest_s(scaled_product(SIDE, SIDE, SIDE))
+    return found
+
+
+def scaled_product(m: int, n: int, k: int) -> Call:
+    """A call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that gives bf16."""
+    x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+    weight = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device="cuda")
+    product: Any = torch._scaled_mm
+    return partial(product, x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def _copied() -> float:
+    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return 2.0 * source.nbytes / _fastest_s(partial(target.copy_, source))
+
+
+def _fastest_s(call: Call) -> float:
+    seconds = replayed(capture([call] * CALLS_OF_RATES), CALLS_OF_RATES, quick=True)
+    return statistics.median(seconds) if seconds else math.inf

@@ -1,0 +1,162 @@
+"""Rung 1 on a CUDA card by itself: prices of a profile against times of shapes that it was not made of.
+
+    python -m validate.held_out --count 100 --seed 7 --out prices.csv
+
+Shapes are drawn by the seed from the ranges that a calibration covers (`validate.card_grid`), kind by kind,
+measured as a calibration measures, and priced. Of each kind: how many, median, 95th percentile and worst
+error, its shape, and the share of times that lie inside their price's 90 % interval.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from devices.price import pricer, roofline
+from devices.profile import load_profile
+from devices.spec import load_device
+from kernels.linear_attention.api import default_device
+from kernels.table import TABLE
+from simcore.files import InputError
+from simcore.ops import Op, Price
+from validate import card_measure
+from validate.bench_timing import Card, birth, measure_card, one_line
+from validate.calibrate import NAME, shape_text
+from validate.card_grid import drawn
+from validate.ladder import off_pct
+from validate.measure import Point
+
+MEDIAN_PCT, P95_PCT = 3.0, 10.0
+LEAST_COVER, MOST_COVER = 0.85, 0.95
+BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A held-out shape, measured and priced."""
+
+    point: Point
+    price: Price
+
+    @property
+    def error_pct(self) -> float:
+        """By how much the larger of price and median exceeds the smaller."""
+        return off_pct(self.price.seconds, self.point.median_s)
+
+    @property
+    def covered(self) -> bool:
+        """Whether the median lies inside the price's interval."""
+        return self.price.low_s <= self.point.median_s <= self.price.high_s
+
+
+def tried(shapes: Sequence[Op], device: str, profile: str, card: Card) -> Iterator[Tried]:
+    """Each shape that can be measured, with the price that a profile of the device gives it."""
+    spec = load_device(device)
+    price, floor = pricer(spec, profile=load_profile(device, profile)), roofline(spec)
+    for op in shapes:
+        try:
+            yield Tried(card_measure.measured(TABLE[op.kind], op, floor, card), price(op))
+        except (RuntimeError, ValueError) as error:
+            typer.echo(f"  {op.kind} {shape_text(op)}: {one_line(error)}", err=True)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
+    """A row for each kind, and one for all of them."""
+    groups: dict[str, list[Tried]] = {}
+    for one in found:
+        groups.setdefault(f"{one.point.op.kind} {one.point.op.dtype}", []).append(one)
+    return [_row(*group) for group in (*sorted(groups.items()), ("all", found)) if group[1]]
+
+
+def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
+    errors = [one.error_pct for one in found]
+    worst = max(found, key=lambda one: one.error_pct)
+    return {
+        "kind": kind,
+        "n": len(found),
+        "median_pct": median(errors),
+        "p95_pct": float(np.percentile(errors, 95)),
+        "worst_pct": max(errors),
+        "covered": sum(one.covered for one in found) / len(found),
+        "worst_shape": shape_text(worst.point.op),
+    }
+
+
+def met(row: dict[str, Any]) -> bool:
+    """Whether a kind's prices are as good as they have to be."""
+    close = row["median_pct"] < MEDIAN_PCT and row["p95_pct"] < P95_PCT
+    return bool(close and LEAST_COVER <= row["covered"] <= MOST_COVER)
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The table for people."""
+    yield f"{'kind':38} {'n':>4} {'median':>8} {'p95':>8} {'worst':>8} {'inside':>7}  worst shape"
+    for row in rows:
+        yield (
+            f"{row['kind']:38} {row['n']:>4} {row['median_pct']:>6.2f} % {row['p95_pct']:>6.2f} % "
+            f"{row['worst_pct']:>6.1f} % {100 * row['covered']:>5.0f} %  {row['worst_shape']}"
+        )
+
+
+def write(found: Sequence[Tried], card: Card, path: Path) -> None:
+    """All of it as a file, with its birth record."""
+    born = asdict(birth(card))
+    rows = [
+        {
+            "kind": one.point.op.kind,
+            "shape": shape_text(one.point.op),
+            "dtype": one.point.op.dtype,
+            "predicted_s": one.price.seconds,
+            "low_s": one.price.low_s,
+            "high_s": one.price.high_s,
+            "source": one.price.source,
+            "median_s": one.point.median_s,
+            "p10_s": one.point.p10_s,
+            "p90_s": one.point.p90_s,
+            "n": one.point.runs,
+            "cache": one.point.cache,
+            **{name: born[name] for name in BORN},
+        }
+        for one in found
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(
+    count: Annotated[int, typer.Option(help="shapes of each kind")] = 100,
+    seed: Annotated[int, typer.Option(help="by which they are drawn")] = 7,
+    profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
+    kinds: Annotated[str, typer.Option(help="kinds of op, with commas between [all]")] = "",
+    out: Annotated[Path | None, typer.Option(help="a CSV file to write")] = None,
+) -> None:
+    """Measures held-out shapes on this card and prints how far off their prices are."""
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch finds no CUDA device here")
+    asked = kinds.split(",") if kinds else list(TABLE)
+    device = default_device(torch.device("cuda"))
+    card = measure_card(lambda text: None)
+    try:
+        found = list(tried(drawn(asked, count, seed), device, profile, card))
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None
+    if not found:
+        raise SystemExit(f"error: --kinds {kinds}: nothing was measured; known: {', '.join(TABLE)}")
+    if out:
+        write(found, card, out)
+    for line in lines(summary(found)):
+        typer.echo(line)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,183 @@
+"""Prices of a profile beside operator times that others measured on the same card.
+
+    python -m validate.other_operators DIR --device h200-sxm
+
+DIR holds tables of aiconfigurator (Apache-2.0): latency in ms of cuBLAS products, of FlashAttention as vLLM
+calls it, of NCCL's collectives, each its own file. Compared is what is the same op: products in bf16 and fp8
+of matrices that the profile was measured at, attention in bf16 with as many heads, collectives of as many
+numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import typer
+
+from devices.price import pricer
+from devices.profile import load_profile
+from devices.spec import load_device
+from simcore import ops
+from simcore.files import InputError
+from simcore.models import TENSOR
+from simcore.ops import Op, Pricer
+from validate.calibrate import NAME
+from validate.card_grid import families
+
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16"}
+# The largest size of each band of a table: rows, tokens, numbers.
+BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """One op as others measured it: `size` is what their table goes by here."""
+
+    table: str
+    op: Op
+    size: int
+    seconds: float
+
+
+def _chosen(kind: str, *names: str) -> frozenset[tuple[int, ...]]:
+    """Dimensions at which a profile was measured."""
+    return frozenset(
+        tuple(choice[name] for name in names)
+        for family in families()
+        if family.kind == kind
+        for choice in family.choices
+    )
+
+
+def products(lines: Sequence[Line]) -> Iterator[Other]:
+    """Products x W: those of matrices that models have."""
+    known = _chosen("matmul", "n", "k")
+    for line in lines:
+        dtype = DTYPES.get(line["gemm_dtype"])
+        if dtype and (line["n"], line["k"]) in known:
+            op = ops.matmul("matmul", m=line["m"], n=line["n"], k=line["k"], dtype=dtype)
+            yield Other(f"matmul {dtype}, rows", op, line["m"], 1e-3 * line["latency"])
+
+
+def decoding(lines: Sequence[Line]) -> Iterator[Other]:
+    """Decode attention over isl + step tokens."""
+    for line in _attention(lines):
+        context = line["isl"] + line["step"]
+        op = ops.decode_attention(batch=line["batch_size"], context=context, dtype="bf16", **_heads(line))
+        yield Other("decode attention bf16, tokens cached in all", op, line["batch_size"] * context, _s(line))
+
+
+def prompts(lines: Sequence[Line]) -> Iterator[Other]:
+    """Attention of prompts of isl tokens, without any cached before."""
+    for line in _attention(lines):
+        batch, isl = line["batch_size"], line["isl"]
+        op = ops.prefill_attention(
+            tokens=batch * isl, kv_tokens=batch * isl, pairs=batch * isl * (isl + 1) // 2, dtype="bf16",
+            **_heads(line),
+        )  # fmt: skip
+        yield Other("prefill attention bf16, tokens", op, batch * isl, _s(line))
+
+
+def _attention(lines: Sequence[Line]) -> Iterator[Line]:
+    known = _chosen("rotary", "q_heads", "kv_heads", "head_dim")
+    for line in lines:
+        heads = line["num_heads"], line["num_key_value_heads"], line["head_dim"]
+        plain = line["attn_dtype"] == line["kv_cache_dtype"] == "bfloat16" and not line["window_size"]
+        if plain and heads in known:
+            yield line
+
+
+def _heads(line: Line) -> dict[str, Any]:
+    return {
+        "q_heads": line["num_heads"],
+        "kv_heads": line["num_key_value_heads"],
+        "head_dim": line["head_dim"],
+    }
+
+
+def _s(line: Line) -> float:
+    return 1e-3 * float(line["latency"])
+
+
+def collectives(lines: Sequence[Line]) -> Iterator[Other]:
+    """Collectives of numbers of 2 bytes: message_size counts numbers (int8 ones take half the time)."""
+    for line in lines:
+        dtype = line.get("nccl_dtype") or line.get("allreduce_dtype")
+        make: Callable[..., Op] | None = getattr(ops, line["op_name"], None)
+        if dtype in ("half", "bfloat16") and make and line.get("backend", "graph").endswith("graph"):
+            op = make(
+                "c", elements=line["message_size"] // 2, ranks=line["num_gpus"], axis=TENSOR, dtype="bf16"
+            )
+            name = f"{line['op_name']} by {line['kernel_source']}, {ranks} cards, numbers"
+            yield Other(name, op, line["message_size"], _s(line))
+
+
+READERS: dict[str, Callable[[Sequence[Line]], Iterator[Other]]] = {
+    "gemm_perf": products,
+    "generation_attention_perf": decoding,
+    "context_attention_perf": prompts,
+    "nccl_perf": collectives,
+    "custom_allreduce_perf": collectives,
+}
+
+
+def read(folder: Path) -> list[Other]:
+    """All ops of the tables in a folder that can be compared. Raises InputError where there are none."""
+    found: list[Other] = []
+    for path in sorted(folder.glob("*.parquet")):
+        reader = next((READERS[name] for name in READERS if path.stem.endswith(name)), None)
+        if reader is not None:
+            found += reader(pq.read_table(path).to_pylist())
+    if not found:
+        raise InputError(f"{folder}: no table of operators is there (*_gemm_perf.parquet, ...)")
+    return found
+
+
+def ratios(others: Sequence[Other], price: Pricer) -> list[dict[str, Any]]:
+    """A row for each table and band of sizes: n, ratio of theirs to ours, and what of it is extrapolated."""
+    groups: dict[tuple[str, int], list[tuple[float, bool]]] = {}
+    for other in others:
+        band = next((most for most in BANDS if other.size <= most), 1 << 40)
+        ours = price(other.op)
+        found = groups.setdefault((other.table, band), [])
+        found.append((other.seconds / ours.seconds, ours.source == "extrapolated"))
+    return [_row(table, band, found) for (table, band), found in sorted(groups.items())]
+
+
+def _row(table: str, band: int, found: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    p10, middle, p90 = (float(x) for x in np.percentile([ratio for ratio, _ in found], (10, 50, 90)))
+    outside = sum(extrapolated for _, extrapolated in found) / len(found)
+    return {
+        "table": table, "up_to": band, "n": len(found), "p10": p10, "median": middle, "p90": p90,
+        "extrapolated": outside,
+    }  # fmt: skip
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="the tables")],
+    device: Annotated[str, typer.Option(help="of the catalogue")] = "h200-sxm",
+    profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
+) -> None:
+    """Prints how times by others compare with a profile's prices."""
+    try:
+        price = pricer(load_device(device), profile=load_profile(device, profile))
+        rows = ratios(read(folder), price)
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None
+    typer.echo(
+        "| what | up to | n | theirs / ours: median | middle 80 % | extrapolated |\n|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        size = f"{row['up_to']:,}" if row["up_to"] < 1 << 40 else "more"
+        typer.echo(
+            f"| {row['table']} | {size} | {row['n']} | {row['median']:.2f} | {row['p10']:.2f} to "
+            f"{row['p90']:.2f} | {100 * row['extrapolated']:.0f} % |"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)
