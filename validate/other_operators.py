@@ -109,9 +109,8 @@ def collectives(lines: Sequence[Line]) -> Iterator[Other]:
         dtype = line.get("nccl_dtype") or line.get("allreduce_dtype")
         make: Callable[..., Op] | None = getattr(ops, line["op_name"], None)
         if dtype in ("half", "bfloat16") and make and line.get("backend", "graph").endswith("graph"):
-            op = make(
-                "c", elements=line["message_size"] // 2, ranks=line["num_gpus"], axis=TENSOR, dtype="bf16"
-            )
+            ranks, count = line["num_gpus"], line["message_size"]
+            op = make("c", elements=count, ranks=ranks, axis=TENSOR, dtype="bf16")
             name = f"{line['op_name']} by {line['kernel_source']}, {ranks} cards, numbers"
             yield Other(name, op, line["message_size"], _s(line))
 
