@@ -8,10 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
-from devices.corrected import Measured
+from devices.corrected import Measured, coordinates
 from devices.fitted import Birth
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
@@ -19,14 +23,19 @@ from devices.spec import load_device
 from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
-from simcore.ops import Op, Roofline, matmul
+from simcore.ops import Op, Price, Roofline, matmul
 from validate import card_calibrate, card_measure
 from validate.bench_timing import Card
+from validate.calibrate import write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
 from validate.card_grid import CONTEXT, drawn, families, grid
 from validate.card_measure import cache_state
 from validate.held_out import Tried, lines, met, summary
 from validate.measure import Point
+from validate.other_operators import ratios as operator_ratios
+from validate.other_operators import read
+from validate.two_calibrations import main as compare_profiles
+from validate.two_calibrations import ratios
 
 H200 = load_device("h200-sxm")
 FLOOR = roofline(H200)
@@ -42,12 +51,19 @@ def quiet(what: str, done: int, of: int) -> None:
 def a_point(op: Op, role: str = "fit", noise: float = 0.0) -> Point:
     """What a card with ripples would take: no two constants say it."""
     launches, floor_s = launches_and_floor(op, FLOOR)
-    ripple = 0.05 * math.sin(sum(math.log(max(1, size)) for _, size in op.shape if isinstance(size, int)))
+    at = coordinates(op.kind, {name: op[name] for name, _ in op.shape})
+    ripple = 0.05 * math.sin(sum(math.log(max(1, size)) for size in at.values()))
     median_s = (launches * 1.5e-6 + floor_s / 0.8) * math.exp(ripple + noise)
     found = Point(
         op, launches, floor_s, median_s, 0.99 * median_s, 1.01 * median_s, 12, "cold", 0.5 * median_s
     )
     return replace(found, role="check" if role == "check" else "fit")
+
+
+def place(op: Op) -> tuple[object, ...]:
+    """What a card knows of an op."""
+    at = coordinates(op.kind, {name: op[name] for name, _ in op.shape})
+    return (op.kind, op.dtype, *sorted(at.items()))
 
 
 # -- shapes ------------------------------------------------------------------------------------------------
@@ -67,7 +83,9 @@ def test_the_grid_has_every_shape_once_and_those_that_decoders_launch() -> None:
 
 def test_a_quick_grid_is_a_part_with_the_same_ends() -> None:
     whole, part = grid(TABLE), grid(TABLE, quick=True)
-    assert {(op.kind, op.shape, op.dtype) for op in part} < {(op.kind, op.shape, op.dtype) for op in whole}
+    assert {place(op) for op in part} < {place(op) for op in whole}
+    # Of shapes that a card cannot tell apart, one is enough.
+    assert len({place(op) for op in whole}) == len(whole)
     assert len(part) < len(whole) / 2
     contexts = {op["context"] for op in part if op.kind == "decode_attention"}
     assert {CONTEXT[0], CONTEXT[-1]} <= contexts
@@ -150,7 +168,8 @@ def test_a_calibration_prices_shapes_between_those_measured(
     seen = card(nothing)
     target, profile = calibrate_card(tmp_path / "local", False, quiet, table=KINDS)
     assert load_profile("h200-sxm", str(target)) == profile
-    assert len(seen) == len(profile.points) == len(grid(KINDS)) + 40 * len(KINDS)
+    least = len(grid(KINDS)) + 40 * len(KINDS)
+    assert least <= len(seen) == len(profile.points)
     assert profile.birth is not None
     assert profile.birth.processor == "NVIDIA H200"
     assert profile.overheads == {"launch_s": 6e-6, "wait_s": 1e-6}
@@ -161,6 +180,29 @@ def test_a_calibration_prices_shapes_between_those_measured(
         assert row["median_pct"] < 1.0
         assert row["worst_pct"] < 5.0
     assert all(one.price.source in ("interpolated", "measured") for one in held)
+
+
+def test_jumps_are_found_between_measured_shapes(
+    card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice_beyond(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
+        point = a_point(op)
+        return replace(point, median_s=point.median_s * (2.0 if op["tokens"] > 700 else 1.0))
+
+    table = {"norm": TABLE["norm"]}
+    card(nothing)
+    monkeypatch.setattr(card_measure, "measured", twice_beyond)
+    _, profile = calibrate_card(tmp_path / "local", False, quiet, table=table)
+    tokens = sorted({p.dimensions["tokens"] for p in profile.points if p.role == "fit"})
+    # Between 512 and 2048 halved four times by the logarithm: 9 % lie between the nearest two.
+    below, above = max(t for t in tokens if t <= 700), min(t for t in tokens if t > 700)
+    assert above / below < 4.0 ** (1.0 / 16.0) * 1.01
+    price = pricer(H200, profile=profile)
+    held = [
+        Tried(twice_beyond(table["norm"], op, FLOOR, Card(0, 0, 0.0, "", 0.0)), price(op))
+        for op in drawn(table, 200, 7)
+    ]
+    assert summary(held)[-1]["p95_pct"] < 5.0
 
 
 def test_intervals_cover_what_they_say(tmp_path: Path) -> None:
@@ -307,3 +349,56 @@ def test_checks_are_not_fitted_to() -> None:
 def test_a_role_is_fit_or_check() -> None:
     with pytest.raises(ValueError, match="'fit' or 'check'"):
         Measured("norm", "m=1", "bf16", 1, 1e-6, 1e-6, "guess")  # type: ignore[arg-type]
+
+
+def test_two_calibrations_are_compared_by_shape(tmp_path: Path) -> None:
+    points = [a_point(op) for op in grid(["norm", "kv_copy"])]
+    slower = [replace(p, median_s=p.median_s * (1.03 if p.op.kind == "norm" else 1.001)) for p in points[::2]]
+    first, second = (profile_of("h200-sxm", each, profile_born(), {}, []) for each in (points, slower))
+    found = ratios(first, second)
+    assert {kind: len(each) for kind, each in found.items()} == {"norm bf16": 9, "kv_copy bf16": 9}
+    assert all(ratio == pytest.approx(1.03) for ratio in found["norm bf16"])
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, profile, measured in zip(folders, (first, second), (points, slower), strict=True):
+        write_whole(profile, measured, folder)
+    seen = CliRunner().invoke(app_of(compare_profiles), [str(folder) for folder in folders])
+    assert seen.exit_code == 1
+    assert "off by more than 2 %: norm bf16" in seen.output
+    same = CliRunner().invoke(app_of(compare_profiles), [str(folders[0])] * 2)
+    assert same.exit_code == 0
+    assert "1.0000" in same.output
+
+
+def app_of(main: Callable[..., None]) -> typer.Typer:
+    """A program that is one function."""
+    found = typer.Typer()
+    found.command()(main)
+    return found
+
+
+def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path) -> None:
+    products = {"gemm_dtype": ["bfloat16", "fp8", "bfloat16", "int8"], "m": [16, 16, 16, 16]}
+    products |= {"n": [6144, 6144, 7, 6144], "k": [4096, 4096, 9, 4096], "latency": [0.02, 0.01, 1.0, 1.0]}
+    pq.write_table(pa.table(products), tmp_path / "x__gemm_perf.parquet")
+    heads = {"num_heads": [32, 32], "num_key_value_heads": [8, 8], "head_dim": [128, 128]}
+    attention = {**heads, "attn_dtype": ["bfloat16"] * 2, "kv_cache_dtype": ["bfloat16", "fp8"]}
+    attention |= {"batch_size": [4, 4], "isl": [1, 1], "step": [1023, 1023], "window_size": [0, 0]}
+    pq.write_table(
+        pa.table({**attention, "latency": [0.03, 1.0]}), tmp_path / "x__generation_attention_perf.parquet"
+    )
+    moved = {"nccl_dtype": ["half", "int8"], "op_name": ["all_reduce"] * 2, "num_gpus": [8, 8]}
+    moved |= {"message_size": [4096, 4096], "latency": [0.0184, 1.0], "kernel_source": ["NCCL"] * 2}
+    pq.write_table(pa.table(moved), tmp_path / "x__nccl_perf.parquet")
+    others = read(tmp_path)
+    assert [(other.op.kind, other.size, other.seconds) for other in others] == [
+        ("matmul", 16, pytest.approx(2e-5)),
+        ("matmul", 16, pytest.approx(1e-5)),
+        ("decode_attention", 4096, pytest.approx(3e-5)),
+        ("all_reduce", 4096, pytest.approx(1.84e-5)),
+    ]
+    assert others[2].op["context"] == 1024
+    assert others[3].op.work.hbm_bytes == 8192
+    rows = operator_ratios(others, lambda op: Price(1e-5, 1e-5, 1e-5, "measured", ""))
+    assert [row["median"] for row in rows] == pytest.approx([1.84, 3.0, 2.0, 1.0])
+    with pytest.raises(InputError, match="no table of operators"):
+        read(tmp_path / "nothing")

@@ -12,10 +12,13 @@ where it stopped, on the same card with the same software.
 
 import csv
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,13 +26,14 @@ from typing import Any
 import torch
 
 from devices.corrected import Measured, Role
+from devices.fit import Fit, fit_two
 from devices.fitted import Birth, FittedProfile
 from devices.price import roofline
 from devices.spec import load_device
 from kernels.linear_attention.api import default_device
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
-from simcore.ops import Op
+from simcore.ops import Op, Roofline
 from simcore.study import Progress
 from validate import card_measure
 from validate.bench_timing import Card, birth, measure_card, one_line
@@ -44,10 +48,13 @@ from validate.calibrate import (
     shape_text,
     write_whole,
 )
-from validate.card_grid import drawn, families, grid
+from validate.card_grid import Family, drawn, families, grid
 from validate.measure import Point
 
 CACHE = "memory, what is small in the L2 cache"
+# Between two shapes more is measured where a price there would be further off than this (a logarithm), so
+# often at most, and for so long.
+REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 180.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
@@ -72,7 +79,11 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     costs, reached = card_measure.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
-    points, failed = _points(device, target, quick, table, card, progress)
+    measuring = Measuring(device, _partial(target), table, card)
+    measure_all(table, quick, measuring, progress)
+    points, failed = list(measuring.found.values()), list(measuring.failed.values())
+    if not points:
+        raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed)
     write_whole(profile, points, target)
     _partial(target).unlink(missing_ok=True)
@@ -109,55 +120,136 @@ def as_read(point: Point) -> Measured:
 def own_line(op: Op) -> Iterator[str]:
     """The dimensions that models choose, where a kind has such: ops that have them in common get a line."""
     # What ALIKE tells apart is in every line's condition.
-    if names := [name for name in _chosen_names().get(op.kind, ()) if name not in ALIKE]:
+    if names := [name for name in _own_lines().get(op.kind, ()) if name not in ALIKE]:
         yield ";".join(f"{name}={op[name]}" for name in names)
 
 
-def _chosen_names() -> Mapping[str, Sequence[str]]:
-    return {family.kind: tuple(family.choices[0]) for family in families()}
+def _own_lines() -> Mapping[str, Sequence[str]]:
+    return {
+        family.kind: tuple(family.choices[0]) if family.lines is None else family.lines
+        for family in families()
+    }
 
 
 # -- measuring ---------------------------------------------------------------------------------------------
 
 
-def _points(
-    device: str, target: Path, quick: bool, table: Mapping[str, Kernel], card: Card, progress: Progress
-) -> tuple[list[Point], list[str]]:
-    """All points, those of an interrupted calibration read, and what failed."""
-    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(table, quick=quick)]
-    shapes += [(op, "check") for op in drawn(table, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
+class Measuring:
+    """What is measured, kept in a file as it comes; what the file has from an interrupted calibration is not
+    measured again. `failed`: one line for each op that could not be measured."""
+
+    def __init__(self, device: str, path: Path, table: Mapping[str, Kernel], card: Card) -> None:
+        self.found: dict[Key, Point] = {}
+        self.failed: dict[Key, str] = {}
+        self._floor: Roofline = roofline(load_device(device))
+        self._path, self._table, self._card = path, table, card
+        self._left = _read_partial(path, card)
+        if not self._left:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(_identity(card)) + "\n", encoding="utf-8")
+
+    def known(self, op: Op) -> Point | None:
+        """What was measured of an op."""
+        return self.found.get(_key(op))
+
+    def one(self, op: Op, role: Role = "fit") -> Point | None:
+        """The point of an op, measured unless it is there; None where that failed."""
+        key = _key(op)
+        if key in self.found or key in self.failed:
+            return self.found.get(key)
+        if key in self._left:
+            self.found[key] = _point(op, self._left[key])
+            return self.found[key]
+        try:
+            point = card_measure.measured(self._table[op.kind], op, self._floor, self._card)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            self.failed[key] = f"{op.kind} {shape_text(op)}: {one_line(error)}"
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            return None
+        self.found[key] = replace(point, role=role)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(cells(self.found[key]))
+        return self.found[key]
+
+
+def measure_all(kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress) -> None:
+    """The grid, what lies between its points where that has to be known, and the shapes that only check."""
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
+    shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
     # Kind by kind, so that what is left is as long as what is done.
     shapes.sort(key=lambda each: each[0].kind)
-    floor, path = roofline(load_device(device)), _partial(target)
-    done = _read_partial(path, card, shapes)
-    failed, found, begun_s = list[str](), dict[Key, Point](), time.perf_counter()
-    new = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if done else "w", newline="", encoding="utf-8") as file:
-        if not done:
-            file.write(json.dumps(_identity(card)) + "\n")
-        writer = csv.writer(file, lineterminator="\n")
-        for i, (op, role) in enumerate(shapes):
-            key = _key(op)
-            if key in done:
-                found[key] = done[key]
-                continue
-            left_s = (time.perf_counter() - begun_s) / max(1, new) * (len(shapes) - i)
-            progress(f"{op.kind}, about {left_s:.0f} s left: shape", i, len(shapes))
-            new += 1
-            try:
-                point = card_measure.measured(table[op.kind], op, floor, card)
-            except (RuntimeError, ValueError, NotImplementedError) as error:
-                failed.append(f"{op.kind} {shape_text(op)}: {one_line(error)}")
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-                continue
-            found[key] = replace(point, role=role)
-            writer.writerow(cells(found[key]))
-            file.flush()
-    if not found:
-        raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
-    return list(found.values()), failed
+    begun_s = time.perf_counter()
+    for i, (op, role) in enumerate(shapes):
+        left_s = (time.perf_counter() - begun_s) / max(1, i) * (len(shapes) - i)
+        progress(f"{op.kind}, about {left_s:.0f} s left: shape", i, len(shapes))
+        measuring.one(op, role)
+    end_s = time.perf_counter() + REFINING_S
+    refined = [family for family in families() if family.kind in kinds and family.refined and not quick]
+    for i, family in enumerate(refined):
+        progress(f"between measured shapes of {family.kind}: kind", i, len(refined))
+        _refine(family, measuring, end_s)
+
+
+def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
+    """Measures in the middle of two shapes that differ in one dimension, and where that is not what they say,
+    in the middle of both halves."""
+    for axis in family.refined:
+        for line in _lines_along(family, axis, measuring):
+            constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in line.points])
+            pairs = [(*pair, 0) for pair in pairwise(line.points)]
+            while pairs and time.perf_counter() < end_s:
+                low, high, depth = pairs.pop()
+                value = round(math.sqrt(low[0] * high[0]))
+                op = line.at(value) if low[0] < value < high[0] else None
+                point = measuring.one(op) if op else None
+                if point is None or depth == MOST_HALVINGS:
+                    continue
+                if abs(_off(constants, low, high, (value, point))) > REFINED_UNTIL:
+                    middle = value, point
+                    pairs += [(low, middle, depth + 1), (middle, high, depth + 1)]
+
+
+At = tuple[int, Point]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Measured points along one dimension, all else the same; `at` makes the op of another value."""
+
+    points: Sequence[At]
+    at: Callable[[int], Op | None]
+
+
+def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[_Line]:
+    found: dict[tuple[object, ...], tuple[list[At], Callable[[int], Op | None]]] = {}
+    for choice, values in family.places():
+        op = family.at(choice, values)
+        point = measuring.known(op) if op else None
+        if point is not None:
+            fixed = {name: value for name, value in values.items() if name != axis}
+            key = (*choice.items(), *fixed.items())
+            make: Callable[[int], Op | None] = partial(_at, family, choice, fixed, axis)
+            found.setdefault(key, ([], make))[0].append((values[axis], point))
+    for points, make in found.values():
+        if len(points) > 1:
+            yield _Line(points, make)
+
+
+def _at(
+    family: Family, choice: Mapping[str, int], fixed: Mapping[str, int], axis: str, value: int
+) -> Op | None:
+    return family.at(choice, {**fixed, axis: value})
+
+
+def _off(constants: Fit, low: At, high: At, middle: At) -> float:
+    """log(measured / what lies between two points), as `devices.corrected` has it along one dimension."""
+
+    def over(at: At) -> float:
+        return math.log(at[1].median_s / constants.seconds(at[1].launches, at[1].floor_s))
+
+    share = math.log(middle[0] / low[0]) / math.log(high[0] / low[0])
+    return over(middle) - (1.0 - share) * over(low) - share * over(high)
 
 
 def _key(op: Op) -> Key:
@@ -174,22 +266,16 @@ def _identity(card: Card) -> dict[str, str]:
     return {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
 
 
-def _read_partial(path: Path, card: Card, shapes: Sequence[tuple[Op, Role]]) -> dict[Key, Point]:
-    """What an interrupted calibration of the same card has left; nothing where it cannot be read."""
+def _read_partial(path: Path, card: Card) -> dict[Key, list[str]]:
+    """The lines that an interrupted calibration of the same card has left; none where it cannot be read."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines()
         if json.loads(first) != _identity(card):
             return {}
-        rows = list(csv.reader(lines))
     except (OSError, ValueError):
         return {}
-    by_key = {_key(op): op for op, _ in shapes}
-    found: dict[Key, Point] = {}
-    for row in rows:
-        # The last line may have been cut off.
-        if len(row) == len(COLUMNS) and (op := by_key.get((row[0], row[1], row[2]))) is not None:
-            found[_key(op)] = _point(op, row)
-    return found
+    # The last line may have been cut off.
+    return {(row[0], row[1], row[2]): row for row in csv.reader(lines) if len(row) == len(COLUMNS)}
 
 
 def _point(op: Op, row: Sequence[str]) -> Point:

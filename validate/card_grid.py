@@ -14,11 +14,12 @@ change, as products do beyond a tile's rows.
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
+from devices.corrected import coordinates
 from simcore import ops
 from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
@@ -34,11 +35,22 @@ ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257,
 PROMPT_ROWS = (*ROWS, 1024, 2048, 4096, 8192)
 FEW_ROWS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-CONTEXT = tuple(1 << power for power in range(7, 18))
+# Programs of attention fill a card unevenly: so that about every number of sequences and KV heads is there.
+SEQUENCES = (
+    *range(1, 15), 16, 17, 18, 20, 21, 22, 24, 26, 28, 32, 33, 34, 36, 40, 44, 48, 52, 56, 64, 65, 66, 67, 72,
+    80, 88, 96, 104, 112, 128, 132, 133, 144, 160, 192, 224, 256,
+)  # fmt: skip
+CONTEXT = (128, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
+SPECULATED_CONTEXT = (512, 724, 1024, 1448, 2048, 2896, 4096, 5793, 8192, 16384, 32768, 131072)
 SIDES = tuple(1 << power for power in range(15))
 LENGTHS = tuple(1 << power for power in range(6, 17))
 # Of methods that take a launch a token, or memory that grows with the square of the length.
-MOST_LENGTHS = {"recursion": 256, "vanilla": 4096, "block_based": 4096}
+MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048}
+# Tokens of prompts; positions that a history or a column has; few sequences.
+PROMPTS = tuple(1 << power for power in range(4, 14))
+LAGS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+FEW = (1, 2, 3, 4, 6, 8)
+BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
 # Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
 MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
@@ -50,7 +62,10 @@ Dims = Mapping[str, int]
 @dataclass(frozen=True)
 class Family:
     """One kind of op in one number format; see the head of this file. `make` takes a choice and one number of
-    each range. `steps`: ranges of which only the values named exist (powers of two, say)."""
+    each range. `steps`: ranges of which only the values named exist (powers of two, say). `refined`: ranges
+    in which a calibration measures between two values as well where it has to. `lines`: choices that get a
+    line of fits of their own; all of them, if left out.
+    """
 
     kind: str
     make: Callable[..., Op]
@@ -59,6 +74,8 @@ class Family:
     steps: frozenset[str] = frozenset()
     most_bytes: float = MOST_BYTES
     options: Mapping[str, object] = field(default_factory=dict)
+    refined: tuple[str, ...] = ()
+    lines: tuple[str, ...] | None = None
 
     def at(self, choice: Dims, values: Dims) -> Op | None:
         """The op of these dimensions; None for one that is too large."""
@@ -67,10 +84,15 @@ class Family:
 
     def grid(self) -> Iterator[Op]:
         """All choices at all values that are measured."""
-        for choice, values in product(self.choices, product(*self.ranges.values())):
-            op = self.at(choice, dict(zip(self.ranges, values, strict=True)))
+        for choice, values in self.places():
+            op = self.at(choice, values)
             if op is not None:
                 yield op
+
+    def places(self) -> Iterator[tuple[Dims, Dims]]:
+        """A choice, and a value of each range."""
+        for choice, values in product(self.choices, product(*self.ranges.values())):
+            yield choice, dict(zip(self.ranges, values, strict=True))
 
     def draw(self, draw: random.Random) -> Op | None:
         """One op of the ranges."""
@@ -128,46 +150,37 @@ def _prefill(*, tokens: int, cached: int, **heads: int) -> Op:
     )
 
 
-def _heads_of(kind: str = "rotary") -> list[Dims]:
-    return _launched(kind, "q_heads", "kv_heads", "head_dim")
+def _heads_of() -> list[Dims]:
+    return _launched("rotary", "q_heads", "kv_heads", "head_dim")
 
 
 def _decoder() -> Iterator[Family]:
-    rows = {"tokens": ROWS}
     for dtype in ("bf16", "fp8"):
-        yield Family("matmul", _matmul(dtype), _launched("matmul", "n", "k"), {"m": PROMPT_ROWS})
-    yield _family("embedding", ops.embedding, _launched("embedding", "hidden"), {"tokens": FEW_ROWS})
-    yield _named("norm", ops.norm, _launched("norm", "hidden"))
-    yield _named("residual", ops.residual, _launched("residual", "hidden"))
-    yield _family(
-        "activation", ops.activation, _launched("activation", "width", "gated"), {"tokens": FEW_ROWS}
-    )
-    yield _family("rotary", ops.rotary, _heads_of(), {"tokens": FEW_ROWS})
-    yield _family(
-        "kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim"), {"tokens": FEW_ROWS}
-    )
-    yield _family("decode_attention", ops.decode_attention, _heads_of(), {"batch": BATCH, "context": CONTEXT})
+        matrices = _launched("matmul", "n", "k")
+        yield Family("matmul", _matmul(dtype), matrices, {"m": PROMPT_ROWS}, refined=("m",))
+    yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
+    yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
+    yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
+    yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
+    yield _rows("rotary", ops.rotary, _heads_of())
+    yield _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim"))
+    yield _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}])
+    yield _rows("receive_speculation", ops.receive_speculation, _received(), BATCH[:6])
+    yield _rows("sample", ops.sample, _launched("sample", "vocab"), ROWS)
     yield Family(
-        "speculative_attention", _speculative, _heads_of(), {"batch": BATCH[:5], "context": CONTEXT[2:]},
-        # It is compiled for each batch.
-        frozenset({"batch"}),
+        "decode_attention", ops.decode_attention, _heads_of(), {"batch": SEQUENCES, "context": CONTEXT},
+        options=BF16, lines=(),
     )  # fmt: skip
-    yield _family("receive_speculation", ops.receive_speculation, _received(), {"tokens": BATCH[:6]})
-    lengths = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     yield Family(
-        "prefill_attention",
-        _prefill,
-        _heads_of(),
-        {"tokens": lengths, "cached": (0, 1024, 8192)},
-        frozenset({"cached"}),
-    )
-    yield _family(
-        "kv_copy",
-        ops.kv_copy,
-        [{"width": w} for w in (8192, 65536)],
-        {"tokens": (16, 64, 256, 1024, 4096, 8192)},
-    )
-    yield _family("sample", ops.sample, _launched("sample", "vocab"), rows)
+        "speculative_attention", _speculative, _heads_of(),
+        {"batch": BATCH[:5], "context": SPECULATED_CONTEXT},
+        # It is compiled for each batch.
+        frozenset({"batch"}), refined=("context",), lines=(),
+    )  # fmt: skip
+    yield Family(
+        "prefill_attention", _prefill, _heads_of(), {"tokens": PROMPTS, "cached": (0, 1024, 8192)},
+        frozenset({"cached"}), refined=("tokens",), lines=(),
+    )  # fmt: skip
 
 
 def _received() -> list[Dims]:
@@ -176,14 +189,10 @@ def _received() -> list[Dims]:
     ]
 
 
-def _family(
-    kind: str, make: Callable[..., Op], choices: Sequence[Dims], ranges: Mapping[str, Sequence[int]]
+def _rows(
+    kind: str, make: Callable[..., Op], choices: Sequence[Dims], tokens: Sequence[int] = FEW_ROWS
 ) -> Family:
-    return Family(kind, make, choices, ranges, options={"dtype": "bf16"})
-
-
-def _named(kind: str, make: Callable[..., Op], choices: Sequence[Dims]) -> Family:
-    return Family(kind, make, choices, {"tokens": FEW_ROWS}, options={"dtype": "bf16", "name": kind})
+    return Family(kind, make, choices, {"tokens": tokens}, options=BF16, refined=("tokens",))
 
 
 # -- sequence operators --------------------------------------------------------------------------------------
@@ -210,50 +219,38 @@ def _linear(method: str) -> Callable[..., Op]:
 
 
 def _sequence_operators() -> Iterator[Family]:
-    batches, single = (1, 4, 8), {"dtype": "fp32"}
     for name in conv.IMPLEMENTATIONS:
         # Sums grow with the square of the side: nobody takes them for long ones.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
         yield Family(
-            f"tile_{name}",
-            _tile(name),
-            LANES,
-            {"batch": batches, "side": sides},
-            frozenset({"side"}),
+            f"tile_{name}", _tile(name), LANES, {"batch": (1, 2, 4, 8), "side": sides}, frozenset({"side"}),
             MOST_CONV_BYTES,
-        )
-    long = (1, 16, 64, 256, 1024, 4096, 16384)
-    yield Family(
-        "conv_row",
-        conv.conv_row,
-        LANES,
-        {"batch": (1,), "inputs": long},
-        frozenset(),
-        MOST_CONV_BYTES,
-        single,
-    )
-    yield Family(
-        "conv_column",
-        conv.conv_column,
-        LANES,
-        {"batch": (1,), "outputs": long},
-        frozenset(),
-        MOST_CONV_BYTES,
-        single,
-    )
-    per_layer = [{"channels": c} for c in (256, 768)]
-    yield Family("conv_cell", conv.conv_cell, per_layer, {"batch": (1, 4, 8)}, options=single)
-    for kind, make in (("gate", conv.gate), ("next_input", conv.next_input)):
-        yield Family(kind, make, per_layer, {"rows": (1, 4, 8)}, options=single)
-    for method in linear.METHODS:
-        lengths = tuple(n for n in LENGTHS if n <= MOST_LENGTHS.get(method, LENGTHS[-1]))
-        yield Family(
-            f"linear_attention_{method}", _linear(method), LINEAR, {"batch": (1, 4, 16), "length": lengths},
-            frozenset(), MOST_CONV_BYTES,
         )  # fmt: skip
+    for kind, make, lags in (
+        ("conv_row", conv.conv_row, "inputs"),
+        ("conv_column", conv.conv_column, "outputs"),
+    ):
+        yield Family(
+            kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,)
+        )
+    per_layer = [{"channels": channels} for channels in (256, 768)]
+    yield Family("conv_cell", conv.conv_cell, per_layer, {"batch": FEW}, options=FP32)
+    for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
+        yield Family(kind, elementwise, per_layer, {"rows": FEW}, options=FP32)
+    yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": BATCH[:7]},
-        options={"dtype": "bf16", "decay": True},
+        options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
+    )  # fmt: skip
+
+
+def _linear_attention(method: str) -> Family:
+    ours = method not in MOST_LENGTHS
+    lengths = tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
+    return Family(
+        f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
+        {"batch": (1, 2, 4, 8, 16) if ours else (1, 4), "length": lengths}, frozenset(), MOST_CONV_BYTES,
+        refined=("batch", "length") if ours else ("length",), lines=("rank", "dim"),
     )  # fmt: skip
 
 
@@ -264,20 +261,20 @@ def families() -> tuple[Family, ...]:
 
 
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
-    """The ops to measure of some kinds, each once; `quick`: every third value of a range, and the last."""
+    """The ops to measure of some kinds, of those with the same coordinates (`devices.corrected`) the first;
+    `quick`: every third value of a range, and the last."""
     found: dict[tuple[object, ...], Op] = {}
     for family in families():
         if family.kind in kinds:
             for op in (_thinned(family) if quick else family).grid():
-                found.setdefault((op.kind, op.shape, op.dtype), op)
+                at = coordinates(op.kind, {name: op[name] for name, _ in op.shape})
+                found.setdefault((op.kind, op.dtype, *sorted(at.items())), op)
     return list(found.values())
 
 
 def _thinned(family: Family) -> Family:
     ranges = {name: (*values[:-1:3], values[-1]) for name, values in family.ranges.items()}
-    return Family(
-        family.kind, family.make, family.choices, ranges, family.steps, family.most_bytes, family.options
-    )
+    return replace(family, ranges=ranges, refined=())
 
 
 def drawn(kinds: Collection[str], count: int, seed: int, without: Collection[Op] = ()) -> list[Op]:
