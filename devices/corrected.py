@@ -1,25 +1,26 @@
 """Between measured shapes: what two constants say, times how far measured times lie from that about there.
 
     seconds = fitted(launches, floor_s) exp(c(x))          x = log of each coordinate that shapes differ in
-    c(x)    = c_0 - sum_i w_i |x - x_i|,   sum_i w_i = 0   c(x_i) = log(measured_i / fitted_i)
+    c(x_i)  = log(measured_i / fitted_i)                   linear between them, coordinate by coordinate
 
 The fit carries an op's size, c what two constants cannot say: waves of programs, layouts that change with the
-shape. Along one dimension c is linear between measured shapes; in more it is the radial interpolation by -r,
-which any distinct points determine (Micchelli 1986), so that shapes need not stand on a grid. Outside the box
-of the points x is moved to its edge: there the fit alone goes on.
+shape. The coordinate of fewest values comes first: between its two values next to x that were measured on
+both sides of x in the others, c is linear, and so on for the next coordinate at each of them. On a grid that
+is multilinear; more points along the finest coordinate need no more anywhere else. Where nothing was measured
+on one side, c stays as it is on the other: there the fit alone goes on.
 
 Coordinates are the dimensions of a shape, but where a kernel knows only their product: programs of attention
 each take a sequence's KV head, whichever it is (`coordinates`). What is alike in them is measured once.
 
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
-of a kind together; where there are none, the error at each point of a c that was made without it, w_i /
-(M^-1)_ii, M being the matrix of the equations (Rippa 1999), which is about twice as far from others as what
-lies between them. Either as an interval by `devices.fit.interval`.
+of a kind together; where there are none, those at points left out one by one, which are about twice as far
+from others as what lies between them. Either as an interval by `devices.fit.interval`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,12 @@ __all__ = ["Correction", "Measured", "correction"]
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
+# Products of up to so many rows have a kernel of their own, in which every row counts.
+FEW_ROWS = 64
+# Logarithms of one number that differ by less are the same.
+SAME = 1e-9
+# Points that are left out one by one, evenly spread over all of them.
+MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
 Role = Literal["fit", "check"]
 
@@ -80,9 +87,13 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
     if kind == "prefill_attention":
-        # Programs each take rows of a query head; keys and values come from the cache.
+        # Programs each take rows of a query head. Several prompts have fewer pairs than one as long as all.
+        del own["pairs"]
         cached = own.pop("kv_tokens") - own["tokens"]
         return {**own, "cached": cached, "group": own["q_heads"] // own.pop("kv_heads")}
+    if kind == "matmul" and own["m"] > FEW_ROWS:
+        # What cuBLAS takes changes with eights of rows.
+        return {**own, "m": -(-own["m"] // 8) * 8}
     if kind.startswith("linear_attention_"):
         batch, heads = own.pop("batch"), own.pop("heads")
         return {**own, "pairs": batch * heads}
@@ -90,16 +101,26 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Slices:
+    """Points by their next coordinate: its values, ascending, and what was measured at each: more slices, or
+    after the last coordinate the number of a point."""
+
+    values: Sequence[float]
+    at: Sequence["_Slices | int"]
+
+
+@dataclass(frozen=True, slots=True)
 class Correction:
-    """c of one fit: points x_i [n, coordinates] with weights w [n], its interval, and the coordinates in
-    which all points are alike; `kind`: of the ops."""
+    """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
+    all points are alike; `kind`: of the ops; `axes`: the coordinates that no other one follows from."""
 
     kind: str
     names: tuple[str, ...]
     alike: Mapping[str, int]
     points: Numbers
-    weights: Numbers
-    constant: float
+    axes: Sequence[int]
+    found: Numbers
+    slices: "_Slices | int"
     low: float
     high: float
 
@@ -122,7 +143,10 @@ class Correction:
         source: SourceKind = "interpolated" if away > 0.0 else "measured"
         if outside > 0.0 or away > math.log(FAR):
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
-        fitted_s = fit.seconds(launches, floor_s) * self._factor(inside)
+        c = self._between(inside)
+        if c is None:
+            c, source = self._beside(inside), "extrapolated"
+        fitted_s = fit.seconds(launches, floor_s) * math.exp(c)
         power, seconds = 1.0 + outside, max(floor_s, fitted_s)
         if fitted_s < floor_s:
             source = "roofline"
@@ -130,15 +154,83 @@ class Correction:
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
         return Price(seconds, low_s, high_s, source, detail)
 
-    def _factor(self, x: Numbers) -> float:
-        return math.exp(self.constant - float(self.weights @ np.linalg.norm(self.points - x, axis=1)))
+    def _between(self, x: Numbers, without: int = -1) -> float | None:
+        """c at x; None where x has not measured points on all its sides."""
+        return _mixed(
+            self.slices, x[self.axes], 0, lambda i: None if i == without else float(self.found[i]), False
+        )
+
+    def _beside(self, x: Numbers, without: int = -1) -> float:
+        """c at x, or where that is not known as it is on the side that was measured."""
+        c = _mixed(
+            self.slices, x[self.axes], 0, lambda i: None if i == without else float(self.found[i]), True
+        )
+        return 0.0 if c is None else c
+
+    def _but(self, without: int) -> Callable[[int], float | None]:
+        return lambda i: None if i == without else float(self.found[i])
+
+    def left_out(self, i: int) -> float:
+        """By how much c is off at a point, if that was not measured."""
+        c = self._between(self.points[i], i)
+        return float(self.found[i]) - (self._beside(self.points[i], i) if c is None else c)
 
     def error(self, fit: Fit, check: Measured) -> float:
         """log(measured / predicted) of a shape."""
         shape = coordinates(self.kind, check.dimensions)
         x = np.array([_log(shape[name]) for name in self.names])
         inside = np.clip(x, self.points.min(0), self.points.max(0))
-        return math.log(check.median_s / (fit.seconds(check.launches, check.floor_s) * self._factor(inside)))
+        c = self._between(inside)
+        c = self._beside(inside) if c is None else c
+        return math.log(check.median_s / fit.seconds(check.launches, check.floor_s)) - c
+
+
+def _mixed(
+    node: "_Slices | int", x: Numbers, level: int, value: Callable[[int], float | None], beside: bool
+) -> float | None:
+    """What the slices say of x from a coordinate on; None where they do not reach around it. `beside`: where
+    they are on one side only, what that says."""
+    if isinstance(node, int):
+        return value(node)
+
+    def nearest(places: Iterable[int]) -> tuple[int, float] | None:
+        said = ((i, _mixed(node.at[i], x, level + 1, value, beside)) for i in places)
+        return next(((i, c) for i, c in said if c is not None), None)
+
+    here = bisect_left(node.values, float(x[level]) - SAME)
+    if here < len(node.values) and node.values[here] <= float(x[level]) + SAME:
+        exact = nearest((here,))
+        if exact:
+            return exact[1]
+    low, high = nearest(range(here - 1, -1, -1)), nearest(range(here, len(node.values)))
+    if low and high and low[0] != high[0]:
+        first, last = node.values[low[0]], node.values[high[0]]
+        share = (float(x[level]) - first) / (last - first)
+        return (1.0 - share) * low[1] + share * high[1]
+    one_side = low or high
+    return one_side[1] if beside and one_side else None
+
+
+def _independent(points: Numbers) -> list[int]:
+    """The columns that do not go one to one with one before them, as a tile's outputs with its side."""
+    kept: list[int] = []
+    for i, column in enumerate(points.T):
+        both = (len(np.unique(points[:, (j, i)], axis=0)) for j in kept)
+        values = len(np.unique(column))
+        if all(n > values or n > len(np.unique(points[:, j])) for j, n in zip(kept, both, strict=True)):
+            kept.append(i)
+    return kept
+
+
+def _sliced(points: Numbers, of: Sequence[int], level: int) -> "_Slices | int":
+    """Slices of the points of these numbers, from a coordinate on."""
+    if level == points.shape[1]:
+        return of[0]
+    by_value: dict[float, list[int]] = {}
+    for i in of:
+        by_value.setdefault(float(points[i, level]), []).append(i)
+    values = sorted(by_value)
+    return _Slices(values, [_sliced(points, by_value[value], level + 1) for value in values])
 
 
 def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
@@ -153,21 +245,20 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     shapes = [coordinates(kind, point.dimensions) for point in measured]
     if any(shape.keys() != shapes[0].keys() for shape in shapes):
         raise InputError(f"{measured[0].kind}: shapes differ in which dimensions they have")
-    names = tuple(name for name in shapes[0] if len({shape[name] for shape in shapes}) > 1)
+    values = {name: len({shape[name] for shape in shapes}) for name in shapes[0]}
+    names = tuple(sorted((name for name in values if values[name] > 1), key=lambda name: values[name]))
     alike = {name: size for name, size in shapes[0].items() if name not in names}
     every = np.array([[_log(shape[name]) for name in names] for shape in shapes]).reshape(len(shapes), -1)
     ratios = np.log([point.median_s / fit.seconds(point.launches, point.floor_s) for point in measured])
     points, place = np.unique(every, axis=0, return_inverse=True)
-    found = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
-    n = len(points)
-    matrix = np.ones((n + 1, n + 1))
-    matrix[:n, :n] = -np.linalg.norm(points[:, None] - points[None], axis=2)
-    matrix[n, n] = 0.0
-    inverse = np.linalg.inv(matrix).astype(np.float64)
-    solved: Numbers = inverse[:, :n] @ found
-    weights, constant = solved[:n], float(solved[n])
-    errors = weights / np.diagonal(inverse)[:n] if n > 1 else np.zeros(n)
-    return Correction(kind, names, alike, points, weights, constant, *interval(errors))
+    axes = _independent(points)
+    found: Numbers = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
+    slices = _sliced(points[:, axes], range(len(points)), 0)
+    plain = Correction(kind, names, alike, points, axes, found, slices, 1.0, 1.0)
+    tried = range(0, len(points), 1 + len(points) // MOST_LEFT_OUT)
+    errors = np.array([plain.left_out(i) for i in tried]) if len(points) > 1 else np.zeros(len(points))
+    low, high = interval(errors)
+    return replace(plain, low=low, high=high)
 
 
 def _log(size: int) -> float:

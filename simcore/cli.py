@@ -143,6 +143,9 @@ def calibrate(
         Path | None,
         typer.Option("--out", metavar="DIR", help="where to write [its profile]", show_default=False),
     ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="of a card: what is not measured by then is left out")
+    ] = 9.0,
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
     _check_real(on, (*REAL, CARD))
@@ -152,7 +155,7 @@ def calibrate(
         # Triton's kernels are for those alone who have a card.
         from validate.card_calibrate import calibrate_card  # noqa: PLC0415
 
-        target, profile = calibrate_card(out, quick, screen.progress())
+        target, profile = calibrate_card(out, quick, screen.progress(), within_s=60.0 * minutes)
     else:
         target = out or calibration.profile_path(on)
         profile = calibration.calibrate(on, target, quick, screen.progress())

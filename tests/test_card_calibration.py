@@ -97,7 +97,8 @@ def test_drawn_shapes_are_in_no_grid_and_in_its_ranges() -> None:
     assert not known & {(op.kind, op.shape, op.dtype) for op in found}
     assert found == drawn(TABLE, 30, 1) != drawn(TABLE, 30, 2)
     counts = Counter((op.kind, op.dtype) for op in found)
-    assert counts["decode_attention", "bf16"] == counts["matmul", "fp8"] == 30
+    # Products of steps that decode, and of prompts.
+    assert 2 * counts["decode_attention", "bf16"] == counts["matmul", "fp8"] == 60
     for op in found:
         if op.kind == "decode_attention":
             assert CONTEXT[0] <= op["context"] <= CONTEXT[-1]
@@ -179,7 +180,9 @@ def test_a_calibration_prices_shapes_between_those_measured(
     for row in summary(held):
         assert row["median_pct"] < 1.0
         assert row["worst_pct"] < 5.0
-    assert all(one.price.source in ("interpolated", "measured") for one in held)
+    # Of attention that takes longest few shapes are measured: some lie beyond them.
+    sources = Counter(one.price.source for one in held)
+    assert sources["interpolated"] + sources["measured"] > 0.9 * len(held)
 
 
 def test_jumps_are_found_between_measured_shapes(
@@ -243,6 +246,16 @@ def test_what_was_interrupted_goes_on_where_it_stopped(card: Callable[..., list[
     assert [path.name for path in tmp_path.iterdir()] == ["local"]
     card(nothing)
     assert calibrate_card(tmp_path / "other", False, quiet, table=KINDS)[1].points == profile.points
+
+
+def test_what_there_is_no_time_for_is_noted(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    seen = card(nothing)
+    late = iter([0.0] + [1.0] * 50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_calibrate.time, "perf_counter", lambda: next(late, 100.0))
+        _, profile = calibrate_card(tmp_path / "local", False, quiet, table=KINDS, within_s=10.0)
+    assert 10 < len(seen) < 100
+    assert any(note.endswith("there was no time for them") for note in profile.notes)
 
 
 def test_what_another_card_left_is_not_taken(card: Callable[..., list[Op]], tmp_path: Path) -> None:
@@ -356,7 +369,7 @@ def test_two_calibrations_are_compared_by_shape(tmp_path: Path) -> None:
     slower = [replace(p, median_s=p.median_s * (1.03 if p.op.kind == "norm" else 1.001)) for p in points[::2]]
     first, second = (profile_of("h200-sxm", each, profile_born(), {}, []) for each in (points, slower))
     found = ratios(first, second)
-    assert {kind: len(each) for kind, each in found.items()} == {"norm bf16": 9, "kv_copy bf16": 9}
+    assert {kind: len(each) for kind, each in found.items()} == {"norm bf16": 15, "kv_copy bf16": 15}
     assert all(ratio == pytest.approx(1.03) for ratio in found["norm bf16"])
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, profile, measured in zip(folders, (first, second), (points, slower), strict=True):

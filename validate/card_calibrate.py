@@ -13,7 +13,9 @@ where it stopped, on the same card with the same software.
 import csv
 import json
 import math
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -53,8 +55,10 @@ from validate.measure import Point
 
 CACHE = "memory, what is small in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
-# often at most, and for so long.
-REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 180.0
+# often at most, and for so long a kind.
+REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 8.0
+# What a calibration takes at most, about.
+WITHIN_S = 540.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
@@ -63,10 +67,17 @@ Key = tuple[str, str, str]
 
 
 def calibrate_card(
-    target: Path | None, quick: bool, progress: Progress, *, table: Mapping[str, Kernel] = TABLE
+    target: Path | None,
+    quick: bool,
+    progress: Progress,
+    *,
+    table: Mapping[str, Kernel] = TABLE,
+    within_s: float = WITHIN_S,
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (the device's own, if left out), whole or not at
-    all; gives both. Raises InputError where there is no CUDA card, or the catalogue has not got it."""
+    all; gives both. Shapes whose turn does not come `within_s` are left out, and noted. Raises InputError
+    where there is no CUDA card, or the catalogue has not got it."""
+    begun_s = time.perf_counter()
     if not torch.cuda.is_available():
         raise InputError("--on cuda: torch finds no CUDA device here")
     try:
@@ -80,20 +91,26 @@ def calibrate_card(
     costs, reached = card_measure.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
     measuring = Measuring(device, _partial(target), table, card)
-    measure_all(table, quick, measuring, progress)
+    left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
     if not points:
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
-    profile = profile_of(device, points, _birth(card, points, reached), costs, failed)
+    profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out)
     write_whole(profile, points, target)
     _partial(target).unlink(missing_ok=True)
     return target, profile
 
 
 def profile_of(
-    device: str, points: Sequence[Point], born: Birth, costs: Mapping[str, float], failed: Sequence[str]
+    device: str,
+    points: Sequence[Point],
+    born: Birth,
+    costs: Mapping[str, float],
+    failed: Sequence[str] = (),
+    left_out: int = 0,
 ) -> FittedProfile:
-    """The profile that measured points make."""
+    """The profile that measured points make. `failed`: what could not be measured; `left_out`: how many
+    shapes there was no time for."""
     return FittedProfile(
         name=NAME,
         title=f"{born.processor}, kernels of this project and torch's, in captured graphs",
@@ -104,7 +121,7 @@ def profile_of(
         fits=fits(points, {}, 0.0, CACHE, own_line),
         overheads=dict(costs),
         birth=born,
-        notes=tuple(_notes(points, failed)),
+        notes=tuple(_notes(points, failed, left_out)),
         points=tuple(as_read(point) for point in points),
     )
 
@@ -173,22 +190,31 @@ class Measuring:
         return self.found[key]
 
 
-def measure_all(kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress) -> None:
-    """The grid, what lies between its points where that has to be known, and the shapes that only check."""
+def measure_all(
+    kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
+) -> int:
+    """The grid, what lies between its points where that has to be known, and the shapes that only check.
+    Gives how many shapes there was no time for before `end_s`."""
     shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
-    # Kind by kind, so that what is left is as long as what is done.
-    shapes.sort(key=lambda each: each[0].kind)
+    # Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
+    # between what was measured, and what is left takes as long as what is done.
+    count = Counter(op.kind for op, _ in shapes)
+    random.Random(CHECK_SEED).shuffle(shapes)
+    shapes.sort(key=lambda each: (count[each[0].kind], each[0].kind))
     begun_s = time.perf_counter()
     for i, (op, role) in enumerate(shapes):
-        left_s = (time.perf_counter() - begun_s) / max(1, i) * (len(shapes) - i)
+        now_s = time.perf_counter()
+        if now_s > end_s:
+            return len(shapes) - i
+        left_s = min((now_s - begun_s) / max(1, i) * (len(shapes) - i), end_s - now_s)
         progress(f"{op.kind}, about {left_s:.0f} s left: shape", i, len(shapes))
         measuring.one(op, role)
-    end_s = time.perf_counter() + REFINING_S
     refined = [family for family in families() if family.kind in kinds and family.refined and not quick]
     for i, family in enumerate(refined):
         progress(f"between measured shapes of {family.kind}: kind", i, len(refined))
-        _refine(family, measuring, end_s)
+        _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
+    return 0
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
@@ -307,12 +333,14 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
     )
 
 
-def _notes(points: Sequence[Point], failed: Sequence[str]) -> Iterator[str]:
+def _notes(points: Sequence[Point], failed: Sequence[str], left_out: int) -> Iterator[str]:
     """What a reader should know."""
     yield f"operands come from {CACHE}; the column cache says which"
     fast = sum(point.median_s < point.floor_s for point in points)
     if fast:
         yield f"{fast} of {len(points)} shapes were faster than the device's figures allow"
+    if left_out:
+        yield f"{left_out} shapes were left out: there was no time for them"
     if failed:
         yield f"{len(failed)} shapes could not be measured"
         yield from failed[:NOTED_FAILURES]

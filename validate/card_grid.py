@@ -30,30 +30,37 @@ from simcore.ops import Op
 MODELS = Path(__file__).resolve().parent.parent / "scenarios" / "models"
 NAMES = ("llama-3.1-8b", "llama-3.1-70b", "codellama-34b")
 RANKS = (1, 2, 4, 8)
-# Tokens of a step: of a batch that decodes, and of prompts.
-ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512)
-PROMPT_ROWS = (*ROWS, 1024, 2048, 4096, 8192)
-FEW_ROWS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
+# Rows of a step that decodes: those of kernels of our own, then by eights, as cuBLAS changes its kernels.
+ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64, *range(72, 257, 8), *range(272, 513, 16))
+COARSE_ROWS = (1, 8, 16, 17, 32, 33, 64, 72, 96, 128, 136, 192, 256, 264, 320, 384, 448, 512)
+PROMPT_ROWS = (512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Programs of attention fill a card unevenly: so that about every number of sequences and KV heads is there.
+# Programs of attention fill a card unevenly: about every number of sequences and KV heads has to be there.
 SEQUENCES = (
-    *range(1, 15), 16, 17, 18, 20, 21, 22, 24, 26, 28, 32, 33, 34, 36, 40, 44, 48, 52, 56, 64, 65, 66, 67, 72,
-    80, 88, 96, 104, 112, 128, 132, 133, 144, 160, 192, 224, 256,
+    *range(1, 13), 14, 16, 17, 20, 22, 24, 28, 32, 33, 36, 40, 44, 48, 56, 64, 66, 67, 72, 80, 88, 96, 112,
+    128, 132, 133, 160, 192, 256,
 )  # fmt: skip
-CONTEXT = (128, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
-SPECULATED_CONTEXT = (512, 724, 1024, 1448, 2048, 2896, 4096, 5793, 8192, 16384, 32768, 131072)
+# No round numbers: contexts are none.
+CONTEXT = (131, 259, 521, 777, 1033, 1547, 2059, 4099, 8201, 16411, 32771, 131071)
+SPECULATED_CONTEXT = (521, 777, 1033, 1547, 2059, 3083, 4099, 6151, 8201, 16411, 32771, 131071)
 SIDES = tuple(1 << power for power in range(15))
 LENGTHS = tuple(1 << power for power in range(6, 17))
 # Of methods that take a launch a token, or memory that grows with the square of the length.
 MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048}
 # Tokens of prompts; positions that a history or a column has; few sequences.
-PROMPTS = tuple(1 << power for power in range(4, 14))
+PROMPTS = (
+    16, 32, 64, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 6144,
+    8192,
+)  # fmt: skip
+SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 FEW = (1, 2, 3, 4, 6, 8)
 BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
 # Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
 MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
+SPARSE_BYTES = 4e9
 TRIES = 1000
 
 Dims = Mapping[str, int]
@@ -82,11 +89,16 @@ class Family:
         op = self.make(**choice, **values, **self.options)
         return op if op.work.hbm_bytes <= self.most_bytes else None
 
+    def _is_measured(self, op: Op) -> bool:
+        """Of what takes long, only powers of two of sequences: the times of others are in proportion."""
+        batch = dict(op.shape).get("batch", 1)
+        return op.work.hbm_bytes < SPARSE_BYTES or (isinstance(batch, int) and batch.bit_count() == 1)
+
     def grid(self) -> Iterator[Op]:
         """All choices at all values that are measured."""
         for choice, values in self.places():
             op = self.at(choice, values)
-            if op is not None:
+            if op is not None and self._is_measured(op):
                 yield op
 
     def places(self) -> Iterator[tuple[Dims, Dims]]:
@@ -155,9 +167,10 @@ def _heads_of() -> list[Dims]:
 
 
 def _decoder() -> Iterator[Family]:
-    for dtype in ("bf16", "fp8"):
-        matrices = _launched("matmul", "n", "k")
-        yield Family("matmul", _matmul(dtype), matrices, {"m": PROMPT_ROWS}, refined=("m",))
+    matrices = _launched("matmul", "n", "k")
+    for dtype, rows in (("bf16", ROWS), ("fp8", COARSE_ROWS)):
+        yield Family("matmul", _matmul(dtype), matrices, {"m": rows})
+        yield Family("matmul", _matmul(dtype), matrices, {"m": PROMPT_ROWS})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
     yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
@@ -166,7 +179,7 @@ def _decoder() -> Iterator[Family]:
     yield _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim"))
     yield _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}])
     yield _rows("receive_speculation", ops.receive_speculation, _received(), BATCH[:6])
-    yield _rows("sample", ops.sample, _launched("sample", "vocab"), ROWS)
+    yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
     yield Family(
         "decode_attention", ops.decode_attention, _heads_of(), {"batch": SEQUENCES, "context": CONTEXT},
         options=BF16, lines=(),
@@ -199,6 +212,7 @@ def _rows(
 
 # Of the papers' long convolutions: layers of one launch, and channels.
 LANES = tuple({"layers": layers, "channels": c} for layers, c in ((1, 256), (18, 256), (1, 768), (36, 768)))
+CHANNELS = tuple({"channels": channels} for channels in (256, 768))
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
@@ -222,9 +236,10 @@ def _sequence_operators() -> Iterator[Family]:
     for name in conv.IMPLEMENTATIONS:
         # Sums grow with the square of the side: nobody takes them for long ones.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
+        layers = (1, 2, 4, 9, 18, 36) if name.startswith("flash") else (1, 6, 36)
         yield Family(
-            f"tile_{name}", _tile(name), LANES, {"batch": (1, 2, 4, 8), "side": sides}, frozenset({"side"}),
-            MOST_CONV_BYTES,
+            f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
+            frozenset({"batch", "side"}), MOST_CONV_BYTES,
         )  # fmt: skip
     for kind, make, lags in (
         ("conv_row", conv.conv_row, "inputs"),
@@ -233,10 +248,9 @@ def _sequence_operators() -> Iterator[Family]:
         yield Family(
             kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,)
         )
-    per_layer = [{"channels": channels} for channels in (256, 768)]
-    yield Family("conv_cell", conv.conv_cell, per_layer, {"batch": FEW}, options=FP32)
+    yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32)
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
-        yield Family(kind, elementwise, per_layer, {"rows": FEW}, options=FP32)
+        yield Family(kind, elementwise, CHANNELS, {"rows": FEW}, options=FP32)
     yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": BATCH[:7]},
@@ -249,8 +263,8 @@ def _linear_attention(method: str) -> Family:
     lengths = tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
     return Family(
         f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
-        {"batch": (1, 2, 4, 8, 16) if ours else (1, 4), "length": lengths}, frozenset(), MOST_CONV_BYTES,
-        refined=("batch", "length") if ours else ("length",), lines=("rank", "dim"),
+        {"batch": (1, 2, 3, 4, 5, 6, 8, 12, 16) if ours else (1, 4), "length": lengths}, frozenset(),
+        MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from validate.ladder import off_pct
 from validate.measure import Point
 
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
+MOST_DECODED = 512
 LEAST_COVER, MOST_COVER = 0.85, 0.95
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
@@ -72,8 +73,14 @@ def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
     """A row for each kind, and one for all of them."""
     groups: dict[str, list[Tried]] = {}
     for one in found:
-        groups.setdefault(f"{one.point.op.kind} {one.point.op.dtype}", []).append(one)
+        groups.setdefault(_kind(one.point.op), []).append(one)
     return [_row(*group) for group in (*sorted(groups.items()), ("all", found)) if group[1]]
+
+
+def _kind(op: Op) -> str:
+    """Products of prompts apart from those of steps that decode."""
+    prompts = " of prompts" if op.kind == "matmul" and op["m"] > MOST_DECODED else ""
+    return f"{op.kind} {op.dtype}{prompts}"
 
 
 def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:

@@ -150,6 +150,8 @@ def decode_config(
     if splits * 2 * block > capacity:
         # Short: one block each, with nothing to come after it, and larger where that fits.
         splits = max(1, capacity // (2 * block))
+        if splits <= MOST_PARTS + 1:
+            splits = 1 << (splits.bit_length() - 1)
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     stages = STAGES
