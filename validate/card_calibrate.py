@@ -62,6 +62,7 @@ WITHIN_S = 540.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
+MOST_FAILURES = 20
 
 Key = tuple[str, str, str]
 
@@ -165,6 +166,12 @@ class Measuring:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(_identity(card)) + "\n", encoding="utf-8")
 
+    @property
+    def nothing_works(self) -> bool:
+        """Whether many shapes of several kinds have failed and none has not: it is not the shapes."""
+        kinds = {kind for kind, _, _ in self.failed}
+        return not self.found and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
+
     def known(self, op: Op) -> Point | None:
         """What was measured of an op."""
         return self.found.get(_key(op))
@@ -205,11 +212,13 @@ def measure_all(
     begun_s = time.perf_counter()
     for i, (op, role) in enumerate(shapes):
         now_s = time.perf_counter()
-        if now_s > end_s:
+        if now_s > end_s or measuring.nothing_works:
             return len(shapes) - i
         left_s = min((now_s - begun_s) / max(1, i) * (len(shapes) - i), end_s - now_s)
         progress(f"{op.kind}, about {left_s:.0f} s left: shape", i, len(shapes))
         measuring.one(op, role)
+    if not measuring.found:
+        return 0
     refined = [family for family in families() if family.kind in kinds and family.refined and not quick]
     for i, family in enumerate(refined):
         progress(f"between measured shapes of {family.kind}: kind", i, len(refined))

@@ -86,7 +86,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), _capturing()
     with torch.cuda.stream(stream):
-        graph.capture_begin(pool=_pool())
+        graph.capture_begin(pool=_anchor().pool())
         try:
             for call in calls:
                 call()
@@ -104,8 +104,14 @@ def _capturing() -> torch.cuda.Stream:
 
 
 @cache
-def _pool() -> Any:
-    return torch.cuda.graph_pool_handle()
+def _anchor() -> torch.cuda.CUDAGraph:
+    """A graph that stays: a pool whose last graph is gone takes no other."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_capturing()):
+        graph.capture_begin()
+        torch.zeros(1, device="cuda")
+        graph.capture_end()
+    return graph
 
 
 def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
