@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import MOST_FACTOR, Fit, interval
 from simcore.files import Count, InputError, NonNegative, Positive
-from simcore.ops import DTYPE_BYTES, Op, Price, SourceKind
+from simcore.ops import DTYPE_BYTES, Op, Price, SourceKind, prompts
 
 __all__ = ["Correction", "Measured", "correction"]
 
@@ -87,10 +87,18 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
     if kind == "prefill_attention":
-        # Programs each take rows of a query head. Several prompts have fewer pairs than one as long as all.
-        del own["pairs"]
-        cached = own.pop("kv_tokens") - own["tokens"]
-        return {**own, "cached": cached, "group": own["q_heads"] // own.pop("kv_heads")}
+        # Programs each take rows of a query head of a prompt.
+        queries, heads = own.pop("q_heads"), own.pop("kv_heads")
+        tokens, kv_tokens = own.pop("tokens"), own.pop("kv_tokens")
+        count = prompts(tokens, kv_tokens, own.pop("pairs"))
+        length, cached = tokens // count, (kv_tokens - tokens) // count
+        return {
+            **own,
+            "tokens": length,
+            "cached": cached,
+            "heads": count * queries,
+            "group": queries // heads,
+        }
     if kind == "matmul" and own["m"] > FEW_ROWS:
         # What cuBLAS takes changes with eights of rows.
         return {**own, "m": -(-own["m"] // 8) * 8}

@@ -485,6 +485,18 @@ def prefill_attention(
     return Op("prefill_attention", "prefill_attention", shape, dtype, _prefill_attention)
 
 
+def prompts(tokens: int, kv_tokens: int, pairs: int) -> int:
+    """How many prompts of one length have as many (query, key) pairs as a prefill attention, nearly.
+
+    n prompts of t/n tokens after c/n cached ones have  (t c + t^2/2) / n + t/2  pairs.
+
+    >>> prompts(8, 8, 36), prompts(8, 8, 20), prompts(8, 24, 82)
+    (1, 2, 2)
+    """
+    whole = tokens * (kv_tokens - tokens) + tokens * tokens / 2
+    return max(1, min(tokens, round(whole / max(pairs - tokens / 2, 0.5))))
+
+
 def _kv_copy(op: Op) -> Work:
     return Work(0.0, 2.0 * op["tokens"] * op["width"] * _bytes(op.dtype))
 

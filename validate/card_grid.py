@@ -71,7 +71,7 @@ class Family:
     """One kind of op in one number format; see the head of this file. `make` takes a choice and one number of
     each range. `steps`: ranges of which only the values named exist (powers of two, say). `refined`: ranges
     in which a calibration measures between two values as well where it has to. `lines`: choices that get a
-    line of fits of their own; all of them, if left out.
+    line of fits of their own; all of them, if left out. `most`: the largest an op's dimension may be.
     """
 
     kind: str
@@ -83,11 +83,13 @@ class Family:
     options: Mapping[str, object] = field(default_factory=dict)
     refined: tuple[str, ...] = ()
     lines: tuple[str, ...] | None = None
+    most: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, choice: Dims, values: Dims) -> Op | None:
         """The op of these dimensions; None for one that is too large."""
         op = self.make(**choice, **values, **self.options)
-        return op if op.work.hbm_bytes <= self.most_bytes else None
+        small = all(op[name] <= most for name, most in self.most.items())
+        return op if small and op.work.hbm_bytes <= self.most_bytes else None
 
     def _is_measured(self, op: Op) -> bool:
         """Of what takes long, only powers of two of sequences: the times of others are in proportion."""
@@ -151,11 +153,12 @@ def _speculative(**shape: int) -> Op:
     return ops.speculative_attention(chunk=min(128, shape["context"] // 2), dtype="bf16", **shape)
 
 
-def _prefill(*, tokens: int, cached: int, **heads: int) -> Op:
-    pairs = tokens * cached + tokens * (tokens + 1) // 2
+def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
+    pairs = prompts * (length * cached + length * (length + 1) // 2)
+    tokens = prompts * length
     return ops.prefill_attention(
         tokens=tokens,
-        kv_tokens=tokens + cached,
+        kv_tokens=tokens + prompts * cached,
         pairs=pairs,
         dtype="bf16",
         **heads,
@@ -191,8 +194,9 @@ def _decoder() -> Iterator[Family]:
         frozenset({"batch"}), refined=("context",), lines=(),
     )  # fmt: skip
     yield Family(
-        "prefill_attention", _prefill, _heads_of(), {"tokens": PROMPTS, "cached": (0, 1024, 8192)},
-        frozenset({"cached"}), refined=("tokens",), lines=(),
+        "prefill_attention", _prefill, _heads_of(),
+        {"prompts": (1, 4, 16, 64), "cached": (0, 1024, 8192), "length": PROMPTS},
+        frozenset({"prompts", "cached"}), refined=("length",), lines=(), most={"tokens": 16384},
     )  # fmt: skip
 
 

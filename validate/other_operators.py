@@ -5,7 +5,8 @@
 DIR holds tables of aiconfigurator (Apache-2.0): latency in ms of cuBLAS products, of FlashAttention as vLLM
 calls it, of NCCL's collectives, each its own file. Compared is what is the same op: products in bf16 and fp8
 of matrices that the profile was measured at, attention in bf16 with as many heads, collectives of as many
-numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %.
+numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %. Times that are shorter than the
+datasheet's peak allows are no times of that op: they are counted, and compared with nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import typer
 
-from devices.price import pricer
+from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
 from simcore import ops
 from simcore.files import InputError
 from simcore.models import TENSOR
-from simcore.ops import Op, Pricer
+from simcore.ops import Op, Pricer, Roofline
 from validate.calibrate import NAME
 from validate.card_grid import families
 
@@ -136,24 +137,38 @@ def read(folder: Path) -> list[Other]:
     return found
 
 
-def ratios(others: Sequence[Other], price: Pricer) -> list[dict[str, Any]]:
-    """A row for each table and band of sizes: n, ratio of theirs to ours, and what of it is extrapolated."""
-    groups: dict[tuple[str, int], list[tuple[float, bool]]] = {}
+def ratios(others: Sequence[Other], price: Pricer, floor: Roofline) -> list[dict[str, Any]]:
+    """A row for each table and band of sizes: n, ratio of theirs to ours (None where no time can be true),
+    what of it is extrapolated, and how many cannot be true."""
+    groups: dict[tuple[str, int], list[Other]] = {}
     for other in others:
         band = next((most for most in BANDS if other.size <= most), 1 << 40)
-        ours = price(other.op)
-        found = groups.setdefault((other.table, band), [])
-        found.append((other.seconds / ours.seconds, ours.source == "extrapolated"))
-    return [_row(table, band, found) for (table, band), found in sorted(groups.items())]
+        groups.setdefault((other.table, band), []).append(other)
+    return [_row(*key, found, price, floor) for key, found in sorted(groups.items())]
 
 
-def _row(table: str, band: int, found: Sequence[tuple[float, bool]]) -> dict[str, Any]:
-    p10, middle, p90 = (float(x) for x in np.percentile([ratio for ratio, _ in found], (10, 50, 90)))
-    outside = sum(extrapolated for _, extrapolated in found) / len(found)
+def _row(table: str, band: int, others: Sequence[Other], price: Pricer, floor: Roofline) -> dict[str, Any]:
+    true = [other for other in others if other.seconds >= floor(other.op).seconds]
+    prices = [price(other.op) for other in true]
+    found = [other.seconds / ours.seconds for other, ours in zip(true, prices, strict=True)]
+    p10, middle, p90 = (float(x) for x in np.percentile(found, (10, 50, 90))) if found else (None,) * 3
+    outside = sum(ours.source == "extrapolated" for ours in prices) / len(prices) if prices else 0.0
     return {
         "table": table, "up_to": band, "n": len(found), "p10": p10, "median": middle, "p90": p90,
-        "extrapolated": outside,
+        "extrapolated": outside, "impossible": len(others) - len(true),
     }  # fmt: skip
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The rows as a table of Markdown."""
+    yield "| what | up to | n | theirs / ours: median | middle 80 % | extrapolated | cannot be true |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        size = f"{row['up_to']:,}" if row["up_to"] < 1 << 40 else "more"
+        found = row["median"] is not None
+        ratio = f"{row['median']:.2f} | {row['p10']:.2f} to {row['p90']:.2f}" if found else "- | -"
+        outside = f"{100 * row['extrapolated']:.0f} %"
+        yield f"| {row['table']} | {size} | {row['n']} | {ratio} | {outside} | {row['impossible'] or ''} |"
 
 
 def main(
@@ -163,19 +178,13 @@ def main(
 ) -> None:
     """Prints how times by others compare with a profile's prices."""
     try:
-        price = pricer(load_device(device), profile=load_profile(device, profile))
-        rows = ratios(read(folder), price)
+        spec = load_device(device)
+        price = pricer(spec, profile=load_profile(device, profile))
+        rows = ratios(read(folder), price, roofline(spec))
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
-    typer.echo(
-        "| what | up to | n | theirs / ours: median | middle 80 % | extrapolated |\n|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        size = f"{row['up_to']:,}" if row["up_to"] < 1 << 40 else "more"
-        typer.echo(
-            f"| {row['table']} | {size} | {row['n']} | {row['median']:.2f} | {row['p10']:.2f} to "
-            f"{row['p90']:.2f} | {100 * row['extrapolated']:.0f} % |"
-        )
+    for line in lines(rows):
+        typer.echo(line)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device
-from simcore.ops import Op
+from simcore.ops import Op, prompts
 
 
 def attend(
@@ -128,15 +128,11 @@ def evenly(total: int, parts: int) -> list[int]:
 
 
 def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
-    """How many prompts of one length have as many (query, key) pairs as a prefill attention, nearly, and its
-    tokens and cached tokens split evenly over them: (tokens now, tokens cached before) of each.
-
-    n prompts of t/n tokens after c/n cached ones have  (t c + t^2/2) / n + t/2  pairs.
-    """
-    tokens, cached, pairs = op["tokens"], op["kv_tokens"] - op["tokens"], op["pairs"]
-    whole = tokens * cached + tokens * tokens / 2
-    prompts = max(1, min(tokens, round(whole / max(pairs - tokens / 2, 0.5))))
-    return evenly(tokens, prompts), evenly(cached, prompts)
+    """The prompts of one length that a prefill attention is of (`simcore.ops.prompts`), its tokens and cached
+    tokens split evenly over them: (tokens now, tokens cached before) of each."""
+    tokens, cached = op["tokens"], op["kv_tokens"] - op["tokens"]
+    count = prompts(tokens, op["kv_tokens"], op["pairs"])
+    return evenly(tokens, count), evenly(cached, count)
 
 
 PAGED_ATTENTION = Kernel(paged_attention, paged_attention, _paged_inputs)
