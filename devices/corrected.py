@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import MOST_FACTOR, Fit, interval
 from simcore.files import Count, InputError, NonNegative, Positive
-from simcore.ops import DTYPE_BYTES, Op, Price, SourceKind, prompts
+from simcore.ops import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 __all__ = ["Correction", "Measured", "correction"]
 
@@ -40,7 +40,7 @@ FAR = 8.0
 FEW_ROWS = 64
 # Logarithms of one number that differ by less are the same.
 SAME = 1e-9
-# Points that are left out one by one, evenly spread over all of them.
+# Points that are left out one by one, drawn from all of them.
 MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
 Role = Literal["fit", "check"]
@@ -67,6 +67,11 @@ class Measured:
             name and value.isdecimal() for name, _, value in words
         ):
             raise InputError(f'{self.kind}: shape: {self.shape!r} is not as in "m=16;n=256"')
+
+        try:
+            coordinates(self.kind, self.dimensions)
+        except (KeyError, ZeroDivisionError):
+            raise InputError(f"{self.kind}: shape: {self.shape!r} is none of this kind") from None
 
     @property
     def dimensions(self) -> Mapping[str, int]:
@@ -120,7 +125,8 @@ class _Slices:
 @dataclass(frozen=True, slots=True)
 class Correction:
     """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
-    all points are alike; `kind`: of the ops; `axes`: the coordinates that no other one follows from."""
+    all points are alike; `kind`: of the ops; `axes`: the coordinates that no other one follows from;
+    `shapes`: those that were measured; `box`: the least and the most of each coordinate."""
 
     kind: str
     names: tuple[str, ...]
@@ -129,6 +135,8 @@ class Correction:
     axes: Sequence[int]
     found: Numbers
     slices: "_Slices | int"
+    shapes: frozenset[Shape]
+    box: tuple[Numbers, Numbers]
     low: float
     high: float
 
@@ -137,23 +145,23 @@ class Correction:
         nothing was measured.
 
         At a measured shape "measured", "interpolated" between them; else "extrapolated", where both ends of
-        the interval are raised to the power 1 + ln(how many times outside).
+        the interval are raised to the power 1 + ln(how many times outside), and at least to 2 where on some
+        side of it nothing was measured.
         """
         # Every dimension is a number by now: the fit's floor was made of them.
-        own = coordinates(self.kind, {name: op[name] for name, _ in op.shape})
-        if any(own.get(name) != value for name, value in self.alike.items()):
+        x = self._at(coordinates(self.kind, {name: op[name] for name, _ in op.shape}))
+        if x is None:
             return None
-        x = np.array([_log(own[name]) for name in self.names])
-        low, high = self.points.min(0), self.points.max(0)
-        inside = np.clip(x, low, high)
+        inside = np.clip(x, self.box[0], self.box[1])
         outside = float(np.abs(x - inside).max(initial=0.0))
-        away = np.abs(self.points - x).max(1, initial=0.0).min()
-        source: SourceKind = "interpolated" if away > 0.0 else "measured"
-        if outside > 0.0 or away > math.log(FAR):
+        c, known = self._c(inside)
+        source: SourceKind = "interpolated"
+        if op.shape in self.shapes:
+            source = "measured"
+        elif outside > 0.0 or not known or self._is_aside(x):
+            away = float(np.abs(self.points - x).max(1, initial=0.0).min())
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
-        c = self._between(inside)
-        if c is None:
-            c, source = self._beside(inside), "extrapolated"
+            outside = max(outside, 1.0 if not known else away)
         fitted_s = fit.seconds(launches, floor_s) * math.exp(c)
         power, seconds = 1.0 + outside, max(floor_s, fitted_s)
         if fitted_s < floor_s:
@@ -162,34 +170,46 @@ class Correction:
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
         return Price(seconds, low_s, high_s, source, detail)
 
-    def _between(self, x: Numbers, without: int = -1) -> float | None:
-        """c at x; None where x has not measured points on all its sides."""
-        return _mixed(
-            self.slices, x[self.axes], 0, lambda i: None if i == without else float(self.found[i]), False
-        )
+    def _at(self, own: Mapping[str, int]) -> Numbers | None:
+        """The place of these coordinates; None for what differs in what is alike."""
+        if any(own.get(name) != value for name, value in self.alike.items()):
+            return None
+        return np.array([_log(own[name]) for name in self.names]) if own.keys() >= {*self.names} else None
 
-    def _beside(self, x: Numbers, without: int = -1) -> float:
-        """c at x, or where that is not known as it is on the side that was measured."""
-        c = _mixed(
-            self.slices, x[self.axes], 0, lambda i: None if i == without else float(self.found[i]), True
-        )
-        return 0.0 if c is None else c
+    def _c(self, x: Numbers, without: int = -1) -> tuple[float, bool]:
+        """c at a place inside the box of the points, and whether points on all sides of it say so."""
 
-    def _but(self, without: int) -> Callable[[int], float | None]:
-        return lambda i: None if i == without else float(self.found[i])
+        def value(i: int) -> float | None:
+            return None if i == without else float(self.found[i])
+
+        place = x[self.axes]
+        between = _mixed(self.slices, place, 0, value, False)
+        beside = _mixed(self.slices, place, 0, value, True) if between is None else between
+        return beside or 0.0, between is not None
+
+    def _is_aside(self, x: Numbers) -> bool:
+        """Whether a place is far from all points, or off the line that two coordinates go along."""
+        if float(np.abs(self.points - x).max(1, initial=0.0).min()) > math.log(FAR):
+            return True
+        for i in set(range(len(self.names))) - {*self.axes}:
+            # It goes one to one with some other: between two points, where both say that it should be.
+            column = next(j for j in self.axes if _follows(self.points[:, j], self.points[:, i]))
+            order = np.argsort(self.points[:, column])
+            expected = np.interp(x[column], self.points[order, column], self.points[order, i])
+            if abs(float(expected) - float(x[i])) > SAME:
+                return True
+        return False
 
     def left_out(self, i: int) -> float:
         """By how much c is off at a point, if that was not measured."""
-        c = self._between(self.points[i], i)
-        return float(self.found[i]) - (self._beside(self.points[i], i) if c is None else c)
+        return float(self.found[i]) - self._c(self.points[i], i)[0]
 
-    def error(self, fit: Fit, check: Measured) -> float:
-        """log(measured / predicted) of a shape."""
-        shape = coordinates(self.kind, check.dimensions)
-        x = np.array([_log(shape[name]) for name in self.names])
-        inside = np.clip(x, self.points.min(0), self.points.max(0))
-        c = self._between(inside)
-        c = self._beside(inside) if c is None else c
+    def error(self, fit: Fit, check: Measured) -> float | None:
+        """log(measured / predicted) of a shape; None where it is not priced by this."""
+        x = self._at(coordinates(self.kind, check.dimensions))
+        if x is None:
+            return None
+        c, _ = self._c(np.clip(x, self.box[0], self.box[1]))
         return math.log(check.median_s / fit.seconds(check.launches, check.floor_s)) - c
 
 
@@ -223,11 +243,15 @@ def _independent(points: Numbers) -> list[int]:
     """The columns that do not go one to one with one before them, as a tile's outputs with its side."""
     kept: list[int] = []
     for i, column in enumerate(points.T):
-        both = (len(np.unique(points[:, (j, i)], axis=0)) for j in kept)
-        values = len(np.unique(column))
-        if all(n > values or n > len(np.unique(points[:, j])) for j, n in zip(kept, both, strict=True)):
+        if not any(_follows(points[:, j], column) for j in kept):
             kept.append(i)
     return kept
+
+
+def _follows(first: Numbers, second: Numbers) -> bool:
+    """Whether either of two columns says what the other is."""
+    both = len(np.unique(np.stack((first, second), 1), axis=0))
+    return both == len(np.unique(first)) == len(np.unique(second))
 
 
 def _sliced(points: Numbers, of: Sequence[int], level: int) -> "_Slices | int":
@@ -262,9 +286,11 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     axes = _independent(points)
     found: Numbers = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
     slices = _sliced(points[:, axes], range(len(points)), 0)
-    plain = Correction(kind, names, alike, points, axes, found, slices, 1.0, 1.0)
-    tried = range(0, len(points), 1 + len(points) // MOST_LEFT_OUT)
-    errors = np.array([plain.left_out(i) for i in tried]) if len(points) > 1 else np.zeros(len(points))
+    shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
+    box = points.min(0), points.max(0)
+    plain = Correction(kind, names, alike, points, axes, found, slices, shapes_, box, 1.0, 1.0)
+    tried = np.random.default_rng(0).permutation(len(points))[:MOST_LEFT_OUT]
+    errors = np.array([plain.left_out(int(i)) for i in tried]) if len(points) > 1 else np.zeros(len(points))
     low, high = interval(errors)
     return replace(plain, low=low, high=high)
 

@@ -159,43 +159,65 @@ class FittedProfile:
         lines = self.by_kind.get(kind, ())
         return next((row for where, row in lines if _holds(where, own)), None)
 
-    def correction(self, row: FitRow) -> Correction | None:
-        """What was measured where a line holds, over its fit; None where nothing was. Its interval is that of
-        the shapes that were measured to check prices of this kind and dtype, if there are enough."""
-        plain = self._plain(row)
-        dtype = parse_where(row.where).get(DTYPE, "")
-        known = self._checked(row.kind, dtype) if plain else None
-        return replace(plain, low=known[0], high=known[1]) if plain and known else plain
+    def is_general(self, row: FitRow) -> bool:
+        """Whether a line is for ops that no line of their own was measured for, beside others that have one:
+        another model's matrices, say. What was measured near such an op says nothing of it."""
+        return (row.kind, row.where) in self._general
 
     @cached_property
-    def _known(self) -> dict[tuple[str, ...], Any]:
-        """Corrections and intervals that were asked for: a profile has hundreds of lines, a run needs few."""
+    def _general(self) -> frozenset[tuple[str, str]]:
+        lines = [(row.kind, row.where, parse_where(row.where)) for row in self.fits if self.points]
+        return frozenset(
+            (kind, text)
+            for kind, text, where in lines
+            if any(other == kind and _narrows(narrow, where) for other, _, narrow in lines)
+        )
+
+    def correction(self, row: FitRow) -> Correction | None:
+        """What was measured where a line holds, over its fit; None where nothing was, or nothing near. Its
+        interval is that of the shapes that were measured to check prices of this kind and dtype, if there are
+        enough."""
+        key = (row.kind, row.where)
+        if key not in self._corrections:
+            plain = None if self.is_general(row) else self._plain(row)
+            known = self._checked(row.kind, parse_where(row.where).get(DTYPE, "")) if plain else None
+            found = replace(plain, low=known[0], high=known[1]) if plain and known else plain
+            self._corrections[key] = found
+        return self._corrections[key]
+
+    @cached_property
+    def _corrections(self) -> dict[tuple[str, str], Correction | None]:
+        """Those that were asked for: a profile has hundreds of lines, a run needs few."""
+        return {}
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, str], tuple[float, float] | None]:
         return {}
 
     def _plain(self, row: FitRow) -> Correction | None:
-        key = (row.kind, row.where)
-        if key not in self._known:
-            where, points = parse_where(row.where), self._measured.get((row.kind, "fit"), ())
-            near = [point for point in points if _holds(where, _own(point))]
-            self._known[key] = correction(row.fit, near) if near else None
-        found: Correction | None = self._known[key]
-        return found
+        where, points = parse_where(row.where), self._measured.get((row.kind, "fit"), ())
+        near = [point for point in points if _holds(where, _own(point))]
+        return correction(row.fit, near) if near else None
 
     def _checked(self, kind: str, dtype: str) -> tuple[float, float] | None:
-        key = (kind, dtype, "checked")
-        if key not in self._known:
+        key = (kind, dtype)
+        if key not in self._intervals:
             points = [p for p in self._measured.get((kind, "check"), ()) if p.dtype == dtype]
-            self._known[key] = self._interval(points)
-        found: tuple[float, float] | None = self._known[key]
-        return found
+            self._intervals[key] = self._interval(points)
+        return self._intervals[key]
 
     def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
-        errors = []
+        plain: dict[str, Correction | None] = {}
+        errors = list[float]()
         for point in checks:
             row = self._line(point.kind, _own(point))
-            near = self._plain(row) if row else None
-            if row and near:
-                errors.append(near.error(row.fit, point))
+            if row is None or self.is_general(row):
+                continue
+            if row.where not in plain:
+                plain[row.where] = self._plain(row)
+            near = plain[row.where]
+            off = near.error(row.fit, point) if near else None
+            errors += [] if off is None else [off]
         return interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
 
     @cached_property
@@ -205,6 +227,12 @@ class FittedProfile:
         for point in self.points:
             found.setdefault((point.kind, point.role), []).append(point)
         return found
+
+
+def _narrows(where: Mapping[str, str], than: Mapping[str, str]) -> bool:
+    """Whether a line names single values of more dimensions than another."""
+    more = {name for name, value in where.items() if ".." not in value} - {*than}
+    return bool(more) and all(where.get(name) == value for name, value in than.items())
 
 
 def _own(point: Measured) -> Mapping[str, str]:

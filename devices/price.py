@@ -199,7 +199,8 @@ def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
     found = near.price(row.fit, op, launches, floor_s, f"{detail}, corrected") if near else None
     price = found or row.fit.price(launches, floor_s, detail)
     # Beside a correction, a shape that it says nothing of is none between those measured.
-    return replace(price, source="extrapolated") if near and not found else price
+    unknown = (near and not found) or (tariff.fitted and tariff.fitted.is_general(row))
+    return replace(price, source="extrapolated") if unknown else price
 
 
 def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:

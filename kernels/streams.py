@@ -5,6 +5,9 @@ be zero. Whoever captures graphs for one stream says so, runs each once before i
 is made there as long as the graphs:
 
     with one_stream(buffers): ...
+
+What a launch leaves may be among them (the norms and verdicts of a speculation): it holds until the next such
+launch of the stream.
 """
 
 from collections.abc import Callable, Hashable, Iterator

@@ -49,6 +49,7 @@ from simcore.tape import record
 MACHINES = ("sim", "cpu", "tape")
 REAL = ("cpu",)
 CARD = "cuda"
+MINUTES = 9.0
 # A real machine never takes the same time twice: of so many runs of a case the median counts.
 REPEATS = 5
 SCHEDULES = (
@@ -144,8 +145,11 @@ def calibrate(
         typer.Option("--out", metavar="DIR", help="where to write [its profile]", show_default=False),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="of a card: what is not measured by then is left out")
-    ] = 9.0,
+        float | None,
+        typer.Option(
+            "--minutes", min=0.1, help="of a card: what is not measured by then is left out", show_default="9"
+        ),
+    ] = None,
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
     _check_real(on, (*REAL, CARD))
@@ -155,7 +159,9 @@ def calibrate(
         # Triton's kernels are for those alone who have a card.
         from validate.card_calibrate import calibrate_card  # noqa: PLC0415
 
-        target, profile = calibrate_card(out, quick, screen.progress(), within_s=60.0 * minutes)
+        target, profile = calibrate_card(out, quick, screen.progress(), within_s=60.0 * (minutes or MINUTES))
+    elif minutes is not None:
+        raise InputError(f"--minutes: is for --on {CARD} only; --on {on} takes half a minute")
     else:
         target = out or calibration.profile_path(on)
         profile = calibration.calibrate(on, target, quick, screen.progress())

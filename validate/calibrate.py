@@ -229,6 +229,8 @@ def _notes(points: Sequence[Point], table: Mapping[str, Kernel]) -> tuple[str, .
 def check_target(target: Path, device: str) -> None:
     """Raises InputError where a profile of the device cannot be written into `target`, or would take the
     place of what no calibration has written."""
+    if target.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise InputError(f"--out {target}: is where this runs; give a folder of its own")
     if target.exists() and not target.is_dir():
         raise InputError(f"--out {target}: is no directory")
     others = sorted({path.name for path in target.iterdir()} - FILES) if target.is_dir() else []

@@ -11,6 +11,7 @@ where it stopped, on the same card with the same software.
 """
 
 import csv
+import hashlib
 import json
 import math
 import random
@@ -23,14 +24,13 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from devices.corrected import Measured, Role
 from devices.fit import Fit, fit_two
 from devices.fitted import Birth, FittedProfile
-from devices.price import roofline
+from devices.price import launches_and_floor, roofline
 from devices.spec import load_device
 from kernels.linear_attention.api import default_device
 from kernels.table import TABLE, Kernel
@@ -57,12 +57,13 @@ CACHE = "memory, what is small in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
 # often at most, and for so long a kind.
 REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 8.0
-# What a calibration takes at most, about.
-WITHIN_S = 540.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
 MOST_FAILURES = 20
+# What decides how long an op takes here, and what its floor is.
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("kernels", "simcore", "validate")
 
 Key = tuple[str, str, str]
 
@@ -73,18 +74,13 @@ def calibrate_card(
     progress: Progress,
     *,
     table: Mapping[str, Kernel] = TABLE,
-    within_s: float = WITHIN_S,
+    within_s: float,
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (the device's own, if left out), whole or not at
     all; gives both. Shapes whose turn does not come `within_s` are left out, and noted. Raises InputError
     where there is no CUDA card, or the catalogue has not got it."""
     begun_s = time.perf_counter()
-    if not torch.cuda.is_available():
-        raise InputError("--on cuda: torch finds no CUDA device here")
-    try:
-        device = default_device(torch.device("cuda"))
-    except ValueError as error:
-        raise InputError(f"--on cuda: {error}") from None
+    device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
     progress("what the card reaches", 0, 1)
@@ -95,11 +91,22 @@ def calibrate_card(
     left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
     if not points:
+        _partial(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
-    profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out)
+    profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     write_whole(profile, points, target)
     _partial(target).unlink(missing_ok=True)
     return target, profile
+
+
+def this_card() -> str:
+    """The device of the catalogue that the CUDA card here is. Raises InputError where there is none."""
+    if not torch.cuda.is_available():
+        raise InputError("--on cuda: torch finds no CUDA device here")
+    try:
+        return default_device(torch.device("cuda"))
+    except ValueError as error:
+        raise InputError(f"--on cuda: {error}") from None
 
 
 def profile_of(
@@ -109,13 +116,14 @@ def profile_of(
     costs: Mapping[str, float],
     failed: Sequence[str] = (),
     left_out: int = 0,
+    quick: bool = False,
 ) -> FittedProfile:
     """The profile that measured points make. `failed`: what could not be measured; `left_out`: how many
     shapes there was no time for."""
     return FittedProfile(
         name=NAME,
         title=f"{born.processor}, kernels of this project and torch's, in captured graphs",
-        source=f"measured on this card: calibrate --on cuda, {len(points)} shapes",
+        source=f"measured on this card: calibrate --on cuda{' --quick' * quick}, {len(points)} shapes",
         device=device,
         granularity="measured",
         # What a captured graph costs around a kernel is in its time already.
@@ -182,14 +190,13 @@ class Measuring:
         if key in self.found or key in self.failed:
             return self.found.get(key)
         if key in self._left:
-            self.found[key] = _point(op, self._left[key])
+            self.found[key] = _point(op, self._left[key], self._floor)
             return self.found[key]
         try:
             point = card_measure.measured(self._table[op.kind], op, self._floor, self._card)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+        except card_measure.FAILURES as error:
             self.failed[key] = f"{op.kind} {shape_text(op)}: {one_line(error)}"
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            card_measure.go_on()
             return None
         self.found[key] = replace(point, role=role)
         with self._path.open("a", newline="", encoding="utf-8") as file:
@@ -204,6 +211,7 @@ def measure_all(
     Gives how many shapes there was no time for before `end_s`."""
     shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
+    shapes = [(op, role) for op, role in shapes if op.dtype != "fp8" or card_measure.has_fp8()]
     # Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
     # between what was measured, and what is left takes as long as what is done.
     count = Counter(op.kind for op, _ in shapes)
@@ -238,7 +246,8 @@ def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
                 value = round(math.sqrt(low[0] * high[0]))
                 op = line.at(value) if low[0] < value < high[0] else None
                 point = measuring.one(op) if op else None
-                if point is None or depth == MOST_HALVINGS:
+                # What only checks is not fitted to, and says nothing of what is.
+                if point is None or point.role == "check" or depth == MOST_HALVINGS:
                     continue
                 if abs(_off(constants, low, high, (value, point))) > REFINED_UNTIL:
                     middle = value, point
@@ -296,31 +305,50 @@ def _partial(target: Path) -> Path:
 
 
 def _identity(card: Card) -> dict[str, str]:
-    """What has to be the same for measurements to go on."""
+    """What has to be the same for measurements to go on: the card, its software, and ours."""
     born = asdict(birth(card))
-    return {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    code = hashlib.sha256()
+    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+        code.update(path.read_bytes())
+    own = {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
+    return {**own, "uuid": uuid, "code": code.hexdigest()}
 
 
-def _read_partial(path: Path, card: Card) -> dict[Key, list[str]]:
+def _read_partial(path: Path, card: Card) -> dict[Key, Mapping[str, str]]:
     """The lines that an interrupted calibration of the same card has left; none where it cannot be read."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
+        first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         if json.loads(first) != _identity(card):
             return {}
     except (OSError, ValueError):
         return {}
     # The last line may have been cut off.
-    return {(row[0], row[1], row[2]): row for row in csv.reader(lines) if len(row) == len(COLUMNS)}
-
-
-def _point(op: Op, row: Sequence[str]) -> Point:
-    line: Mapping[str, Any] = dict(zip(COLUMNS, row, strict=True))
-    floor_s, median_s, p10_s, p90_s = (
-        float(line[name]) for name in ("floor_s", "median_s", "p10_s", "p90_s")
+    whole = (
+        dict(zip(COLUMNS, row, strict=False)) for row in csv.reader(x for x in lines if x.endswith("\n"))
     )
-    warm_s = float(line["warm_s"]) if line["warm_s"] else None
-    spread = median_s, p10_s, p90_s, int(line["n"])
-    return Point(op, int(line["launches"]), floor_s, *spread, line["cache"], warm_s, line["role"])
+    rows = [row for row in whole if _is_point(row)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(first)
+        csv.writer(file, lineterminator="\n").writerows(row.values() for row in rows)
+    return {(row["kind"], row["shape"], row["dtype"]): row for row in rows}
+
+
+def _is_point(row: Mapping[str, str]) -> bool:
+    try:
+        seconds = [float(row[name]) for name in ("median_s", "p10_s", "p90_s")]
+        return min(seconds) > 0.0 and int(row["n"]) > 0 and row["role"] in ("fit", "check")
+    except (KeyError, ValueError):
+        return False
+
+
+def _point(op: Op, row: Mapping[str, str], floor: Roofline) -> Point:
+    median_s, p10_s, p90_s = (float(row[name]) for name in ("median_s", "p10_s", "p90_s"))
+    warm_s = float(row["warm_s"]) if row["warm_s"] else None
+    role: Role = "check" if row["role"] == "check" else "fit"
+    launches, floor_s = launches_and_floor(op, floor)
+    spread = median_s, p10_s, p90_s, int(row["n"])
+    return Point(op, launches, floor_s, *spread, row["cache"], warm_s, role)
 
 
 # -- birth record --------------------------------------------------------------------------------------------
@@ -345,6 +373,9 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
 def _notes(points: Sequence[Point], failed: Sequence[str], left_out: int) -> Iterator[str]:
     """What a reader should know."""
     yield f"operands come from {CACHE}; the column cache says which"
+    missing = sorted({*TABLE} - {point.op.kind for point in points})
+    if missing:
+        yield f"not measured, priced by the roofline: {', '.join(missing)}"
     fast = sum(point.median_s < point.floor_s for point in points)
     if fast:
         yield f"{fast} of {len(points)} shapes were faster than the device's figures allow"

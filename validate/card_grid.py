@@ -25,7 +25,7 @@ from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
 from simcore.decoder_config import DecoderConfig, load_config
 from simcore.models import Decoder, why_not
-from simcore.ops import Op
+from simcore.ops import Op, Shape
 
 MODELS = Path(__file__).resolve().parent.parent / "scenarios" / "models"
 NAMES = ("llama-3.1-8b", "llama-3.1-70b", "codellama-34b")
@@ -62,6 +62,8 @@ MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
 SPARSE_BYTES = 4e9
 TRIES = 1000
+# Of draws from a range that begins at 0.
+NOTHING_SHARE = 0.5
 
 Dims = Mapping[str, int]
 
@@ -117,7 +119,9 @@ class Family:
         known = self.ranges[name]
         if name in self.steps:
             return draw.choice(known)
-        return round(math.exp(draw.uniform(math.log(known[0]), math.log(known[-1]))))
+        if not known[0] and draw.random() < NOTHING_SHARE:
+            return 0
+        return round(math.exp(draw.uniform(math.log(max(1, known[0])), math.log(known[-1]))))
 
 
 # -- what models launch ------------------------------------------------------------------------------------
@@ -195,8 +199,8 @@ def _decoder() -> Iterator[Family]:
     )  # fmt: skip
     yield Family(
         "prefill_attention", _prefill, _heads_of(),
-        {"prompts": (1, 4, 16, 64), "cached": (0, 1024, 8192), "length": PROMPTS},
-        frozenset({"prompts", "cached"}), refined=("length",), lines=(), most={"tokens": 16384},
+        {"prompts": (1, 4, 16, 64), "cached": (0, 512, 2048, 8192), "length": PROMPTS},
+        frozenset({"prompts"}), refined=("length",), lines=(), most={"tokens": 16384},
     )  # fmt: skip
 
 
@@ -295,9 +299,12 @@ def _thinned(family: Family) -> Family:
     return replace(family, ranges=ranges, refined=())
 
 
-def drawn(kinds: Collection[str], count: int, seed: int, without: Collection[Op] = ()) -> list[Op]:
-    """`count` ops of each kind, by a seed; fewer where there are not so many. None is in the full grid."""
-    known = {(op.kind, op.shape, op.dtype) for op in (*grid(kinds), *without)}
+def drawn(
+    kinds: Collection[str], count: int, seed: int, without: Collection[tuple[str, Shape, str]] = ()
+) -> list[Op]:
+    """`count` ops of each family, by a seed; fewer where there are not so many. None is in the full grid, nor
+    among those of kind, shape and dtype as in `without`."""
+    known = {*((op.kind, op.shape, op.dtype) for op in grid(kinds)), *without}
     found: list[Op] = []
     for family in families():
         draw, tries, left = random.Random(f"{seed} {family.kind}"), TRIES, count

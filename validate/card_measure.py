@@ -7,10 +7,10 @@ to MOST_SETS of them, which of small ones all stay there; the price of an op is 
 the same operands. What a graph takes between two of its nodes is part of an op's time.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from devices.price import launches_and_floor
 from kernels.kernel import DTYPES, Kernel
 from kernels.streams import one_stream
+from simcore.files import InputError
 from simcore.garbage import no_collections
 from simcore.ops import Op, Roofline
 from validate import bench_cases as cases
-from validate.bench_timing import CUDA, Card, capture, once_s, replayed
+from validate.bench_timing import CUDA, Card, capture, once_s, one_line, replayed
 from validate.measure import Point
 from validate.reading_kernels import nothing_kernel
 
@@ -44,6 +46,17 @@ SIDE = 8192
 CALLS_OF_RATES = 4
 
 Call = Callable[[], object]
+# What a shape that cannot be measured raises: too little memory, a layout that does not fit, no such kernel.
+FAILURES = (RuntimeError, ValueError, TritonError)
+
+
+def go_on() -> None:
+    """After a shape that could not be measured. Raises InputError where the card does not go on either."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise InputError(f"--on cuda: the card answers no more: {one_line(error)}") from None
 
 
 def operands(kernel: Kernel, op: Op, l2_bytes: int) -> list[tuple[Tensor, ...]]:
@@ -84,17 +97,31 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """As `bench_timing.capture` of calls that have run before; but memory is not given back to the driver
     each time, which takes longer than to measure an op: all graphs share one pool."""
     torch.cuda.synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), _capturing()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=_anchor().pool())
-        try:
-            for call in calls:
-                call()
-        finally:
-            graph.capture_end()
+    graph, stream, pool = torch.cuda.CUDAGraph(), _capturing(), _anchor().pool()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool)
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+    except BaseException:
+        _forget(pool)
+        raise
     graph.replay()
     torch.cuda.synchronize()
     return graph
+
+
+def _forget(pool: Any) -> None:
+    """After a capture that failed: its pool would go on recording, so that no later graph could have it."""
+    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):
+            end(torch.cuda.current_device(), pool)
+    _anchor.cache_clear()
+    _capturing.cache_clear()
 
 
 @cache
@@ -167,10 +194,15 @@ def rates(card: Card) -> dict[str, float]:
     for name, dtype in DTYPES.items():
         side = SIDE // 4 if name in ("fp64", "fp32") else SIDE
         a = torch.randn(side, side, device="cuda").to(dtype)
-        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _fastest_s(partial(torch.mm, a, a))
-    if hasattr(torch, "_scaled_mm") and torch.cuda.get_device_capability() >= (8, 9):
-        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _fastest_s(scaled_product(SIDE, SIDE, SIDE))
+        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _typical_s(partial(torch.mm, a, a))
+    if has_fp8():
+        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _typical_s(scaled_product(SIDE, SIDE, SIDE))
     return found
+
+
+def has_fp8() -> bool:
+    """Whether the card multiplies fp8 matrices."""
+    return torch.cuda.get_device_capability() >= (8, 9)
 
 
 def scaled_product(m: int, n: int, k: int) -> Call:
@@ -185,9 +217,9 @@ def scaled_product(m: int, n: int, k: int) -> Call:
 def _copied() -> float:
     source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    return 2.0 * source.nbytes / _fastest_s(partial(target.copy_, source))
+    return 2.0 * source.nbytes / _typical_s(partial(target.copy_, source))
 
 
-def _fastest_s(call: Call) -> float:
+def _typical_s(call: Call) -> float:
     seconds = replayed(capture([call] * CALLS_OF_RATES), CALLS_OF_RATES, quick=True)
-    return statistics.median(seconds) if seconds else math.inf
+    return statistics.median(seconds)

@@ -9,12 +9,13 @@ numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %. Times t
 datasheet's peak allows are no times of that op: they are counted, and compared with nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
@@ -27,10 +28,16 @@ from simcore.models import TENSOR
 from simcore.ops import Op, Pricer, Roofline
 from validate.calibrate import NAME
 from validate.card_grid import families
+from validate.program import run
 
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16"}
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
+COLLECTIVES: Mapping[str, Callable[..., Op]] = {
+    "all_gather": ops.all_gather,
+    "all_reduce": ops.all_reduce,
+    "reduce_scatter": ops.reduce_scatter,
+}
 Line = dict[str, Any]
 
 
@@ -108,7 +115,7 @@ def collectives(lines: Sequence[Line]) -> Iterator[Other]:
     """Collectives of numbers of 2 bytes: message_size counts numbers (int8 ones take half the time)."""
     for line in lines:
         dtype = line.get("nccl_dtype") or line.get("allreduce_dtype")
-        make: Callable[..., Op] | None = getattr(ops, line["op_name"], None)
+        make = COLLECTIVES.get(line["op_name"])
         if dtype in ("half", "bfloat16") and make and line.get("backend", "graph").endswith("graph"):
             ranks, count = line["num_gpus"], line["message_size"]
             op = make("c", elements=count, ranks=ranks, axis=TENSOR, dtype="bf16")
@@ -131,7 +138,10 @@ def read(folder: Path) -> list[Other]:
     for path in sorted(folder.glob("*.parquet")):
         reader = next((READERS[name] for name in READERS if path.stem.endswith(name)), None)
         if reader is not None:
-            found += reader(pq.read_table(path).to_pylist())
+            try:
+                found += reader(pq.read_table(path).to_pylist())
+            except (pa.ArrowException, KeyError, TypeError) as error:
+                raise InputError(f"{path}: is no such table: {error}") from None
     if not found:
         raise InputError(f"{folder}: no table of operators is there (*_gemm_perf.parquet, ...)")
     return found
@@ -177,15 +187,12 @@ def main(
     profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
 ) -> None:
     """Prints how times by others compare with a profile's prices."""
-    try:
-        spec = load_device(device)
-        price = pricer(spec, profile=load_profile(device, profile))
-        rows = ratios(read(folder), price, roofline(spec))
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+    spec = load_device(device)
+    price = pricer(spec, profile=load_profile(device, profile))
+    rows = ratios(read(folder), price, roofline(spec))
     for line in lines(rows):
         typer.echo(line)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

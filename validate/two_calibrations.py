@@ -17,6 +17,7 @@ from devices.corrected import Measured, coordinates
 from devices.fitted import FittedProfile
 from devices.profile import load_profile
 from simcore.files import InputError, read_yaml
+from validate.program import run
 
 MOST_OFF = 0.02
 
@@ -51,13 +52,12 @@ def main(
     second: Annotated[Path, typer.Argument(help="another of the same device")],
 ) -> None:
     """Compares two measured profiles of one device; exit 1 where a kind's median is off by over 2 %."""
-    try:
-        profiles = [_read(folder) for folder in (first, second)]
-        found = ratios(*profiles)
-        if not found:
-            raise InputError(f"{second}: has no shape that {first} has")
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+    one, other = _read(first), _read(second)
+    if one.device != other.device:
+        raise InputError(f"{second}: is of {other.device}, {first} of {one.device}")
+    found = ratios(one, other)
+    if not found:
+        raise InputError(f"{second}: has no shape that {first} has")
     for line in lines(found):
         typer.echo(line)
     off = [kind for kind, each in found.items() if abs(float(np.median(each)) - 1.0) > MOST_OFF]
@@ -76,4 +76,4 @@ def _read(folder: Path) -> FittedProfile:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -9,7 +9,6 @@ prefill      query i of a prompt over what was cached before it and the prompt's
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, groupby
 
 import torch
@@ -17,7 +16,11 @@ from torch import Tensor
 
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device
+from kernels.streams import shared
 from simcore.ops import Op, prompts
+
+# What FlashAttention 2 takes: elements of a head, and the first compute capability.
+MOST_DIM, AMPERE = 256, 8
 
 
 def attend(
@@ -89,7 +92,8 @@ def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cach
 
 def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
     """`prefill_attention` by FlashAttention 2 as torch has it: all prompts in one launch."""
-    if q.element_size() != 2:
+    d, capability = q.shape[-1], torch.cuda.get_device_capability(q.device)
+    if q.element_size() != 2 or d > MOST_DIM or d % 8 or capability[0] < AMPERE:
         return prefill_attention(op, q, k, v, now, cached)
     new, before = now.tolist(), cached.tolist()
     ends = _ends(tuple(new), q.device)
@@ -102,10 +106,12 @@ def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached:
     return out
 
 
-@lru_cache(maxsize=256)
 def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """0 and where each of so many tokens ends, int32: made once a step, whatever the layers."""
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    """0 and where each of so many tokens ends, int32: of a stream made once, whatever the layers."""
+    return shared(
+        ("ends", device, lengths),
+        lambda: torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
+    )
 
 
 def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:

@@ -142,22 +142,24 @@ def decode_config(
     alone = splits == 2 and q_heads // kv_heads > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    splits = max(1, splits)
-    if splits <= MOST_PARTS + 1:
-        splits = 1 << (splits.bit_length() - 1)
+    splits = _few_are_powers(splits)
     row_bytes = padded(head_dim) * kv_bytes
     block = max(16, min(128, block_bytes // row_bytes))
     if splits * 2 * block > capacity:
         # Short: one block each, with nothing to come after it, and larger where that fits.
-        splits = max(1, capacity // (2 * block))
-        if splits <= MOST_PARTS + 1:
-            splits = 1 << (splits.bit_length() - 1)
+        splits = _few_are_powers(capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     stages = STAGES
     while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > shared_bytes:
         stages -= 1
     return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _few_are_powers(splits: int) -> int:
+    """At least one split; few of them as powers of two, whose sums are shared out evenly."""
+    few = 1 << (max(1, splits).bit_length() - 1)
+    return few if splits <= MOST_PARTS + 1 else splits
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
@@ -382,7 +384,14 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return decode_attention(q, k, v, whole_lengths(op, q))
+    lengths = whole_lengths(op, q)
+    kv = cache(q, k, v, lengths, None, (None, None))
+    config = config_for(q, kv)
+    space = shared(
+        ("decode attention", q.device, q.shape, kv.kv_heads, config),
+        lambda: workspace(q, kv.kv_heads, config),
+    )
+    return decode_attention(q, k, v, lengths, space=space, config=config)
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

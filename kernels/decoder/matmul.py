@@ -273,7 +273,8 @@ def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
     m, n = x.shape[0], weight.shape[1]
     if weight.dtype == torch.float8_e4m3fn:
         one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
-        y: Tensor = torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        rounded = x.to(weight.dtype)
+        y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return y
     if m > MOST_ROWS:
         return _reference(op, x, weight)
@@ -282,19 +283,22 @@ def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
-    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]; of fp8 ones, both, in bf16."""
-    del op
-    if weight.dtype == torch.float8_e4m3fn:
-        return (x.float() @ weight.float()).to(torch.bfloat16)
-    return reference_matmul(x, weight)
+    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. By fp8 ones in bf16, after x has
+    been rounded to fp8 as well."""
+    if op.dtype != "fp8":
+        return reference_matmul(x, weight)
+    rounded = x.to(torch.float8_e4m3fn)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = rounded.to(wide) @ weight.to(wide)
+    return y if wide == torch.float64 else y.to(torch.bfloat16)
 
 
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     if op.dtype == "fp8":
-        # Activations are fp8 too, and the weights lie column by column, as tensor cores take them.
+        # The weights lie column by column, as tensor cores take them.
         shapes = (op["m"], op["k"]), (op["n"], op["k"])
         x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
-        return x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn).t()
+        return x.to(torch.bfloat16), weight.to(torch.float8_e4m3fn).t()
     x = random_tensor(op, generator, device, op["m"], op["k"])
     return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
 

@@ -529,9 +529,16 @@ def reference_speculative_attention(
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # What is a hit is not this op's to say: the norms go on.
     chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
+    lengths = whole_lengths(op, q)
+    kv = cache(q, k, v, lengths, None, (None, None))
+    config = config_for(q, kv)
+    space = shared(
+        ("speculative attention", q.device, q.shape, kv.kv_heads, config),
+        lambda: speculative_workspace(q, kv.kv_heads, config),
+    )
     made = speculative_attention(
-        q, k, v, whole_lengths(op, q), sinks=chunk, window=chunk, threshold=0.0, into=into
-    )  # fmt: skip
+        q, k, v, lengths, sinks=chunk, window=chunk, threshold=0.0, into=into, space=space, config=config
+    )
     return made.exact, made.early, made.norms.T
 
 

@@ -1,0 +1,27 @@
+"""How the programs of this package end: bad input is one line on stderr and exit code 2."""
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from simcore.files import InputError
+from simcore.screen import note
+
+USAGE, INTERRUPTED = 2, 130
+
+
+def run(main: Callable[..., None]) -> None:
+    """Runs a function as a program, its parameters being typer's."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except InputError as error:
+        note(f"error: {' '.join(str(error).split())}")
+        sys.exit(USAGE)
+    except OSError as error:
+        note(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        sys.exit(USAGE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
