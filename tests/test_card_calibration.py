@@ -212,9 +212,9 @@ def test_jumps_are_found_between_measured_shapes(
 
 
 def test_intervals_cover_what_they_say(tmp_path: Path) -> None:
-    """Of normal noise: 400 checks, 400 held-out shapes. The share inside varies by 0.015, the root of 0.9 x 0.1
-    over 400, by the draws, and about as much by the checks: four standard errors of both, so that neither
-    0.81 nor 0.99 passes."""
+    """Of normal noise, 400 checks, 400 held-out shapes. The share inside varies by 0.015, the root of
+    0.9 x 0.1 / 400, by the draws, and about as much by the checks: four standard errors of both, so that
+    neither 0.81 nor 0.99 passes."""
     noise = np.random.default_rng(0)
     kinds = ["decode_attention"]
     points = [a_point(op) for op in grid(kinds)]
