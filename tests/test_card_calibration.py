@@ -35,6 +35,7 @@ from validate.held_out import Tried, lines, met, summary
 from validate.measure import Point
 from validate.other_operators import ratios as operator_ratios
 from validate.other_operators import read
+from validate.program import run as run_program
 from validate.two_calibrations import main as compare_profiles
 from validate.two_calibrations import ratios
 
@@ -432,3 +433,54 @@ def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path
     assert [row["impossible"] for row in rows] == [0, 0, 0, 1]
     with pytest.raises(InputError, match="no table of operators"):
         read(tmp_path / "nothing")
+
+
+def test_a_line_that_was_cut_off_is_measured_again(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    table, left = {"norm": TABLE["norm"]}, iter(range(10))
+
+    def until_then(op: Op) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    card(until_then)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=600.0)
+    kept = tmp_path / ".local-partial.csv"
+    kept.write_text(kept.read_text()[:-2])
+    again = card(nothing)
+    _, profile = calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=600.0)
+    assert len(again) == len(profile.points) - 9
+    assert not kept.exists()
+
+
+def test_programs_say_what_is_wrong_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main(number: int = 0) -> None:
+        if number == 1:
+            raise InputError("number: is 1;\n  2 is allowed")
+        if number == 3:
+            raise FileNotFoundError(2, "No such file or directory", "x.csv")
+
+    for number, code, said in ((0, 0, ""), (1, 2, "error: number: is 1; 2 is allowed\n"), (3, 2, "x.csv")):
+        monkeypatch.setattr("sys.argv", ["program", "--number", str(number)])
+        with pytest.raises(SystemExit) as ended:
+            run_program(main)
+        assert ended.value.code == code
+        assert said in capsys.readouterr().err
+
+
+def test_an_other_models_matrices_are_extrapolated() -> None:
+    """What was measured near other matrices says nothing of them, and the interval is as wide as matrices
+    differ."""
+    noise = np.random.default_rng(1)
+    factors: dict[tuple[int, int], float] = {}
+    points = []
+    for op in grid(["matmul"]):
+        of = factors.setdefault((op["n"], op["k"]), float(noise.uniform(-0.25, 0.25)))
+        points.append(a_point(op, noise=of))
+    price = pricer(H200, profile=profile_of("h200-sxm", points, profile_born(), {}))
+    own, other = (price(matmul("q", m=100, n=n, k=4096, dtype="bf16")) for n in (6144, 5120))
+    assert own.source == "interpolated"
+    assert other.source == "extrapolated"
+    assert other.high_s / other.low_s > 1.2 > own.high_s / own.low_s
