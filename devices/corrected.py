@@ -21,6 +21,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ SAME = 1e-9
 MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
 Role = Literal["fit", "check"]
+# A coordinate, the one that it goes with, and the values of that one and of it.
+_Line = tuple[int, int, tuple[Numbers, Numbers]]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -73,7 +76,7 @@ class Measured:
         except (KeyError, ZeroDivisionError):
             raise InputError(f"{self.kind}: shape: {self.shape!r} is none of this kind") from None
 
-    @property
+    @cached_property
     def dimensions(self) -> Mapping[str, int]:
         """Its shape, by name."""
         words = (word.partition("=") for word in self.shape.split(";"))
@@ -113,6 +116,11 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     return own
 
 
+def place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...]:
+    """What a card knows of a shape: the same for shapes of the same coordinates."""
+    return (kind, dtype, *sorted(coordinates(kind, shape).items()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Slices:
     """Points by their next coordinate: its values, ascending, and what was measured at each: more slices, or
@@ -125,14 +133,16 @@ class _Slices:
 @dataclass(frozen=True, slots=True)
 class Correction:
     """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
-    all points are alike; `kind`: of the ops; `axes`: the coordinates that no other one follows from;
-    `shapes`: those that were measured; `box`: the least and the most of each coordinate."""
+    all points are alike; `kind`: of the ops; `axes`: the coordinates that do not go with one before them,
+    `lines`: those that do, each with that one and the values of both, ascending; `shapes`: those that were
+    measured; `box`: the least and the most of each coordinate."""
 
     kind: str
     names: tuple[str, ...]
     alike: Mapping[str, int]
     points: Numbers
     axes: Sequence[int]
+    lines: Sequence[_Line]
     found: Numbers
     slices: "_Slices | int"
     shapes: frozenset[Shape]
@@ -154,12 +164,12 @@ class Correction:
             return None
         inside = np.clip(x, self.box[0], self.box[1])
         outside = float(np.abs(x - inside).max(initial=0.0))
+        away = float(np.abs(self.points - x).max(1, initial=0.0).min())
         c, known = self._c(inside)
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
-        elif outside > 0.0 or not known or self._is_aside(x):
-            away = float(np.abs(self.points - x).max(1, initial=0.0).min())
+        elif outside > 0.0 or not known or away > math.log(FAR) or self._is_off_line(x):
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
             outside = max(outside, 1.0 if not known else away)
         fitted_s = fit.seconds(launches, floor_s) * math.exp(c)
@@ -187,18 +197,11 @@ class Correction:
         beside = _mixed(self.slices, place, 0, value, True) if between is None else between
         return beside or 0.0, between is not None
 
-    def _is_aside(self, x: Numbers) -> bool:
-        """Whether a place is far from all points, or off the line that two coordinates go along."""
-        if float(np.abs(self.points - x).max(1, initial=0.0).min()) > math.log(FAR):
-            return True
-        for i in set(range(len(self.names))) - {*self.axes}:
-            # It goes one to one with some other: between two points, where both say that it should be.
-            column = next(j for j in self.axes if _follows(self.points[:, j], self.points[:, i]))
-            order = np.argsort(self.points[:, column])
-            expected = np.interp(x[column], self.points[order, column], self.points[order, i])
-            if abs(float(expected) - float(x[i])) > SAME:
-                return True
-        return False
+    def _is_off_line(self, x: Numbers) -> bool:
+        """Whether a coordinate is not what another one, with which it goes, says between two points."""
+        return any(
+            abs(float(np.interp(x[column], *line)) - float(x[i])) > SAME for i, column, line in self.lines
+        )
 
     def left_out(self, i: int) -> float:
         """By how much c is off at a point, if that was not measured."""
@@ -239,13 +242,18 @@ def _mixed(
     return one_side[1] if beside and one_side else None
 
 
-def _independent(points: Numbers) -> list[int]:
-    """The columns that do not go one to one with one before them, as a tile's outputs with its side."""
-    kept: list[int] = []
+def _independent(points: Numbers) -> tuple[list[int], list[_Line]]:
+    """The columns that do not go one to one with one before them, as a tile's outputs with its side, and
+    those that do."""
+    kept, lines = list[int](), list[_Line]()
     for i, column in enumerate(points.T):
-        if not any(_follows(points[:, j], column) for j in kept):
+        before = next((j for j in kept if _follows(points[:, j], column)), None)
+        if before is None:
             kept.append(i)
-    return kept
+        else:
+            order = np.argsort(points[:, before])
+            lines.append((i, before, (points[order, before], column[order])))
+    return kept, lines
 
 
 def _follows(first: Numbers, second: Numbers) -> bool:
@@ -283,12 +291,12 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     every = np.array([[_log(shape[name]) for name in names] for shape in shapes]).reshape(len(shapes), -1)
     ratios = np.log([point.median_s / fit.seconds(point.launches, point.floor_s) for point in measured])
     points, place = np.unique(every, axis=0, return_inverse=True)
-    axes = _independent(points)
+    axes, lines = _independent(points)
     found: Numbers = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
     slices = _sliced(points[:, axes], range(len(points)), 0)
     shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
     box = points.min(0), points.max(0)
-    plain = Correction(kind, names, alike, points, axes, found, slices, shapes_, box, 1.0, 1.0)
+    plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, 1.0, 1.0)
     tried = np.random.default_rng(0).permutation(len(points))[:MOST_LEFT_OUT]
     errors = np.array([plain.left_out(int(i)) for i in tried]) if len(points) > 1 else np.zeros(len(points))
     low, high = interval(errors)

@@ -16,11 +16,12 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from devices.corrected import Measured, coordinates
+from devices.corrected import FEW_ROWS, Measured, coordinates
 from devices.fitted import Birth
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
+from kernels.decoder.matmul import MOST_ROWS
 from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
@@ -372,6 +373,10 @@ def test_checks_are_not_fitted_to() -> None:
     a, b = (pricer(H200, profile=profile)(op) for profile in (alone, both))
     assert a.seconds == b.seconds
     assert b.high_s > 10.0 * a.high_s
+
+
+def test_prices_and_kernels_agree_on_what_few_rows_are() -> None:
+    assert FEW_ROWS == MOST_ROWS
 
 
 def test_a_role_is_fit_or_check() -> None:

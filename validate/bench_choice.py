@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from devices.corrected import Measured
 from devices.fitted import Birth, FittedProfile
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
@@ -46,7 +45,7 @@ from validate import bench_cases as cases
 from validate.bench_cases import Bar, Row, Times
 from validate.bench_run import SEED, Bench, relative_error, say
 from validate.bench_timing import capture, one_line, replayed
-from validate.calibrate import fits, shape_text, write_whole
+from validate.calibrate import as_read, fits, shape_text, write_whole
 from validate.card_measure import GRAPH_S, MOST_SETS, calls_over, operands
 from validate.measure import Point
 
@@ -279,14 +278,9 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
         overheads={},
         birth=birth,
         notes=(f"a way is not measured where its datasheet price is over {SLOW:g} times the best time",),
-        points=tuple(_as_read(point) for point in points),
+        points=tuple(as_read(point) for point in points),
     )
     write_whole(profile, points, target)
-
-
-def _as_read(point: Point) -> Measured:
-    op = point.op
-    return Measured(op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s)
 
 
 # -- on the device ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 import yaml
 
+from devices.corrected import Measured
 from devices.fit import fit_two
 from devices.fitted import FITS, POINTS, Birth, FitRow, FittedProfile, write_fitted
 from devices.price import pricer, roofline
@@ -33,12 +34,13 @@ from simcore.ops import Op
 from simcore.study import Progress
 from validate.grid import grid
 from validate.host import host_costs, operand_costs
-from validate.measure import Clock, Point, measure, rates
+from validate.measure import CACHE, Clock, Point, measure, rates
 from validate.torch_machine import one_thread
 
 __all__ = [
     "ALIKE",
     "COLUMNS",
+    "as_read",
     "calibrate",
     "cells",
     "check_target",
@@ -62,7 +64,6 @@ BANDS: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "prefill_attention": ("tokens", ((1, 16), (16, 64), (64, OPEN))),
 }
 LEAST_IN_BAND = 5
-CACHE = "shared cache"
 
 
 def profile_path(device: str) -> Path:
@@ -302,6 +303,14 @@ def cells(point: Point) -> list[object]:
         op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.p10_s,
         point.p90_s, point.runs, point.cache, warm_s, point.role,
     ]  # fmt: skip
+
+
+def as_read(point: Point) -> Measured:
+    """A point as a profile has it that is read."""
+    op = point.op
+    return Measured(
+        op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.role
+    )
 
 
 def shape_text(op: Op) -> str:

@@ -27,7 +27,7 @@ from statistics import median
 
 import torch
 
-from devices.corrected import Measured, Role
+from devices.corrected import Role
 from devices.fit import Fit, fit_two
 from devices.fitted import Birth, FittedProfile
 from devices.price import launches_and_floor, roofline
@@ -43,6 +43,7 @@ from validate.calibrate import (
     ALIKE,
     COLUMNS,
     NAME,
+    as_read,
     cells,
     check_target,
     fits,
@@ -135,14 +136,6 @@ def profile_of(
     )
 
 
-def as_read(point: Point) -> Measured:
-    """A point as the profile's file has it."""
-    op = point.op
-    return Measured(
-        op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.role
-    )
-
-
 def own_line(op: Op) -> Iterator[str]:
     """The dimensions that models choose, where a kind has such: ops that have them in common get a line."""
     # What ALIKE tells apart is in every line's condition.
@@ -211,7 +204,7 @@ def measure_all(
     Gives how many shapes there was no time for before `end_s`."""
     shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
-    shapes = [(op, role) for op, role in shapes if op.dtype != "fp8" or card_measure.has_fp8()]
+    shapes = [(op, role) for op, role in shapes if card_measure.has_format(op)]
     # Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
     # between what was measured, and what is left takes as long as what is done.
     count = Counter(op.kind for op, _ in shapes)

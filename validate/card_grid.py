@@ -19,7 +19,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from devices.corrected import coordinates
+from devices.corrected import place
 from simcore import ops
 from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
@@ -289,8 +289,7 @@ def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
     for family in families():
         if family.kind in kinds:
             for op in (_thinned(family) if quick else family).grid():
-                at = coordinates(op.kind, {name: op[name] for name, _ in op.shape})
-                found.setdefault((op.kind, op.dtype, *sorted(at.items())), op)
+                found.setdefault(place(op.kind, op.dtype, {name: op[name] for name, _ in op.shape}), op)
     return list(found.values())
 
 

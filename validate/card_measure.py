@@ -205,6 +205,11 @@ def has_fp8() -> bool:
     return torch.cuda.get_device_capability() >= (8, 9)
 
 
+def has_format(op: Op) -> bool:
+    """Whether the card computes in an op's number format."""
+    return op.dtype != "fp8" or has_fp8()
+
+
 def scaled_product(m: int, n: int, k: int) -> Call:
     """A call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that gives bf16."""
     x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)

@@ -61,8 +61,7 @@ def held_out(kinds: Sequence[str], count: int, seed: int, profile: Profile | Fit
     """So many ops of each family, none of which a profile was made of, or checked by."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {(point.kind, tuple(point.dimensions.items()), point.dtype) for point in points}
-    found = drawn(kinds, count, seed, known)
-    return [op for op in found if op.dtype != "fp8" or card_measure.has_fp8()]
+    return [op for op in drawn(kinds, count, seed, known) if card_measure.has_format(op)]
 
 
 def tried(shapes: Sequence[Op], spec: DeviceSpec, price: Pricer, card: Card) -> Iterator[Tried]:

@@ -33,6 +33,8 @@ MEMORY_BYTES, CACHE_BYTES = 1 << 28, 1 << 19
 # More than a core's own caches hold, less than those that cores share.
 OTHERS_BYTES = 1 << 21
 CPU = torch.device("cpu")
+# Where operands come from here.
+CACHE = "shared cache"
 
 Clock = Callable[[], float]
 
@@ -51,7 +53,7 @@ class Point:
     p10_s: float
     p90_s: float
     runs: int
-    cache: str = "shared cache"
+    cache: str = CACHE
     warm_s: float | None = None
     role: Role = "fit"
 

@@ -68,7 +68,7 @@ def products(lines: Sequence[Line]) -> Iterator[Other]:
         dtype = DTYPES.get(line["gemm_dtype"])
         if dtype and (line["n"], line["k"]) in known:
             op = ops.matmul("matmul", m=line["m"], n=line["n"], k=line["k"], dtype=dtype)
-            yield Other(f"matmul {dtype}, rows", op, line["m"], 1e-3 * line["latency"])
+            yield Other(f"matmul {dtype}, rows", op, line["m"], _s(line))
 
 
 def decoding(lines: Sequence[Line]) -> Iterator[Other]:

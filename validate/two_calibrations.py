@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from devices.corrected import Measured, coordinates
+from devices.corrected import Measured, place
 from devices.fitted import FittedProfile
 from devices.profile import load_profile
 from simcore.files import InputError, read_yaml
@@ -34,8 +34,7 @@ def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]
 
 
 def _place(point: Measured) -> tuple[object, ...]:
-    at = coordinates(point.kind, point.dimensions)
-    return (point.kind, point.dtype, *sorted(at.items()))
+    return place(point.kind, point.dtype, point.dimensions)
 
 
 def lines(found: Mapping[str, list[float]]) -> Iterator[str]:

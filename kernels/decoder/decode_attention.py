@@ -383,14 +383,17 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
     )
 
 
-def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def launch_of(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int, DecodeConfig]:
+    """The lengths of an op's sequences, how many KV heads they have, and the layout of its launch."""
     lengths = whole_lengths(op, q)
     kv = cache(q, k, v, lengths, None, (None, None))
-    config = config_for(q, kv)
-    space = shared(
-        ("decode attention", q.device, q.shape, kv.kv_heads, config),
-        lambda: workspace(q, kv.kv_heads, config),
-    )
+    return lengths, kv.kv_heads, config_for(q, kv)
+
+
+def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    lengths, kv_heads, config = launch_of(op, q, k, v)
+    key = ("decode attention", q.device, q.shape, kv_heads, config)
+    space = shared(key, lambda: workspace(q, kv_heads, config))
     return decode_attention(q, k, v, lengths, space=space, config=config)
 
 

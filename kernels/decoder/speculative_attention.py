@@ -32,9 +32,9 @@ from kernels.decoder.decode_attention import (
     config_for,
     ends_of,
     inputs,
+    launch_of,
     shares_of,
     tokens_of,
-    whole_lengths,
 )
 from kernels.decoder.split_kv import (
     ONE_BY_ONE,
@@ -529,13 +529,9 @@ def reference_speculative_attention(
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # What is a hit is not this op's to say: the norms go on.
     chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
-    lengths = whole_lengths(op, q)
-    kv = cache(q, k, v, lengths, None, (None, None))
-    config = config_for(q, kv)
-    space = shared(
-        ("speculative attention", q.device, q.shape, kv.kv_heads, config),
-        lambda: speculative_workspace(q, kv.kv_heads, config),
-    )
+    lengths, kv_heads, config = launch_of(op, q, k, v)
+    key = ("speculative attention", q.device, q.shape, kv_heads, config)
+    space = shared(key, lambda: speculative_workspace(q, kv_heads, config))
     made = speculative_attention(
         q, k, v, lengths, sinks=chunk, window=chunk, threshold=0.0, into=into, space=space, config=config
     )
