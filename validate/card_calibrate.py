@@ -52,6 +52,7 @@ from validate.calibrate import (
     write_whole,
 )
 from validate.card_grid import Family, drawn, families, grid
+from validate.compile_ahead import compile_ahead
 from validate.measure import Point
 
 CACHE = "memory, what is small in the L2 cache"
@@ -88,6 +89,8 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     costs, reached = card_measure.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
+    progress("compiling", 0, 1)
+    compile_ahead([op for op, _ in shapes_of(table, quick)])
     measuring = Measuring(device, _partial(target), table, card)
     left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
@@ -202,9 +205,7 @@ def measure_all(
 ) -> int:
     """The grid, what lies between its points where that has to be known, and the shapes that only check.
     Gives how many shapes there was no time for before `end_s`."""
-    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
-    shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
-    shapes = [(op, role) for op, role in shapes if card_measure.has_format(op)]
+    shapes = shapes_of(kinds, quick)
     # Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
     # between what was measured, and what is left takes as long as what is done.
     count = Counter(op.kind for op, _ in shapes)
@@ -225,6 +226,13 @@ def measure_all(
         progress(f"between measured shapes of {family.kind}: kind", i, len(refined))
         _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
     return 0
+
+
+def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
+    """The grid, and the shapes that only check, in number formats that the card has."""
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
+    shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
+    return [(op, role) for op, role in shapes if card_measure.has_format(op)]
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:

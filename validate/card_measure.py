@@ -4,7 +4,8 @@
 
 cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
 to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
-the same operands. What a graph takes between two of its nodes is part of an op's time.
+the same operands. What a graph takes between two of its nodes is part of an op's time. What computes for long
+is timed under lasting load, as in a run: at first a card's clock is higher than it can stay.
 """
 
 import statistics
@@ -36,6 +37,8 @@ SEED = 0
 MOST_SETS = 128
 # A graph need not be longer than this: what takes long is called less often.
 GRAPH_S = 5e-4
+# An op bound by arithmetic that has a floor above this is repeated so long before it is timed.
+LASTING_FLOOR_S, LASTING_S = 1e-4, 0.02
 ROUNDS = 2
 # What is warm has to have so many times as much room.
 WARM_SHARE = 4
@@ -62,7 +65,11 @@ def go_on() -> None:
 def operands(kernel: Kernel, op: Op, l2_bytes: int) -> list[tuple[Tensor, ...]]:
     """Sets of random operands of an op, as many as it takes to go round the L2 cache."""
     first = kernel.inputs(op, torch.Generator("cuda").manual_seed(SEED), torch.device("cuda"))
-    count = min(MOST_SETS, cases.rotation(sum(x.nbytes for x in first), l2_bytes))
+    set_bytes = sum(x.nbytes for x in first)
+    count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
+    if MOST_SETS * set_bytes <= l2_bytes:
+        # All of them would stay in the cache as well.
+        count = min(count, cases.LEAST_CALLS)
     return [first, *(tuple(x.clone() for x in first) for _ in range(count - 1))]
 
 
@@ -81,6 +88,8 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         set_bytes = sum(x.nbytes for x in sets[0])
         calls, _ = calls_over(kernel, op, sets)
         graph = _captured(calls)
+        if _lasts(op, floor):
+            _keep_busy(graph)
         seconds = [each for _ in range(ROUNDS) for each in replayed(graph, len(calls), quick=True)]
         del graph
         warm_s = None
@@ -91,6 +100,19 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
     launches, floor_s = launches_and_floor(op, floor)
     found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
     return replace(found, cache=cache_state(len(sets), set_bytes, card.l2_bytes), warm_s=warm_s)
+
+
+def _lasts(op: Op, floor: Roofline) -> bool:
+    """Whether an op computes so much, and so little else, that the card's power decides how fast."""
+    least = floor(op)
+    return least.compute_s > max(LASTING_FLOOR_S, least.memory_s)
+
+
+def _keep_busy(graph: torch.cuda.CUDAGraph) -> None:
+    begun_s = time.perf_counter()
+    while time.perf_counter() - begun_s < LASTING_S:
+        graph.replay()
+        torch.cuda.current_stream().synchronize()
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

@@ -29,6 +29,7 @@ from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import NAME, shape_text
 from validate.card_calibrate import this_card
 from validate.card_grid import drawn
+from validate.compile_ahead import compile_ahead
 from validate.ladder import off_pct
 from validate.measure import Point
 from validate.program import run
@@ -164,7 +165,9 @@ def main(
     device = this_card()
     spec, of = load_device(device), load_profile(device, profile)
     card = measure_card(lambda text: None)
-    found = list(tried(held_out(asked, count, seed, of), spec, pricer(spec, profile=of), card))
+    shapes = held_out(asked, count, seed, of)
+    compile_ahead(shapes)
+    found = list(tried(shapes, spec, pricer(spec, profile=of), card))
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:
