@@ -144,7 +144,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Op], None]], li
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *a: SimpleNamespace(uuid="1"))
     made = Card(60_000_000, 132, 4.4e12, "sum", 1e-6)
     monkeypatch.setattr(card_calibrate, "measure_card", lambda say: made)
-    monkeypatch.setattr(card_calibrate, "compile_ahead", lambda ops: 0)
+    monkeypatch.setattr(card_calibrate, "compile_ahead", lambda ops, within_s: 0)
     monkeypatch.setattr(card_measure, "host_costs", lambda: {"launch_s": 6e-6, "wait_s": 1e-6})
     monkeypatch.setattr(card_measure, "rates", lambda card: {"read_bytes_per_s": card.read_bytes_per_s})
 

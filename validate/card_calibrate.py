@@ -62,6 +62,8 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 8.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
+# Of the time that a calibration has.
+COMPILING_SHARE = 0.3
 MOST_FAILURES = 20
 # What decides how long an op takes here, and what its floor is.
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,8 +91,8 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     costs, reached = card_measure.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
-    progress("compiling", 0, 1)
-    compile_ahead([op for op, _ in shapes_of(table, quick)])
+    progress("compiling kernels", 0, 1)
+    compile_ahead([op for op, _ in shapes_of(table, quick)], COMPILING_SHARE * within_s)
     measuring = Measuring(device, _partial(target), table, card)
     left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())

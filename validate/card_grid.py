@@ -48,6 +48,8 @@ SIDES = tuple(1 << power for power in range(15))
 LENGTHS = tuple(1 << power for power in range(6, 17))
 # Of methods that take a launch a token, or memory that grows with the square of the length.
 MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048}
+# Slow ones, of which nobody asks the finer question.
+FEW_BATCHES = ("fleet", *MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
 PROMPTS = (
     16, 32, 64, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 6144,
@@ -271,7 +273,8 @@ def _linear_attention(method: str) -> Family:
     lengths = tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
     return Family(
         f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
-        {"batch": (1, 2, 3, 4, 5, 6, 8, 12, 16) if ours else (1, 4), "length": lengths}, frozenset(),
+        {"batch": (1, 4, 16) if method in FEW_BATCHES else (1, 2, 3, 4, 5, 6, 8, 12, 16), "length": lengths},
+        frozenset({"batch"} if method in FEW_BATCHES else ()),
         MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
     )  # fmt: skip
 

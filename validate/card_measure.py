@@ -39,7 +39,8 @@ MOST_SETS = 128
 GRAPH_S = 5e-4
 # An op bound by arithmetic that has a floor above this is repeated so long before it is timed.
 LASTING_FLOOR_S, LASTING_S = 1e-4, 0.02
-ROUNDS = 2
+# Rounds of replays; of what takes longer than SLOW_S one.
+ROUNDS, SLOW_S = 2, 2e-3
 # What is warm has to have so many times as much room.
 WARM_SHARE = 4
 # Launches of one loop of the host, and how often it is repeated.
@@ -86,11 +87,12 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
     with torch.inference_mode(), no_collections(), one_stream({}):
         sets = operands(kernel, op, card.l2_bytes)
         set_bytes = sum(x.nbytes for x in sets[0])
-        calls, _ = calls_over(kernel, op, sets)
+        calls, took_s = calls_over(kernel, op, sets)
         graph = _captured(calls)
         if _lasts(op, floor):
             _keep_busy(graph)
-        seconds = [each for _ in range(ROUNDS) for each in replayed(graph, len(calls), quick=True)]
+        rounds = ROUNDS if took_s < SLOW_S else 1
+        seconds = [each for _ in range(rounds) for each in replayed(graph, len(calls), quick=True)]
         del graph
         warm_s = None
         if WARM_SHARE * set_bytes < card.l2_bytes:

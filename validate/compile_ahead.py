@@ -1,30 +1,29 @@
 """Compiles what a calibration will launch, in several processes at a time.
 
-Triton compiles a kernel where it is first launched, for half a second or so, and keeps it in a folder that
-all processes share. Measuring goes on in one process, so that nothing runs beside what is timed; compiling
-does not have to. Each process launches its share of the ops once.
+Triton compiles a kernel where it is first launched, for a second or so, and keeps it in a folder that all
+processes share. Measuring goes on in one process, so that nothing runs beside what is timed; compiling does
+not have to. Each process launches a few ops once, then takes the next few: ops that are alike, of which all
+but the first find their kernel compiled.
 """
 
+import multiprocessing
 import os
-import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from multiprocessing import get_context
 
 import torch
 
-from kernels.streams import Buffers, one_stream
+from kernels.streams import one_stream
 from kernels.table import TABLE
 from simcore.ops import Op
 
 MOST_PROCESSES = 14
-# Launches of more bytes use kernels that those of fewer have compiled, but for few; and memory is shared.
-MOST_BYTES = 1.5e9
+# Ops that move more launch what those that move less have compiled, and memory is shared.
+MOST_BYTES = 2e8
+AT_A_TIME = 4
 # Of cached memory a process keeps no more than this.
-KEPT_BYTES = 2 << 30
-ORDER_SEED = 1
+KEPT_BYTES = 1 << 30
 
 
 def processes(cores: int) -> int:
@@ -36,38 +35,42 @@ def processes(cores: int) -> int:
     return max(1, min(MOST_PROCESSES, cores - 1))
 
 
-def compile_ahead(ops: Sequence[Op]) -> int:
-    """Launches ops once each, in other processes; gives how many of them could be launched. What fails here
-    fails when it is measured, and is noted there."""
-    small = [op for op in ops if op.work.hbm_bytes <= MOST_BYTES]
-    # So that no process gets all that take long to compile.
-    random.Random(ORDER_SEED).shuffle(small)
-    count = processes(os.cpu_count() or 1)
-    shares = [small[i::count] for i in range(count)]
-    try:
-        with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-            return sum(pool.map(_launched, shares))
-    except (BrokenProcessPool, OSError):
-        # Measuring compiles what is not there.
-        return 0
+def compile_ahead(ops: Sequence[Op], within_s: float) -> int:
+    """Launches ops once each, in other processes; gives how many of them could be launched `within_s`. What
+    fails here fails when it is measured, and is noted there; what there was no time for is compiled there."""
+    small = sorted((op for op in ops if op.work.hbm_bytes <= MOST_BYTES), key=_alike)
+    shares = [small[i : i + AT_A_TIME] for i in range(0, len(small), AT_A_TIME)]
+    launched = 0
+    with ProcessPoolExecutor(
+        processes(os.cpu_count() or 1), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    ) as pool:
+        try:
+            for count in pool.map(_launched, shares, timeout=within_s):
+                launched += count
+        except (BrokenProcessPool, TimeoutError):
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+    return launched
+
+
+def _alike(op: Op) -> tuple[object, ...]:
+    return op.kind, op.dtype, *(size for _, size in op.shape)
 
 
 def _launched(ops: Sequence[Op]) -> int:
-    torch.set_num_threads(1)
-    buffers: Buffers = {}
-    launch = partial(_launch, device=torch.device("cuda"))
-    with torch.inference_mode(), one_stream(buffers):
-        return sum(map(launch, ops))
+    with torch.inference_mode(), one_stream({}):
+        launched = sum(map(_launch, ops))
+    if torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
+    return launched
 
 
-def _launch(op: Op, device: torch.device) -> bool:
-    kernel = TABLE[op.kind]
+def _launch(op: Op) -> bool:
+    kernel, device = TABLE[op.kind], torch.device("cuda")
     try:
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
         torch.cuda.synchronize()
     except Exception:
         return False
-    finally:
-        if torch.cuda.memory_reserved() > KEPT_BYTES:
-            torch.cuda.empty_cache()
     return True

@@ -36,6 +36,7 @@ from validate.program import run
 
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512
+COMPILING_S = 120.0
 LEAST_COVER, MOST_COVER = 0.85, 0.95
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
@@ -166,7 +167,7 @@ def main(
     spec, of = load_device(device), load_profile(device, profile)
     card = measure_card(lambda text: None)
     shapes = held_out(asked, count, seed, of)
-    compile_ahead(shapes)
+    compile_ahead(shapes, COMPILING_S)
     found = list(tried(shapes, spec, pricer(spec, profile=of), card))
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
