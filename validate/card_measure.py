@@ -38,7 +38,7 @@ MOST_SETS = 128
 # A graph need not be longer than this: what takes long is called less often.
 GRAPH_S = 5e-4
 # An op bound by arithmetic that has a floor above this is repeated so long before it is timed.
-LASTING_FLOOR_S, LASTING_S = 1e-4, 0.02
+LASTING_FLOOR_S, LASTING_S = 1e-4, 0.01
 # Rounds of replays; of what takes longer than SLOW_S one.
 ROUNDS, SLOW_S = 2, 2e-3
 # What is warm has to have so many times as much room.
@@ -78,7 +78,7 @@ def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tu
     """Calls for one graph, whole rounds of the sets, and the seconds that one took outside a graph."""
     calls: list[Call] = [partial(kernel.run, op, *one) for one in sets]
     took_s = once_s(calls[-1])
-    least = cases.least_calls(took_s, GRAPH_S)
+    least = 1 if took_s > GRAPH_S else cases.least_calls(took_s, GRAPH_S)
     return [calls[i % len(calls)] for i in range(cases.calls_of(len(calls), least))], took_s
 
 
