@@ -183,7 +183,7 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     # A few wild ones would leave no room for the rest; the table has them.
     bars = [100 * _judged_by(row)[1] / row["bound_pct"] for row in records]
     reach = max(
-        [120.0, *(v * 1.05 for v in bars if known(v)), *(min(v * 1.05, 400) for v in worst if known(v))]
+        [120.0, *(v * 1.05 for v in bars if known(v)), *(v * 1.05 for v in worst if known(v) and v < 400)]
     )
     return figure.update_layout(
         height=70 + ROW_PX * max(1, len(records)),
@@ -254,7 +254,7 @@ def error_table(rows: pd.DataFrame) -> Table:
     lines = []
     for (kind, dtype), group in rows.groupby(["kind", "dtype"], sort=True):
         own = group[group["held_out"] == 1.0].reset_index(drop=True)
-        line = [str(kind), str(dtype), f"{len(own):,}"]
+        line = [str(kind).replace("_", " "), str(dtype), f"{len(own):,}"]
         if len(own):
             worst = extreme(own, own["off_pct"])
             bounded = own[own["low_s"].notna() & own["high_s"].notna()]

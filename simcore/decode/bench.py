@@ -117,6 +117,7 @@ class Bench:
                 style=self.hardware.style(ranks),
                 chunk=case.chunk,
                 parts=self.hardware.parts,
+                outside=self.scenario.part == "model",
             )
         return self.models[key]
 
