@@ -235,7 +235,9 @@ def _told_of(file: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        # What is wrong with a name in the scenario is told with the file already.
+        told = str(error)
+        raise InputError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
 
 
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:

@@ -167,6 +167,13 @@ def test_what_cannot_be_run_here_is_one_line(
     assert not out.exists()
 
 
+def test_a_wrong_name_is_told_with_its_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path)
+    assert called("validate", file, "--set", "profile=nope", "--out", str(tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file}: profile: unknown profile of cpu 'nope'")
+
+
 def test_on_cpu_is_checked_wherever_a_scenario_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="on_cpu: strategies"):
         load_scenario(Path(written(tmp_path, on_cpu={"strategies": []})))
