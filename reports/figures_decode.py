@@ -5,6 +5,7 @@ Figures carry light colours, no titles (headings are HTML) and no legend (the pa
 screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zoomed).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ LOG_SCALE_FROM = 4.0
 RARE_BELOW = 0.01
 ATTENTION = ("speculative_attention", "decode_attention")
 SHORTEST_SPAN_S = 1e-12
+# The hue of lines that are batches.
+BATCHES_AS = "alspec"
 READ_ONCE = "weights and KV read once"
 CELLS_WITH_NUMBERS = (10, 12)
 LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
@@ -161,6 +164,22 @@ def latency_over_context(
     meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
     figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
     return figure
+
+
+def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
+    """Latency per token of one variant against context, a line for each batch. `latency`: token_latency_s
+    rows."""
+    figure = go.Figure()
+    rows = latency.sort_values("context_tokens", kind="stable")
+    batches = sorted(rows["batch"].unique())
+    symbols = itertools.cycle(("circle", "diamond", "square"))
+    for batch, colour, symbol in zip(batches, style.ramp(BATCHES_AS, len(batches)), symbols, strict=False):
+        own = rows[rows["batch"] == batch]
+        figure.add_trace(_latency_line(own, Variant(f"batch {batch:,.0f}", "", 1, colour, symbol)))
+    x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
+    y_axis = _latency_axis((latency["value"] * 1e3).tolist())
+    meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
+    return figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
 
 
 def _row_name(label: str, more: str = "") -> str:

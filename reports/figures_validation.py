@@ -19,7 +19,7 @@ from reports.figures_tiling import lasting
 from reports.text import in_figure, known, percent, signed_percent, significant
 
 SCATTER_PX, NARROW_SCATTER_PX = 440, 360
-TICKS_AT_MOST = 9
+TICKS_AT_LEAST, TICKS_AT_MOST = 4, 9
 # Axes of a kind whose times are all alike still hold so many times the least.
 LEAST_REACH = 6.0
 # More points than this have no room for interval bars.
@@ -65,6 +65,11 @@ class _Scale:
         ticks = log_ticks(self.low, self.high)
         if len(ticks) > TICKS_AT_MOST:
             ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
+        elif len(ticks) < TICKS_AT_LEAST:
+            decade = 10.0 ** math.floor(math.log10(self.low))
+            ticks = [
+                m * d for d in (decade, 10 * decade) for m in range(1, 10) if self.low <= m * d <= self.high
+            ]
         return {
             "title": {"text": f"{title} ({self.unit}, log scale)"},
             "type": "log",
@@ -83,8 +88,8 @@ def _scale(rows: pd.DataFrame) -> _Scale:
 
 
 def scatter(rows: pd.DataFrame, bound_pct: float) -> go.Figure:
-    """Predicted over measured times. `rows`: prices, in seconds, all of them positive; those not held out are
-    hollow. Interval bars where they have room."""
+    """Predicted over measured times. `rows`: positive seconds, their intervals, a kind and the text of the
+    hover; those not held out are hollow. Interval bars where they have room."""
     scale = _scale(rows)
     figure = go.Figure(_band(scale, bound_pct))
     ends = [scale.low, scale.high]
@@ -158,15 +163,17 @@ def _points(
         },
         line={"color": colour},
         hoverinfo="text",
-        hovertext=[_price_hover(row) for row in rows.to_dict("records")],
+        hovertext=rows["hover"].tolist(),
         **intervals,
     )
 
 
-def _price_hover(row: Mapping[Any, Any]) -> str:
-    def spread(low: float, high: float) -> str:
-        return f" ({lasting(low)} to {lasting(high)})" if known(low) and known(high) and low < high else ""
+def _spread(low: float, high: float) -> str:
+    return f" ({lasting(low)} to {lasting(high)})" if known(low) and known(high) and low < high else ""
 
+
+def price_hover(row: Mapping[Any, Any]) -> str:
+    """What is told of the price of an op."""
     times = f", {row['n']:,.0f} times" if known(row["n"]) else ""
     cache = f", cache {row['cache']}" if row["cache"] else ""
     off = 100.0 * (row["predicted_s"] / row["measured_s"] - 1.0)
@@ -175,11 +182,23 @@ def _price_hover(row: Mapping[Any, Any]) -> str:
         [
             f"<b>{in_figure(row['kind'])}</b>, {in_figure(row['dtype'])}",
             in_figure(row["shape"]),
-            f"predicted {lasting(row['predicted_s'])}{spread(row['low_s'], row['high_s'])}"
+            f"predicted {lasting(row['predicted_s'])}{_spread(row['low_s'], row['high_s'])}"
             f"{', ' if row['source'] else ''}{in_figure(row['source'])}",
-            f"measured {lasting(row['measured_s'])}{spread(row['p10_s'], row['p90_s'])}{times}"
+            f"measured {lasting(row['measured_s'])}{_spread(row['p10_s'], row['p90_s'])}{times}"
             f"{in_figure(cache)}",
             f"<b>{signed_percent(off)}</b>, {role}",
+        ]
+    )
+
+
+def case_hover(name: str, row: Mapping[Any, Any]) -> str:
+    """What is told of a figure of a case."""
+    return "<br>".join(
+        [
+            f"<b>{in_figure(name)}</b>",
+            f"predicted {lasting(row['predicted_s'])}{_spread(row['low_s'], row['high_s'])}",
+            f"measured {lasting(row['measured_s'])}",
+            f"<b>{signed_percent(100.0 * (row['predicted_s'] / row['measured_s'] - 1.0))}</b>",
         ]
     )
 

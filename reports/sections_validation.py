@@ -277,8 +277,10 @@ def prices(run: Run) -> list[Section]:
     rows = run.prices[(run.prices["predicted_s"] > 0) & (run.prices["measured_s"] > 0)]
     if rows.empty:
         return []
-    rows = rows.assign(off_pct=_off_pct(rows))
-    bound = run.ladder.loc[run.ladder["rung"].str.startswith("1"), "bound_pct"].max()
+    rows = rows.assign(
+        off_pct=_off_pct(rows), hover=[figures.price_hover(row) for row in rows.to_dict("records")]
+    )
+    bound = _bound(run, "1")
     kinds = sorted(set(rows["kind"]))
     every: list[common.Option] = [("all", kinds)] if len(kinds) > 1 else []
     options: common.Dimension = ("Op", [*every, *((kind.replace("_", " "), [kind]) for kind in kinds)], 0)
@@ -295,6 +297,10 @@ def prices(run: Run) -> list[Section]:
             notes=[PRICES_NOTE],
         )
     ]
+
+
+def _bound(run: Run, rung: str) -> float:
+    return float(run.ladder.loc[run.ladder["rung"].str.startswith(rung), "bound_pct"].max())
 
 
 def _prices_lead(rows: pd.DataFrame) -> str:
@@ -383,6 +389,19 @@ def _names(rows: pd.DataFrame) -> "pd.Series[str]":
     return pd.Series([name(row) for row in rows.to_dict("records")], index=rows.index, dtype=object)
 
 
+def _over(rows: pd.DataFrame, names: Sequence[str], bound_pct: float) -> go.Figure:
+    """Predicted over measured seconds of cases, too many for bars."""
+    found = pd.DataFrame({
+        "kind": [str(of) or strategy_name(s) for of, s in zip(rows["label"], rows["strategy"], strict=True)],
+        "predicted_s": rows["predicted"], "low_s": rows["low"], "high_s": rows["high"],
+        "measured_s": rows["reference"], "p10_s": np.nan, "p90_s": np.nan, "held_out": 1.0,
+        "name": names,
+    })  # fmt: skip
+    found = found[(found["predicted_s"] > 0) & (found["measured_s"] > 0)]
+    hover = [figures.case_hover(row["name"], row) for row in found.to_dict("records")]
+    return figures.scatter(found.assign(hover=hover), bound_pct)
+
+
 def _measured(run: Run) -> list[Section]:
     rows = run.comparison[run.comparison[["reference", "predicted"]].notna().all(axis=1)]
     rows = rows[rows["role"].str.startswith("measured")].reset_index(drop=True)
@@ -392,8 +411,9 @@ def _measured(run: Run) -> list[Section]:
     times = rows[rows["metric"].str.endswith("_s") & ~rows["metric"].str.endswith("_per_s")]
 
     def draw(metric: str) -> go.Figure:
-        own = times[times["metric"] == metric].head(BARS_AT_MOST)
-        return side_by_side(own, names[own.index].tolist())
+        own = times[times["metric"] == metric]
+        shown = names[own.index].tolist()
+        return side_by_side(own, shown) if len(own) <= BARS_AT_MOST else _over(own, shown, _bound(run, "3"))
 
     metrics = list(dict.fromkeys(times["metric"]))
     options: common.Dimension = ("Time", [(m.removesuffix("_s").replace("_", " "), m) for m in metrics], 0)
@@ -409,7 +429,8 @@ def _measured(run: Run) -> list[Section]:
             key="measured",
             heading="Predicted beside measured",
             short="Measured",
-            lead="A pair of bars of one length is a prediction that holds.",
+            lead="A pair of bars of one length is a prediction that holds; of many cases, a mark on the "
+            "diagonal.",
             plots=[plot] if metrics else [],
             details=[Details(f"All {counted(len(lines), 'figure')}", table=table)],
         )

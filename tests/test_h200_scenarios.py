@@ -1,5 +1,6 @@
 """The scenarios of one H200: each parses, runs under the laws, says what it asks, and can run on a CPU."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from simcore.assembly import assemble
+from simcore.cli import main
 from simcore.files import InputError
 from simcore.models import Decoder
 from simcore.ops import DTYPE_BYTES
@@ -133,3 +135,35 @@ def test_a_layer_alone_is_for_plain_decoding(setting: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as error:
         load_scenario(H200 / "decoder_layer.yaml", [setting])
     assert "\n" not in str(error.value)
+
+
+def plots(name: str, tmp_path: Path, *settings: str) -> dict[str, Any]:
+    given = [word for setting in settings for word in ("--set", setting)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(H200 / f"{name}.yaml"), *given, "--quiet", "--out", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    return dict(json.loads(text.split('id="report-data">')[-1].split("</script>")[0])["plots"])
+
+
+def test_the_bound_is_drawn_below_the_latency(tmp_path: Path) -> None:
+    drawn = plots("codellama_34b", tmp_path)["latency"]["figures"]["0,0"]["data"]
+    latency, bound = drawn
+    assert bound["name"] == "weights and KV read once"
+    assert bound["x"] == latency["x"] == [512 << i for i in range(8)]
+    assert all(0.5 * y < least < y for y, least in zip(latency["y"], bound["y"], strict=True))
+
+
+def test_batches_of_one_strategy_share_a_figure(tmp_path: Path) -> None:
+    figures = plots("decode_step", tmp_path, "batch=[1, 8]", "tokens=1")["latency"]["figures"]
+    assert [trace["name"] for trace in figures["0,0"]["data"]] == ["batch 1", "batch 8"]
+    assert [len(trace["x"]) for trace in figures["0,0"]["data"]] == [8, 7]
+    assert {trace["name"] for trace in figures["2,0"]["data"]} == {
+        "tensor parallel, 1 device",
+        "weights and KV read once",
+    }
+
+
+def test_many_variants_have_no_bound_beside_them(tmp_path: Path) -> None:
+    drawn = plots("codellama_34b", tmp_path, "strategies.0.ranks=[1, 2]")["latency"]["figures"]["0,0"]["data"]
+    assert [trace["name"] for trace in drawn] == ["tensor parallel, 1 device", "tensor parallel, 2 devices"]

@@ -48,6 +48,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def hovered(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(hover=[figures.price_hover(row) for row in rows.to_dict("records")])
+
+
 def plots(page: Path) -> dict[str, Any]:
     text = page.read_text(encoding="utf-8").split('id="report-data">')[-1].split("</script>")[0]
     return dict(json.loads(text)["plots"])
@@ -74,7 +78,7 @@ def test_errors_are_of_held_out_shapes_alone(folder: Path) -> None:
 
 def test_a_scatter_shows_predicted_over_measured_in_its_band(folder: Path) -> None:
     rows = read_run(folder).prices
-    figure = figures.scatter(rows[rows["kind"] == "matmul"], 10.0)
+    figure = figures.scatter(hovered(rows[rows["kind"] == "matmul"]), 10.0)
     band, diagonal, held_out, calibrated = figure.data
     assert list(held_out.x) == pytest.approx([10.5, 20.0])
     assert list(held_out.y) == pytest.approx([10.0, 30.0])
@@ -93,8 +97,32 @@ def test_a_scatter_shows_predicted_over_measured_in_its_band(folder: Path) -> No
     assert "+50.0\u00a0%" in held_out.hovertext[1]
 
 
+def test_axes_of_times_that_are_alike_have_labels(folder: Path) -> None:
+    figure = figures.scatter(hovered(read_run(folder).prices.tail(1)), 10.0)
+    low, high = (10**end for end in figure.layout.xaxis.range)
+    assert high / low == pytest.approx(figures.LEAST_REACH)
+    assert len(figure.layout.xaxis.tickvals) >= figures.TICKS_AT_LEAST
+    assert all(low <= tick <= high for tick in figure.layout.xaxis.tickvals)
+
+
+@pytest.mark.parametrize("cases", [24, 25])
+def test_many_cases_are_marks_over_each_other_and_none_is_left_out(folder: Path, cases: int) -> None:
+    every = {"strategy": "tensor_parallel", "label": "TP", "metric": "token_latency_s", "reference": 2e-3}
+    every |= {"low": 1e-3, "high": 3e-3, "error_pct": 50.0, "role": "measured here", "source": "clock"}
+    rows = [{**every, "batch": n, "context_tokens": n, "predicted": n * 1e-3} for n in range(1, cases + 1)]
+    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
+    drawn = plots(reports.build(folder))["measured"]["figures"]["0"]["data"]
+    shown = {trace["name"]: trace for trace in drawn}
+    if cases == 24:
+        assert len(shown["predicted"]["x"]) == 24
+    else:
+        assert shown["TP"]["x"] == pytest.approx([2.0] * 25)
+        assert shown["TP"]["y"] == pytest.approx([float(n) for n in range(1, 26)])
+        assert "TP, context tokens 25, batch 25" in shown["TP"]["hovertext"][-1]
+
+
 def test_without_a_bound_there_is_no_band(folder: Path) -> None:
-    figure = figures.scatter(read_run(folder).prices, math.nan)
+    figure = figures.scatter(hovered(read_run(folder).prices), math.nan)
     assert [t.name for t in figure.data if t.fill] == []
 
 
