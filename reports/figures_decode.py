@@ -5,6 +5,7 @@ Figures carry light colours, no titles (headings are HTML) and no legend (the pa
 screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zoomed).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,9 @@ LOG_SCALE_FROM = 4.0
 RARE_BELOW = 0.01
 ATTENTION = ("speculative_attention", "decode_attention")
 SHORTEST_SPAN_S = 1e-12
+# The hue of lines that are batches.
+BATCHES_AS = "alspec"
+READ_ONCE = "weights and KV read once"
 CELLS_WITH_NUMBERS = (10, 12)
 LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
 
@@ -126,12 +130,24 @@ def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
     return traces
 
 
+def _read_once(rows: pd.DataFrame) -> go.Scatter:
+    """The least latency: weights and KV cache read once."""
+    rows = rows.sort_values("context_tokens", kind="stable")
+    return go.Scatter(
+        x=rows["context_tokens"].tolist(), y=(rows["value"] * 1e3).tolist(), mode="lines", name=READ_ONCE,
+        legendgroup=READ_ONCE, hoverinfo="text",
+        line={"color": style.RED[2][0], "width": 1.5, "dash": "dash"},
+        hovertext=[f"<b>{READ_ONCE}</b><br>{tokens(c)} tokens: {milliseconds(v)}"
+                   for c, v in zip(rows["context_tokens"], rows["value"], strict=True)],
+    )  # fmt: skip
+
+
 def latency_over_context(
-    latency: pd.DataFrame, shown: Sequence[Variant], hit_rate: float | None = None
+    latency: pd.DataFrame, shown: Sequence[Variant], read_once: pd.DataFrame, hit_rate: float | None = None
 ) -> go.Figure:
     """Latency per token against context, a line for each variant; hit_rate None: a band from the
     fewest hits to the most. `latency`: token_latency_s rows of one batch; `ends`, where it has that column:
-    what the low and the high end are."""
+    what the low and the high end are. `read_once`: read_once_s rows, drawn as they are."""
     figure = go.Figure()
     rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
     for variant in shown:
@@ -142,11 +158,28 @@ def latency_over_context(
             figure.add_traces(_latency_band(own, variant))
         else:
             figure.add_trace(_latency_line(own, variant))
+    figure.add_traces([_read_once(own) for _, own in read_once.groupby("label", sort=False)])
     x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
-    y_axis = _latency_axis((latency["value"] * 1e3).tolist())
+    y_axis = _latency_axis([*(latency["value"] * 1e3), *(read_once["value"] * 1e3)])
     meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
     figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
     return figure
+
+
+def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
+    """Latency per token of one variant against context, a line for each batch. `latency`: token_latency_s
+    rows."""
+    figure = go.Figure()
+    rows = latency.sort_values("context_tokens", kind="stable")
+    batches = sorted(rows["batch"].unique())
+    symbols = itertools.cycle(("circle", "diamond", "square"))
+    for batch, colour, symbol in zip(batches, style.ramp(BATCHES_AS, len(batches)), symbols, strict=False):
+        own = rows[rows["batch"] == batch]
+        figure.add_trace(_latency_line(own, Variant(f"batch {batch:,.0f}", "", 1, colour, symbol)))
+    x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
+    y_axis = _latency_axis((latency["value"] * 1e3).tolist())
+    meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
+    return figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
 
 
 def _row_name(label: str, more: str = "") -> str:

@@ -2,9 +2,11 @@
 is garbage is refused, so that no page is made of it."""
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,12 +46,17 @@ TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 LADDER_TEXT = ("rung", "label", "what")
 LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
+PRICE_TEXT = ("kind", "shape", "dtype", "source", "cache")
+PRICE_NUMBERS = ("predicted_s", "low_s", "high_s", "measured_s", "p10_s", "p90_s", "n", "held_out")
+EVENT_TEXT = ("stream", "name", "op_kind", "state")
+EVENT_NUMBERS = ("rank", "start_s", "end_s")
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SIMULATED = "sim"
 SUMMARY_TYPES: Mapping[str, type] = {"answer": str, "warnings": list, "notes": list, "price_shares": dict}
 UNREADABLE = (
-    OSError, ValueError, TypeError, csv.Error, yaml.YAMLError, pa.ArrowException, RecursionError
+    OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, csv.Error, zlib.error, yaml.YAMLError,
+    pa.ArrowException, RecursionError,
 )  # fmt: skip
 Parsed = TypeVar("Parsed")
 Names = tuple[str, ...]
@@ -110,7 +117,7 @@ EVERY_AXIS = Axes(*(_of_every_study(part.name) for part in fields(Axes)))
 class Run:
     """A run directory in memory. Frames always have their columns, perhaps no rows; axes that only other
     studies have are columns without values. `requests` and `levels` are the serving study's; `steps`,
-    `tiles`, `cells` and `growth` the tiling study's; `ladder` is a validation's."""
+    `tiles`, `cells` and `growth` the tiling study's; `ladder`, `prices` and `traces` are a validation's."""
 
     results: pd.DataFrame
     comparison: pd.DataFrame
@@ -122,6 +129,8 @@ class Run:
     cells: pd.DataFrame
     growth: pd.DataFrame
     ladder: pd.DataFrame
+    prices: pd.DataFrame
+    traces: "Traces"
     summary: dict[str, Any]
     scenario_text: str
     scenario: dict[str, Any]
@@ -156,6 +165,15 @@ class Run:
         """The rows of one metric that have a value, in the order of the file."""
         rows = self.results[(self.results["metric"] == name) & self.results["value"].notna()]
         return rows.reset_index(drop=True)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """One case of a validation, as it was predicted and as it was measured: an event an op."""
+
+    title: str = ""
+    predicted: pd.DataFrame = field(default_factory=lambda: _nothing(EVENT_TEXT, EVENT_NUMBERS))
+    measured: pd.DataFrame = field(default_factory=lambda: _nothing(EVENT_TEXT, EVENT_NUMBERS))
 
 
 def _study(summary: Mapping[str, Any], scenario: Mapping[str, Any], results: pd.DataFrame) -> str:
@@ -226,11 +244,57 @@ def _object(content: str) -> dict[str, Any]:
 
 def _ladder(content: str) -> pd.DataFrame:
     # An error of something that is no number at all is infinite, and is not shown as a number.
-    cells = _cells(content).replace({"inf": None})
-    if "passed" in cells.columns:
-        answers = {"true": 1.0, "false": 0.0}
-        cells = cells.assign(passed=[answers.get(str(v).strip().lower(), v) for v in cells["passed"]])
+    cells = _with_answers(_cells(content).replace({"inf": None}), "passed")
     return _typed(cells, LADDER_TEXT, LADDER_NUMBERS)
+
+
+def _with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Cells in which a column of True and False, if it is there, is one of 1 and 0."""
+    if name not in cells.columns:
+        return cells
+    answers = {"true": 1.0, "false": 0.0}
+    return cells.assign(**{name: [answers.get(str(v).strip().lower(), v) for v in cells[name]]})
+
+
+def _prices(content: str) -> pd.DataFrame:
+    return _typed(_with_answers(_cells(content), "held_out"), PRICE_TEXT, PRICE_NUMBERS)
+
+
+def _events(path: Path) -> tuple[str, pd.DataFrame]:
+    """The title of a Chrome trace, and its events."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        tree = _object(file.read())
+    events = tree["traceEvents"]
+    streams = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if (e["ph"], e["name"]) == ("M", "thread_name")
+    }
+    rows = [
+        {
+            "stream": streams[e["pid"], e["tid"]],
+            "name": e["name"],
+            "op_kind": e["cat"],
+            "state": e["args"].get("state", "run"),
+            "rank": e["pid"],
+            "start_s": e["ts"] * 1e-6,
+            "end_s": (e["ts"] + e["dur"]) * 1e-6,
+        }
+        for e in events
+        if e["ph"] == "X"
+    ]
+    frame = pd.DataFrame(rows, columns=[*EVENT_TEXT, *EVENT_NUMBERS], dtype=object)
+    return str(tree.get("otherData", {}).get("title", "")), _typed(frame, EVENT_TEXT, EVENT_NUMBERS)
+
+
+def _traces(run_dir: Path) -> "Traces":
+    """Both timelines, where the predicted one is there: traces of other runs are for Perfetto alone."""
+    nothing = "", _nothing(EVENT_TEXT, EVENT_NUMBERS)
+    title, predicted = _read(run_dir / "predicted_trace.json.gz", _events, nothing)
+    if predicted.empty:
+        return Traces()
+    _, measured = _read(run_dir / "trace.json.gz", _events, nothing)
+    return Traces(title, predicted, measured)
 
 
 def _summary(content: str) -> dict[str, Any]:
@@ -326,6 +390,8 @@ def read_run(run_dir: Path) -> Run:
         levels=rows("levels.parquet", LEVEL_TEXT, LEVEL_NUMBERS),
         **tilings,
         ladder=_read(run_dir / "ladder.csv", _text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
+        prices=_read(run_dir / "prices.csv", _text(_prices), _nothing(PRICE_TEXT, PRICE_NUMBERS)),
+        traces=_traces(run_dir),
         summary=summary,
         scenario_text=text,
         scenario=scenario,

@@ -97,7 +97,8 @@ def sections(run: Run) -> list[Section]:
 def _about(run: Run) -> str:
     device = _named(run.provenance.get("device")) or _named(run.scenario.get("device"))
     study = f"{run.study} study" if run.study else ""
-    parts = [study, device, _named(run.scenario.get("model")), run.provenance.get("formats")]
+    model = _named(run.scenario.get("model")) + (", one layer" if run.scenario.get("part") == "layer" else "")
+    parts = [study, device, model, run.provenance.get("formats")]
     return " · ".join(str(part) for part in parts if part)
 
 

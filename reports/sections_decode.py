@@ -45,6 +45,14 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
     ),
     ("tokens_per_s_per_user", Definition("Tokens per second and user", "1 / latency")),
     (
+        "read_once_s",
+        Definition(
+            "Weights and KV read once",
+            "(bytes of the weights that a step reads + bytes of the KV cache) / memory bytes per second",
+            "By the datasheet; of the embedding only rows are read. A bound, not a prediction.",
+        ),
+    ),
+    (
         "critical_path_s",
         Definition(
             "Critical path",
@@ -148,7 +156,10 @@ BOUNDS = [
 
 def opening(run: Run) -> Opening:
     """The top of the page with up to five key figures."""
-    made = (_fastest(run), _best_tensor(run), _gain(run), _communication(run), common.accuracy(run))
+    made = (
+        _fastest(run), _best_tensor(run), _gain(run), _communication(run), _of_bound(run),
+        common.accuracy(run),
+    )  # fmt: skip
     return replace(common.opening(run), tiles=[tile for tile in made if tile])
 
 
@@ -276,8 +287,21 @@ def _communication(run: Run) -> Tile | None:
     if joined.empty:
         return None
     seconds, of = joined["value_exposed"].iloc[0], joined["value"].iloc[0]
+    if seconds == 0 and joined["devices"].iloc[0] == 1:
+        return None
     means = "Exposed communication in the fastest token"
     return Tile(percent(seconds / of, 2), means, f"{milliseconds(seconds)} of {milliseconds(of)}")
+
+
+def _of_bound(run: Run) -> Tile | None:
+    """What share of the speed of reading weights and KV cache once the fastest token reaches."""
+    rows, bound = _longest(run), _there(run, _read_once(run))
+    joined = rows.merge(bound, on=CASE, suffixes=("", "_bound"))
+    if joined.empty:
+        return None
+    of, least = joined["value"].iloc[0], joined["value_bound"].iloc[0]
+    means = "Of the speed of reading weights and KV once"
+    return Tile(percent(least / of, 3), means, f"{milliseconds(least)} of {milliseconds(of)}")
 
 
 # -- latency ---------------------------------------------------------------------------------------
@@ -291,7 +315,12 @@ TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("exposed_communication_s", "exposed communication", duration),
     ("overlap_gain_s", "overlap gain", duration),
     ("latency_if_priced_s", "if nothing is free", milliseconds),
+    ("read_once_s", "weights and KV read once", milliseconds),
 ]
+READ_ONCE_NOTE = (
+    "Dashed, where one batch is shown: weights and KV cache read once at the memory's datasheet rate, which "
+    "no step can beat: what Flash-Decoding's figure calls the upper bound of the speed."
+)
 
 
 def _case(row: pd.Series) -> tuple[Any, ...]:
@@ -337,6 +366,19 @@ def _if_priced(run: Run) -> list[str]:
     return [f"With what the profile takes as free priced by link and roofline: {latency}."]
 
 
+def _read_once(run: Run) -> pd.DataFrame:
+    """The bounds that are drawn: none where there is one context, and a line for each of many variants would
+    hide what it bounds."""
+    rows = run.metric("read_once_s")
+    crowded = rows["label"].nunique() > 1 or rows["context_tokens"].nunique() < 2
+    return rows.head(0) if crowded else rows
+
+
+def _one_line_a_batch(rows: pd.DataFrame) -> bool:
+    """Whether batches are all that tells one line from another."""
+    return bool(rows["label"].nunique() < 2 and rows["hit_rate"].isna().all() and rows["batch"].nunique() > 1)
+
+
 def _latency_notes(run: Run, rows: pd.DataFrame, one_context: bool) -> list[str]:
     notes = []
     if not one_context and rows.groupby("label")["hit_rate"].nunique().gt(1).any():
@@ -359,17 +401,25 @@ def _latency(run: Run) -> list[Section]:
     rates = _hit_rates(rows)
     every = [("all" if len(rates) > 1 else "", None)]
     dimensions: list[common.Dimension] = [_batches(run, rows)]
+    if _one_line_a_batch(rows) and not one_context:
+        _, options, _ = dimensions[0]
+        dimensions = [("Batch", [("all", None), *options], 0)]
     if not one_context:
         dimensions.append(("Hit rate", [*every, *(rates if len(rates) > 1 else [])], 0))
 
-    def draw(batch: float, hit_rate: float | None = None) -> go.Figure:
+    bound = _read_once(run)
+
+    def draw(batch: float | None, hit_rate: float | None = None) -> go.Figure:
+        if batch is None:
+            return figures.latency_by_batch(rows)
         own = _at(rows, "batch", batch)
         if one_context:
             return figures.latency_bars(own, shown)
-        return figures.latency_over_context(own, shown, hit_rate)
+        return figures.latency_over_context(own, shown, _at(bound, "batch", batch), hit_rate)
 
     at = f" at {tokens(rows['context_tokens'].iloc[0])} tokens" if one_context else " against context"
-    lead = "Time from one token to the next, for one user. Lower is better."
+    of = "of one layer, without embedding and LM head" if run.scenario.get("part") == "layer" else ""
+    lead = f"Time {of or 'from one token to the next, for one user'}. Lower is better."
     baseline = run.summary.get("baseline")
     every_latency = f"All {len(rows):,} latencies" if len(rows) > 1 else "The latency"
     return [
@@ -379,7 +429,7 @@ def _latency(run: Run) -> list[Section]:
             short="Latency",
             lead=f"{lead} The baseline is {baseline}." if baseline else lead,
             plots=[Plot("latency", f"latency per token{at}, by strategy", **common.views(dimensions, draw))],
-            notes=_latency_notes(run, rows, one_context),
+            notes=[*_latency_notes(run, rows, one_context), *([] if bound.empty else [READ_ONCE_NOTE])],
             details=[Details(f"{every_latency} as a table", table=_all_figures(run))],
         )
     ]

@@ -12,16 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from reports import figures_validation as figures
 from reports import sections_common as common
 from reports import style
 from reports.figures_common import ROW_PX
 from reports.figures_tiling import lasting
 from reports.page import Details, Opening, Plot, Section, Table, Tile
-from reports.run import EVERY_AXIS, Run
+from reports.run import EVERY_AXIS, Run, extreme
 from reports.text import (
+    NOTHING,
     counted,
     in_figure,
     known,
@@ -37,6 +40,16 @@ WORDS = {True: "passed", False: "failed"}
 COLOURS = {True: style.GREEN[2][0], False: style.RED[2][0]}
 BARS_AT_MOST = 24
 ALL = "all"
+PRICES_NOTE = (
+    "Hollow marks are shapes that prices were fitted to: no evidence. Errors are by how many % the larger of "
+    "predicted and measured exceeds the smaller. Bars, where there is room, are the 90 % interval of the "
+    "price (upright) and what 80 % of the measured times lie in (level)."
+)
+TIMELINES_NOTE = (
+    "Each timeline begins with its first launch; where it is empty the device waits for its host. On a wide "
+    "screen, drag along the time axis to zoom; double-click to return. trace.json.gz (measured) and "
+    "predicted_trace.json.gz open in Perfetto."
+)
 
 
 def opening(run: Run) -> Opening:
@@ -50,7 +63,7 @@ def sections(run: Run) -> list[Section]:
     """The ladder, and predicted beside measured where the run has both; nothing where there is no ladder."""
     if run.ladder.empty:
         return []
-    return [_ladder(run), *_measured(run)]
+    return [_ladder(run), *prices(run), *_timelines(run), *_measured(run)]
 
 
 def judged(ladder: pd.DataFrame) -> pd.DataFrame:
@@ -103,13 +116,19 @@ def _table(ladder: pd.DataFrame) -> Table:
             rung_name(row["rung"]),
             _of(row),
             f"{row['n']:,.0f}" if known(row["n"]) else "",
-            *(_pct(row[name]) for name in ("median_pct", "p95_pct", "worst_pct", "bound_pct")),
+            *(_pct(row[name]) or _beyond(row) for name in ("median_pct", "p95_pct", "worst_pct")),
+            _pct(row["bound_pct"]),
             WORDS[bool(row["passed"])] if known(row["passed"]) else "",
         ]
         for row in ladder.to_dict("records")
     ]
     head = ["rung", "of", "n", "median error", "95 %", "worst", "bound", "verdict"]
     return common.without_empty_columns(Table(head, lines, "llrrrrrl"))
+
+
+def _beyond(row: Mapping[Any, Any]) -> str:
+    """An error that is no number, as that of what was predicted to take no time."""
+    return "∞" if known(row["n"]) and row["n"] > 0 else ""
 
 
 def _of(row: Mapping[Any, Any]) -> str:
@@ -164,7 +183,7 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     # A few wild ones would leave no room for the rest; the table has them.
     bars = [100 * _judged_by(row)[1] / row["bound_pct"] for row in records]
     reach = max(
-        [120.0, *(v * 1.05 for v in bars if known(v)), *(min(v * 1.05, 400) for v in worst if known(v))]
+        [120.0, *(v * 1.05 for v in bars if known(v)), *(v * 1.05 for v in worst if known(v) and v < 400)]
     )
     return figure.update_layout(
         height=70 + ROW_PX * max(1, len(records)),
@@ -220,6 +239,108 @@ def _broken(row: Mapping[Any, Any]) -> str:
     )
 
 
+# -- prices of single ops --------------------------------------------------------------------------
+
+
+def _off_pct(rows: pd.DataFrame) -> "pd.Series[float]":
+    """By how many % the larger of predicted and measured exceeds the smaller, as the ladder has it."""
+    pair = rows[["predicted_s", "measured_s"]]
+    return 100.0 * (pair.max(axis=1) / pair.min(axis=1) - 1.0)
+
+
+def error_table(rows: pd.DataFrame) -> Table:
+    """Errors by kind and number format: of held-out shapes alone, those of others only counted. An interval
+    that 90 % of the measured times should be in is one that says how sure a price is."""
+    lines = []
+    for (kind, dtype), group in rows.groupby(["kind", "dtype"], sort=True):
+        own = group[group["held_out"] == 1.0].reset_index(drop=True)
+        line = [str(kind).replace("_", " "), str(dtype), f"{len(own):,}"]
+        if len(own):
+            worst = extreme(own, own["off_pct"])
+            bounded = own[own["low_s"].notna() & own["high_s"].notna()]
+            inside = bounded["measured_s"].between(bounded["low_s"], bounded["high_s"]).sum()
+            p95 = np.percentile(own["off_pct"], 95, method="inverted_cdf")
+            line += [_pct(own["off_pct"].median()), _pct(float(p95)), _pct(worst["off_pct"])]
+            line += [figures.share(int(inside), len(bounded)), worst["shape"]]
+        else:
+            line += [NOTHING] * 3 + ["", ""]
+        calibrated = len(group) - len(own)
+        lines.append([*line[:3], f"{calibrated:,}" if calibrated else "", *line[3:]])
+    head = ["op", "format", "held-out shapes", "calibrated", "median error", "95 %", "worst"]
+    return common.without_empty_columns(
+        Table([*head, "in the 90 % interval", "worst at"], lines, "llrrrrrrl")
+    )
+
+
+def prices(run: Run) -> list[Section]:
+    """Predicted against measured times of single ops, and how far off each kind is."""
+    rows = run.prices[(run.prices["predicted_s"] > 0) & (run.prices["measured_s"] > 0)]
+    if rows.empty:
+        return []
+    rows = rows.assign(
+        off_pct=_off_pct(rows), hover=[figures.price_hover(row) for row in rows.to_dict("records")]
+    )
+    bound = _bound(run, "1")
+    kinds = sorted(set(rows["kind"]))
+    every: list[common.Option] = [("all", kinds)] if len(kinds) > 1 else []
+    options: common.Dimension = ("Op", [*every, *((kind.replace("_", " "), [kind]) for kind in kinds)], 0)
+    views = common.views([options], lambda of: figures.scatter(rows[rows["kind"].isin(of)], bound))
+    held_out = rows[rows["held_out"] == 1.0]
+    return [
+        Section(
+            key="op-prices",
+            heading="Prices of single ops",
+            short="Op prices",
+            lead=_prices_lead(held_out),
+            plots=[Plot("op-prices", "predicted over measured times of single ops", **views)],
+            table=error_table(rows),
+            notes=[PRICES_NOTE],
+        )
+    ]
+
+
+def _bound(run: Run, rung: str) -> float:
+    return float(run.ladder.loc[run.ladder["rung"].str.startswith(rung), "bound_pct"].max())
+
+
+def _prices_lead(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "Every shape that ran had been calibrated: nothing here is a prediction."
+    worst = extreme(rows.reset_index(drop=True), rows["off_pct"])
+    return (
+        f"{counted(len(rows), 'shape')} to which no price was fitted: half of them within "
+        f"{_pct(rows['off_pct'].median())}, the worst off by {_pct(worst['off_pct'])} "
+        f"({worst['kind'].replace('_', ' ')}, {lasting(worst['measured_s'])})."
+    )
+
+
+# -- timelines -------------------------------------------------------------------------------------
+
+
+def _timelines(run: Run) -> list[Section]:
+    """One case as predicted above the same as measured."""
+    traces = run.traces
+    blocks = {"predicted": traces.predicted, "measured": traces.measured}
+    if any(rows.empty for rows in blocks.values()):
+        return []
+    shown = figures.window(blocks)
+    ratio = 100.0 * (shown.lasts_s["predicted"] / shown.lasts_s["measured"] - 1.0)
+    capped = "" if shown.whole else f" Only the first {lasting(shown.end_s)} are drawn; all is in the traces."
+    return [
+        Section(
+            key="timelines",
+            heading="The same run, predicted and measured",
+            short="Timelines",
+            lead=f"{traces.title}: {lasting(shown.lasts_s['predicted'])} predicted, "
+            f"{lasting(shown.lasts_s['measured'])} measured ({signed_percent(ratio)}).{capped}",
+            plots=[
+                Plot("timelines", "timeline as predicted, and as measured", {(): figures.timelines(shown)})
+            ],
+            notes=[TIMELINES_NOTE],
+        )
+    ]
+
+
 # -- seconds beside seconds ------------------------------------------------------------------------
 
 
@@ -268,6 +389,19 @@ def _names(rows: pd.DataFrame) -> "pd.Series[str]":
     return pd.Series([name(row) for row in rows.to_dict("records")], index=rows.index, dtype=object)
 
 
+def _over(rows: pd.DataFrame, names: Sequence[str], bound_pct: float) -> go.Figure:
+    """Predicted over measured seconds of cases, too many for bars."""
+    found = pd.DataFrame({
+        "kind": [str(of) or strategy_name(s) for of, s in zip(rows["label"], rows["strategy"], strict=True)],
+        "predicted_s": rows["predicted"], "low_s": rows["low"], "high_s": rows["high"],
+        "measured_s": rows["reference"], "p10_s": np.nan, "p90_s": np.nan, "held_out": 1.0,
+        "name": names,
+    })  # fmt: skip
+    found = found[(found["predicted_s"] > 0) & (found["measured_s"] > 0)]
+    hover = [figures.case_hover(row["name"], row) for row in found.to_dict("records")]
+    return figures.scatter(found.assign(hover=hover), bound_pct)
+
+
 def _measured(run: Run) -> list[Section]:
     rows = run.comparison[run.comparison[["reference", "predicted"]].notna().all(axis=1)]
     rows = rows[rows["role"].str.startswith("measured")].reset_index(drop=True)
@@ -277,8 +411,9 @@ def _measured(run: Run) -> list[Section]:
     times = rows[rows["metric"].str.endswith("_s") & ~rows["metric"].str.endswith("_per_s")]
 
     def draw(metric: str) -> go.Figure:
-        own = times[times["metric"] == metric].head(BARS_AT_MOST)
-        return side_by_side(own, names[own.index].tolist())
+        own = times[times["metric"] == metric]
+        shown = names[own.index].tolist()
+        return side_by_side(own, shown) if len(own) <= BARS_AT_MOST else _over(own, shown, _bound(run, "3"))
 
     metrics = list(dict.fromkeys(times["metric"]))
     options: common.Dimension = ("Time", [(m.removesuffix("_s").replace("_", " "), m) for m in metrics], 0)
@@ -294,7 +429,8 @@ def _measured(run: Run) -> list[Section]:
             key="measured",
             heading="Predicted beside measured",
             short="Measured",
-            lead="A pair of bars of one length is a prediction that holds.",
+            lead="A pair of bars of one length is a prediction that holds; of many cases, a mark on the "
+            "diagonal.",
             plots=[plot] if metrics else [],
             details=[Details(f"All {counted(len(lines), 'figure')}", table=table)],
         )

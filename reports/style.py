@@ -104,6 +104,12 @@ PART: Mapping[str, tuple[str, str]] = {
 PART_OF_KIND: Mapping[str, str] = {
     "decode_attention": "attention",
     "speculative_attention": "attention",
+    "paged_attention": "attention",
+    "prefill_attention": "attention",
+    "flash_attention_2": "attention",
+    "flash_decoding": "attention",
+    "split_attention": "attention",
+    "combine_splits": "attention",
     "matmul": "projections",
     "non_attention": "layers besides attention",
     "outside_layers": "embedding and head",

@@ -222,6 +222,9 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     else:
         here = _comparable(where, scenario, read_published, spec, config, warnings)
         name = profile.name if profile else None
+        if scenario.part == "layer":
+            # What profile and figures are of was settled with the whole model.
+            config = replace(config, layers=1)
         study = DecodeStudy(decode.Bench(scenario, config, hardware), _hits(config.name), here, name)
     warnings += _format_warnings(spec, hardware.dtypes)
     return Parts(study, warnings, described, price)
@@ -458,6 +461,7 @@ def _hardware(
         roofline=roofline(spec, link=link),
         overheads=replace(spec.overheads, **given),
         memory_bytes=spec.memory_bytes,
+        hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
         link_latency_s=link.latency_s if link and table is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),

@@ -202,7 +202,7 @@ def validate(
     origin = provenance(scenario, found.parts, outcome, command=command, wall_s=wall_s, place=found.place)
     with rundir.written_whole(target) as folder:
         rundir.write(folder, scenario.study, resolved(scenario), outcome, found.comparison, origin)
-        rundir.write_rungs(folder, found.rungs)
+        rundir.write_validation(folder, found.rungs, found.prices, outcome.trace_title, found.predicted)
         _build_report(folder)
     screen.show_rungs(found.rungs, outcome.warnings, target)
     screen.note(f"{time.perf_counter() - begun_s:.1f} s")
@@ -235,7 +235,9 @@ def _told_of(file: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        # What is wrong with a name in the scenario is told with the file already.
+        told = str(error)
+        raise InputError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
 
 
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:

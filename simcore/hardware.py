@@ -22,7 +22,7 @@ class Hardware:
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
-    machine never takes the same time twice: `measured`).
+    machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Hardware:
     roofline: Roofline
     overheads: Overheads
     memory_bytes: float
+    hbm_bytes_per_s: float
     max_devices: int
     link_latency_s: float | None
     style: Callable[[int], Style]

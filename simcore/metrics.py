@@ -119,6 +119,12 @@ def outside_layers_s(token: Token) -> float:
     return sum(piece.end_s - piece.start_s for piece in token.path if piece.name in OUTSIDE_NAMES)
 
 
+def read_once_s(read_bytes: float, hbm_bytes_per_s: float) -> float:
+    """The least seconds of a token: what it has to read (weights and KV cache, once), at the memory's rate by
+    the datasheet. Its inverse is the upper bound of Flash-Decoding's figure (Dao et al. 2023)."""
+    return read_bytes / hbm_bytes_per_s
+
+
 # Kinds that are priced as one and may hold collectives inside.
 WHOLE_KINDS = frozenset({"non_attention", "outside_layers"})
 

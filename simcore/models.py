@@ -74,7 +74,8 @@ class Decoder:
     """One rank's share of a decoder at a batch size; its graphs are made once.
 
     `parts`: the layer is priced as attention and one non-attention part, as published per-layer
-    measurements give it; all of the latter then stands after attention.
+    measurements give it; all of the latter then stands after attention. `outside`: embedding, last norm, LM
+    head and greedy choice are there; without them it is layers alone, residual stream in and out.
     Raises ModelError where the model cannot be sharded over `ranks`.
     """
 
@@ -85,6 +86,7 @@ class Decoder:
     style: Style = "all_reduce"
     chunk: int = 128
     parts: bool = False
+    outside: bool = True
 
     def __post_init__(self) -> None:
         if reason := why_not(self.config, self.ranks):
@@ -95,7 +97,7 @@ class Decoder:
     @cached_property
     def embed(self) -> Graph:
         """The embedding of the tokens: [batch, hidden]."""
-        return Graph("embed", () if self.parts else (self._embedding(),))
+        return Graph("embed", () if self.parts or not self.outside else (self._embedding(),))
 
     @cached_property
     def before(self) -> Graph:
@@ -142,6 +144,8 @@ class Decoder:
     @cached_property
     def head(self) -> Graph:
         """Final norm, LM head and greedy choice; with `parts`, everything outside the layers as one."""
+        if not self.outside:
+            return Graph("head", ())
         if self.parts:
             return Graph("head", (self._whole("outside_layers", (self._embedding(), *self._head())),))
         return Graph("head", self._head())
@@ -193,10 +197,19 @@ class Decoder:
             "up": hidden * columns,
             "down": columns * hidden,
         }
-        outside = {"embedding": config.vocab * hidden}
-        if not config.tied_embeddings:
+        outside = {"embedding": config.vocab * hidden} if self.outside else {}
+        if self.outside and not config.tied_embeddings:
             outside["lm_head"] = math.ceil(config.vocab / self.ranks) * hidden
         return config.layers * self._bytes(layer) + self._bytes(outside)
+
+    def read_bytes(self, context: int) -> float:
+        """The least bytes that one rank has to read for a token: each of its weights and its KV cache once;
+        of the embedding, which is only looked up, the LM head's share where both are one table."""
+        config = self.config
+        looked_up = self._bytes({"embedding": config.vocab * config.hidden}) if self.outside else 0.0
+        head = {"embedding": math.ceil(config.vocab / self.ranks) * config.hidden}
+        tied = self._bytes(head) if self.outside and config.tied_embeddings else 0.0
+        return self.weight_bytes - looked_up + tied + self.kv_bytes(context)
 
     def _bytes(self, elements: Mapping[str, int]) -> float:
         return sum(count * DTYPE_BYTES[self.dtypes.of(name)] for name, count in elements.items())

@@ -2,7 +2,8 @@
 
     scenario.yaml  results.csv  comparison.csv  summary.json  provenance.json  trace.json.gz  report.html
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
-    tiles.parquet  cells.parquet  growth.parquet  ladder.csv
+    tiles.parquet  cells.parquet  growth.parquet
+and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
 
 Everything is written into a temporary neighbour first, which then takes the place of the directory; only
 a directory that a run has written before is replaced.
@@ -21,10 +22,11 @@ import yaml
 
 from simcore.files import InputError
 from simcore.study import COLUMNS, Outcome, flat
-from simcore.trace import write_chrome_trace
+from simcore.trace import Trace, write_chrome_trace
 
 # A directory that holds this file, and none but these, is one that a run has written.
 MARK = "provenance.json"
+TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
 FILES = frozenset(
     {
         "scenario.yaml",
@@ -37,9 +39,11 @@ FILES = frozenset(
         "cells.parquet",
         "growth.parquet",
         "ladder.csv",
+        "prices.csv",
+        TRACE,
+        PREDICTED_TRACE,
         "timeline.json",
         "summary.json",
-        "trace.json.gz",
         "report.html",
         MARK,
     }
@@ -129,13 +133,24 @@ def write(
     if outcome.timeline:
         _write_json(folder / "timeline.json", outcome.timeline)
     _write_json(folder / "summary.json", _summary(study, scenario, outcome))
-    left_out = write_chrome_trace(outcome.trace, folder / "trace.json.gz")
+    left_out = write_chrome_trace(outcome.trace, folder / TRACE, title=outcome.trace_title)
     _write_json(folder / MARK, {**provenance, "trace_events_left_out": left_out})
 
 
-def write_rungs(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
-    """The validation ladder of a run, beside its figures."""
+def write_validation(
+    folder: Path,
+    rungs: Sequence[Mapping[str, Any]],
+    prices: Sequence[Mapping[str, Any]],
+    title: str,
+    predicted: Trace,
+) -> None:
+    """The validation ladder of a run, beside its figures; the prices of its ops beside their times; and the
+    case of its trace, `title`, as it was predicted."""
     _write_csv(folder / "ladder.csv", rungs, tuple(rungs[0]))
+    if prices:
+        _write_csv(folder / "prices.csv", prices, tuple(prices[0]))
+    if title:
+        write_chrome_trace(predicted, folder / PREDICTED_TRACE, title=title)
 
 
 def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:

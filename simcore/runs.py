@@ -32,8 +32,8 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a study runs. `case` names it: runs of the same case do the same, and one of
-    them is reported; it is empty where none is, but only drawn. `model` is what the program's
+    """What a study runs. `case` names it: runs of the same case do the same, and one of them is reported; it
+    is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
     graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
     knows (`context`, `tokens`, `kv_tokens`, ...). The others as in Simulation, which is all that they are
     for."""
@@ -49,6 +49,7 @@ class Setup:
     rows: bool = False
     tariff: Tariff | None = None
     case: str = ""
+    title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from simcore.faults import fault
-from simcore.fields import MOST_RUNS, Common, HostOverheads, Many, Ranks, Strict, distinct
+from simcore.fields import MOST_RUNS, Common, FieldError, HostOverheads, Many, Ranks, Strict, distinct
 from simcore.files import InputError, is_path, parse_yaml, read_yaml
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.serving_scenario import ServingScenario
@@ -137,16 +137,30 @@ CrossoverAxis = Literal["context_tokens", "hit_rate", "link_latency_s"]
 
 
 class DecodeScenario(Common):
-    """Study `decode`: latency per token of one stream of tokens, by strategy, context, batch, hit rate."""
+    """Study `decode`: latency per token of one stream of tokens, by strategy, context, batch, hit rate.
+    `part`: what of the model: all of it, or one layer, without embedding and LM head."""
 
     study: Literal["decode"]
     strategies: Annotated[list[Strategy], Field(min_length=1)]
     context_tokens: Many[Context]
     batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = [1]
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 1
+    part: Literal["model", "layer"] = "model"
     baseline: Baseline | None = None
     crossover: Annotated[list[CrossoverAxis], AfterValidator(distinct)] = []
     error_bounds: ErrorBounds = ErrorBounds()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DecodeScenario":
+        if self.part == "model":
+            return self
+        for i, strategy in enumerate(self.strategies):
+            if not isinstance(strategy, TensorParallel):
+                only = "part: layer is for tensor_parallel alone"
+                raise FieldError(f"strategies[{i}].kind", f"is {strategy.kind!r}; {only}")
+        if self.published:
+            raise FieldError("published", "figures are of whole models: part: model is needed")
+        return self
 
 
 Scenario = (

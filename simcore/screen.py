@@ -1,5 +1,6 @@
 """What a person sees in the terminal: the table, the answer, the progress."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -84,11 +86,17 @@ def _table(outcome: Outcome) -> Table:
     }
     contexts = sorted({context for _, context in found})
     batches = {axes.batch for axes, _ in found}
-    table = Table(title="latency per token, ms", title_justify="left", header_style="bold")
-    table.add_column("strategy", min_width=12)
-    if len(batches) > 1:
+    # What is the same in all lines stands above them once.
+    labels = {axes.label for axes, _ in found}
+    speculates = any(axes.hit_rate is not None for axes, _ in found)
+    title = "latency per token, ms" + ("" if len(labels) > 1 else f": {escape(next(iter(labels)))}")
+    table = Table(title=title, title_justify="left", header_style="bold")
+    if len(labels) > 1:
+        table.add_column("strategy", min_width=12)
+    if len(batches) > 1 or len(labels) == 1:
         table.add_column("batch", justify="right")
-    table.add_column("hits", justify="right", no_wrap=True)
+    if speculates:
+        table.add_column("hits", justify="right", no_wrap=True)
     for context in contexts:
         table.add_column(tokens(context), justify="right", no_wrap=True)
     best: dict[tuple[int, int], float] = {}
@@ -101,7 +109,9 @@ def _table(outcome: Outcome) -> Table:
         cells[context] = _cell(value, best[context, axes.batch])
     for (label, batch, rate), cells in lines.items():
         hits = "" if rate is None else f"{rate:.1%}"
-        which = [escape(label), *([f"{batch:,}"] if len(batches) > 1 else []), hits]
+        which = [escape(label)] if len(labels) > 1 else []
+        which += [f"{batch:,}"] if len(batches) > 1 or len(labels) == 1 else []
+        which += [hits] if speculates else []
         table.add_row(*which, *(cells.get(context, "-") for context in contexts))
     return table
 
@@ -277,9 +287,13 @@ OFF = "% by which the larger of predicted and measured exceeds the smaller"
 def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], target: Path) -> None:
     """Prints the validation ladder: what is judged, and whether it holds."""
     table = Table(
-        title=f"validation, {OFF}",
+        title=f"error: {OFF}",
         title_justify="left",
         header_style="bold",
+        # Eight columns within 80 characters.
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for name in ("rung", "of", "n", "median", "p95", "worst", "bound", ""):
         table.add_column(name, justify="left" if name in ("rung", "of", "") else "right", no_wrap=True)
@@ -288,12 +302,17 @@ def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], targ
             continue
         numbers = (rung[name] for name in ("median_pct", "p95_pct", "worst_pct", "bound_pct"))
         verdict = "[green]holds[/green]" if rung["passed"] else "[bold red]broken[/bold red]"
-        cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
+        cells = ("-" if number is None else _error(number) for number in numbers)
         table.add_row(f"{rung['rung']} {rung['name']}", rung["what"], str(rung["n"]), *cells, verdict)
     console = _print_whole(table, words=True)
     for warning in warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"\nreport: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+def _error(pct: float) -> str:
+    """An error in a few characters; one of what was predicted to take no time is infinite."""
+    return f"{pct:,.0f}" if 1000 <= pct < math.inf else f"{pct:.2g}" if pct < 1e-3 else f"{pct:.3g}"
 
 
 def _errors(comparison: Sequence[Mapping[str, Any]]) -> Table:

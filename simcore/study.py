@@ -155,9 +155,9 @@ def flat(study: str, row: Row) -> dict[str, Any]:
 class Outcome:
     """What a study found, before it is written.
 
-    `trace` is that of the run shown on the timeline; `sources` the share of predicted device time by
-    origin of its price; `tables` are the columns of each Parquet file, by its name; `slo` what a service
-    promises.
+    `trace` is that of the run shown on the timeline, `trace_title` its case in words; `sources` the share of
+    predicted device time by origin of its price; `tables` are the columns of each Parquet file, by its name;
+    `slo` what a service promises.
     """
 
     rows: list[Row]
@@ -171,6 +171,7 @@ class Outcome:
     slo: dict[str, float | None] = field(default_factory=dict)
     timeline: list[dict[str, Any]] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
+    trace_title: str = ""
 
 
 class Study(Protocol):

@@ -177,11 +177,11 @@ def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:
         yield priced.op.name, priced.op.kind, start, end
 
 
-def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000) -> int:
+def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000, title: str = "") -> int:
     """Writes a gzipped Chrome trace (opens in Perfetto), a process per rank and a thread per stream.
 
-    At most `limit` events; the name of the last one says how many were left out. Returns the number of
-    events left out.
+    At most `limit` events; the name of the last one says how many were left out. `title`: of what it is.
+    Returns the number of events left out.
     """
     streams = sorted({(span.rank, span.stream) for span in trace.spans})
     threads = {key: i for i, key in enumerate(streams)}
@@ -207,7 +207,8 @@ def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000) -> int:
         events.append({"ph": "i", "pid": 0, "tid": 0, "ts": 0, "s": "g", "name": note})
     # mtime 0: the same run writes the same bytes.
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
-        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
+        about = {"otherData": {"title": title}} if title else {}
+        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", **about}).encode())
     return left_out
 
 

@@ -26,6 +26,8 @@ OTHERS = {
     "cells.parquet",
     "growth.parquet",
     "ladder.csv",
+    "prices.csv",
+    "predicted_trace.json.gz",
 }
 FILES = rundir.FILES - OTHERS
 

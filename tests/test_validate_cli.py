@@ -1,6 +1,7 @@
 """`run --on cpu`, `calibrate` and `validate` as a user calls them, with models small enough for a second."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def traced(folder: Path, name: str) -> tuple[str, list[str]]:
+    """The title of a Chrome trace, and the names of its ops in order."""
+    with gzip.open(folder / name, "rt") as file:
+        tree = json.load(file)
+    events = sorted((e for e in tree["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
+    return tree["otherData"]["title"], [event["name"] for event in events]
+
+
 def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path) -> None:
     assert called("run", written(tmp_path), "--on", "cpu", "--out", str(tmp_path / "run")) == 0
     found = rows(tmp_path / "run", "results.csv")
@@ -70,9 +79,57 @@ def test_a_validation_compares_like_with_like(tmp_path: Path) -> None:
     }
     for row in compared:
         assert row["reference"] == measured[row["label"], row["layers"], row["metric"]]
+    priced = rows(out, "prices.csv")
+    assert {"conv_row", "matmul"} <= {row["kind"] for row in priced}
+    for row in priced:
+        assert float(row["p10_s"]) <= float(row["measured_s"]) <= float(row["p90_s"])
+        assert float(row["low_s"]) <= float(row["predicted_s"]) <= float(row["high_s"])
+        assert row["shape"]
+        assert int(row["n"]) > 0
+    measured_case, predicted_case = (traced(out, f"{name}trace.json.gz") for name in ("", "predicted_"))
+    assert measured_case[0] == predicted_case[0]
+    assert measured_case[0].startswith(("lazy", "fractal"))
+    assert "8 channels, batch 1, 48 tokens" in measured_case[0]
+    # On two streams the simulated machine may begin in another order.
+    assert sorted(measured_case[1]) == sorted(predicted_case[1])
     judged = [row for row in rows(out, "ladder.csv") if row["passed"]]
     assert {row["rung"] for row in judged} == {"0", "1", "2", "3"}
     assert all(row["passed"] == "True" for row in judged if row["rung"] == "0")
+
+
+DECODE: dict[str, Any] = {
+    "name": "tiny-layer",
+    "study": "decode",
+    "device": "cpu",
+    "profile": "none",
+    "model": "tiny-llama",
+    "part": "layer",
+    "dtype": "fp32",
+    "batch": 2,
+    "context_tokens": 32,
+    "tokens": 3,
+    "strategies": [{"kind": "tensor_parallel"}],
+}
+
+
+def test_a_layer_alone_runs_as_it_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump(DECODE))
+    out = tmp_path / "run"
+    assert called("validate", str(file), "--out", str(out)) in (0, 1)
+    measured, predicted = (traced(out, name) for name in ("trace.json.gz", "predicted_trace.json.gz"))
+    assert measured == predicted
+    assert measured[0] == "tensor parallel, 1 device, batch 2, 32 tokens of context"
+    assert measured[1].count("attention") == 3
+    assert not {"embedding", "lm_head", "sample", "head_norm"} & set(measured[1])
+    # A bound by the datasheet is no prediction.
+    assert "read_once_s" not in {row["metric"] for row in rows(out, "comparison.csv")}
+    table = capsys.readouterr().out.partition("report:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "2 schedules" in table
 
 
 def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +167,13 @@ def test_what_cannot_be_run_here_is_one_line(
     assert len(lines) == 1
     assert says in lines[0]
     assert not out.exists()
+
+
+def test_a_wrong_name_is_told_with_its_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path)
+    assert called("validate", file, "--set", "profile=nope", "--out", str(tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file}: profile: unknown profile of cpu 'nope'")
 
 
 def test_on_cpu_is_checked_wherever_a_scenario_runs(tmp_path: Path) -> None:

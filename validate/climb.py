@@ -12,10 +12,13 @@ from typing import Any
 from devices.price import roofline
 from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
+from simcore.runs import Start
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
+from simcore.trace import Trace
 from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
 from validate.machines import Real
+from validate.recorded import longest, price_rows, simulated_too
 
 ROLE = "measured on this machine"
 # What a comparison has columns of its own for, or none.
@@ -24,13 +27,16 @@ DROPPED = frozenset({*FIGURE, "study", "op_kind"})
 
 @dataclass(frozen=True)
 class Climb:
-    """What was found: the measured run, its rungs, and each figure predicted beside it."""
+    """What was found: the measured run, its rungs, each figure predicted beside it, each op's price beside
+    its time; `predicted`: the case of the outcome's trace, simulated."""
 
     parts: Parts
     outcome: Outcome
     place: Place
     rungs: list[dict[str, Any]]
     comparison: list[dict[str, Any]]
+    prices: list[dict[str, Any]]
+    predicted: Trace
 
     @property
     def holds(self) -> bool:
@@ -53,7 +59,14 @@ def climb(
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
     rungs = ladder(points, predicted, replayed, outcome.rows, bounds)
-    return Climb(parts, outcome, place, rungs, list(_comparison(scenario.study, predicted, outcome.rows)))
+
+    def simulate(start: Start) -> Outcome:
+        return assemble(scenario, where, Place("predicted", start)).study.run(progress)
+
+    case, outcome.trace = longest(real.started)
+    outcome.trace_title, simulated = simulated_too(case, simulate)
+    figures = list(_comparison(scenario.study, predicted, outcome.rows))
+    return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
 
 
 def _comparison(study: str, predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:

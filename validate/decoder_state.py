@@ -324,13 +324,22 @@ class DecoderState:
     `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]. `chosen`: ids [batch] by token, as far as
     this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by token and layer, of the sequence
     where it is largest; `held`: whether the last attention was this rank's to make exactly, `held_at` the
-    same by the token that it chose after it.
+    same by the token that it chose after it. `first`: the op that a token begins with, which is another one
+    than the embedding in a layer alone; x then goes on from token to token.
 
     Which rank holds x at an exchange: the one that computed it; where both did, one of them from what was
     speculated, the one that attended exactly.
     """
 
-    def __init__(self, body: Body, k: list[Tensor], v: list[Tensor], start: int, ids: Tensor) -> None:
+    def __init__(
+        self,
+        body: Body,
+        k: list[Tensor],
+        v: list[Tensor],
+        start: int,
+        ids: Tensor,
+        first: str = "embedding",
+    ) -> None:
         self.body = body
         self.k, self.v = k, v
         self.chosen: dict[int, Tensor] = {}
@@ -338,7 +347,7 @@ class DecoderState:
         self.held = False
         self.held_at: dict[int, bool] = {}
         self._fresh = False
-        self._token, self._start = -1, start
+        self._token, self._start, self._first = -1, start, first
         self._norms = torch.zeros(0)
         self._new: tuple[Tensor, ...] = ()
         self._received: deque[_Speculated] = deque()
@@ -369,8 +378,9 @@ class DecoderState:
             "speculative_attention": self._speculate,
             "receive_speculation": self._receive,
         }
-        if op.name == "embedding":
+        if op.name == self._first:
             self._token += 1
+            self.body.layer = 0
         own.get(op.kind, self.body.execute)(op)
         if op.name == "embedding" or op.name in LAYER_ENDS:
             self._fresh = True
@@ -529,6 +539,13 @@ def decoder_states(
                 room = torch.zeros(batch, heads.stop - heads.start, context + tokens, config.head_dim)
                 room[:, :, : context - 1] = whole[:, heads]
                 cache[which].append(room.to(dtype))
+    if not model.outside:
+        x = _normal(generator, batch, config.hidden, scale=1.0)
+        for body in ranks:
+            own = body._own(x) if body.scattered else x.clone()
+            body.buffers["x"] = own.to(body.activation)
+    first = "embedding" if model.outside else "attn_norm"
     return [
-        DecoderState(body, k, v, context - 1, ids.clone()) for body, (k, v) in zip(ranks, caches, strict=True)
+        DecoderState(body, k, v, context - 1, ids.clone(), first)
+        for body, (k, v) in zip(ranks, caches, strict=True)
     ]

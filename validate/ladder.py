@@ -61,10 +61,12 @@ ALL = "all"
 # Shapes of a kind that are tried, evenly spread over those that were launched.
 NUMERICS_SHAPES, PRICE_SHAPES = 5, 20
 TIMES = "s"
+# The state of the caches at ops that were timed in the run itself.
+AS_THE_RUN = "as the run leaves it"
 # Times below this share of the longest one of their case are not compared.
 LEAST_SHARE = 0.01
-# How well a mean is known; how long requests keep coming.
-NO_PREDICTIONS = frozenset({"standard_error_s", "duration_s"})
+# How well a mean is known; how long requests keep coming; a bound by the datasheet.
+NO_PREDICTIONS = frozenset({"standard_error_s", "duration_s", "read_once_s"})
 SEED = 0
 
 
@@ -103,13 +105,19 @@ def off_pct(predicted: float, measured: float) -> float:
 @dataclass(frozen=True, slots=True)
 class OpPoint:
     """One op that the real run launched: its relative error (None: not tried), and its time in seconds, as
-    predicted and as measured (median over the run); `held_out`: its shape was not among those calibrated."""
+    predicted and as measured (median over the run); `held_out`: its shape was not among those calibrated.
+    `price`: the whole prediction; `p10_s`, `p90_s`: the spread of the `n` times; `cache`: its state."""
 
     op: Op
     error: float | None
     predicted_s: float
     measured_s: float
     held_out: bool = True
+    price: Price | None = None
+    p10_s: float | None = None
+    p90_s: float | None = None
+    n: int | None = None
+    cache: str = ""
 
 
 def op_points(
@@ -124,19 +132,23 @@ def op_points(
     numerical error. `price`: the predicted prices; `calibrated`: the ops that they were fitted to
     (`validate.grid` if left out)."""
     known = {plain(op) for op in (grid(table) if calibrated is None else calibrated)}
-    by_kind: dict[tuple[str, str], list[tuple[float, Op, float]]] = {}
+    by_kind: dict[tuple[str, str], list[tuple[float, Op, list[float]]]] = {}
     for op, seconds in op_times(traces).items():
-        by_kind.setdefault((op.kind, op.dtype), []).append(
-            (launches_and_floor(op, floor)[1], op, median(seconds))
-        )
+        by_kind.setdefault((op.kind, op.dtype), []).append((launches_and_floor(op, floor)[1], op, seconds))
     points = []
     for group in by_kind.values():
         chosen = _spread(sorted(group, key=lambda each: each[0]), PRICE_SHAPES)
         tried = {op for _, op, _ in _spread(chosen, NUMERICS_SHAPES)}
-        for _, op, measured_s in chosen:
+        for _, op, seconds in chosen:
             error = numeric_error(op, table) if op in tried else None
-            points.append(OpPoint(op, error, price(op).seconds, measured_s, op not in known))
+            points.append(_point(op, error, price(op), seconds, op not in known))
     return points
+
+
+def _point(op: Op, error: float | None, price: Price, seconds: Sequence[float], held_out: bool) -> OpPoint:
+    p10_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 90)))
+    times = median(seconds), held_out, price, p10_s, p90_s, len(seconds)
+    return OpPoint(op, error, price.seconds, *times, AS_THE_RUN)
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

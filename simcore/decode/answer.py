@@ -31,6 +31,7 @@ def answer(
     text = (
         f"At {context:,} tokens of context{several}, {_named(best)} on {bench.hardware.name}"
         f" {'takes' if alone else verdict} {bench.run(best).latency_s * 1e3:.2f} ms a token"
+        f"{' for one layer' if bench.scenario.part == 'layer' else ''}"
     )
     text += _against(bench, best, here, baseline.get((context, batch)))
     text += _where_it_ends(bench, fitting, best, found)
@@ -94,7 +95,7 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
     lost = [context for context, winner in winners.items() if winner != label]
     if lost:
         ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
-    elif len(winners) > 1:
+    elif len(winners) > 1 and len({case.axes.label for case in fitting}) > 1:
         ends.append(f"it leads from {min(winners):,} tokens on")
     ends += _break_even(best, found)
     return "".join(f"; {end}" for end in ends)

@@ -117,6 +117,7 @@ class Bench:
                 style=self.hardware.style(ranks),
                 chunk=case.chunk,
                 parts=self.hardware.parts,
+                outside=self.scenario.part == "model",
             )
         return self.models[key]
 
@@ -168,11 +169,17 @@ class Bench:
             lockstep=lockstep,
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
             case=repr(case) if lockstep else "",
+            title=_title(case.axes),
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         trace = self.hardware.start(setup).run(self.program(case))
         laws.enforce(trace)
         return trace
+
+
+def _title(axes: Axes) -> str:
+    hits = "" if axes.hit_rate is None else f", {axes.hit_rate:.1%} hits"
+    return f"{axes.label}, batch {axes.batch:,}, {axes.context_tokens:,} tokens of context{hits}"
 
 
 def mesh_of(axes: Axes) -> dict[str, int]:

@@ -96,6 +96,12 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     yield _communication(axes, result)
     for source, part in shares:
         yield Row(axes, "price_share", part, "", op_kind=source)
+    if axes.strategy == "tensor_parallel":
+        # Of speculation it is none: who takes a hit reads no KV.
+        least_s = metrics.read_once_s(
+            bench.model(case).read_bytes(case.context), bench.hardware.hbm_bytes_per_s
+        )
+        yield Row(axes, "read_once_s", least_s, "s", source="weights and KV cache over the datasheet's rate")
     reference = baseline.get((case.context, axes.batch))
     if reference is not None:
         yield Row(axes, "speedup_over_baseline", bench.run(reference).latency_s / latency_s, "x")

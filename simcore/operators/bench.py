@@ -114,7 +114,7 @@ class Bench:
             op = self.op(case)
             needed = memory_bytes(op)
             if needed <= self.device.memory_bytes:
-                traces = [self._launched(op, repr(case)) for _ in range(self.device.repeats)]
+                traces = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
                 self.results[case] = _result(middle_first(traces, _latency_s), op, needed)
             else:
                 self.results[case] = Result(None, None, None, needed, None, op)
@@ -130,12 +130,17 @@ class Bench:
         """What a case leaves behind."""
         return self._launched(self.op(case), "")
 
-    def _launched(self, op: Op, name: str) -> Trace:
+    def _launched(self, op: Op, name: str, title: str = "") -> Trace:
         device, graph = self.device, Graph(op.name, (op,))
-        setup = Setup(op, device.price, device.roofline, device.overheads, case=name)
+        setup = Setup(op, device.price, device.roofline, device.overheads, case=name, title=title)
         trace = device.start(setup).run(lambda m: one_launch(m, graph))
         laws.enforce(trace)
         return trace
+
+
+def _title(case: OperatorAxes) -> str:
+    decay = ", with decay" if case.decay else ""
+    return f"{case.label}, batch {case.batch:,}, {case.length:,} tokens{decay}"
 
 
 def memory_bytes(op: Op) -> float:

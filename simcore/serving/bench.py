@@ -242,12 +242,18 @@ def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: i
         rows=True,
         tariff=tariff,
         case=repr((case.axes, replica)),
+        title=_title(case.axes),
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
     simulation = bench.hardware.start(setup)
     requests = _offer(simulation, case, drawn, bench.scenario.routing, journal)
     occupancy = _counted(simulation, journal)
     return Prepared(bench, case, room, journal, simulation, requests, occupancy, drawn.left_out)
+
+
+def _title(axes: ServingAxes) -> str:
+    load = "closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} requests/s"
+    return f"{axes.label}, {load}, {axes.requests:,} requests"
 
 
 def _counted(simulation: Run, journal: Journal) -> Occupancy:

@@ -22,6 +22,7 @@ from simcore.long_convolution import LongConvolution
 from simcore.ops import Pricer
 from simcore.ramps import Tariff
 from simcore.runs import Setup
+from simcore.study import TilingAxes
 from simcore.tiling.cases import Case, choice, model_of, program
 from simcore.tiling.implementations import Choice
 from simcore.tiling.launches import Burst, launches, seconds_by_kind
@@ -110,6 +111,7 @@ class Bench:
             rows=rows,
             tariff=tariff,
             case=repr(case.axes) if rows else "",
+            title=_title(case.axes),
             holds=holds,
         )
         run = self.device.start(setup)
@@ -117,6 +119,11 @@ class Bench:
             trace = run.run(partial(_program, case, model, ended_s))
         laws.enforce(trace)
         return trace
+
+
+def _title(axes: TilingAxes) -> str:
+    model = f"{axes.layers} x {axes.channels} channels"
+    return f"{axes.label}, {model}, batch {axes.batch:,}, {axes.tokens:,} tokens"
 
 
 def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -> Any:
