@@ -56,7 +56,8 @@ def is_one_stream() -> bool:
 
 @contextmanager
 def gated(gate: Tensor | None) -> Iterator[None]:
-    """Launches inside do nothing where the gate (int32 [1], read on the device) is 0; None: they always run."""
+    """Launches inside do nothing where the gate (int32 [1], read on the device) is 0; None: they always
+    run."""
     token = _gate.set(gate)
     try:
         yield

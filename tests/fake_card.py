@@ -36,8 +36,8 @@ class FakeStream:
 
 
 class FakeVerbs:
-    """The kernels of `validate.flag_kernels`, in plain Python. One that spins ends the call that it stands in;
-    when that is asked again, what stood before it is passed over (`resume` of them)."""
+    """The kernels of `validate.flag_kernels`, in plain Python. One that spins ends the call that it stands
+    in; when that is asked again, what stood before it is passed over (`resume` of them)."""
 
     def __init__(self) -> None:
         self.tries: dict[int, int] = {}
@@ -65,7 +65,15 @@ class FakeVerbs:
         words.cursor[0] = place + 1 + signals
 
     def take(
-        self, published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
+        self,
+        published: Tensor,
+        taken: Tensor,
+        words: Words,
+        error: Tensor,
+        *,
+        back: int,
+        code: int,
+        most: int,
     ) -> None:
         place = int(words.cursor[0]) - back
         if not words.gate[0]:

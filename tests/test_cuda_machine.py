@@ -1,7 +1,7 @@
 """The machine on a CUDA card against the simulated one: the same programs do the same, in the same order.
 
-On a card that is none (`tests.fake_card`), where what is queued runs in any order that waits allow, and on the
-real one (marker `gpu`). What ran is read off the trace and off what the ops themselves wrote down.
+On a card that is none (`tests.fake_card`), where what is queued runs in any order that waits allow, and on
+the real one (marker `gpu`). What ran is read off the trace and off what the ops themselves wrote down.
 """
 
 from collections import Counter
@@ -31,14 +31,17 @@ from validate.card_layer import CudaLayer
 from validate.card_machine import DEPTH, Card, CardRun
 
 fixed = settings(deadline=None, derandomize=True, database=None)
-needs_card = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+needs_card = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 BOTH = ["fake", pytest.param("cuda", marks=needs_card)]
 A, B, C = toys("a", 2), toys("b", 3), toys("c", 4)
 MANY = 1 << 14
 
 
 @triton.jit
-def _note_kernel(log_ptr, count_ptr, gate_ptr, code, GATED: tl.constexpr, SPIN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _note_kernel(log_ptr, count_ptr, gate_ptr, code, GATED: tl.constexpr, SPIN: tl.constexpr):
     if GATED and tl.load(gate_ptr) == 0:
         return
     # Something to do: a microsecond or so for each round trip.
@@ -386,7 +389,7 @@ class ToyWithSize(ToyCard):
 
 
 @triton.jit
-def _number_kernel(log_ptr, count_ptr, number_ptr):  # type: ignore[no-untyped-def]
+def _number_kernel(log_ptr, count_ptr, number_ptr):
     tl.store(log_ptr + tl.atomic_add(count_ptr, 1), tl.load(number_ptr))
 
 
@@ -518,7 +521,7 @@ def test_ranks_in_lockstep_do_what_the_first_is_told(kind: str) -> None:
         }  # fmt: skip
 
 
-# -- what is refused, and who waits for ever ------------------------------------------------------------------
+# -- what is refused, and who waits for ever -----------------------------------------------------------------
 
 
 def _missing_rank(m: Machine) -> Program:

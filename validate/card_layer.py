@@ -3,6 +3,7 @@
 Everything is queued and nothing waits, but `synchronize`. Events take the time.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from validate import flag_kernels
 from validate.captures import CUDA, GraphPool
+
+# A kernel that spins for a signal must not stand in the hardware queue of whoever sends it: as many queues as
+# there can be. Read when CUDA is initialised.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Call = Callable[[], object]
 # torch hands out streams of a ring of so many.
@@ -79,7 +84,9 @@ class CudaLayer:
             if found.cuda_stream not in self._streams:
                 self._streams[found.cuda_stream] = found
                 return found
-        raise RuntimeError(f"--on cuda: at most {MOST_STREAMS} streams, all ranks' and the machine's own together")
+        raise RuntimeError(
+            f"--on cuda: at most {MOST_STREAMS} streams, all ranks' and the machine's own together"
+        )
 
     def record(self, stream: Any) -> Any:
         """An event, made before if there is one left."""
@@ -142,8 +149,8 @@ class CudaLayer:
 
 
 def seen_together(layer: Layer, stream: Any) -> tuple[Any, float, float]:
-    """An event on an idle stream, when it passed by the host's clock (time.perf_counter), and by how much that
-    may be wrong: half of the least time that it took to queue it and to see it pass."""
+    """An event on an idle stream, when it passed by the host's clock (time.perf_counter), and by how much
+    that may be wrong: half of the least time that it took to queue it and to see it pass."""
     best: tuple[Any, float, float] | None = None
     for _ in range(LOOKS):
         before_s = time.perf_counter()

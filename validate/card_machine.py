@@ -1,7 +1,7 @@
 """The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
 
-    a launch      is cut into stages (`card_plan`), each captured once and replayed; the host queues them at once
-    after         stream waits for event           when, sets   kernels of one program (`flag_kernels`)
+    a launch      is cut into stages (`card_plan`), each captured once and replayed; the host queues them at
+    once after         stream waits for event           when, sets   kernels of one program (`flag_kernels`)
     a signal      a counter on the card; who takes it spins    a collective   the last rank's stream holds it
     repeat        DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
 
@@ -62,17 +62,20 @@ DEPTH = 2
 PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Graphs of so many ops are compared rather than remembered.
 FEW_OPS = 8
+# What is captured one after the other, made only where it has not been captured.
+Nodes = Callable[[], list[Callable[[], object]]]
 # The stream on which a host takes signals.
 HOSTS = "(host)"
 
 
 class CardState(State, Protocol):
     """The buffers of one rank on a card. What ops are captured with is where tensors lie, and what the state
-    goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute` does.
+    goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
+    does.
 
     `read_on_device`: sizes that its kernels read from device memory (`sizes`), of each stream; all others are
-    captured with the ops. Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it is
-    0; `put` and `meet` too.
+    captured with the ops. Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it
+    is 0; `put` and `meet` too.
     """
 
     read_on_device: frozenset[str]
@@ -163,6 +166,13 @@ class CardTicket:
 
 
 @dataclass(slots=True, eq=False)
+class _Doubtful:
+    """A launch that waits for a signal if its gate is open."""
+
+    let_go: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class _Arrival:
     """What a rank brings to a meeting: `events` behind all that is on its lanes; what it `waited` for; the
     first records of this replay (`heads`), which are filled in."""
@@ -184,7 +194,8 @@ class _Arrival:
 
 
 class Card:
-    """What stays from run to run: the states of all ranks, their streams, what was captured, flags and signals.
+    """What stays from run to run: the states of all ranks, their streams, what was captured, flags and
+    signals.
 
     `states`: one a rank, in the order of `mesh` (left out: all along "tensor"); `lockstep` as in TorchRun.
     Raises ValueError where there are not as many states as ranks.
@@ -277,12 +288,16 @@ class CardRun:
         self._marks: list[tuple[int, str, list[Any]]] = []
         self._since: dict[int, Any] = {}
         self._ids, self._met = itertools.count(), itertools.count()
-        # Publications of a (name, rank) that have been queued, and those that a rank takes for certain.
+        # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
         self._sent: dict[tuple[str, int], int] = defaultdict(int)
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
+        # The same with those that a gate may skip; launches that wait for what nobody may ever send.
+        self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
+        self._doubtful: deque[_Doubtful] = deque()
         # Writes of flags' first values: how many, and the event behind them.
         self._written, self._writing = 0, None
-        self._wires: dict[int, _Lane] = {}
+        # What was put on each rank's wire last.
+        self._wires: dict[int, Record] = {}
 
     # -- programs --------------------------------------------------------------------------------------
 
@@ -302,8 +317,8 @@ class CardRun:
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """Runs one program on every rank (of those in lockstep: on the first) until all are done.
 
-        Raises DeadlockError if something still waits when nothing can happen any more, or waits too long for a
-        signal on the card.
+        Raises DeadlockError if something still waits when nothing can happen any more, or waits too long for
+        a signal on the card.
         """
         before = self.card.captures
         with torch.inference_mode(), no_collections():
@@ -374,10 +389,17 @@ class CardRun:
     def under_way(self) -> bool:
         """Whether the card is busy. Raises DeadlockError where somebody has waited too long."""
         self._check()
-        return any([self._is_busy(lane) for lane in self.card.lanes.values()])
+        if any(self._is_busy(lane) for lane in self.card.lanes.values()):
+            return True
+        if self._doubtful:
+            # Nothing else can happen: let its gate say whether it waits at all.
+            self._doubtful.popleft().let_go = True
+            return True
+        return False
 
     def _is_busy(self, lane: _Lane) -> bool:
-        """Whether it has something to do, or had when somebody looked last: who waited for that goes on now."""
+        """Whether it has something to do, or had when somebody looked last: who waited for that goes on
+        now."""
         if lane.tail is lane.passed:
             return False
         if self.layer.done(lane.tail):
@@ -420,8 +442,9 @@ class CardRun:
         """The card takes it, on a stream that is only for that."""
         key = (signal.name, signal.source, signal.waiter)
         if self._sent[key[:2]] <= self._takes[key]:
-            yield Need(lambda: self._sent[key[:2]] > self._takes[key])
+            yield Need(partial(self._has_come, key))
         self._takes[key] += 1
+        self._may_take[key] += 1
         lane = self.card.lane(signal.waiter, HOSTS)
         notes = self.memory.notes(signal.waiter, HOSTS)
         place = notes.take_places(2)
@@ -493,15 +516,28 @@ class CardRun:
         ticket.issued = True
 
     def _hold_back(self, stream: _Stream, launch: Launch, of: str) -> Steps:
-        """Until what its signals take for certain has been queued; a gate that is closed takes nothing."""
-        if launch.when is not None:
-            return
+        """Until what its signals take has been queued: a kernel that spins may be in the way of what it waits
+        for. One whose gate may be closed is let go where nothing else can happen."""
         for signal in launch.signals:
             key = (signal.name, signal.source, signal.waiter)
-            if self._sent[key[:2]] <= self._takes[key]:
-                stream.waiting_for = f"{of} waits for signal {signal.name} of rank {signal.source}"
-                yield Need(lambda key=key: self._sent[key[:2]] > self._takes[key])  # type: ignore[misc]
-            self._takes[key] += 1
+            stream.waiting_for = f"{of} waits for signal {signal.name} of rank {signal.source}"
+            if launch.when is None:
+                if self._sent[key[:2]] <= self._takes[key]:
+                    yield Need(partial(self._has_come, key))
+                self._takes[key] += 1
+            elif self._sent[key[:2]] <= self._may_take[key]:
+                doubtful = _Doubtful()
+                self._doubtful.append(doubtful)
+                yield Need(partial(self._may_go, doubtful, key))
+                if not doubtful.let_go:
+                    self._doubtful.remove(doubtful)
+            self._may_take[key] += 1
+
+    def _has_come(self, key: tuple[str, int, int]) -> bool:
+        return self._sent[key[:2]] > self._takes[key]
+
+    def _may_go(self, doubtful: _Doubtful, key: tuple[str, int, int]) -> bool:
+        return doubtful.let_go or self._sent[key[:2]] > self._may_take[key]
 
     def _plan(self, stream: _Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         read = stream.lanes[0].state.read_on_device
@@ -559,7 +595,8 @@ class CardRun:
             else:
                 for i, lane in enumerate(stream.lanes):
                     record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
-                    record.before, record.waited, record.gate, record.head = before[i], waited, gate, heads[i]
+                    record.before, record.gate, record.head = before[i], gate, heads[i]
+                    record.waited += waited
                     heads[i] = heads[i] or record
             before, waited = [None] * len(stream.lanes), ()
         launch.ticket.replays += 1
@@ -599,8 +636,12 @@ class CardRun:
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
             states.append(self.states[other])
-            self._after_other_wires(lane)
-        self._queue(lane, plan, stage.index, states, partial(self._nodes, lane, launch, notes, plan, stage), stage.ops)
+            if lane.rank in self._wires:
+                # A rank has one wire: what another of its streams has put there goes first.
+                self.layer.wait(lane.stream, self._wires[lane.rank].after)
+        self._queue(
+            lane, plan, stage.index, states, partial(self._nodes, lane, launch, notes, plan, stage), stage.ops
+        )
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
@@ -609,16 +650,12 @@ class CardRun:
         )  # fmt: skip
         if stage.publication is not None:
             self._sent[stage.publication.signal, lane.rank] += 1
+            record.waited = (self._wires[lane.rank],) if lane.rank in self._wires else ()
+            self._wires[lane.rank] = record
         lane.last, lane.tail = record, record.after
         self._records.append(record)
         return record
 
-    def _after_other_wires(self, lane: _Lane) -> None:
-        """A rank has one wire: what another of its streams has put there goes first."""
-        before = self._wires.get(lane.rank)
-        if before is not None and before is not lane and before.tail is not None:
-            self.layer.wait(lane.stream, before.tail)
-        self._wires[lane.rank] = lane
 
     def _queue(
         self,
@@ -626,7 +663,7 @@ class CardRun:
         plan: Plan,
         which: Hashable,
         states: Sequence[Any],
-        nodes: Callable[[], list[Callable[[], object]]],
+        nodes: Nodes,
         ops: Sequence[Op],
     ) -> None:
         """Replays a stage, or runs and captures it where it comes for the first time."""
@@ -696,10 +733,9 @@ class CardRun:
             lane.state.put(publication, self.states[other])
         self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
 
-    def _alone(
-        self, stream: _Stream, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
-    ) -> None:
-        """A stage of the first rank that the others, which it leads, wait for; flags are written after all."""
+    def _alone(self, stream: _Stream, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage) -> None:
+        """A stage of the first rank that the others, which it leads, wait for; flags are written after
+        all."""
         assert notes is not None
         leader, others = stream.lanes[0], stream.lanes[1:]
         for lane in others:
@@ -746,7 +782,9 @@ class CardRun:
     ) -> _Lane:
         """One group's collective, on the stream of its first rank; gives that."""
         came = [arrivals[leader_of[rank]] for rank in group]
-        places = [[lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)]
+        places = [
+            [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
+        ]
         lanes = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
@@ -754,7 +792,7 @@ class CardRun:
         before, queued_s = self.layer.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
-        nodes: Callable[[], list[Callable[[], object]]] = lambda: [partial(_met, states, op, gate)]  # noqa: E731
+        nodes: Nodes = lambda: [partial(_met, states, op, gate)]  # noqa: E731
         self._queue(holder, first.plan, first.stage.index, states, nodes, ())
         for state in states:
             for unit in units(op):

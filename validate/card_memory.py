@@ -1,8 +1,8 @@
 """Flags and signals in a card's memory, and what the host has of them.
 
-    flags[slot]  int32 on the card          seen[slot]  the same, written beside it where the host sees it
-    counters     publications of a (name, rank); those that a rank has taken of them
-    error        the code of a launch that waited too long for a signal (0: none)
+flags[slot]  int32 on the card          seen[slot]  the same, written beside it where the host sees it
+counters     publications of a (name, rank); those that a rank has taken of them
+error        the code of a launch that waited too long for a signal (0: none)
 """
 
 from collections.abc import Hashable

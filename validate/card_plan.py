@@ -2,10 +2,10 @@
 
     [wait]  local | collective | wire  ...  [settle]
 
-wait: the gate is evaluated, signals are taken; it is a stage of its own where signals are waited for or several
-ranks are led, else the gate is the first node of what follows. wire: what is published goes to the next rank.
-settle: flags are written; the last node of the last stage, but where that is a collective (then whoever holds
-it writes the flags of all that met) or where several ranks are led.
+wait: the gate is evaluated, signals are taken; it is a stage of its own where signals are waited for or
+several ranks are led, else the gate is the first node of what follows. wire: what is published goes to the
+next rank. settle: flags are written; the last node of the last stage, but where that is a collective (then
+whoever holds it writes the flags of all that met) or where several ranks are led.
 """
 
 from collections.abc import Callable, Hashable, Mapping

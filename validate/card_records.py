@@ -2,11 +2,11 @@
 
     host time of an event = first look + (event - first) (last look - first look) / (last - first)
 
-The clocks of host and card are looked at together before and after a run; between the two they are taken to go
-apart evenly. A span starts when the last thing that it waited for has ended, if that was after the host had
-queued it: what the card takes between two graphs is then part of the later one, as what it takes between two
-nodes is part of an op's measured time. Else it starts when the card came to it, and what went before is its
-host's. The time of a graph of several ops is shared out in proportion to what they take alone (`weight`).
+The clocks of host and card are looked at together before and after a run; between the two they are taken to
+go apart evenly. A span starts when the last thing that it waited for has ended, if that was after the host
+had queued it: what the card takes between two graphs is then part of the later one, as what it takes between
+two nodes is part of an op's measured time. Else it starts when the card came to it, and what went before is
+its host's. The time of a graph of several ops is shared out in proportion to what they take alone (`weight`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +46,12 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a launch's
-    graph at `sizes`, between two events. `before` is None where it starts when what was before it ended;
-    `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all records
-    of its replay, of which `head` is the first. `waited`: what it waited for besides the record `earlier` of
-    its stream; of a collective, what all of its ranks did."""
+    """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
+    launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
+    ended;
+    `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all
+    records of its replay, of which `head` is the first. `waited`: what it waited for besides the record
+    `earlier` of its stream; of a collective, what all of its ranks did."""
 
     id: int
     launch: Launch

@@ -1,13 +1,13 @@
 """What a card decides by itself: small kernels, one program each, that stand between the ops of a launch.
 
     gate     gate = left (==, !=, >) right                      log[n] = gate
-    take     spin until published > turn                        log[n + i] = turn, or NOTHING where the gate is 0
-    publish  published += 1
+    take     spin until published > turn                        log[n + i] = turn, or NOTHING where the gate
+    is 0 publish  published += 1
     settle   flags[target] = a number | a comparison | a verdict,   all from the values of that moment
 
-All but the gate itself do nothing where the gate is 0; without one (None) they always do. Logs, the copy of the
-flags and verdicts that were given lie in memory that the host sees (pinned), so that it looks without asking
-the device; a kernel's writes are there once an event behind it has passed.
+All but the gate itself do nothing where the gate is 0; without one (None) they always do. Logs, the copy of
+the flags and verdicts that were given lie in memory that the host sees (pinned), so that it looks without
+asking the device; a kernel's writes are there once an event behind it has passed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,8 @@ COLUMNS = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next place in `log` and in
+    """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next place in `log` and
+    in
     `given`. For the host to see: `log` and `given` int32 [many], what gates and turns were, and verdicts."""
 
     gate: Tensor
@@ -84,9 +85,7 @@ def gate(
 
 
 @triton.jit(do_not_specialize=["back", "code", "most"])
-def _take_kernel(
-    published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_ptr, back, code, most
-):
+def _take_kernel(published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_ptr, back, code, most):
     place = tl.load(cursor_ptr) - back
     if tl.load(gate_ptr) == 0:
         tl.store(log_ptr + place, -1)
@@ -105,8 +104,8 @@ def _take_kernel(
 def take(
     published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
 ) -> None:
-    """Waits for a publication that nobody has taken, and takes it, where the gate is not 0. Its turn goes `back`
-    places before the end of the log. After `most` looks it gives up and writes `code` into `error`."""
+    """Waits for a publication that nobody has taken, and takes it, where the gate is not 0. Its turn goes
+    `back` places before the end of the log. After `most` looks it gives up and writes `code` into `error`."""
     _take_kernel[(1,)](
         published, taken, words.gate, words.cursor, words.log, error, back, code, most, num_warps=1
     )
@@ -166,15 +165,14 @@ def _settle_kernel(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; the verdicts among them, in order."""
+    """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; the verdicts among them, in
+    order."""
 
     rows: Tensor
     verdicts: int
 
 
-def settings(
-    sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], device: torch.device | str
-) -> Settings:
+def settings(sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], device: torch.device | str) -> Settings:
     """The rows of some settings, whatever keys their verdicts have."""
     rows, verdicts = [], 0
     for flag, setting in sets.items():

@@ -1,4 +1,5 @@
-"""The host's side of a real machine: programs, inboxes, feeds and marks, whatever device carries out launches.
+"""The host's side of a real machine: programs, inboxes, feeds and marks, whatever device carries out
+launches.
 
     host loops go on while they can, then the device does; else the host sleeps until something is due,
     or looks again at once while the device is busy

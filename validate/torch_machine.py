@@ -4,8 +4,8 @@
     a span starts when    issued, stream free, tickets done, signals come, last rank there, processor free
 
 A small cooperative scheduler: host programs (`host_side`) go on while they can, then of the streams that can
-go on the one that waited longest does a replay, or as much of one as stands before the next meeting with other
-ranks, else the machine sleeps until the next arrival or timeout.
+go on the one that waited longest does a replay, or as much of one as stands before the next meeting with
+other ranks, else the machine sleeps until the next arrival or timeout.
 
 Streams and ranks run one after another on the one processor: nothing overlaps here, and the latency of a
 run is the sum of what all ranks do (`ONE_AFTER_ANOTHER` says so for provenances). What a span waited for
@@ -239,9 +239,7 @@ class TorchRun:
                 if met:
                     yield TURN
                 # Streams take turns between replays, and where ranks met, so that all of them go on alike.
-                met = (
-                    segment.collective and len(self._meetings.members(launch.rank, segment.ops[0].axis)) > 1
-                )
+                met = segment.collective and len(self._meetings.members(launch.rank, segment.ops[0].axis)) > 1
                 if segment.collective:
                     end = yield from self._meet(stream, launch, segment.ops[0], replay)
                 else:
