@@ -156,6 +156,9 @@ class FakeLayer:
 
     host_zeros = zeros
 
+    def ints(self, rows: list[list[int]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int32)
+
     def reset(self) -> None:
         self.synchronize()
 

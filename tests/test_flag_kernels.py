@@ -1,6 +1,7 @@
 """Kernels by which a card decides for itself, against plain Python: on a GPU where there is one, else in
 Triton's interpreter."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -81,7 +82,7 @@ def test_launches_decide_as_plain_python_does(seed: int) -> None:
                     published, taken, memory.words, error, back=signals - i, code=7, most=50
                 )
             verbs.publish(counters[0:1], memory.words.gate)  # type: ignore[attr-defined]
-            found = settings(sets, SLOTS, device)
+            found = settings(sets, SLOTS, partial(torch.tensor, dtype=torch.int32, device=device))
             verbs.settle(flags, seen, memory.words, found, gated=when is not None)  # type: ignore[attr-defined]
         mine.same_as(theirs)
     assert int(theirs.words.cursor[0]) > 0

@@ -52,8 +52,11 @@ class Layer(Protocol):
     def captured(self, stream: Any, call: Call) -> Call:
         """What queues the same again, without Python; the call has been run before."""
 
+    def ints(self, rows: list[list[int]]) -> Tensor:
+        """int32 numbers on the device, there before anything is queued."""
+
     def zeros(self, count: int) -> Tensor:
-        """int32 zeros on the device."""
+        """int32 zeros on the device, there before anything is queued."""
 
     def host_zeros(self, count: int) -> Tensor:
         """int32 zeros that host and device see."""
@@ -76,6 +79,7 @@ class CudaLayer:
         self._current: Any = None
         self._events: list[Any] = []
         self._used = 0
+        self._aside = self.stream()
 
     def stream(self) -> Any:
         """A stream that nobody else of this layer has. Raises RuntimeError where there is none left."""
@@ -128,9 +132,19 @@ class CudaLayer:
         replay: Call = graph.replay
         return replay
 
+    def ints(self, rows: list[list[int]]) -> Tensor:
+        """On a stream of their own: others may have kernels that spin, which must not be waited for."""
+        with torch.cuda.stream(self._aside):
+            found = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        self._aside.synchronize()
+        return found
+
     def zeros(self, count: int) -> Tensor:
-        """On the card."""
-        return torch.zeros(count, dtype=torch.int32, device=self.device)
+        """As `ints`."""
+        with torch.cuda.stream(self._aside):
+            found = torch.zeros(count, dtype=torch.int32, device=self.device)
+        self._aside.synchronize()
+        return found
 
     def host_zeros(self, count: int) -> Tensor:
         """Pinned: with one address space for host and card, kernels read and write it where it is."""

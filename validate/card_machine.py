@@ -92,7 +92,7 @@ class CardState(State, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """A stream of one rank: where it is, what was queued on it last, and what its sizes hold."""
+    """A stream of one rank: where it is, and what was queued on it last."""
 
     rank: int
     name: str
@@ -104,13 +104,11 @@ class _Lane:
     tail: Any = None
     passed: Any = None
     flags_seen: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
 
     def reset(self) -> None:
         """As at the start of a run."""
         self.last = self.tail = self.passed = None
         self.flags_seen = 0
-        self.sizes.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -163,13 +161,6 @@ class CardTicket:
         if not self.is_done():
             yield Need(self.is_done)
         return self
-
-
-@dataclass(slots=True, eq=False)
-class _Doubtful:
-    """A launch that waits for a signal if its gate is open."""
-
-    let_go: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -291,11 +282,12 @@ class CardRun:
         # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
         self._sent: dict[tuple[str, int], int] = defaultdict(int)
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
-        # The same with those that a gate may skip; launches that wait for what nobody may ever send.
+        # The same with those that a gate may skip.
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
-        self._doubtful: deque[_Doubtful] = deque()
         # Writes of flags' first values: how many, and the event behind them.
         self._written, self._writing = 0, None
+        # What stands in tensors that hold sizes, by address.
+        self._sizes: dict[int, int] = {}
         # What was put on each rank's wire last.
         self._wires: dict[int, Record] = {}
 
@@ -338,7 +330,7 @@ class CardRun:
     def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
         origin_s = self._host.origin_s
         ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
-        clocks = Clocks(self.layer, ends[0], ends[1])
+        clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._roofline, self._weight)
         resolver.resolve(self._records)
         for rank, name, moments in self._marks:
@@ -389,13 +381,7 @@ class CardRun:
     def under_way(self) -> bool:
         """Whether the card is busy. Raises DeadlockError where somebody has waited too long."""
         self._check()
-        if any(self._is_busy(lane) for lane in self.card.lanes.values()):
-            return True
-        if self._doubtful:
-            # Nothing else can happen: let its gate say whether it waits at all.
-            self._doubtful.popleft().let_go = True
-            return True
-        return False
+        return any(self._is_busy(lane) for lane in self.card.lanes.values())
 
     def _is_busy(self, lane: _Lane) -> bool:
         """Whether it has something to do, or had when somebody looked last: who waited for that goes on
@@ -501,7 +487,6 @@ class CardRun:
                     yield Need(lambda ends=ends: all(map(self.layer.done, ends)))  # type: ignore[misc]
             if launch.ticket.stopped or (replay > 0 and launch.curtailed):
                 break
-            yield from self._hold_back(stream, launch, of)
             yield from self._replay(stream, launch, replay)
             queued.append([lane.tail for lane in stream.lanes])
         self._finish(stream, launch)
@@ -515,29 +500,52 @@ class CardRun:
                 ticket.records.append(lane.last)
         ticket.issued = True
 
-    def _hold_back(self, stream: _Stream, launch: Launch, of: str) -> Steps:
+    def _hold_back(self, stream: _Stream, launch: Launch) -> Steps:
         """Until what its signals take has been queued: a kernel that spins may be in the way of what it waits
-        for. One whose gate may be closed is let go where nothing else can happen."""
+        for."""
         for signal in launch.signals:
             key = (signal.name, signal.source, signal.waiter)
-            stream.waiting_for = f"{of} waits for signal {signal.name} of rank {signal.source}"
-            if launch.when is None:
-                if self._sent[key[:2]] <= self._takes[key]:
-                    yield Need(partial(self._has_come, key))
-                self._takes[key] += 1
-            elif self._sent[key[:2]] <= self._may_take[key]:
-                doubtful = _Doubtful()
-                self._doubtful.append(doubtful)
-                yield Need(partial(self._may_go, doubtful, key))
-                if not doubtful.let_go:
-                    self._doubtful.remove(doubtful)
+            stream.waiting_for = (
+                f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
+                f" of rank {signal.source}"
+            )
+            if not self._has_come(key):
+                yield Need(partial(self._has_come, key))
+            self._takes[key] += 1
             self._may_take[key] += 1
 
     def _has_come(self, key: tuple[str, int, int]) -> bool:
         return self._sent[key[:2]] > self._takes[key]
 
-    def _may_go(self, doubtful: _Doubtful, key: tuple[str, int, int]) -> bool:
-        return doubtful.let_go or self._sent[key[:2]] > self._may_take[key]
+    def _wait(
+        self, stream: _Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
+    ) -> Steps:
+        """The gate, and the signals behind it. Where what these take may not have been queued, the host looks
+        at the gate before it queues a kernel that spins."""
+        keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
+        leader = stream.lanes[0]
+        head = partial(self._head, leader, notes, plan, launch)
+        parts: dict[Hashable, Nodes] = {"gate": lambda: head()[:1], "signals": lambda: head()[1:]}
+        if launch.when is None:
+            yield from self._hold_back(stream, launch)
+            self._alone(stream, plan, stage.index, head)
+            return
+        if any(self._sent[key[:2]] <= self._may_take[key] for key in keys):
+            self._alone(stream, plan, "gate", parts["gate"])
+            gate = leader.tail
+            if not self.layer.done(gate):
+                yield Need(lambda: self.layer.done(gate))
+            if notes.at(place):
+                yield from self._hold_back(stream, launch)
+            self._alone(stream, plan, "signals", parts["signals"])
+        else:
+            for key in keys:
+                self._may_take[key] += 1
+            self._alone(stream, plan, stage.index, head)
+        # Which way it goes next time, time decides: a first run captures both.
+        parts[stage.index] = head
+        for which, nodes in parts.items():
+            self._capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: _Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         read = stream.lanes[0].state.read_on_device
@@ -548,7 +556,7 @@ class CardRun:
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
                 self.memory.slot(flag)
-            made = settings(launch.sets, self.memory.slots, self.layer.device) if launch.sets else None
+            made = settings(launch.sets, self.memory.slots, self.layer.ints) if launch.sets else None
             of = f"rank {stream.rank} stream {stream.name}: graph {launch.graph.name}"
             signals = tuple(
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
@@ -563,7 +571,7 @@ class CardRun:
         sizes = launch.sizes_at(replay)
         plan = self._plan(stream, launch, sizes)
         notes = self.memory.notes(stream.rank, stream.name) if plan.noted or plan.settings else None
-        gate = None
+        gate, place = None, 0
         if notes is not None and plan.noted:
             place = notes.take_places(1 + len(plan.signals))
             gate = (notes, place) if plan.gated else None
@@ -582,16 +590,16 @@ class CardRun:
         for stage in plan.stages:
             if stage.kind == "collective":
                 yield from self._meet(_Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
-            elif stage.kind in ("wait", "settle"):
-                self._alone(stream, launch, notes, plan, stage)
-                if stage.kind == "wait" and notes is not None and plan.signals:
-                    turns = range(place + 1, place + 1 + len(plan.signals))
-                    waited += tuple(
-                        Taken(name, source, notes, at)
-                        for (name, source, _), at in zip(plan.signals, turns, strict=True)
-                    )
+            elif notes is not None and stage.kind == "wait":
+                yield from self._wait(stream, launch, notes, plan, stage, place)
+                turns = range(place + 1, place + 1 + len(plan.signals))
+                waited += tuple(
+                    [Taken(s[0], s[1], notes, at) for s, at in zip(plan.signals, turns, strict=True)]
+                )
                 before = [lane.tail for lane in stream.lanes]
                 continue
+            elif notes is not None and stage.kind == "settle":
+                self._alone(stream, plan, stage.index, partial(self._settling, notes, plan))
             else:
                 for i, lane in enumerate(stream.lanes):
                     record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
@@ -614,10 +622,10 @@ class CardRun:
             lane.flags_seen = self._written
         if launch.graph.needs & lane.state.read_on_device:
             for name, tensor in lane.state.sizes(lane.name).items():
-                value = sizes.get(name)
-                if value is not None and lane.sizes.get(name) != value:
+                value, place = sizes.get(name), tensor.data_ptr()
+                if value is not None and self._sizes.get(place) != value:
                     layer.run(lane.stream, partial(_fill, tensor, value))
-                    lane.sizes[name] = value
+                    self._sizes[place] = value
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -656,7 +664,6 @@ class CardRun:
         self._records.append(record)
         return record
 
-
     def _queue(
         self,
         lane: _Lane,
@@ -668,26 +675,36 @@ class CardRun:
     ) -> None:
         """Replays a stage, or runs and captures it where it comes for the first time."""
         keys = tuple([state.key() for state in states])
-        key = (which, lane.rank, lane.name, keys)
-        found = plan.captured.get(key)
-        if found is not None:
+        found = plan.captured.get((which, lane.rank, lane.name, keys))
+        if found is None:
+            self.layer.run(lane.stream, _call(lane, states, keys, nodes()))
+            found = self._capture(lane, plan, which, states, nodes, ops)
+        else:
             self.layer.run(lane.stream, found[0])
+        if states:
+            states[0].restore(found[1])
+
+    def _capture(
+        self,
+        lane: _Lane,
+        plan: Plan,
+        which: Hashable,
+        states: Sequence[Any],
+        nodes: Nodes,
+        ops: Sequence[Op],
+    ) -> tuple[Callable[[], object], Hashable]:
+        """A stage as it is replayed, and what the first state's key is after its ops; captured once."""
+        keys = tuple([state.key() for state in states])
+        key = (which, lane.rank, lane.name, keys)
+        if key not in plan.captured:
+            replay = self.layer.captured(lane.stream, _call(lane, states, keys, nodes()))
+            self.card.captures += 1
+            for unit in (unit for op in ops for unit in units(op)):
+                states[0].skip(unit)
+            plan.captured[key] = replay, states[0].key() if states else None
             if states:
-                states[0].restore(found[1])
-            return
-        made = nodes()
-
-        def call() -> None:
-            with _as(states, keys), one_stream(lane.buffers):
-                for node in made:
-                    node()
-
-        self.layer.run(lane.stream, call)
-        replay = self.layer.captured(lane.stream, call)
-        self.card.captures += 1
-        for unit in (unit for op in ops for unit in units(op)):
-            states[0].skip(unit)
-        plan.captured[key] = replay, states[0].key() if states else None
+                states[0].restore(keys[0])
+        return plan.captured[key]
 
     def _nodes(
         self, lane: _Lane, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
@@ -733,20 +750,14 @@ class CardRun:
             lane.state.put(publication, self.states[other])
         self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
 
-    def _alone(self, stream: _Stream, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage) -> None:
-        """A stage of the first rank that the others, which it leads, wait for; flags are written after
-        all."""
-        assert notes is not None
+    def _alone(self, stream: _Stream, plan: Plan, which: Hashable, nodes: Nodes) -> None:
+        """Something of the first rank that those which it leads wait for. It waits for them too: flags are
+        written after all, and their gate, which is its own, not before they have read it."""
         leader, others = stream.lanes[0], stream.lanes[1:]
         for lane in others:
-            # Their gate is the leader's, and is not written again before they have read it.
             if lane.tail is not None:
                 self.layer.wait(leader.stream, lane.tail)
-        if stage.kind == "settle":
-            self._queue(leader, plan, stage.index, (), partial(self._settling, notes, plan), ())
-        else:
-            nodes = partial(self._head, leader, notes, plan, launch)
-            self._queue(leader, plan, stage.index, (), nodes, ())
+        self._queue(leader, plan, which, (), nodes, ())
         event = leader.tail = self.layer.record(leader.stream)
         for lane in others:
             self.layer.wait(lane.stream, event)
@@ -834,6 +845,19 @@ class CardRun:
 
 def _is_queued(ticket: Any) -> bool:
     return ticket.end is not None if isinstance(ticket, TorchTicket) else bool(ticket.issued)
+
+
+def _call(
+    lane: _Lane, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
+) -> Callable[[], None]:
+    """What a lane's stream is given: some nodes, with states as they are now."""
+
+    def call() -> None:
+        with _as(states, keys), one_stream(lane.buffers):
+            for node in nodes:
+                node()
+
+    return call
 
 
 def _fill(tensor: Tensor, value: int) -> None:

@@ -22,7 +22,13 @@ from validate.host_side import Launch, TorchTicket
 
 # Events further apart than this are timed from one that lies between: the driver gives single precision.
 NEAR_S = 0.25
+# Events are timed to a quarter of this, and two of them are compared.
+TICK_S = 2e-6
 SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
+
+
+class OrderError(RuntimeError):
+    """A card did something before what it had to wait for: a fault of the machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +54,10 @@ class Taken:
 class Record:
     """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
     launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
-    ended;
-    `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all
-    records of its replay, of which `head` is the first. `waited`: what it waited for besides the record
-    `earlier` of its stream; of a collective, what all of its ranks did."""
+    ended; `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all
+    records of its replay, of which `head` is the first, and `until_s` the end of all where it was skipped.
+    `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
+    ranks did."""
 
     id: int
     launch: Launch
@@ -74,6 +80,7 @@ class Record:
     members: tuple[int, ...] = ()
     start_s: float = 0.0
     end_s: float = 0.0
+    until_s: float = 0.0
     cause: Cause = field(default_factory=lambda: Cause(None, 0.0))
     skipped: bool = False
 
@@ -84,11 +91,13 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Clocks:
-    """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds)."""
+    """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
+    together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
 
     layer: Layer
     first: tuple[Any, float]
     last: tuple[Any, float]
+    apart_s: float
     _near: Any = None
     _near_s: float = 0.0
     _known: dict[int, float] = field(default_factory=dict)
@@ -97,7 +106,9 @@ class Clocks:
     def __post_init__(self) -> None:
         self._near = self.first[0]
         card_s = self.on_card(self.last[0])
-        self._rate = (self.last[1] - self.first[1]) / card_s if card_s > 0.0 else 1.0
+        host_s = self.last[1] - self.first[1]
+        if card_s > 0.0 and abs(host_s - card_s) > self.apart_s:
+            self._rate = host_s / card_s
 
     def on_card(self, event: Any) -> float:
         """Seconds since the first look, by the card's clock."""
@@ -163,8 +174,7 @@ class Resolver:
                 wires = self.published.get((moment.name, moment.source), [])
                 return self.cause(wires[turn]) if 0 <= turn < len(wires) else Cause(None, 0.0)
             case Record():
-                shown = moment.shown()
-                return Cause(shown.id, shown.end_s)
+                return Cause(moment.shown().id, moment.end_s)
             case TorchTicket():
                 return self.cause(moment.end)
             case None:
@@ -182,14 +192,12 @@ class Resolver:
         """When it started, and why."""
         if record.head is not None and record.skipped:
             # Of a launch that was skipped the whole is one span.
-            record.head.end_s = max(record.head.end_s, record.end_s)
+            record.head.until_s = max(record.head.until_s, record.end_s)
             return
         if record.meeting is not None and record.meeting in self._meetings:
             record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
             return
-        candidates = [*record.waited, record.earlier]
-        causes = [self.cause(each) for each in candidates if each is not None]
-        device = max(causes, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
+        device = self._last_waited(record)
         if device.span is not None and device.at_s >= record.queued_s:
             record.start_s, record.cause = device.at_s, device
         else:
@@ -199,6 +207,25 @@ class Resolver:
         record.end_s = max(record.end_s, record.start_s)
         if record.meeting is not None:
             self._meetings[record.meeting] = record.start_s, record.end_s, record.cause
+
+    def _last_waited(self, record: Record) -> Cause:
+        """What ended last of all that a record waited for. Raises OrderError where the card did not wait for
+        it: without this a trace would say what was meant."""
+        began_s = record.end_s if record.before is None else self.clocks.at(record.before)
+        last = Cause(None, 0.0)
+        for each in (*record.waited, record.earlier):
+            cause = self.cause(each)
+            if isinstance(each, Taken):
+                # It has been sent a little before the event behind it.
+                cause = Cause(cause.span, min(cause.at_s, began_s))
+            last = cause if cause.at_s > last.at_s else last
+        # Times of the host do not count: its clock is another one.
+        if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
+            raise OrderError(
+                f"rank {record.rank} stream {record.stream}: graph {record.launch.graph.name} began"
+                f" {1e6 * (last.at_s - began_s):.1f} us before span {last.span}, which it waits for, ended"
+            )
+        return last
 
     def _bound(self, record: Record) -> tuple[Op, ...]:
         """The ops of a record, with numbers in their places."""
@@ -212,13 +239,14 @@ class Resolver:
         return self._ops[key]
 
     def _span(self, record: Record) -> Span:
-        launch, took_s = record.launch, record.end_s - record.start_s
+        launch, end_s = record.launch, max(record.end_s, record.until_s)
+        took_s = end_s - record.start_s
         ops = () if record.skipped else self._priced(record, took_s)
-        progress = ((record.start_s, 0.0), (record.end_s, took_s))
+        progress = ((record.start_s, 0.0), (end_s, took_s))
         after = tuple([c.span for t in launch.after if (c := self.cause(t)).span is not None])
         return Span(
             record.id, launch.id, record.rank, record.stream, launch.graph.name,
-            "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, record.end_s,
+            "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, end_s,
             record.cause, after, ops, progress, None if record.skipped else record.meeting,
             () if record.skipped else record.members, record.replay,
         )  # fmt: skip

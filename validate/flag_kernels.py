@@ -10,10 +10,9 @@ the flags and verdicts that were given lie in memory that the host sees (pinned)
 asking the device; a kernel's writes are there once an event behind it has passed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -172,8 +171,10 @@ class Settings:
     verdicts: int
 
 
-def settings(sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], device: torch.device | str) -> Settings:
-    """The rows of some settings, whatever keys their verdicts have."""
+def settings(
+    sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], ints: Callable[[list[list[int]]], Tensor]
+) -> Settings:
+    """The rows of some settings, whatever keys their verdicts have; `ints` puts them on the device."""
     rows, verdicts = [], 0
     for flag, setting in sets.items():
         match setting:
@@ -187,7 +188,7 @@ def settings(sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], device: to
             case _:
                 what = (NUMBER, 0, int(setting), 0)
         rows.append([slots[flag], *what, 0])
-    return Settings(torch.tensor(rows, dtype=torch.int32, device=device), verdicts)
+    return Settings(ints(rows), verdicts)
 
 
 def settle(flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
