@@ -697,8 +697,12 @@ class CardRun:
         keys = tuple([state.key() for state in states])
         key = (which, lane.rank, lane.name, keys)
         if key not in plan.captured:
-            replay = self.layer.captured(lane.stream, _call(lane, states, keys, nodes()))
-            self.card.captures += 1
+            made = nodes()
+            replay: Callable[[], object] = _nothing
+            if made:
+                # torch warns of a graph without nodes.
+                replay = self.layer.captured(lane.stream, _call(lane, states, keys, made))
+                self.card.captures += 1
             for unit in (unit for op in ops for unit in units(op)):
                 states[0].skip(unit)
             plan.captured[key] = replay, states[0].key() if states else None
@@ -858,6 +862,10 @@ def _call(
                 node()
 
     return call
+
+
+def _nothing() -> None:
+    """What a stage without ops launches."""
 
 
 def _fill(tensor: Tensor, value: int) -> None:
