@@ -8,6 +8,10 @@ is made there as long as the graphs:
 
 What a launch leaves may be among them (the norms and verdicts of a speculation): it holds until the next such
 launch of the stream.
+
+Launches may also hang on a word in device memory, which their kernels read first:
+
+    with gated(word): ...
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -15,9 +19,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 T = TypeVar("T")
 Buffers = dict[Hashable, Any]
 _of_stream: ContextVar[Buffers | None] = ContextVar("buffers of a stream", default=None)
+_gate: ContextVar[Tensor | None] = ContextVar("gate of a launch", default=None)
 
 
 @contextmanager
@@ -45,3 +52,19 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
 def is_one_stream() -> bool:
     """Whether somebody has said so."""
     return _of_stream.get() is not None
+
+
+@contextmanager
+def gated(gate: Tensor | None) -> Iterator[None]:
+    """Launches inside do nothing where the gate (int32 [1], read on the device) is 0; None: they always
+    run."""
+    token = _gate.set(gate)
+    try:
+        yield
+    finally:
+        _gate.reset(token)
+
+
+def current_gate() -> Tensor | None:
+    """The gate of the launches that are made here."""
+    return _gate.get()

@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+# As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

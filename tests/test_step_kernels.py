@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder.activation import activation, reference_activation
-from kernels.decoder.cache import kv_append
+from kernels.decoder.cache import kv_append, move, reference_kv_append
 from kernels.decoder.layer import (
     Attend,
     Buffers,
@@ -52,6 +52,7 @@ from kernels.decoder.speculative_attention import (
     speculative_workspace,
 )
 from kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
+from kernels.decoder.token import note, reference_note
 from kernels.table import TABLE
 from simcore import ops
 
@@ -266,6 +267,34 @@ def test_rotary(q_heads: int, kv_heads: int, d: int, dtype: torch.dtype) -> None
         near(x, truth)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "d"), [(4, 2, 8), (3, 1, 5)])
+def test_rotary_at_positions_read_on_the_device(
+    q_heads: int, kv_heads: int, d: int, dtype: torch.dtype
+) -> None:
+    # A length of 0 and one beyond the table take its first and its last row.
+    lengths = ints(1, 6, 12, 0, 13)
+    qkv = drawn(dtype, 5, (q_heads + 2 * kv_heads) * d)
+    table = angles(torch.arange(12, device=DEVICE), d, torch.float64)
+    heads = {"q_heads": q_heads, "kv_heads": kv_heads, "lengths": lengths}
+    out = poisoned(dtype, 5, q_heads + kv_heads, d)
+    found: list[Any] = []
+    skipped_then_run(
+        lambda gate: found.append(rotary(qkv, *(x.float() for x in table), gate=gate, out=out, **heads)),
+        [out],
+    )
+    truth = reference_rotary(qkv.double(), *table, **heads)
+    for x, expected in zip(found[-1], truth, strict=True):
+        near(x, expected)
+    assert torch.equal(out, torch.cat(found[-1][:2], 1))
+    row = reference_rotary(
+        qkv.double(), *(x[[0, 5, 11, 0, 11]] for x in table), q_heads=q_heads, kv_heads=kv_heads
+    )
+    assert all(torch.equal(x, y) for x, y in zip(truth, row, strict=True))
+    with pytest.raises(ValueError, match="lengths has to be"):
+        rotary(qkv, *table, q_heads=q_heads, kv_heads=kv_heads, lengths=lengths[:2])
+
+
 def caches(
     dtype: torch.dtype, batch: int, kv_heads: int, d: int, page: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -354,6 +383,47 @@ def test_kv_append(dtype: torch.dtype) -> None:
     assert torch.equal(k_to, qkv[:, 1:3])
     assert torch.equal(v_to, qkv[:, 3:])
     assert int(cache.isnan().sum()) == cache.numel() - 2 * k_to.numel()
+
+
+@pytest.mark.parametrize("to", [torch.float32, torch.float16, torch.int64])
+def test_move(to: torch.dtype) -> None:
+    x = drawn(torch.float32, 3, 1030, scale=9.0).to(to if to == torch.int64 else torch.float32)
+    target = torch.full((3, 1030), 77, dtype=to, device=DEVICE)
+    skipped_then_run(
+        lambda gate: move(x if to == torch.int64 else padded_rows(x), target, gate=gate), [target]
+    )
+    assert torch.equal(target, x.to(to))
+    with pytest.raises(ValueError, match="rows of contiguous elements"):
+        move(x.T, target.T)
+
+
+def test_ids_are_noted_by_token() -> None:
+    ids, lengths = torch.tensor([5, 6, 7, 8], device=DEVICE), ints(11, 12, 10, 15)
+    chosen = torch.full((3, 4), -1, dtype=torch.int64, device=DEVICE)
+    truth = chosen.clone()
+    skipped_then_run(lambda gate: note(ids, lengths, 11, chosen, gate=gate), [chosen])
+    reference_note(ids, lengths, 11, truth)
+    assert torch.equal(chosen, truth)
+    assert truth.tolist() == [[5, -1, -1, -1], [-1, 6, -1, -1], [-1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kv_append_at_positions_read_on_the_device(dtype: torch.dtype) -> None:
+    # The first, one in the middle, the last, none, and one for which there is no room.
+    lengths = ints(1, 4, 7, 0, 8)
+    qkv = drawn(dtype, 5, 5, 6)
+    k_to, v_to = poisoned(dtype, 5, 2, 7, 6), poisoned(dtype, 2, 5, 9, 6).transpose(0, 1)[:, :, 1:8]
+    truth = [x.clone() for x in (k_to, v_to)]
+    skipped_then_run(
+        lambda gate: kv_append(qkv[:, 1:3], qkv[:, 3:], k_to, v_to, lengths=lengths, gate=gate), [k_to, v_to]
+    )
+    reference_kv_append(qkv[:, 1:3], qkv[:, 3:], *truth, lengths=lengths)
+    for x, expected in zip((k_to, v_to), truth, strict=True):
+        assert torch.equal(bits(x), bits(expected))
+        assert int((~expected.isnan()).sum()) == 3 * 2 * 6
+    assert torch.equal(k_to[1, :, 3], qkv[1, 1:3])
+    with pytest.raises(ValueError, match="kv_append takes heads"):
+        kv_append(qkv[:, 1:3], qkv[:, 3:], k_to[:, :, 0], v_to[:, :, 0], lengths=lengths)
 
 
 # -- a layer ---------------------------------------------------------------------------------------------

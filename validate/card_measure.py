@@ -11,7 +11,6 @@ is timed under lasting load, as in a run: at first a card's clock is higher than
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -28,7 +27,8 @@ from simcore.files import InputError
 from simcore.garbage import no_collections
 from simcore.ops import Op, Roofline
 from validate import bench_cases as cases
-from validate.bench_timing import CUDA, Card, capture, once_s, one_line, replayed
+from validate.bench_timing import Card, capture, once_s, one_line, replayed
+from validate.captures import GraphPool
 from validate.measure import Point
 from validate.reading_kernels import nothing_kernel
 
@@ -121,48 +121,24 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """As `bench_timing.capture` of calls that have run before; but memory is not given back to the driver
     each time, which takes longer than to measure an op: all graphs share one pool."""
     torch.cuda.synchronize()
-    graph, stream, pool = torch.cuda.CUDAGraph(), _capturing(), _anchor().pool()
+
+    def all_of_them() -> None:
+        for call in calls:
+            call()
+
     try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
-            try:
-                for call in calls:
-                    call()
-            finally:
-                graph.capture_end()
+        graph = _pool().capture(all_of_them)
     except BaseException:
-        _forget(pool)
+        _pool.cache_clear()
         raise
     graph.replay()
     torch.cuda.synchronize()
     return graph
 
 
-def _forget(pool: Any) -> None:
-    """After a capture that failed: its pool would go on recording, so that no later graph could have it."""
-    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if end is not None:
-        with suppress(RuntimeError):
-            end(torch.cuda.current_device(), pool)
-    _anchor.cache_clear()
-    _capturing.cache_clear()
-
-
 @cache
-def _capturing() -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = CUDA.Stream()
-    return stream
-
-
-@cache
-def _anchor() -> torch.cuda.CUDAGraph:
-    """A graph that stays: a pool whose last graph is gone takes no other."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(_capturing()):
-        graph.capture_begin()
-        torch.zeros(1, device="cuda")
-        graph.capture_end()
-    return graph
+def _pool() -> GraphPool:
+    return GraphPool()
 
 
 def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:

@@ -50,12 +50,14 @@ class Weights:
     outside: Matrices
 
 
-def _normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
-    return torch.randn(*size, generator=generator, dtype=torch.float32).mul_(scale)
+def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
+    """Normal numbers of standard deviation `scale`, where the generator is."""
+    drawn = torch.randn(*size, generator=generator, dtype=torch.float32, device=generator.device)
+    return drawn.mul_(scale)
 
 
 def _gain(generator: torch.Generator, size: int) -> Tensor:
-    return 1.0 + _normal(generator, size, scale=0.1)
+    return 1.0 + normal(generator, size, scale=0.1)
 
 
 def _whole_layer(config: DecoderConfig, generator: torch.Generator) -> Matrices:
@@ -71,7 +73,7 @@ def _whole_layer(config: DecoderConfig, generator: torch.Generator) -> Matrices:
     }
     if config.gated:
         sizes["gate"] = (hidden, inner)
-    found = {name: _normal(generator, *size, scale=size[0] ** -0.5) for name, size in sizes.items()}
+    found = {name: normal(generator, *size, scale=size[0] ** -0.5) for name, size in sizes.items()}
     gains = {"attn_norm": hidden, "mlp_norm": hidden, "q_gain": d, "k_gain": d}
     return found | {name: _gain(generator, size) for name, size in gains.items()}
 
@@ -81,7 +83,7 @@ def _columns(matrix: Tensor, part: int, parts: int) -> Tensor:
     return matrix[:, part * width : (part + 1) * width]
 
 
-def _kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
+def kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
     """The KV heads of one rank; each on several where there are more ranks."""
     count = max(1, config.kv_heads // parts)
     first = part * config.kv_heads // parts
@@ -92,7 +94,7 @@ def _layer_of(
     whole: Matrices, config: DecoderConfig, dtypes: Dtypes, part: int, parts: int, style: Style
 ) -> Matrices:
     """One rank's slice of a layer's matrices."""
-    heads, d = _kv_heads_of(config, part, parts), config.head_dim
+    heads, d = kv_heads_of(config, part, parts), config.head_dim
     kv = slice(heads.start * d, heads.stop * d)
     qkv = torch.cat((_columns(whole["q"], part, parts), whole["k"][:, kv], whole["v"][:, kv]), 1)
     gathers_heads = style == "fused_gather" and parts > 1
@@ -120,9 +122,9 @@ def _format(dtypes: Dtypes, name: str) -> str:
 def _outside(config: DecoderConfig, dtypes: Dtypes, generator: torch.Generator, parts: int) -> list[Matrices]:
     """Embedding, last norm and LM head of each rank; the LM head's columns are filled up with zeros."""
     act = torch_dtype(dtypes.activation)
-    table = _normal(generator, config.vocab, config.hidden, scale=1.0)
+    table = normal(generator, config.vocab, config.hidden, scale=1.0)
     gain = _gain(generator, config.hidden).to(act)
-    head = table.T if config.tied_embeddings else _normal(generator, *table.T.shape, scale=1.0)
+    head = table.T if config.tied_embeddings else normal(generator, *table.T.shape, scale=1.0)
     head = head * config.hidden**-0.5
     share = ceil(config.vocab / parts)
     head = torch.cat((head, head.new_zeros(config.hidden, share * parts - config.vocab)), 1)
@@ -137,9 +139,17 @@ def _outside(config: DecoderConfig, dtypes: Dtypes, generator: torch.Generator, 
     ]
 
 
-def shards(config: DecoderConfig, dtypes: Dtypes, parts: int, style: Style, seed: int) -> list[Weights]:
-    """The weights of each of `parts` ranks, random by `seed`; the whole layer lives only while it is cut."""
-    generator = torch.Generator().manual_seed(seed)
+def shards(
+    config: DecoderConfig,
+    dtypes: Dtypes,
+    parts: int,
+    style: Style,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> list[Weights]:
+    """The weights of each of `parts` ranks, random by `seed` on a device (another device draws others); the
+    whole layer lives only while it is cut."""
+    generator = torch.Generator(device).manual_seed(seed)
     outside = _outside(config, dtypes, generator, parts)
     layers: list[list[Matrices]] = [[] for _ in range(parts)]
     for _ in range(config.layers):
@@ -533,9 +543,9 @@ def decoder_states(
     dtype = torch_dtype(model.dtypes.kv)
     for _ in range(config.layers):
         for which in range(2):
-            whole = _normal(generator, batch, config.kv_heads, context - 1, config.head_dim, scale=1.0)
+            whole = normal(generator, batch, config.kv_heads, context - 1, config.head_dim, scale=1.0)
             for body, cache in zip(ranks, caches, strict=True):
-                heads = _kv_heads_of(config, body.part, body.parts)
+                heads = kv_heads_of(config, body.part, body.parts)
                 room = torch.zeros(batch, heads.stop - heads.start, context + tokens, config.head_dim)
                 room[:, :, : context - 1] = whole[:, heads]
                 cache[which].append(room.to(dtype))

@@ -269,17 +269,30 @@ def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Works
     return held
 
 
-def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    """x [m, k] times weight [k, n] by the kernel for that: `matmul` for few rows, cuBLAS for more and for fp8
+    weights (x rounded to fp8 as well; the product is bf16). `out` [m, n], where it is given, is written.
+    Raises ValueError for a `gate` (int32 [1]) where that is cuBLAS's, which would not read it."""
     m, n = x.shape[0], weight.shape[1]
-    if weight.dtype == torch.float8_e4m3fn:
+    fp8 = weight.dtype == torch.float8_e4m3fn
+    if gate is not None and (fp8 or m > MOST_ROWS):
+        raise ValueError(
+            f"no product {m} x {n} of {weight.dtype} reads a gate: only of {MOST_ROWS} rows, not fp8"
+        )
+    if fp8:
         one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
         rounded = x.to(weight.dtype)
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        return y
+        return y if out is None else out.copy_(y)
     if m > MOST_ROWS:
-        return _reference(op, x, weight)
+        return torch.mm(x.to(weight.dtype), weight, out=out)
     config = config_for(m, weight)
-    return matmul(x, weight, space=_space(x.device, (m, n, config)), config=config)
+    return matmul(x, weight, out=out, gate=gate, space=_space(x.device, (m, n, config)), config=config)
+
+
+def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+    del op
+    return product(x, weight)
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:

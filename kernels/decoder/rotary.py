@@ -45,9 +45,12 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def reference_rotary(
-    qkv: Tensor, cos: Tensor, sin: Tensor, *, q_heads: int, kv_heads: int
+    qkv: Tensor, cos: Tensor, sin: Tensor, *, q_heads: int, kv_heads: int, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `rotary`, in plain torch and any float dtype."""
+    if lengths is not None:
+        position = (lengths.long() - 1).clamp(0, len(cos) - 1)
+        cos, sin = cos[position], sin[position]
     heads = qkv.view(len(qkv), q_heads + 2 * kv_heads, -1)
     turned = _turned(heads[:, : q_heads + kv_heads], cos, sin)
     return turned[:, :q_heads], turned[:, q_heads:], heads[:, q_heads + kv_heads :]
@@ -64,9 +67,9 @@ def _turn(from_ptr, from_at, to_ptr, to_at, c, s, inside, HALF: tl.constexpr):
 
 @triton.jit
 def _rotary_kernel(
-    qkv_ptr, cos_ptr, sin_ptr, out_ptr, gate_ptr,
-    heads, qkv_stride, cos_stride, sin_stride,
-    GATED: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    qkv_ptr, cos_ptr, sin_ptr, lengths_ptr, out_ptr, gate_ptr,
+    heads, qkv_stride, cos_stride, sin_stride, positions,
+    GATED: tl.constexpr, PLACED: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Some heads of q and k of one token: program (token, piece). Out [tokens, heads, D] is contiguous."""
     if GATED and tl.load(gate_ptr) == 0:
@@ -75,8 +78,12 @@ def _rotary_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, PAIRS)
     is_head, is_pair = head < heads, pair < D // 2
-    c = tl.load(cos_ptr + token * cos_stride + pair, mask=is_pair, other=0.0).to(tl.float32)
-    s = tl.load(sin_ptr + token * sin_stride + pair, mask=is_pair, other=0.0).to(tl.float32)
+    angle = token
+    if PLACED:
+        position = tl.load(lengths_ptr + token) - 1
+        angle = tl.minimum(tl.maximum(position, 0), positions - 1).to(tl.int64)
+    c = tl.load(cos_ptr + angle * cos_stride + pair, mask=is_pair, other=0.0).to(tl.float32)
+    s = tl.load(sin_ptr + angle * sin_stride + pair, mask=is_pair, other=0.0).to(tl.float32)
     at = head[:, None] * D + pair[None, :]
     inside = is_head[:, None] & is_pair[None, :]
     from_ptr, to_ptr = qkv_ptr + token * qkv_stride, out_ptr + token * heads * D
@@ -87,11 +94,22 @@ def _rotary_kernel(
 
 
 def rotary(
-    qkv: Tensor, cos: Tensor, sin: Tensor, *, q_heads: int, kv_heads: int, gate: Tensor | None = None
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q_heads: int,
+    kv_heads: int,
+    lengths: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits qkv [tokens, (q_heads + 2 kv_heads) d] into heads and turns those of q and k by the angles of
     each token (cos, sin [tokens, d // 2]). Gives q [tokens, q_heads, d], k and v [tokens, kv_heads, d], v
-    where it lies. With a `gate` (int32 [1]) of 0 q and k are left unwritten."""
+    where it lies; q and k are parts of `out` [tokens, q_heads + kv_heads, d], contiguous, where that is
+    given. With `lengths` (int32 [tokens], read on the device, the new token included) cos and sin are those
+    of all positions [positions, d // 2], and token b stands at lengths[b] - 1. With a `gate` (int32 [1]) of 0
+    q and k are left unwritten."""
     tokens, heads = len(qkv), q_heads + kv_heads
     check_gate(gate)
     if qkv.dim() != 2 or qkv.stride(-1) != 1 or qkv.shape[1] % (heads + kv_heads):
@@ -100,14 +118,20 @@ def rotary(
         )
     half = qkv.shape[1] // (heads + kv_heads) // 2
     for name, x in (("cos", cos), ("sin", sin)):
-        check_like(name, x, (tokens, half), cos.dtype)
+        check_like(name, x, (tokens if lengths is None else len(cos), half), cos.dtype)
+    if lengths is not None:
+        check_like("lengths", lengths, (tokens,), torch.int32)
     split = qkv.view(tokens, heads + kv_heads, -1)
     d = split.shape[-1]
-    turned = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=qkv.device)
+    turned = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=qkv.device) if out is None else out
+    check_like("out", turned, (tokens, heads, d), qkv.dtype)
+    if not turned.is_contiguous():
+        raise ValueError("out has to be contiguous")
     _rotary_kernel[(tokens, triton.cdiv(heads, HEADS))](
-        qkv, cos, sin, turned, gate,
-        heads, qkv.stride(0), cos.stride(0), sin.stride(0),
-        GATED=gate is not None, D=d, HEADS=HEADS, PAIRS=triton.next_power_of_2(max(1, d // 2)), num_warps=4,
+        qkv, cos, sin, lengths, turned, gate,
+        heads, qkv.stride(0), cos.stride(0), sin.stride(0), len(cos),
+        GATED=gate is not None, PLACED=lengths is not None, D=d, HEADS=HEADS,
+        PAIRS=triton.next_power_of_2(max(1, d // 2)), num_warps=4,
     )  # fmt: skip
     return turned[:, :q_heads], turned[:, q_heads:], split[:, heads:]
 

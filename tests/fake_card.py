@@ -1,0 +1,193 @@
+"""A card that is none: streams of calls, of which one that can go on does, in an order drawn by a seed.
+
+What is queued runs later, when somebody looks; events and waits order it, and nothing else does. So a machine
+that forgets to wait shows it here, sooner or later. Kernels are the references of `validate.flag_kernels`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simcore.machine import Condition, Flag, holds
+from validate.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
+
+Call = Callable[[], object]
+
+
+class NotYetError(Exception):
+    """A kernel that spins: it is asked again."""
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    passed_s: float | None = None
+
+
+@dataclass(eq=False)
+class FakeStream:
+    queue: deque[Any] = field(default_factory=deque)
+    resume: int = 0
+
+
+class FakeVerbs:
+    """The kernels of `validate.flag_kernels`, in plain Python. One that spins ends the call that it stands
+    in; when that is asked again, what stood before it is passed over (`resume` of them)."""
+
+    def __init__(self) -> None:
+        self.tries: dict[int, int] = {}
+        self.index = self.resume = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name not in ("gate", "take", "publish", "settle"):
+            return found
+
+        def once(*arguments: Any, **named: Any) -> None:
+            if self.index >= self.resume:
+                found(*arguments, **named)
+            self.index += 1
+
+        # Looked up when a launch is put together, called whenever it runs.
+        return once
+
+    def gate(
+        self, flags: Tensor, words: Words, slots: dict[Flag, int], condition: Condition | None, signals: int
+    ) -> None:
+        open_ = condition is None or holds(condition, lambda flag: int(flags[slots[flag]]))
+        place = int(words.cursor[0])
+        words.gate[0] = words.log[place] = int(open_)
+        words.cursor[0] = place + 1 + signals
+
+    def take(
+        self,
+        published: Tensor,
+        taken: Tensor,
+        words: Words,
+        error: Tensor,
+        *,
+        back: int,
+        code: int,
+        most: int,
+    ) -> None:
+        place = int(words.cursor[0]) - back
+        if not words.gate[0]:
+            words.log[place] = -1
+            return
+        turn, key = int(taken[0]), words.cursor.data_ptr()
+        if int(published[0]) <= turn:
+            self.tries[key] = self.tries.get(key, 0) + 1
+            if self.tries[key] <= most:
+                raise NotYetError
+            error[0], turn = code, -2
+        self.tries.pop(key, None)
+        taken[0] += 1
+        words.log[place] = turn
+
+    def publish(self, published: Tensor, gate: Tensor | None) -> None:
+        if gate is None or gate[0]:
+            published[0] += 1
+
+    def settle(self, flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
+        place = int(words.cursor[1])
+        words.cursor[1] = place + found.verdicts
+        if gated and not words.gate[0]:
+            return
+        values = []
+        for _, what, how, one, other, _ in found.rows.tolist():
+            if what == NUMBER:
+                values.append(one)
+            elif what == VERDICT:
+                values.append(one if words.given[place + how] else other)
+            else:
+                left, right = int(flags[one]), int(flags[other]) if what == WITH_FLAG else other
+                values.append(int((left == right, left != right, left > right)[how - 1]))
+        for row, value in zip(found.rows.tolist(), values, strict=True):
+            flags[row[0]] = seen[row[0]] = value
+
+
+class FakeLayer:
+    """See `validate.card_layer.Layer`. `steps`: how much is done at most whenever somebody looks."""
+
+    device = "cpu"
+
+    def __init__(self, seed: int = 0, steps: int = 8) -> None:
+        self.verbs: Any = FakeVerbs()
+        self.random, self.steps = Random(seed), steps
+        self.streams: list[FakeStream] = []
+
+    def stream(self) -> FakeStream:
+        self.streams.append(FakeStream())
+        return self.streams[-1]
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        event = FakeEvent()
+        stream.queue.append(event)
+        return event
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        stream.queue.append(("wait", event))
+
+    def done(self, event: FakeEvent) -> bool:
+        for _ in range(self.random.randrange(self.steps + 1)):
+            if event.passed_s is not None or not self.step():
+                break
+        return event.passed_s is not None
+
+    def elapsed_s(self, before: FakeEvent, after: FakeEvent) -> float:
+        assert before.passed_s is not None
+        assert after.passed_s is not None
+        return after.passed_s - before.passed_s
+
+    def run(self, stream: FakeStream, call: Call) -> None:
+        stream.queue.append(call)
+
+    def captured(self, stream: FakeStream, call: Call) -> Call:
+        del stream
+        return call
+
+    def zeros(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32)
+
+    host_zeros = zeros
+
+    def ints(self, rows: list[list[int]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int32)
+
+    def reset(self) -> None:
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        idle = 0
+        while idle < 100_000 and any(stream.queue for stream in self.streams):
+            idle = 0 if self.step() else idle + 1
+        assert not any(stream.queue for stream in self.streams), "the card never ends"
+
+    def step(self) -> bool:
+        """One thing on one stream that can be done. False where there is none."""
+        able = [stream for stream in self.streams if stream.queue and self._is_able(stream.queue[0])]
+        if not able:
+            return False
+        stream = self.random.choice(able)
+        first = stream.queue[0]
+        if isinstance(first, FakeEvent):
+            first.passed_s = time.perf_counter()
+        elif callable(first):
+            self.verbs.index, self.verbs.resume = 0, stream.resume
+            stream.resume = 0
+            try:
+                first()
+            except NotYetError:
+                stream.resume = self.verbs.index
+                return True
+        stream.queue.popleft()
+        return True
+
+    @staticmethod
+    def _is_able(first: Any) -> bool:
+        return not isinstance(first, tuple) or first[1].passed_s is not None

@@ -1,0 +1,123 @@
+"""A decoder on a card gives the ids of the same decoder on the CPU: in Triton's interpreter on a card that is
+none, and on the real one (marker `gpu`)."""
+
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from simcore import laws, metrics
+from simcore.decoder_config import DecoderConfig
+from simcore.models import Decoder, Dtypes
+from simcore.schedules.tensor_parallel import tensor_parallel
+from tests.fake_card import FakeLayer
+from validate.card_decoder_state import CardDecoderState, card_decoder_states
+from validate.card_layer import CudaLayer
+from validate.card_machine import Card
+from validate.decoder_state import answer, decoder_states
+from validate.torch_machine import TorchRun
+
+HAS_GPU = torch.cuda.is_available()
+needs_card = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
+# Where there is a GPU, Triton's interpreter was not chosen.
+emulated = pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
+BOTH = [pytest.param("fake", marks=emulated), pytest.param("cuda", marks=needs_card)]
+F32 = Dtypes("fp32", "fp32", "fp32")
+GQA = DecoderConfig("gqa", 32, 24, 3, 8, 2, 6, 53, tied_embeddings=False)
+CONFIGS = {
+    "gqa": GQA,
+    "tied, normed heads": replace(GQA, layers=2, tied_embeddings=True, qk_norm=True, kv_heads=4),
+    "parallel": replace(GQA, layers=2, gated=False, parallel_residual=True, kv_heads=8),
+}
+SEED, CONTEXT, TOKENS = 5, 11, 4
+
+
+def card_of(kind: str, model: Decoder, **how: Any) -> Card:
+    layer: Any = CudaLayer() if kind == "cuda" else FakeLayer(3)
+    mesh = {"tensor": model.ranks}
+    device = "cuda" if kind == "cuda" else "cpu"
+    states = card_decoder_states(model, mesh, SEED, CONTEXT, TOKENS, device=device, drawn_on="cpu")
+    return Card(states, layer, mesh=mesh, **how)
+
+
+def decode(card: Card, model: Decoder) -> tuple[Any, list[list[int]]]:
+    state: CardDecoderState
+    for state in card.states:
+        state.reset()
+    run = card.start()
+    laws.enforce(run.run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT)))
+    return run, card.states[0].chosen.tolist()
+
+
+def on_cpu(model: Decoder) -> list[list[int]]:
+    mesh = {"tensor": model.ranks}
+    states = decoder_states(model, mesh, SEED, CONTEXT, TOKENS)
+    TorchRun(states, mesh=mesh).run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT))
+    return [ids.tolist() for ids in answer(states)]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("ranks", "lockstep"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_card_decodes_the_ids_of_the_cpu(name: str, ranks: int, lockstep: bool, kind: str) -> None:
+    model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)
+    card = card_of(kind, model, lockstep=("tensor",) if lockstep else ())
+    expected = on_cpu(model)
+    for fresh in (True, False):
+        run, ids = decode(card, model)
+        assert ids == expected
+        assert bool(run.fresh) == fresh
+        assert [token.index for token in metrics.tokens(run.trace)] == list(range(TOKENS))
+        ran = [p.op.name for s in run.trace.spans for p in s.ops]
+        assert ran.count("attention") == TOKENS * ranks * CONFIGS[name].layers
+    assert card.states[0].layer == CONFIGS[name].layers
+
+
+def test_one_step_is_captured_once_for_all_tokens() -> None:
+    if HAS_GPU:
+        pytest.skip("counted where nothing has to be compiled")
+    model = Decoder(replace(GQA, layers=1), batch=1, dtypes=F32)
+    card = card_of("fake", model)
+    run, _ = decode(card, model)
+    # One where the layer is that of the beginning, one where it is that of a token's end.
+    assert run.fresh == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Decoder(GQA, ranks=2), "a model for 2 ranks on 1"),
+        (Decoder(GQA, parts=True), "every op of a layer"),
+        (Decoder(GQA, dtypes=Dtypes("bfp8")), "not in bfp8"),
+    ],
+)
+def test_what_cannot_be_executed_is_refused(model: Decoder, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        card_decoder_states(model, {"tensor": 1}, SEED, CONTEXT, 1, device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four layers of the 8B shape: tokens take what reading the weights takes, and not much more; printed,
+    with what host and clocks did."""
+    config = DecoderConfig("8b", 4096, 14336, 4, 32, 8, 128, 32000, tied_embeddings=False)
+    model, layer = Decoder(config, batch=1), CudaLayer()
+    context, tokens = 2048, 50
+    states = card_decoder_states(model, {"tensor": 1}, SEED, context, tokens)
+    card = Card(states, layer)
+    for _ in range(3):
+        states[0].reset()
+        run = card.start()
+        laws.enforce(run.run(lambda m: tensor_parallel(m, model, tokens=tokens, context=context)))
+    found = [token.latency_s for token in metrics.tokens(run.trace)][5:]
+    busy = [s.end_s - s.start_s for s in run.trace.spans][5:]
+    floor_s = (model.weight_bytes - 2 * 32000 * 4096) / 4.8e12
+    us = [1e6 * x for x in (median(found), median(busy), floor_s, run.clocks_apart_s)]
+    with capsys.disabled():
+        print("\ntoken {:.1f} us, graph {:.1f}, floor {:.1f}, clocks within {:.1f}".format(*us))
+    assert run.fresh == 0
+    assert floor_s < median(busy) < 2.5 * floor_s
+    assert median(busy) <= median(found) < median(busy) + 100e-6

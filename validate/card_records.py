@@ -1,0 +1,275 @@
+"""From what was queued on a card to a trace, once all has been done and events have their times.
+
+    host time of an event = first look + (event - first) (last look - first look) / (last - first)
+
+The clocks of host and card are looked at together before and after a run; between the two they are taken to
+go apart evenly. A span starts when the last thing that it waited for has ended, if that was after the host
+had queued it: what the card takes between two graphs is then part of the later one, as what it takes between
+two nodes is part of an op's measured time. Else it starts when the card came to it, and what went before is
+its host's. The time of a graph of several ops is shared out in proportion to what they take alone (`weight`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simcore.ops import Op, Price, Publication, Roofline
+from simcore.trace import Cause, Mark, PricedOp, Span, Trace
+from simcore.trace import State as SpanState
+from validate.card_layer import Layer
+from validate.card_memory import Notes
+from validate.host_side import Launch, TorchTicket
+
+# Events further apart than this are timed from one that lies between: the driver gives single precision.
+NEAR_S = 0.25
+# Events are timed to a quarter of this, and two of them are compared.
+TICK_S = 2e-6
+SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
+
+
+class OrderError(RuntimeError):
+    """A card did something before what it had to wait for: a fault of the machine."""
+
+
+@dataclass(slots=True, eq=False)
+class HostMoment:
+    """A moment on the host of a rank; `since`: what it had waited for last."""
+
+    rank: int
+    at_s: float
+    since: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A publication that somebody took: which one, the log at `place` says."""
+
+    name: str
+    source: int
+    notes: Notes
+    place: int
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
+    launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
+    ended; `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all
+    records of its replay, of which `head` is the first, and `until_s` the end of all where it was skipped.
+    `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
+    ranks did."""
+
+    id: int
+    launch: Launch
+    rank: int
+    stream: str
+    state: SpanState
+    replay: int
+    first: int
+    count: int
+    sizes: Mapping[str, int]
+    queued_s: float
+    after: Any
+    before: Any = None
+    earlier: "Record | None" = None
+    waited: tuple[Any, ...] = ()
+    gate: tuple[Notes, int] | None = None
+    head: "Record | None" = None
+    publication: Publication | None = None
+    meeting: int | None = None
+    members: tuple[int, ...] = ()
+    start_s: float = 0.0
+    end_s: float = 0.0
+    until_s: float = 0.0
+    cause: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    skipped: bool = False
+
+    def shown(self) -> "Record":
+        """What stands for it in a trace: of a replay that was skipped, its first record."""
+        return self.head if self.skipped and self.head is not None else self
+
+
+@dataclass(slots=True, eq=False)
+class Clocks:
+    """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
+    together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
+
+    layer: Layer
+    first: tuple[Any, float]
+    last: tuple[Any, float]
+    apart_s: float
+    _near: Any = None
+    _near_s: float = 0.0
+    _known: dict[int, float] = field(default_factory=dict)
+    _rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._near = self.first[0]
+        card_s = self.on_card(self.last[0])
+        host_s = self.last[1] - self.first[1]
+        if card_s > 0.0 and abs(host_s - card_s) > self.apart_s:
+            self._rate = host_s / card_s
+
+    def on_card(self, event: Any) -> float:
+        """Seconds since the first look, by the card's clock."""
+        found = self._known.get(id(event))
+        if found is None:
+            apart_s = self.layer.elapsed_s(self._near, event)
+            found = self._known[id(event)] = self._near_s + apart_s
+            if abs(apart_s) > NEAR_S:
+                self._near, self._near_s = event, found
+        return found
+
+    def at(self, event: Any) -> float:
+        """Seconds since the run began."""
+        return self.first[1] + self._rate * self.on_card(event)
+
+
+def _weights(ops: Sequence[Op], weight: Callable[[Op], float]) -> list[float]:
+    found = [max(0.0, weight(op.bare)) for op in ops]
+    total = sum(found)
+    return [each / total for each in found] if total > 0.0 else [1.0 / len(ops)] * len(ops)
+
+
+@dataclass(slots=True, eq=False)
+class Resolver:
+    """Makes spans and marks of records; `published`: those of each signal that ran, in order."""
+
+    trace: Trace
+    clocks: Clocks
+    roofline: Roofline
+    weight: Callable[[Op], float]
+    published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
+    _ops: dict[Any, tuple[Op, ...]] = field(default_factory=dict)
+    _shares: dict[int, list[float]] = field(default_factory=dict)
+    _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
+
+    def resolve(self, records: Sequence[Record]) -> None:
+        """Appends the spans of all records to the trace."""
+        for record in records:
+            record.end_s = max(0.0, self.clocks.at(record.after))
+            record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
+        for record in records:
+            if record.publication is not None and not record.skipped:
+                key = (record.publication.signal, record.rank)
+                self.published.setdefault(key, []).append(record)
+        for wires in self.published.values():
+            wires.sort(key=lambda record: (record.end_s, record.id))
+        for record in records:
+            self._place(record)
+        for record in records:
+            if record.shown() is record:
+                self.trace.spans.append(self._span(record))
+        self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
+        measured_s = sum(p.price.seconds for span in self.trace.spans for p in span.ops)
+        self.trace.rows.sources["measured"] = measured_s
+
+    def cause(self, moment: Any) -> Cause:
+        """A moment of whatever kind as a cause."""
+        match moment:
+            case HostMoment():
+                return Cause(self.cause(moment.since).span, moment.at_s, host=True)
+            case Taken():
+                turn = moment.notes.at(moment.place)
+                wires = self.published.get((moment.name, moment.source), [])
+                return self.cause(wires[turn]) if 0 <= turn < len(wires) else Cause(None, 0.0)
+            case Record():
+                return Cause(moment.shown().id, moment.end_s)
+            case TorchTicket():
+                return self.cause(moment.end)
+            case None:
+                return Cause(None, 0.0)
+            case _:
+                ends = [self.cause(record) for record in moment.records]
+                return max(ends, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
+
+    def mark(self, rank: int, name: str, moments: Sequence[Any]) -> None:
+        """Notes a mark at the latest of some moments."""
+        cause = max((self.cause(moment) for moment in moments), key=lambda each: each.at_s)
+        self.trace.marks.append(Mark(rank, name, cause.at_s, cause))
+
+    def _place(self, record: Record) -> None:
+        """When it started, and why."""
+        if record.head is not None and record.skipped:
+            # Of a launch that was skipped the whole is one span.
+            record.head.until_s = max(record.head.until_s, record.end_s)
+            return
+        if record.meeting is not None and record.meeting in self._meetings:
+            record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
+            return
+        device = self._last_waited(record)
+        if device.span is not None and device.at_s >= record.queued_s:
+            record.start_s, record.cause = device.at_s, device
+        else:
+            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
+            record.start_s = max(came_s, device.at_s, record.launch.issued_s)
+            record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
+        record.end_s = max(record.end_s, record.start_s)
+        if record.meeting is not None:
+            self._meetings[record.meeting] = record.start_s, record.end_s, record.cause
+
+    def _last_waited(self, record: Record) -> Cause:
+        """What ended last of all that a record waited for. Raises OrderError where the card did not wait for
+        it: without this a trace would say what was meant."""
+        began_s = record.end_s if record.before is None else self.clocks.at(record.before)
+        last = Cause(None, 0.0)
+        for each in (*record.waited, record.earlier):
+            cause = self.cause(each)
+            if isinstance(each, Taken):
+                # It has been sent a little before the event behind it.
+                cause = Cause(cause.span, min(cause.at_s, began_s))
+            last = cause if cause.at_s > last.at_s else last
+        # Times of the host do not count: its clock is another one.
+        if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
+            raise OrderError(
+                f"rank {record.rank} stream {record.stream}: graph {record.launch.graph.name} began"
+                f" {1e6 * (last.at_s - began_s):.1f} us before span {last.span}, which it waits for, ended"
+            )
+        return last
+
+    def _bound(self, record: Record) -> tuple[Op, ...]:
+        """The ops of a record, with numbers in their places."""
+        if record.publication is not None:
+            return (record.publication.put,)
+        graph, given = record.launch.graph, tuple(record.sizes.items())
+        key = (id(graph), record.first, record.count, given)
+        if key not in self._ops:
+            ops = graph.ops[record.first : record.first + record.count]
+            self._ops[key] = tuple([op.at(record.sizes) for op in ops])
+        return self._ops[key]
+
+    def _span(self, record: Record) -> Span:
+        launch, end_s = record.launch, max(record.end_s, record.until_s)
+        took_s = end_s - record.start_s
+        ops = () if record.skipped else self._priced(record, took_s)
+        progress = ((record.start_s, 0.0), (end_s, took_s))
+        after = tuple([c.span for t in launch.after if (c := self.cause(t)).span is not None])
+        return Span(
+            record.id, launch.id, record.rank, record.stream, launch.graph.name,
+            "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, end_s,
+            record.cause, after, ops, progress, None if record.skipped else record.meeting,
+            () if record.skipped else record.members, record.replay,
+        )  # fmt: skip
+
+    def _shares_of(self, ops: tuple[Op, ...]) -> list[float]:
+        # Tuples of several ops stay as long as this does: ids are their own.
+        found = self._shares.get(id(ops))
+        if found is None:
+            found = self._shares[id(ops)] = _weights(ops, self.weight)
+        return found
+
+    def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
+        ops = self._bound(record)
+        if not ops:
+            return ()
+        shares = [1.0] if len(ops) == 1 else self._shares_of(ops)
+        detail = ALONE if len(ops) == 1 else SHARED
+        local = record.state == "run"
+        return tuple(
+            PricedOp(
+                op,
+                Price(took_s * share, took_s * share, took_s * share, "measured", detail),
+                self.roofline(op.bare).seconds if local else 0.0,
+            )
+            for op, share in zip(ops, shares, strict=True)
+        )
