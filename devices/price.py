@@ -6,6 +6,7 @@
     iteration a profile's, linear in the sequences it computes
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (devices.fit)
     measured  fitted, corrected by what was measured near the op's shape (devices.corrected)
+    alike     attention that was not measured, by attention that was (devices.alike)
     blocks    an op that says how many it has: its floor stretched to whole waves of them (devices.waves)
 
 A price names its source, so that a report can say how much of a run rests on what.
@@ -15,8 +16,9 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
+from devices.alike import price_alike
 from devices.collectives import collective_seconds, crosses_link
 from devices.fitted import FittedProfile
 from devices.profile import Point, Profile, points
@@ -105,6 +107,8 @@ def pricer(
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
         found = _from_fits(tariff, op) if fitted else _from_profile(tariff, op)
+        if found is None and fitted:
+            found = price_alike(op, partial(_from_fits, tariff))
         if found is None and op.parts:
             return _sum([price(part) for part in op.parts])
         if found is None:

@@ -55,7 +55,7 @@ class Drawn:
     one token of either kind, nor more than `max_tokens` of output and `longest_prompt` of prompt, which are
     what the workload can ask for, drawn or not. `left_out` recorded requests had no prompt or no output
     tokens (as failed ones have) and so give nothing to simulate. `rate_per_s` is the offered rate: see
-    `offered_rate_per_s`.
+    `offered_rate_per_s`. `distinct`: request i has the prompt of request i modulo so many; None: all differ.
     """
 
     arrival_s: NDArray[np.float64] | None
@@ -65,6 +65,11 @@ class Drawn:
     longest_prompt: int
     left_out: int = 0
     rate_per_s: float | None = None
+    distinct: int | None = None
+
+    def text(self, number: int) -> int:
+        """Which prompt a request has (`Request.text`)."""
+        return -1 if self.distinct is None else number % self.distinct
 
     def first(self, most: int) -> "Drawn":
         """The first so many of them."""
@@ -82,12 +87,20 @@ def draw(workload: Workload, seed: int, replica: int) -> Drawn:
 
     The same arguments give the same requests. An output longer than `workload.max_tokens` is cut there. Of a
     recorded trace the first `workload.requests` in its window are taken, by recorded time, and lengths that
-    the workload names stand in place of recorded ones.
+    the workload names stand in place of recorded ones. Requests of one prompt have the same length of it.
 
     Raises InputError on files that cannot be read or make no sense, on a window without requests and on a
     trace that has fewer than were asked for; ValueError where a list has several values, or seed or replica
     is not an integer of 64 bits.
     """
+    found, distinct = _drawn(workload, seed, replica), workload.distinct_prompts
+    if distinct is None:
+        return found
+    prompts = found.prompt_tokens[np.arange(len(found.prompt_tokens)) % distinct]
+    return replace(found, prompt_tokens=prompts, distinct=distinct)
+
+
+def _drawn(workload: Workload, seed: int, replica: int) -> Drawn:
     if isinstance(workload.arrivals, TraceArrivals):
         return _replayed(workload, workload.arrivals, seed, replica)
     count = _only("requests", workload.requests)
@@ -114,7 +127,7 @@ def requests(drawn: Drawn) -> Iterator[Request]:
         times = [math.nan] * len(prompts) if drawn.arrival_s is None else drawn.arrival_s[part].tolist()
         rows = zip(times, prompts, outputs, strict=True)
         for number, (time_s, prompt, output) in enumerate(rows, start):
-            yield Request(number, time_s, prompt, output, max_tokens)
+            yield Request(number, time_s, prompt, output, max_tokens, text=drawn.text(number))
 
 
 def offered_rate_per_s(workload: Workload, drawn: Drawn) -> float | None:

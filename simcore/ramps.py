@@ -1,7 +1,7 @@
 """What a burst costs, in closed form: k replays of a graph of which some sizes grow evenly.
 
-Prices are piecewise linear in a size (rooflines, tables with interpolation), so on each piece replay i of a
-burst takes s + g i, and
+Prices are piecewise linear in a size (rooflines, tables with interpolation), or nearly so on short stretches
+(curves between measured points), so on each piece replay i of a burst takes s + g i, and
 
     work of the first n replays  =  n s + g n (n - 1) / 2
 
@@ -28,6 +28,9 @@ DEMAND_STEPS = 64
 MOST_STRETCHES = 2048
 # Prices that lie this close to a straight line, relative to their size, lie on it.
 STRAIGHT = 1e-11
+# A price with more stretches than FEW is a curve, as those between measured points are: it is taken as lines
+# that are this close to it.
+FEW, CURVED = 256, 3e-4
 
 
 def _add(a: Cost, b: Cost) -> Cost:
@@ -208,10 +211,11 @@ class Curve:
 
     A stretch is taken as straight where its ends and three points between them lie on a line. That finds
     every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
-    points is missed.
+    points is missed. `bends`: whether prices like this one were found to be curves, shared among them.
     """
 
     cost: Callable[[int], Cost]
+    bends: list[bool] = field(default_factory=lambda: [False])
     octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)
 
     def at(self, size: int) -> _Straight:
@@ -219,14 +223,18 @@ class Curve:
         octave = size.bit_length()
         found = self.octaves.get(octave)
         if found is None:
-            stretches = list(islice(self._stretches(1 << octave >> 1, (1 << octave) - 1), MOST_STRETCHES + 1))
+            ends = 1 << octave >> 1, (1 << octave) - 1
+            stretches = [] if self.bends[0] else list(islice(self._stretches(*ends, STRAIGHT), FEW + 1))
+            self.bends[0] |= len(stretches) > FEW
+            if self.bends[0]:
+                stretches = list(islice(self._stretches(*ends, CURVED), MOST_STRETCHES + 1))
             if len(stretches) > MOST_STRETCHES:
                 raise ValueError(f"a price bends over {MOST_STRETCHES} times between {size} and twice that")
             found = self.octaves[octave] = ([s.start for s in stretches], stretches)
         starts, stretches = found
         return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
 
-    def _stretches(self, low: int, high: int) -> Iterable[_Straight]:
+    def _stretches(self, low: int, high: int, within: float) -> Iterable[_Straight]:
         first = self.cost(low)
         if low == high:
             yield _Straight(low, high, first, NOTHING)
@@ -234,16 +242,16 @@ class Curve:
         last = self.cost(high)
         slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
         inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
-        if all(_close(self.cost(x), _add(first, _scaled(slope, x - low))) for x in inner):
+        if all(_close(self.cost(x), _add(first, _scaled(slope, x - low)), within) for x in inner):
             yield _Straight(low, high, first, slope)
             return
         middle = (low + high) // 2
-        yield from self._stretches(low, middle)
-        yield from self._stretches(middle + 1, high)
+        yield from self._stretches(low, middle, within)
+        yield from self._stretches(middle + 1, high, within)
 
 
-def _close(a: Cost, b: Cost) -> bool:
-    return all(abs(x - y) <= STRAIGHT * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+def _close(a: Cost, b: Cost, within: float) -> bool:
+    return all(abs(x - y) <= within * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
 
 
 Shares = tuple[tuple[SourceKind, float], ...]
@@ -258,6 +266,7 @@ class _Group:
     ops: tuple[tuple[Op, int], ...]
     costs: dict[tuple[int, ...], Priced] = field(default_factory=dict)
     curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
+    bends: list[bool] = field(default_factory=lambda: [False])
 
 
 @dataclass(slots=True)
@@ -384,7 +393,7 @@ class Tariff:
         curve = group.curves.get(key)
         if curve is None:
             others = {other: sizes[other] for other in group.reads}
-            curve = Curve(lambda size: self._cost(group, {**others, name: size})[0])
+            curve = Curve(lambda size: self._cost(group, {**others, name: size})[0], group.bends)
             group.curves[key] = curve
         return curve
 

@@ -25,7 +25,8 @@ class Request:
     """One request. `output_tokens` is where it ends (EOS, or the maximum); `max_tokens` what a server that
     does not know that has to reserve. Times in seconds, NaN while they have not come; `scheduled_s` is
     when its first work was launched. `instance` is the server that took it. A request that no server could
-    ever hold is `rejected`."""
+    ever hold is `rejected`. `text`: which prompt it is, for servers that keep prompts; requests with the same
+    one have the same prompt, -1 is like no other."""
 
     id: int
     arrival_s: float
@@ -38,6 +39,7 @@ class Request:
     preemptions: int = 0
     instance: int = 0
     rejected: bool = False
+    text: int = -1
     # What a schedule keeps of it while it runs: tokens generated, tokens cached, and one thing of its own.
     generated: int = 0
     cached: int = 0

@@ -57,13 +57,23 @@ class IterationBatching(Strict):
 
 class ContinuousBatching(Strict):
     """Each step takes up to `token_budget` tokens, of prompts in chunks and of answers, for at most
-    `max_sequences` requests, whose KV cache is kept in blocks of `block_tokens`. `order`: who is next."""
+    `max_sequences` requests, whose KV cache is kept in blocks of `block_tokens`. `order`: who is next.
+    `prefill`: prompts in chunks beside answers (`chunked`, as vLLM), not cut (`whole`, as TensorRT-LLM), or
+    in steps of their own (`first`, as SGLang). New prompts wait up to `wait_steps` steps for others, unless a
+    step with them has `wait_tokens` tokens. `ahead`: so many steps are decided while one runs, as engines do
+    that overlap their host's work with the device's. `prefix_caching`: prompts that come again
+    (`distinct_prompts`) are not computed again."""
 
     kind: Literal["continuous_batching"]
     token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = [2048]
     max_sequences: Many[Places] = [256]
     block_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
     order: Many[Literal["fcfs", "shortest_first"]] = ["fcfs"]
+    prefill: Many[Literal["chunked", "whole", "first"]] = ["chunked"]
+    wait_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    wait_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    ahead: Annotated[int, Field(ge=0, le=1000)] = 0
+    prefix_caching: bool = False
     ranks: Many[Ranks] = [1]
 
 

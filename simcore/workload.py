@@ -158,13 +158,15 @@ Lengths = Annotated[
 class Workload(Strict):
     """The requests of a run. Lengths are left out where a trace has them. `max_tokens`: what a server
     must reserve for an answer of unknown length (default: the longest that the workload can ask for); longer
-    answers are cut there. Of a trace the first `requests` come; lengths that are given replace its own."""
+    answers are cut there. Of a trace the first `requests` come; lengths that are given replace its own.
+    `distinct_prompts`: request i has the prompt of request i modulo so many (by default all differ)."""
 
     arrivals: Arrivals
     requests: Many[Annotated[int, Field(ge=1, le=MOST_REQUESTS)]] | None = None
     prompt_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
     max_tokens: Length | None = None
+    distinct_prompts: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> "Workload":

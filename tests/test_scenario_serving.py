@@ -170,6 +170,11 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
         "max_sequences": [256],
         "block_tokens": 16,
         "order": ["fcfs", "shortest_first"],
+        "prefill": ["chunked"],
+        "wait_steps": 0,
+        "wait_tokens": 0,
+        "ahead": 0,
+        "prefix_caching": False,
         "ranks": [1, 2],
     }
     assert parse_scenario(yaml.safe_load(yaml.safe_dump(written)), "again") == scenario

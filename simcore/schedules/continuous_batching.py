@@ -10,6 +10,21 @@ SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's schedul
 
 Where a chunk of a prompt finds too few blocks it is made as long as they last; vLLM would send somebody back.
 
+Engines differ in how a step takes prompts (`Prefill`):
+
+    chunked   what is left of the budget, in chunks, beside the sequences that decode (vLLM)
+    whole     the same, but a prompt is not cut: it waits until it fits (TensorRT-LLM, whose default this is)
+    first     prompts in steps of their own, in chunks, while those that decode stand still (SGLang)
+
+and in whether they let new prompts wait for each other: up to `wait_steps` steps of those that decode, unless
+a step with all prompts that wait has `wait_tokens` tokens (TensorRT-LLM's batch waiting).
+
+Engines that overlap their host's work with the device's decide a step while the one before it runs. What
+comes then misses it: with `ahead` = 1 a request takes part from the second step after that in which it came.
+
+With `prefix_caching` a prompt that was computed before needs its last tokens only, less than a block; kept
+are those used last that all blocks together hold. Blocks are counted for each request that holds them.
+
 While nothing can change but lengths, steps are launched as one burst, until a request ends or comes.
 """
 
@@ -17,6 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import Literal
 
 from simcore.machine import Machine, Program
 from simcore.paged_kv import PagedKv, blocks_for
@@ -25,6 +41,8 @@ from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_siz
 
 # Which of the waiting requests is next: smallest first.
 Order = Callable[[Request], float]
+# How a step takes prompts; see above.
+Prefill = Literal["chunked", "whole", "first"]
 
 
 def fcfs(request: Request) -> float:
@@ -40,12 +58,23 @@ def shortest_first(request: Request) -> float:
 @dataclass(slots=True)
 class _Server:
     """The state of one server. `line` waits, in order; `prompts` are being computed; `decoding` is a heap of
-    (iteration in which it ends, id, request); `admitted` are all that hold blocks, in order of admission."""
+    (iteration in which it ends, id, request); `admitted` are all that hold blocks, in order of admission.
+    `waited`: for how many steps prompts have waited for others. `kept`: blocks of the prompts that were
+    computed, by their text, those used last at the end; None where none are kept. `steps` have run; those
+    `coming` get in line once so many have."""
 
     kv: PagedKv
     budget: int
     places: int
     order: Order
+    prefill: Prefill = "chunked"
+    wait_steps: int = 0
+    wait_tokens: int = 0
+    waited: int = 0
+    ahead: int = 0
+    kept: dict[int, int] | None = None
+    steps: int = 0
+    coming: deque[tuple[int, Request]] = field(default_factory=deque)
     line: list[tuple[float, int, Request]] = field(default_factory=list)
     first: deque[Request] = field(default_factory=deque)
     prompts: list[Request] = field(default_factory=list)
@@ -65,28 +94,37 @@ def continuous_batching(
     token_budget: int = 2048,
     max_sequences: int = 256,
     order: Order = fcfs,
+    prefill: Prefill = "chunked",
+    wait_steps: int = 0,
+    wait_tokens: int = 0,
+    ahead: int = 0,
+    prefix_caching: bool = False,
 ) -> Program:
     """Serves what comes into the inbox until its end. `blocks`: of `block_tokens` tokens, in all."""
-    server = _Server(PagedKv(blocks, block_tokens), token_budget, min(max_sequences, token_budget), order)
+    kv, places = PagedKv(blocks, block_tokens), min(max_sequences, token_budget)
+    server = _Server(kv, token_budget, places, order, prefill, wait_steps, wait_tokens, ahead=ahead)
+    server.kept = {} if prefix_caching else None
     while True:
         if items := m.poll(REQUESTS):
             _take(m, server, journal, items)
+        _line_up(server)
         if not server.admitted and not server.line and not server.first:
             if server.closed:
                 return
             _take(m, server, journal, [(yield m.recv(REQUESTS))])
             continue
-        kv = server.kv
         short = kv.needed(1) > kv.total - kv.used
         if short:
             _make_room(server)
         waits = server.prompts or server.line or server.first
-        chunks = _chunks(server, m.now(), admit=not short) if waits else []
+        patience = 0 if short else _patience(server)
+        chunks = _chunks(server, m.now(), admit=not short) if waits and not patience else []
         if chunks:
+            server.waited = 0
             yield from _mixed(m, model, journal, server, chunks)
         else:
             # Who was sent back may be admitted again in the next step.
-            yield from _decode(m, model, journal, server, most=1 if short else None)
+            yield from _decode(m, model, journal, server, most=1 if short else patience or None)
 
 
 def _take(m: Machine, server: _Server, journal: Journal, items: list[object]) -> None:
@@ -96,10 +134,18 @@ def _take(m: Machine, server: _Server, journal: Journal, items: list[object]) ->
             continue
         assert isinstance(item, Request)
         item.instance = m.rank
-        if blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block) > server.kv.total:
+        too_long = server.prefill == "whole" and item.prompt_tokens > server.budget
+        if too_long or blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block) > server.kv.total:
             journal.reject(item, m.now())
         else:
-            heappush(server.line, (server.order(item), item.id, item))
+            server.coming.append((server.steps + server.ahead, item))
+
+
+def _line_up(server: _Server) -> None:
+    """Those who came early enough get in line; all, where nothing runs that was decided before."""
+    while server.coming and (server.coming[0][0] <= server.steps or not server.admitted):
+        _, request = server.coming.popleft()
+        heappush(server.line, (server.order(request), request.id, request))
 
 
 def _make_room(server: _Server) -> None:
@@ -129,10 +175,20 @@ def _settle(server: _Server, request: Request) -> None:
     request.held = server.kv.iteration
 
 
+def _patience(server: _Server) -> int:
+    """How many steps the prompts in line may still wait for others; 0 where they do not or nobody decodes."""
+    left = server.wait_steps - server.waited
+    if left <= 0 or not server.decoding or server.prompts or not (server.line or server.first):
+        return 0
+    waiting = [*server.first, *(entry[2] for entry in server.line)]
+    tokens = len(server.decoding) + sum(map(_prompt, waiting))
+    return 0 if min(tokens, server.budget) >= server.wait_tokens else left
+
+
 def _chunks(server: _Server, now_s: float, *, admit: bool) -> list[tuple[Request, int]]:
     """The prompt tokens of the next step: (request, how many of its tokens)."""
     kv, chunks = server.kv, []
-    left = server.budget - len(server.decoding)
+    left = server.budget - (len(server.decoding) if server.prefill != "first" else 0)
     free = kv.free - kv.needed(1)
     for request in server.prompts:
         tokens = _fitting(kv, request, min(_prompt(request) - request.cached, left), free)
@@ -142,8 +198,10 @@ def _chunks(server: _Server, now_s: float, *, admit: bool) -> list[tuple[Request
             free -= _new_blocks(kv, request, tokens)
     while admit and left > 0 and len(server.admitted) < server.places and (server.first or server.line):
         request = server.first[0] if server.first else server.line[0][2]
-        tokens = min(_prompt(request), left)
-        if blocks_for(tokens, kv.block) > free:
+        known = _known_tokens(server, request)
+        tokens = min(_prompt(request) - known, left)
+        blocks = blocks_for(known + tokens, kv.block)
+        if blocks > free or _is_cut(server, request, known + tokens, bool(chunks)):
             break
         if server.first:
             server.first.popleft()
@@ -155,8 +213,35 @@ def _chunks(server: _Server, now_s: float, *, admit: bool) -> list[tuple[Request
         server.prompts.append(request)
         chunks.append((request, tokens))
         left -= tokens
-        free -= blocks_for(tokens, kv.block)
+        free -= blocks
+        request.cached = known
+        kv.used += blocks_for(known, kv.block)
     return chunks
+
+
+def _known_tokens(server: _Server, request: Request) -> int:
+    """How many tokens of a new request's prompt were computed for another one and kept: whole blocks, and
+    never the last token, from which its answer comes."""
+    if server.kept is None or request.text not in server.kept:
+        return 0
+    return (request.prompt_tokens - 1) // server.kv.block * server.kv.block
+
+
+def _keep(server: _Server, request: Request) -> None:
+    """The prompt of a request is computed: it is kept for others, those used last longest."""
+    if server.kept is None or request.text < 0:
+        return
+    server.kept.pop(request.text, None)
+    server.kept[request.text] = blocks_for(request.prompt_tokens, server.kv.block)
+    while sum(server.kept.values()) > server.kv.total:
+        del server.kept[next(iter(server.kept))]
+
+
+def _is_cut(server: _Server, request: Request, tokens: int, beside_others: bool) -> bool:
+    """Whether a prompt that has to be computed whole is not. One that fits into no step any more, for its
+    answer so far counts after a preemption, is cut where it is alone."""
+    whole = server.prefill == "whole" and tokens < _prompt(request)
+    return whole and (beside_others or _prompt(request) <= server.budget)
 
 
 def _prompt(request: Request) -> int:
@@ -178,7 +263,8 @@ def _mixed(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, chunks: list[tuple[Request, int]]
 ) -> Program:
     """One step with prompt tokens."""
-    kv, sequences, ends = server.kv, len(server.decoding), 0
+    kv, ends = server.kv, 0
+    sequences = len(server.decoding) if server.prefill != "first" else 0
     prompts = []
     for request, tokens in chunks:
         prompts.append((tokens, request.cached))
@@ -193,13 +279,19 @@ def _mixed(
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
-    waiting = len(server.line) + len(server.first)
-    now = sizes["prompt_tokens"]
-    kv.grow(1)
+    waiting = _waiting(server)
+    server.steps += 1
+    now, steps = sizes["prompt_tokens"], 1 if sequences else 0
+    kv.grow(steps)
     journal.step(m.rank, start_s, end_s, 1, sequences, sequences, now, ends, waiting, kv.used)
-    _advance(server, journal, 1, end_s)
+    _advance(server, journal, steps, end_s)
     if ends:
         _begin_to_decode(server, journal, end_s)
+
+
+def _waiting(server: _Server) -> int:
+    """Requests that nobody works on."""
+    return len(server.line) + len(server.first) + len(server.coming)
 
 
 def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
@@ -207,6 +299,7 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
     kv = server.kv
     for request in [r for r in server.prompts if r.cached == _prompt(r)]:
         server.prompts.remove(request)
+        _keep(server, request)
         request.generated += 1
         if request.generated == 1:
             request.first_token_s = end_s
@@ -223,19 +316,25 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
 
 
 def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, most: int | None) -> Program:
-    """A burst of decode steps, up to the end of a request, of the free blocks, or of the silence."""
+    """A burst of at most so many decode steps, up to the end of a request, of the free blocks, or of the
+    silence."""
     kv, sequences = server.kv, len(server.decoding)
-    replays = most or kv.longest(server.decoding[0][0] - kv.iteration)
+    longest = kv.longest(server.decoding[0][0] - kv.iteration)
+    replays = min(most, longest) if most else longest
+    if server.coming:
+        replays = min(replays, server.coming[0][0] - server.steps)
     sizes = decode_sizes(sequences, server.kv_tokens + sequences)
     full = len(server.admitted) >= server.places or server.line or server.first
-    until = None if full and server.order is fcfs else REQUESTS
+    until = None if full and server.order is fcfs and not server.wait_steps else REQUESTS
     used = kv.used + kv.needed(1)
     advance = growth(sequences)
     step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
-    waiting = len(server.line) + len(server.first)
+    waiting = _waiting(server)
+    server.steps += step.ran
+    server.waited += step.ran if waiting > len(server.coming) else 0
     kv.grow(step.ran)
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used, kv.used)
     _advance(server, journal, step.ran, end_s)

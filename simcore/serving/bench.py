@@ -139,6 +139,11 @@ class Bench:
                     token_budget=strategy.token_budget[0],
                     max_sequences=strategy.max_sequences[0],
                     order=ORDERS[strategy.order[0]],
+                    prefill=strategy.prefill[0],
+                    wait_steps=strategy.wait_steps,
+                    wait_tokens=strategy.wait_tokens,
+                    ahead=strategy.ahead,
+                    prefix_caching=strategy.prefix_caching,
                 )
             case TemporalFusion():
                 return temporal_fusion(
@@ -374,7 +379,8 @@ def _closed_loop(
 
     def send(at_s: float) -> None:
         prompt, output = next(lengths)
-        request = Request(len(requests), at_s, prompt, output, drawn.max_tokens)
+        number = len(requests)
+        request = Request(number, at_s, prompt, output, drawn.max_tokens, text=drawn.text(number))
         requests.append(request)
         simulation.feed(router, REQUESTS, coming(request))
 
@@ -424,4 +430,12 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
         words.append(f"blocks of {strategy.block_tokens}")
     if strategy.order != plain.order:
         words.append("shortest first")
+    if strategy.prefill != plain.prefill:
+        words.append(f"prompts {strategy.prefill[0]}")
+    if strategy.ahead:
+        words.append(f"{strategy.ahead} step{'s' if strategy.ahead > 1 else ''} ahead")
+    if strategy.prefix_caching:
+        words.append("prompts kept")
+    if strategy.wait_steps:
+        words.append(f"waiting {strategy.wait_steps} steps")
     return words

@@ -1,0 +1,83 @@
+"""Attention that nobody measured, by attention that was: another layout of the cache, smaller numbers in it.
+
+    paged_attention(s sequences, n tokens in all)    as decode_attention(batch s, context n / s), linear
+                                                     between whole contexts
+    a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
+    a cache of 1-byte numbers, prompts               t = t_bf16
+
+t_bf16 is the time with a cache in bf16, t_half that over half as many tokens: as many bytes. A kernel that
+reads smaller numbers moves half the bytes, and spends part of what it saves on converting them: the middle is
+taken, and the interval reaches from one end to the other. Prompts compute, and gain nothing from it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from simcore import ops
+from simcore.ops import DTYPE_BYTES, Op, Price
+
+__all__ = ["price_alike"]
+
+Known = Callable[[Op], Price | None]
+BF16 = "bf16"
+
+
+def price_alike(op: Op, known: Known) -> Price | None:
+    """The price of attention by what `known` says of attention like it; None where it says nothing."""
+    if op.kind == "paged_attention":
+        return _paged(op, known)
+    if DTYPE_BYTES[op.dtype] != 1.0 or op.kind not in ("decode_attention", "prefill_attention"):
+        return None
+    whole = known(replace(op, dtype=BF16))
+    if whole is None:
+        return None
+    if op.kind == "prefill_attention":
+        return replace(whole, source="extrapolated", detail=f"as with a cache in {BF16}; {whole.detail}")
+    half = known(replace(op, dtype=BF16, shape=_half(op)))
+    return None if half is None else _between(half, whole)
+
+
+def _paged(op: Op, known: Known) -> Price | None:
+    """Between the whole contexts next to the mean one, or at it."""
+    sequences = op["sequences"]
+    context, rest = divmod(op["kv_tokens"], sequences)
+    below = _decoding(op, sequences, max(1, context), known)
+    if not rest or not context:
+        return below
+    above = _decoding(op, sequences, context + 1, known)
+    if below is None or above is None:
+        return None
+    share = rest / sequences
+    return replace(
+        below,
+        seconds=below.seconds + share * (above.seconds - below.seconds),
+        low_s=below.low_s + share * (above.low_s - below.low_s),
+        high_s=below.high_s + share * (above.high_s - below.high_s),
+    )
+
+
+def _decoding(op: Op, batch: int, context: int, known: Known) -> Price | None:
+    plain = ops.decode_attention(
+        batch=batch,
+        q_heads=op["q_heads"],
+        kv_heads=op["kv_heads"],
+        head_dim=op["head_dim"],
+        context=context,
+        dtype=op.dtype,
+    )
+    return known(plain) or price_alike(plain, known)
+
+
+def _half(op: Op) -> ops.Shape:
+    return tuple((name, -(-op[name] // 2) if name == "context" else op[name]) for name, _ in op.shape)
+
+
+def _between(half: Price, whole: Price) -> Price:
+    return Price(
+        math.sqrt(half.seconds * whole.seconds),
+        min(half.low_s, whole.low_s),
+        max(half.high_s, whole.high_s),
+        "extrapolated",
+        f"between a cache in {BF16} and one of half as many tokens; {whole.detail}",
+    )

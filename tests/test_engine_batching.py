@@ -1,0 +1,104 @@
+"""Continuous batching as engines differ in it, worked by hand: a step takes one second, whatever is in it."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from simcore.requests import Request
+from simcore.schedules.continuous_batching import continuous_batching
+from simcore.served_decoder import ServedDecoder
+from tests.test_serving_schedules import STEPWISE, Served, request, serve
+
+BLOCKS = 10_000
+
+
+def run(*wanted: Request, budget: int = 8, model: ServedDecoder = STEPWISE, **how: Any) -> Served:
+    schedule = partial(
+        continuous_batching, blocks=how.pop("blocks", BLOCKS), block_tokens=4, token_budget=budget
+    )
+    return serve(partial(schedule, **how), wanted, model)
+
+
+def test_a_whole_prompt_waits_for_a_step_that_it_fits_into() -> None:
+    prompts = request(0, 0.0, 1, prompt=5), request(1, 0.0, 1, prompt=6)
+    # In chunks the second one begins beside the first, with the 3 tokens that are left.
+    assert run(*prompts).sizes("prefill", "prompt_tokens") == [8, 3]
+    assert run(*prompts, prefill="whole").sizes("prefill", "prompt_tokens") == [5, 6]
+
+
+def test_a_whole_prompt_longer_than_any_step_is_refused() -> None:
+    found = run(request(0, 0.0, 1, prompt=9), request(1, 0.0, 1, prompt=8), prefill="whole")
+    assert [r.rejected for r in found.requests] == [True, False]
+
+
+def test_a_whole_prompt_that_grew_too_long_by_a_preemption_is_computed_alone() -> None:
+    prompts = [request(i, 0.0, 12, prompt=8) for i in range(2)]
+    # Both begin, and do not both fit: 20 tokens each, 8 blocks of 4 in all.
+    found = run(*prompts, budget=16, blocks=8, prefill="whole")
+    assert sum(r.preemptions for r in found.requests) >= 1
+    assert [r.generated for r in found.requests] == [12, 12]
+
+
+def test_prompts_first_make_those_that_decode_stand_still() -> None:
+    wanted = request(0, 0.0, 4, prompt=4), request(1, 1.5, 2, prompt=16)
+    beside, first = run(*wanted), run(*wanted, prefill="first")
+    # Beside it, 7 tokens of the prompt fit into each of two steps, and the last 2 into a third.
+    assert beside.sizes("mixed", "prompt_tokens") == [7, 7] + [2] * (len(beside.sizes("mixed", "tokens")) - 2)
+    assert beside.requests[0].finish_s == 4.0
+    # By itself 8 and 8, while nobody decodes.
+    assert first.sizes("mixed", "tokens") == []
+    assert first.sizes("prefill", "prompt_tokens") == [4, 8, 8]
+    assert first.requests[0].finish_s == 6.0
+    assert first.requests[1].first_token_s == 4.0
+
+
+@pytest.mark.parametrize(("tokens", "first_token_s"), [(100, 6.0), (6, 3.0)])
+def test_new_prompts_wait_for_others_while_somebody_decodes(tokens: int, first_token_s: float) -> None:
+    wanted = request(0, 0.0, 20, prompt=4), request(1, 1.5, 2, prompt=5)
+    found = run(*wanted, wait_steps=3, wait_tokens=tokens)
+    # It comes during the second step. It waits three steps, or none where it fills the step with one that
+    # decodes, and takes one.
+    assert found.requests[1].first_token_s == first_token_s
+
+
+def test_waiting_ends_when_enough_have_come() -> None:
+    wanted = [request(0, 0.0, 20, prompt=4), *(request(i, 0.5 + i, 2, prompt=3) for i in (1, 2))]
+    found = run(*wanted, wait_steps=10, wait_tokens=7)
+    assert [r.first_token_s for r in found.requests[1:]] == [4.0, 4.0]
+
+
+def test_nobody_waits_where_nobody_decodes() -> None:
+    assert run(request(0, 0.0, 1, prompt=4), wait_steps=10, wait_tokens=100).requests[0].finish_s == 1.0
+
+
+def test_what_comes_while_a_step_runs_misses_the_one_decided_ahead() -> None:
+    wanted = request(0, 0.0, 9, prompt=4), request(1, 1.5, 1, prompt=4)
+    # It comes during the second step.
+    assert run(*wanted).requests[1].scheduled_s == 2.0
+    assert run(*wanted, ahead=1).requests[1].scheduled_s == 3.0
+    # Where nothing runs nothing was decided.
+    alone = run(request(0, 0.0, 1, prompt=4), request(1, 5.0, 1, prompt=4), ahead=1)
+    assert alone.requests[1].scheduled_s == 5.0
+
+
+def test_a_prompt_that_comes_again_is_computed_from_its_last_block_on() -> None:
+    wanted = [Request(i, 3.0 * i, 8, 1, 1, text=0) for i in range(2)] + [Request(2, 6.0, 8, 1, 1, text=1)]
+    assert run(*wanted).sizes("prefill", "prompt_tokens") == [8, 8, 8]
+    found = run(*wanted, prefix_caching=True)
+    # 4 of its 8 tokens are a whole block that does not hold the last token.
+    assert found.sizes("prefill", "prompt_tokens") == [8, 4, 8]
+    assert found.sizes("prefill", "prompt_kv") == [8, 8, 8]
+    assert found.steps["kv_used"].max() == 2
+
+
+def test_prompts_used_last_are_kept_as_far_as_the_blocks_hold_them() -> None:
+    texts = [0, 1, 2, 1, 0]
+    wanted = [Request(i, 3.0 * i, 8, 1, 1, text=text) for i, text in enumerate(texts)]
+    # Two prompts of two blocks are kept in five.
+    assert run(*wanted, prefix_caching=True, blocks=5).sizes("prefill", "prompt_tokens") == [8, 8, 8, 4, 8]
+
+
+def test_requests_without_a_text_share_nothing() -> None:
+    wanted = [request(i, 3.0 * i, 1, prompt=8) for i in range(2)]
+    assert run(*wanted, prefix_caching=True).sizes("prefill", "prompt_tokens") == [8, 8]

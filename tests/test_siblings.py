@@ -1,0 +1,103 @@
+"""Prices of ops and cards that nobody measured, by what is like them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+
+from devices.alike import price_alike
+from devices.price import pricer, roofline
+from devices.scaled import prices_of, scaled
+from devices.spec import load_device
+from simcore import ops
+from simcore.ops import Op, Price
+
+HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+H100, H200 = load_device("h100-sxm"), load_device("h200-sxm")
+
+
+def known(op: Op) -> Price | None:
+    """Decode and prefill attention in bf16: a microsecond, and a nanosecond a token."""
+    if op.dtype != "bf16" or op.kind not in ("decode_attention", "prefill_attention"):
+        return None
+    tokens = op["batch"] * op["context"] if op.kind == "decode_attention" else op["tokens"]
+    seconds = 1e-6 + 1e-9 * tokens
+    return Price(seconds, 0.9 * seconds, 1.1 * seconds, "measured", "a table")
+
+
+def paged(sequences: int, kv_tokens: int, dtype: str = "bf16") -> Op:
+    return ops.paged_attention(sequences=sequences, kv_tokens=kv_tokens, dtype=dtype, **HEADS)
+
+
+@pytest.mark.parametrize("kv_tokens", [400, 401, 403, 4003])
+def test_sequences_of_several_lengths_cost_what_their_mean_does(kv_tokens: int) -> None:
+    found = price_alike(paged(4, kv_tokens), known)
+    assert found is not None
+    assert found.seconds == pytest.approx(1e-6 + 1e-9 * kv_tokens)
+    assert found.source == "measured"
+
+
+def test_a_smaller_cache_saves_part_of_its_bytes() -> None:
+    found = price_alike(paged(4, 4000, "fp8"), known)
+    assert found is not None
+    whole, half = 1e-6 + 4e-6, 1e-6 + 2e-6
+    assert found.seconds == pytest.approx(sqrt(whole * half))
+    assert (found.low_s, found.high_s) == pytest.approx((0.9 * half, 1.1 * whole))
+    assert found.source == "extrapolated"
+
+
+def test_prompts_gain_nothing_from_a_smaller_cache() -> None:
+    plain = ops.prefill_attention(tokens=64, kv_tokens=64, pairs=2080, dtype="bf16", **HEADS)
+    small, asked = replace(plain, dtype="fp8"), known(plain)
+    found = price_alike(small, known)
+    assert found is not None
+    assert asked is not None
+    assert (found.seconds, found.source) == (asked.seconds, "extrapolated")
+
+
+@pytest.mark.parametrize(
+    "op", [paged(4, 400, "fp16"), ops.matmul("x", m=1, n=8, k=8, dtype="fp8"), paged(4, 400)]
+)
+def test_of_what_nothing_is_known_nothing_is_said(op: Op) -> None:
+    nothing: Callable[[Op], None] = lambda op: None  # noqa: E731
+    assert price_alike(op, nothing) is None
+
+
+def test_times_scale_with_what_bounds_them() -> None:
+    """H200 has 4.8 / 3.35 of the bandwidth of an H100, and as many operations a second."""
+    floor = roofline(H200)
+
+    def measured(op: Op) -> Price:
+        seconds = 2.0 * floor(op).seconds
+        return Price(seconds, seconds, seconds, "measured", "twice the floor")
+
+    price = scaled(measured, H200, H100)
+    small = ops.matmul("x", m=1, n=8192, k=8192, dtype="fp8")
+    large = ops.matmul("x", m=8192, n=8192, k=8192, dtype="fp8")
+    assert price(small).seconds / measured(small).seconds == pytest.approx(4.8 / 3.35)
+    assert price(large).seconds / measured(large).seconds == pytest.approx(1979e12 / 1978.9e12)
+    assert price(small).source == "extrapolated"
+    # What is launch and latency does not scale: the interval reaches to the time as it is.
+    assert price(small).low_s == pytest.approx(measured(small).seconds)
+    assert price(small).high_s == pytest.approx(price(small).seconds)
+
+
+def test_what_a_sibling_has_from_its_datasheet_comes_from_the_own_one() -> None:
+    own = pricer(H100)
+    collective = ops.all_reduce("x", elements=4096, ranks=8, axis="tensor", dtype="bf16")
+    product = ops.matmul("x", m=1, n=8192, k=8192, dtype="bf16")
+    price = scaled(pricer(H200), H200, H100)
+    assert price(product) == own(product)
+
+    def refused(op: Op) -> Price:
+        raise AssertionError(op)
+
+    assert scaled(refused, H200, H100)(collective) == own(collective)
+
+
+def test_without_a_profile_prices_come_from_the_datasheet() -> None:
+    op = ops.matmul("x", m=1, n=8192, k=8192, dtype="bf16")
+    found = prices_of("h100-sxm", "none")
+    assert found.price(op) == pricer(H100)(op)
+    assert found.origin == "roofline of h100-sxm"

@@ -1,0 +1,302 @@
+"""The comparison with measured engines, on a table made up here; the real one where it is there."""
+
+import csv
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.files import InputError
+from validate import silicon
+from validate.silicon import Compared, compared, figures, lines, missed
+from validate.silicon_predict import Predicted, drawn, fitted, least, predict, predict_all, scenario_of
+from validate.silicon_rows import COLUMNS, Row, impossible, inconsistent, read_rows, series
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = ROOT.parent / "shared" / "data" / "silicon" / "silicon_half_a.csv"
+MAX_70B = {
+    "silicon_data_source": "source_file=2026-01-01.csv; x", "backend": "vllm",
+    "model_path": "meta-llama/Llama-3.1-70B",
+    "system": "h200_sxm", "gemm_quant_mode": "fp8", "isl": "1024", "osl": "64",
+}  # fmt: skip
+PLAIN_8B = {
+    "silicon_data_source": "a/trtllm/b", "backend": "trtllm",
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct",
+    "system": "h100_sxm", "gemm_quant_mode": "", "isl": "512", "osl": "64",
+}  # fmt: skip
+
+
+def line(number: int, kind: dict[str, str], clients: int, ranks: int, **changes: str) -> dict[str, str]:
+    return {
+        **dict.fromkeys(COLUMNS, ""), "id": f"row-{number}", "mode": "agg", "pp_size": "1.0",
+        "batch_size": f"{clients}.0", "tp_size": f"{ranks}.0",
+        "silicon_ttft_ms": "100", "silicon_tpot_ms": "20",
+        **kind, **changes,
+    }  # fmt: skip
+
+
+def written(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def row(kind: dict[str, str], clients: int, ranks: int, tmp_path: Path, **changes: str) -> Row:
+    return read_rows(written(tmp_path / "one.csv", line(0, kind, clients, ranks, **changes)))[0][0]
+
+
+def table(tmp_path: Path, host_s: float = 0.0) -> tuple[Path, list[Row]]:
+    """A table of engines that are as the simulator says at this host_s."""
+    wanted = [(MAX_70B, c, tp) for c in (2, 4) for tp in (2, 4)] + [(PLAIN_8B, c, 1) for c in (2, 4, 8)]
+    rows = [line(i, *what) for i, what in enumerate(wanted)]
+    read, _ = read_rows(written(tmp_path / "raw.csv", *rows))
+    for cells, one in zip(rows, read, strict=True):
+        found, _ = predict(one, "none", host_s)
+        cells |= {"silicon_ttft_ms": f"{1e3 * found.ttft_s!r}", "silicon_tpot_ms": f"{1e3 * found.tpot_s!r}"}
+    path = written(tmp_path / "table.csv", *rows)
+    return path, read_rows(path)[0]
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_other_models_cards_and_modes_are_counted_and_left(tmp_path: Path) -> None:
+    others = [
+        line(1, MAX_70B, 4, 2, model_path="Qwen/Qwen3-32B"),
+        line(2, MAX_70B, 4, 2, system="b200_sxm"),
+        line(3, MAX_70B, 4, 2, mode="disagg"),
+    ]
+    rows, left = read_rows(written(tmp_path / "x.csv", line(0, MAX_70B, 4, 2), *others))
+    assert ([one.id for one in rows], left) == (["row-0"], 3)
+    one = rows[0]
+    assert (one.card, one.model, one.weights, one.clients, one.ranks) == (
+        "h200-sxm",
+        "llama-3.1-70b",
+        "fp8",
+        4,
+        2,
+    )
+    assert (one.ttft_s, one.tpot_s) == pytest.approx((0.1, 0.02))
+
+
+def test_a_row_without_a_number_format_is_of_the_checkpoint_s(tmp_path: Path) -> None:
+    one = row(PLAIN_8B, 4, 1, tmp_path)
+    assert (one.weights, one.series.kv_dtype, one.series.name) == ("bf16", "bf16", "TensorRT-LLM, defaults")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"silicon_tpot_ms": "0"}, "silicon_tpot_ms: '0' is no number above 0"),
+        ({"silicon_ttft_ms": "fast"}, "silicon_ttft_ms: 'fast'"),
+        ({"isl": "10.5"}, "isl: '10.5' is no whole number"),
+        ({"gemm_quant_mode": "nvfp4"}, "gemm_quant_mode: 'nvfp4' is unknown (allowed: fp8"),
+        ({"pp_size": "2"}, "pp_size: is 2; 1 is allowed"),
+        ({"silicon_data_source": "somewhere"}, "silicon_data_source: no series of vllm"),
+        ({"system": "b200_sxm"}, "model_path: no row"),
+    ],
+)
+def test_a_bad_cell_is_one_line_that_names_it(changes: dict[str, str], named: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", line(0, MAX_70B, 4, 2, **changes))
+    with pytest.raises(InputError) as error:
+        read_rows(path)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    cells = line(0, MAX_70B, 4, 2)
+    del cells["isl"]
+    with pytest.raises(InputError, match="column 'isl' is missing"):
+        read_rows(written(tmp_path / "x.csv", cells))
+
+
+def test_every_series_says_where_it_is_from() -> None:
+    assert len({one.name for one in series()}) == len(series())
+    assert all("github.com" in one.facts or "documentation" in one.facts for one in series())
+
+
+# -- what cannot be --------------------------------------------------------------------------------------
+
+
+def test_a_step_faster_than_its_weights_cannot_be(tmp_path: Path) -> None:
+    # 68.45e9 bytes of matrices in fp8 and 2.1e9 of an LM head over 2 * 4.8e12 bytes/s: 7.35 ms.
+    assert "reading weights and KV cache" in impossible(row(MAX_70B, 1, 2, tmp_path, silicon_tpot_ms="7.3"))
+    assert impossible(row(MAX_70B, 1, 2, tmp_path, silicon_tpot_ms="7.5")) == ""
+
+
+def test_a_prompt_faster_than_its_arithmetic_cannot_be(tmp_path: Path) -> None:
+    # 2 * 68.45e9 * 0.9 * 1024 operations over 2 * 1979e12 a second: 31.9 ms.
+    slow, fast = ({"silicon_ttft_ms": ms} for ms in ("32.5", "31"))
+    assert impossible(row(MAX_70B, 1, 2, tmp_path, **slow)) == ""
+    assert "arithmetic of its prompt" in impossible(row(MAX_70B, 1, 2, tmp_path, **fast))
+
+
+def test_more_tokens_than_arithmetic_allows_cannot_be(tmp_path: Path) -> None:
+    # 64 clients, each of 0.9 * (1024 + 64) tokens: 2.17 s of arithmetic in a cycle of 100 + 56.6 * 30 ms.
+    found = impossible(row(MAX_70B, 64, 2, tmp_path, silicon_tpot_ms="30"))
+    assert found.startswith("more tokens a second than arithmetic allows (1.2")
+
+
+def test_every_op_at_the_datasheet_s_rates_is_faster_than_any_prediction(tmp_path: Path) -> None:
+    _, rows = table(tmp_path)
+    for one, floor in zip(rows, least(rows, 1), strict=True):
+        assert floor.cycle_s(one) < one.cycle_s
+        assert impossible(one) == ""
+
+
+def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    few, many = row(PLAIN_8B, 8, 1, tmp_path), row(PLAIN_8B, 16, 1, tmp_path)
+    slow = replace(few, ttft_s=0.5)
+    assert inconsistent(slow, [slow, many]) == "TTFT is 100 ms at TP1 c16"
+    assert inconsistent(many, [slow, many]) == "TTFT is 500 ms at TP1 c8"
+    assert inconsistent(few, [few, many]) == ""
+    # More cards and more clients: neither is the easier one.
+    assert inconsistent(slow, [slow, replace(many, ranks=2)]) == ""
+
+
+# -- predictions -----------------------------------------------------------------------------------------
+
+
+def test_a_row_becomes_the_closed_loop_that_it_was(tmp_path: Path) -> None:
+    one = scenario_of(row(MAX_70B, 4, 2, tmp_path))
+    strategy, work = one.strategies[0].model_dump(), one.workload.model_dump()
+    assert (strategy["max_sequences"], strategy["token_budget"], strategy["prefill"]) == (
+        [4],
+        [8192],
+        ["chunked"],
+    )
+    assert work["requests"] == [40]
+    assert work["prompt_tokens"] == {"kind": "uniform", "low": 819, "high": [1024]}
+    assert one.dtypes == {"lm_head": "bf16", "embedding": "bf16", "kv": "fp8"}
+    waiting = row({**MAX_70B, "backend": "trtllm", "osl": "1024"}, 4, 2, tmp_path)
+    batch = scenario_of(waiting).strategies[0].model_dump()
+    assert (batch["wait_steps"], batch["wait_tokens"], batch["token_budget"]) == (20, 1844, [2048])
+    assert scenario_of(replace(waiting, ranks=8)).strategies[0].model_dump()["wait_steps"] == 0
+
+
+def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
+    one = row(MAX_70B, 1, 2, tmp_path)
+    without, ours = (predict(one, "none", host_s)[0] for host_s in (0.0, 0.005))
+    # One client: every token of its answer is a step, and its prompt is one.
+    assert ours.tpot_s - without.tpot_s == pytest.approx(0.005, rel=1e-6)
+    assert ours.ttft_s - without.ttft_s == pytest.approx(0.005, rel=1e-6)
+
+
+def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
+    _, rows = table(tmp_path)
+    tasks = [(one, host_s) for one in rows for host_s in (0.0, 0.002)]
+    alone = [predict(one, "none", host_s)[0] for one, host_s in tasks]
+    assert predict_all(tasks, "none", 1) == alone
+    assert predict_all(tasks, "none", 2) == alone
+
+
+def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None:
+    _, rows = table(tmp_path, host_s=0.003)
+    chosen = drawn(rows, seed=0)
+    assert {engine: len(mine) for engine, mine in chosen.items()} == {"trtllm": 1, "vllm": 1}
+    assert fitted(chosen, "none", 1) == pytest.approx({"trtllm": 0.003, "vllm": 0.003}, rel=0.02)
+    # Which rows are drawn does not depend on what was measured.
+    others = [replace(one, tpot_s=9.0) for one in rows]
+    assert [one.id for one in drawn(others, 0)["vllm"]] == [one.id for one in chosen["vllm"]]
+
+
+# -- figures ---------------------------------------------------------------------------------------------
+
+
+def judged(tmp_path: Path, *errors: tuple[float, float]) -> list[Compared]:
+    """Rows with these errors of TPOT and TTFT, as factors."""
+    one = row(MAX_70B, 4, 2, tmp_path)
+    return [
+        Compared(
+            replace(one, id=str(i)), Predicted(one.ttft_s * b, one.tpot_s * a, 0.0, 0.0, 0), "", "", False
+        )
+        for i, (a, b) in enumerate(errors)
+    ]
+
+
+def test_figures_are_medians_and_means_of_errors_without_sign(tmp_path: Path) -> None:
+    found = figures(judged(tmp_path, (1.1, 0.5), (0.7, 1.0), (1.0, 2.0)))
+    assert found == pytest.approx(
+        {"n": 3, "tpot_median": 10.0, "tpot_mean": 40 / 3, "ttft_median": 50.0, "ttft_mean": 50.0}
+    )
+    assert missed(found) == ["tpot_median", "ttft_mean"]
+    assert missed(figures(judged(tmp_path, (1.05, 1.4)))) == []
+
+
+def test_rows_that_cannot_be_true_are_named_and_counted_apart(tmp_path: Path) -> None:
+    good, bad = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
+    text = "\n".join(lines([good, replace(bad, impossible="TPOT below everything")], {"vllm": 0.0}, 1))
+    assert "| all | 2 | 100.0 % | 100.0 % |" in text
+    assert "| without those that cannot be true | 1 | 0.0 % | 0.0 % |" in text
+    assert "Rows that cannot be true: 1\n" in text
+    assert "(1): TPOT below everything" in text
+
+
+def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
+    good, fit = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
+    text = "\n".join(lines([good, replace(fit, is_fitted=True)], {"vllm": 0.0}, 1))
+    assert "| all | 1 | 0.0 % |" in text
+    assert "vllm: host 0.00 ms a step, fitted to 1 of 2 rows" in text
+
+
+def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
+    _, rows = table(tmp_path, host_s=0.002)
+    found, _ = compared(rows, "none", seed=3, jobs=1)
+    assert not any(one.impossible for one in found)
+    assert max(abs(one.tpot_pct) for one in found) < 1.0
+    assert max(abs(one.ttft_pct) for one in found) < 1.0
+
+
+def program(*words: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "validate.silicon", *words],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+
+
+def test_the_program_ends_with_0_1_or_2(tmp_path: Path) -> None:
+    path, _ = table(tmp_path, host_s=0.002)
+    out = tmp_path / "rows.csv"
+    good = program(str(path), "--profile", "none", "--jobs", "1", "--out", str(out))
+    assert (good.returncode, good.stderr) == (0, "")
+    with out.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 7
+    assert "h200-sxm: roofline of h200-sxm" in good.stdout
+    unknown = program(str(path), "--profile", "locall", "--jobs", "1")
+    assert unknown.returncode == 2
+    assert "--profile: unknown measured profile 'locall'" in unknown.stderr
+    missing = program(str(tmp_path / "none.csv"))
+    assert missing.returncode == 2
+    assert missing.stderr.count("\n") == 1
+
+
+def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
+    path, rows = table(tmp_path)
+    given = list(csv.DictReader(path.read_text().splitlines()))
+    kept = {one.id for mine in drawn(rows, 0).values() for one in mine}
+    for cells in given:
+        if cells["id"] not in kept:
+            cells["silicon_tpot_ms"] = str(2.0 * float(cells["silicon_tpot_ms"]))
+    found = program(str(written(tmp_path / "twice.csv", *given)), "--profile", "none", "--jobs", "1")
+    assert found.returncode == 1
+    assert "missed: tpot median is not below 8 %" in found.stdout
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the table of measured engines is not here")
+def test_the_real_table_is_read_whole() -> None:
+    rows, others = read_rows(REAL)
+    assert len(rows) + others == 2587
+    assert {one.engine for one in rows} == {"vllm", "trtllm", "sglang"}
+    assert silicon.BARS["tpot_median"] < silicon.OTHERS["tpot_median"]
+    # All of them fit: a handful, of each series one, is predicted.
+    firsts = {one.series.name: one for one in sorted(rows, key=lambda one: one.clients, reverse=True)}
+    for ours in predict_all([(one, 0.0) for one in firsts.values()], "none", 1):
+        assert 0.0 < ours.tpot_s < 1.0
+        assert 0.0 < ours.ttft_s < 60.0
