@@ -1,7 +1,8 @@
 """Between measured shapes: what two constants say, times how far measured times lie from that about there.
 
-    seconds = fitted(launches, floor_s) exp(c(x))          x = log of each coordinate that shapes differ in
+    seconds = fitted(launches, w floor_s) exp(c(x))        x = log of each coordinate that shapes differ in
     c(x_i)  = log(measured_i / fitted_i)                   linear between them, coordinate by coordinate
+    w       = work of whole tiles / work                   (`whole_tiles`)
 
 The fit carries an op's size, c what two constants cannot say: waves of programs, layouts that change with the
 shape. The coordinate of fewest values comes first: between its two values next to x that were measured on
@@ -10,7 +11,8 @@ is multilinear; more points along the finest coordinate need no more anywhere el
 on one side, c stays as it is on the other: there the fit alone goes on.
 
 Coordinates are the dimensions of a shape, but where a kernel knows only their product: programs of attention
-each take a sequence's KV head, whichever it is (`coordinates`). What is alike in them is measured once.
+each take a sequence's KV head, whichever it is; or only how many tiles of rows there are: one more row than
+they hold is one more tile (`coordinates`). What is alike in them is measured once.
 
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
 of a kind together; where there are none, those at points left out one by one, which are about twice as far
@@ -39,6 +41,16 @@ __all__ = ["Correction", "Measured", "correction"]
 FAR = 8.0
 # Products of up to so many rows have a kernel of their own, in which every row counts.
 FEW_ROWS = 64
+# Up to how many rows products are launched with whole multiples of what; beyond, of LAST_STEP.
+STEPS, LAST_STEP = ((256, 8), (512, 16), (2048, 64)), 128
+# From so many rows on the arithmetic of a product takes longer than reading it.
+MANY_ROWS = 256
+# Prompts' attention goes by blocks of keys, of long prompts by tiles of queries.
+KEYS, LONG_PROMPT, QUERIES = 64, 1024, 128
+# Tokens before a prompt count from here on: a few of them are as good as none.
+LEAST_CACHED = 256
+# Methods of linear attention whose kernels go by chunks of so many tokens.
+CHUNKED, CHUNK = ("linear_attention_lightning", "linear_attention_causal_dot_product"), 64
 # Logarithms of one number that differ by less are the same.
 SAME = 1e-9
 # Points that are left out one by one, drawn from all of them.
@@ -95,25 +107,66 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
     if kind == "prefill_attention":
-        # Programs each take rows of a query head of a prompt.
-        queries, heads = own.pop("q_heads"), own.pop("kv_heads")
-        tokens, kv_tokens = own.pop("tokens"), own.pop("kv_tokens")
-        count = prompts(tokens, kv_tokens, own.pop("pairs"))
-        length, cached = tokens // count, (kv_tokens - tokens) // count
+        # Programs each take rows of a query head of a prompt; which of them share keys hardly matters.
+        count, length, cached = _prompts(own)
         return {
-            **own,
-            "tokens": length,
-            "cached": cached,
-            "heads": count * queries,
-            "group": queries // heads,
+            "head_dim": own["head_dim"],
+            "tokens": _whole(length, KEYS if length <= LONG_PROMPT else QUERIES),
+            "cached": cached + LEAST_CACHED,
+            "heads": count * own["q_heads"],
         }
-    if kind == "matmul" and own["m"] > FEW_ROWS:
-        # What cuBLAS takes changes with eights of rows.
-        return {**own, "m": -(-own["m"] // 8) * 8}
+    if kind == "matmul":
+        return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
         batch, heads = own.pop("batch"), own.pop("heads")
+        if kind in CHUNKED:
+            own["length"] = _whole(own["length"], CHUNK)
         return {**own, "pairs": batch * heads}
     return own
+
+
+def padded_rows(rows: int) -> int:
+    """How many rows a product of so many is launched with, where there is room for them, as engines pad
+    their batches: cuBLAS chooses its kernel by the rows, and 241 of them may take a fifth longer than 248.
+
+    >>> [padded_rows(m) for m in (17, 64, 65, 241, 300, 1000, 3000)]
+    [17, 64, 72, 248, 304, 1024, 3072]
+    """
+    step = next((step for most, step in STEPS if rows <= most), LAST_STEP)
+    return rows if rows <= FEW_ROWS else -(-rows // step) * step
+
+
+def _whole(size: int, tile: int) -> int:
+    """The size of whole tiles; below one tile, as it is.
+
+    >>> _whole(129, 64), _whole(128, 64), _whole(17, 64)
+    (192, 128, 17)
+    """
+    return size if size <= tile else -(-size // tile) * tile
+
+
+def _prompts(shape: Mapping[str, int]) -> tuple[int, int, int]:
+    """How many prompts of prefill attention there are, the tokens of each, and those cached before."""
+    tokens, kv_tokens = shape["tokens"], shape["kv_tokens"]
+    count = prompts(tokens, kv_tokens, shape["pairs"])
+    return count, tokens // count, (kv_tokens - tokens) // count
+
+
+def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
+    """How many times the work of a shape its whole tiles are, where it is arithmetic that takes long.
+
+    >>> whole_tiles("matmul", {"m": 1536, "n": 8, "k": 8}), whole_tiles("matmul", {"m": 8, "n": 8, "k": 8})
+    (1.0, 1.0)
+    """
+    if kind == "prefill_attention":
+        _, length, cached = _prompts(shape)
+        whole = coordinates(kind, shape)["tokens"]
+        return (whole * (2 * cached + whole + 1)) / max(1, length * (2 * cached + length + 1))
+    if kind == "matmul" and shape["m"] > MANY_ROWS:
+        return coordinates(kind, shape)["m"] / shape["m"]
+    if kind in CHUNKED:
+        return coordinates(kind, shape)["length"] / shape["length"]
+    return 1.0
 
 
 def place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...]:
@@ -159,7 +212,8 @@ class Correction:
         side of it nothing was measured.
         """
         # Every dimension is a number by now: the fit's floor was made of them.
-        x = self._at(coordinates(self.kind, {name: op[name] for name, _ in op.shape}))
+        shape = {name: op[name] for name, _ in op.shape}
+        x = self._at(coordinates(self.kind, shape))
         if x is None:
             return None
         inside = np.clip(x, self.box[0], self.box[1])
@@ -172,7 +226,7 @@ class Correction:
         elif outside > 0.0 or not known or away > math.log(FAR) or self._is_off_line(x):
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
             outside = max(outside, 1.0 if not known else away)
-        fitted_s = fit.seconds(launches, floor_s) * math.exp(c)
+        fitted_s = fit.seconds(launches, whole_tiles(self.kind, shape) * floor_s) * math.exp(c)
         power, seconds = 1.0 + outside, max(floor_s, fitted_s)
         if fitted_s < floor_s:
             source = "roofline"
@@ -213,7 +267,7 @@ class Correction:
         if x is None:
             return None
         c, _ = self._c(np.clip(x, self.box[0], self.box[1]))
-        return math.log(check.median_s / fit.seconds(check.launches, check.floor_s)) - c
+        return math.log(check.median_s / _fitted_s(fit, check)) - c
 
 
 def _mixed(
@@ -289,7 +343,7 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     names = tuple(sorted((name for name in values if values[name] > 1), key=lambda name: values[name]))
     alike = {name: size for name, size in shapes[0].items() if name not in names}
     every = np.array([[_log(shape[name]) for name in names] for shape in shapes]).reshape(len(shapes), -1)
-    ratios = np.log([point.median_s / fit.seconds(point.launches, point.floor_s) for point in measured])
+    ratios = np.log([point.median_s / _fitted_s(fit, point) for point in measured])
     points, place = np.unique(every, axis=0, return_inverse=True)
     axes, lines = _independent(points)
     found: Numbers = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
@@ -301,6 +355,10 @@ def correction(fit: Fit, measured: Sequence[Measured]) -> Correction:
     errors = np.array([plain.left_out(int(i)) for i in tried]) if len(points) > 1 else np.zeros(len(points))
     low, high = interval(errors)
     return replace(plain, low=low, high=high)
+
+
+def _fitted_s(fit: Fit, point: Measured) -> float:
+    return fit.seconds(point.launches, whole_tiles(point.kind, point.dimensions) * point.floor_s)
 
 
 def _log(size: int) -> float:

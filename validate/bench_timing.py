@@ -21,7 +21,7 @@ from validate.bench_cases import Birth
 from validate.reading_kernels import nothing_kernel, read_kernel
 
 LEAST_REPLAYS, LEAST_S, MOST_REPLAYS = 20, 0.03, 400
-QUICK_REPLAYS, QUICK_S = 5, 0.002
+QUICK_REPLAYS, QUICK_S = 5, 0.001
 # Long enough for the host to queue some replays; well under a millisecond.
 WAIT_CYCLES = 600_000
 READ_BYTES = 1 << 32

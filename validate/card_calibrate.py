@@ -16,7 +16,6 @@ import json
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -205,28 +204,27 @@ class Measuring:
 def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
-    """The grid, what lies between its points where that has to be known, and the shapes that only check.
-    Gives how many shapes there was no time for before `end_s`."""
-    shapes = shapes_of(kinds, quick)
-    # Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
-    # between what was measured, and what is left takes as long as what is done.
-    count = Counter(op.kind for op, _ in shapes)
-    random.Random(CHECK_SEED).shuffle(shapes)
-    shapes.sort(key=lambda each: (count[each[0].kind], each[0].kind))
-    begun_s = time.perf_counter()
-    for i, (op, role) in enumerate(shapes):
-        now_s = time.perf_counter()
-        if now_s > end_s or measuring.nothing_works:
-            return len(shapes) - i
-        left_s = min((now_s - begun_s) / max(1, i) * (len(shapes) - i), end_s - now_s)
-        progress(f"{op.kind}, about {left_s:.0f} s left: shape", i, len(shapes))
-        measuring.one(op, role)
-    if not measuring.found:
-        return 0
-    refined = [family for family in families() if family.kind in kinds and family.refined and not quick]
-    for i, family in enumerate(refined):
-        progress(f"between measured shapes of {family.kind}: kind", i, len(refined))
-        _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
+    """Kind by kind, the grid and the shapes that only check, then what lies between points of the grid where
+    that has to be known. Gives how many shapes there was no time for before `end_s`."""
+    by_kind: dict[str, list[tuple[Op, Role]]] = {}
+    for op, role in shapes_of(kinds, quick):
+        by_kind.setdefault(op.kind, []).append((op, role))
+    count, done, begun_s = sum(map(len, by_kind.values())), 0, time.perf_counter()
+    # The one with most shapes last; in any order, so that what there is no time for lies between what was
+    # measured, and what is left takes as long as what is done.
+    for kind, shapes in sorted(by_kind.items(), key=lambda each: (len(each[1]), each[0])):
+        random.Random(CHECK_SEED).shuffle(shapes)
+        for op, role in shapes:
+            now_s = time.perf_counter()
+            if now_s > end_s or measuring.nothing_works:
+                return count - done
+            left_s = min((now_s - begun_s) / max(1, done) * (count - done), end_s - now_s)
+            progress(f"{kind}, about {left_s:.0f} s left: shape", done, count)
+            measuring.one(op, role)
+            done += 1
+        for family in families():
+            if family.kind == kind and family.refined and not quick:
+                _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
     return 0
 
 

@@ -1,8 +1,8 @@
 """The shapes of a CUDA card: those at which a calibration measures, and others of the same ranges.
 
 A family is one kind of op. Some dimensions of it are taken as models have them (`choices`: the matrices of
-Llama 3.1 8B and 70B and of CodeLlama 34B on 1 to 8 ranks, say), the others lie in a range, of which `ranges`
-names the values that are measured:
+Llama 3.1 8B and 70B on 1 to 8 ranks and of CodeLlama 34B on one, say), the others lie in a range, of which
+`ranges` names the values that are measured:
 
     grid(...)     choices x ranges
     drawn(...)    a choice, and of each range any number in it, by its logarithm: none of them in the grid
@@ -23,17 +23,22 @@ from devices.corrected import place
 from simcore import ops
 from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
-from simcore.decoder_config import DecoderConfig, load_config
+from simcore.decoder_config import load_config
 from simcore.models import Decoder, why_not
 from simcore.ops import Op, Shape
 
 MODELS = Path(__file__).resolve().parent.parent / "scenarios" / "models"
-NAMES = ("llama-3.1-8b", "llama-3.1-70b", "codellama-34b")
+LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
 RANKS = (1, 2, 4, 8)
-# Rows of a step that decodes: those of kernels of our own, then by eights, as cuBLAS changes its kernels.
-ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 64, *range(72, 257, 8), *range(272, 513, 16))
-COARSE_ROWS = (1, 8, 16, 17, 32, 33, 64, 72, 96, 128, 136, 192, 256, 264, 320, 384, 448, 512)
-PROMPT_ROWS = (512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+# Rows of a step that decodes: those of kernels of our own, then those that products are padded to.
+ROWS = (
+    1, 2, 3, 4, 6, 8, 10, 12, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64,
+    *range(72, 257, 8), *range(272, 513, 16),
+)  # fmt: skip
+FP8_ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, *ROWS[18:])
+PROMPT_ROWS = (
+    *range(576, 1537, 64), *range(1664, 2561, 128), *range(2816, 4097, 256), *range(4608, 8193, 512)
+)  # fmt: skip
 FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Programs of attention fill a card unevenly: about every number of sequences and KV heads has to be there.
@@ -41,28 +46,29 @@ SEQUENCES = (
     *range(1, 13), 14, 16, 17, 20, 22, 24, 28, 32, 33, 36, 40, 44, 48, 56, 64, 66, 67, 72, 80, 88, 96, 112,
     128, 132, 133, 160, 192, 256,
 )  # fmt: skip
-# No round numbers: contexts are none.
-CONTEXT = (131, 259, 521, 777, 1033, 1547, 2059, 4099, 8201, 16411, 32771, 131071)
+# On both sides of where layouts change; no round numbers else: contexts are none.
+CONTEXT = (
+    131, 255, 257, 511, 513, 777, 1023, 1025, 1547, 2047, 2049, 4095, 4097, 8201, 16411, 32771, 131071
+)  # fmt: skip
 SPECULATED_CONTEXT = (521, 777, 1033, 1547, 2059, 3083, 4099, 6151, 8201, 16411, 32771, 131071)
 SIDES = tuple(1 << power for power in range(15))
-LENGTHS = tuple(1 << power for power in range(6, 17))
+LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
 # Of methods that take a launch a token, or memory that grows with the square of the length.
-MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048}
+MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048, "fleet": 16384}
 # Slow ones, of which nobody asks the finer question.
-FEW_BATCHES = ("fleet", *MOST_LENGTHS)
+FEW_BATCHES = tuple(MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
 PROMPTS = (
-    16, 32, 64, 128, 129, 192, 256, 257, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 6144,
-    8192,
+    16, 32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 512)
 )  # fmt: skip
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-FEW = (1, 2, 3, 4, 6, 8)
+FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
 # Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
 MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
-SPARSE_BYTES = 4e9
+SPARSE_BYTES = 2e10
 TRIES = 1000
 # Of draws from a range that begins at 0.
 NOTHING_SHARE = 0.5
@@ -130,21 +136,25 @@ class Family:
 
 
 @cache
-def _configs() -> tuple[DecoderConfig, ...]:
-    return tuple(load_config(MODELS / f"{name}.json") for name in NAMES)
+def _decoders(*names: str) -> tuple[Decoder, ...]:
+    """The decoders of these names, on any number of ranks; one that only one scenario has on one."""
+    found = list[Decoder]()
+    for name, ranks in product(names, RANKS):
+        config = load_config(MODELS / f"{name}.json")
+        if why_not(config, ranks) is None and (ranks == 1 or name != CODELLAMA):
+            found.append(Decoder(config, ranks=ranks))
+    return tuple(found)
 
 
-def _launched(kind: str, *dimensions: str) -> list[Dims]:
-    """The dimensions of a kind of op in the decoders, on any number of ranks, each once."""
+def _launched(kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA)) -> list[Dims]:
+    """The dimensions of a kind of op in the decoders, each once."""
     found: dict[tuple[int, ...], Dims] = {}
-    for config, ranks in product(_configs(), RANKS):
-        if why_not(config, ranks) is None:
-            model = Decoder(config, ranks=ranks)
-            for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
-                if op.kind == kind:
-                    shape = dict(op.shape)
-                    values = {name: size for name in dimensions if isinstance(size := shape[name], int)}
-                    found.setdefault(tuple(values.values()), values)
+    for model in _decoders(*names):
+        for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
+            if op.kind == kind:
+                shape = dict(op.shape)
+                values = {name: size for name in dimensions if isinstance(size := shape[name], int)}
+                found.setdefault(tuple(values.values()), values)
     return list(found.values())
 
 
@@ -176,8 +186,8 @@ def _heads_of() -> list[Dims]:
 
 
 def _decoder() -> Iterator[Family]:
-    matrices = _launched("matmul", "n", "k")
-    for dtype, rows in (("bf16", ROWS), ("fp8", COARSE_ROWS)):
+    for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
+        matrices = _launched("matmul", "n", "k", names=names)
         yield Family("matmul", _matmul(dtype), matrices, {"m": rows})
         yield Family("matmul", _matmul(dtype), matrices, {"m": PROMPT_ROWS})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
@@ -249,7 +259,7 @@ def _sequence_operators() -> Iterator[Family]:
         layers = (1, 2, 4, 9, 18, 36) if name.startswith("flash") else (1, 6, 36)
         yield Family(
             f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
-            frozenset({"batch", "side"}), MOST_CONV_BYTES,
+            frozenset({"batch", "side"}), MOST_CONV_BYTES, refined=("layers",),
         )  # fmt: skip
     for kind, make, lags in (
         ("conv_row", conv.conv_row, "inputs"),
@@ -258,9 +268,9 @@ def _sequence_operators() -> Iterator[Family]:
         yield Family(
             kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,)
         )
-    yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32)
+    yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
-        yield Family(kind, elementwise, CHANNELS, {"rows": FEW}, options=FP32)
+        yield Family(kind, elementwise, CHANNELS, {"rows": FEW}, options=FP32, refined=("rows",))
     yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": BATCH[:7]},

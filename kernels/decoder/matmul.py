@@ -6,6 +6,9 @@ Bound by the reading of W, once. Programs share out the columns in tiles, and k 
 too few, so that all of them run at once and have as much to read as each other; enough blocks of W are then
 on their way at any time to hide the latency of memory. The program that comes to a tile last sums its parts
 in order, so that the result is always the same.
+
+More rows are cuBLAS's, which is given whole multiples of some where the tensor of x has room for them
+(`devices.corrected.padded_rows`): what the rows beyond hold does not matter.
 """
 
 from collections.abc import Iterable
@@ -17,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from devices.corrected import padded_rows
 from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
@@ -281,13 +285,25 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         )
     if fp8:
         one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
-        rounded = x.to(weight.dtype)
+        rounded = padded(x).to(weight.dtype)
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        return y if out is None else out.copy_(y)
+        return y[:m] if out is None else out.copy_(y[:m])
     if m > MOST_ROWS:
-        return torch.mm(x.to(weight.dtype), weight, out=out)
+        # What stands behind `out` may be somebody else's.
+        rows = padded(x) if out is None else x
+        return torch.mm(rows.to(weight.dtype), weight, out=out)[:m]
     config = config_for(m, weight)
     return matmul(x, weight, out=out, gate=gate, space=_space(x.device, (m, n, config)), config=config)
+
+
+def padded(x: Tensor) -> Tensor:
+    """x [m, k] with the rows that stand behind it, as many as a product is launched with; x itself where its
+    storage ends before."""
+    rows = padded_rows(len(x))
+    end = x.storage_offset() + (rows - 1) * x.stride(0) + x.shape[1]
+    if rows == len(x) or x.stride(1) != 1 or end * x.element_size() > x.untyped_storage().nbytes():
+        return x
+    return x.as_strided((rows, x.shape[1]), x.stride())
 
 
 def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
@@ -309,10 +325,10 @@ def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     if op.dtype == "fp8":
         # The weights lie column by column, as tensor cores take them.
-        shapes = (op["m"], op["k"]), (op["n"], op["k"])
+        shapes = (padded_rows(op["m"]), op["k"]), (op["n"], op["k"])
         x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
-        return x.to(torch.bfloat16), weight.to(torch.float8_e4m3fn).t()
-    x = random_tensor(op, generator, device, op["m"], op["k"])
+        return x.to(torch.bfloat16)[: op["m"]], weight.to(torch.float8_e4m3fn).t()
+    x = random_tensor(op, generator, device, padded_rows(op["m"]), op["k"])[: op["m"]]
     return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
 
 
