@@ -71,10 +71,10 @@ def operands(kernel: Kernel, op: Op, l2_bytes: int) -> list[tuple[Tensor, ...]]:
     if MOST_SETS * set_bytes <= l2_bytes:
         # All of them would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)
-    return [first, *(tuple(map(_copied, first)) for _ in range(count - 1))]
+    return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
 
 
-def _copied(x: Tensor) -> Tensor:
+def _twin(x: Tensor) -> Tensor:
     """A copy of a tensor with all that its storage has beside it: a kernel may count on that."""
     whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
     return whole.clone().as_strided(x.shape, x.stride(), x.storage_offset())
