@@ -1,7 +1,7 @@
 """Attention that nobody measured, by attention that was: another layout of the cache, smaller numbers in it.
 
     paged_attention(s sequences, n tokens in all)    as decode_attention(batch s, context n / s), linear
-                                                     between whole contexts
+                                                     between contexts, 64 of them an octave
     a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
     a cache of 1-byte numbers, prompts               t = t_bf16
 
@@ -21,6 +21,8 @@ __all__ = ["price_alike"]
 
 Known = Callable[[Op], Price | None]
 BF16 = "bf16"
+# Contexts an octave between which prices of paged attention are lines.
+PARTS = 64
 
 
 def price_alike(op: Op, known: Known) -> Price | None:
@@ -39,16 +41,19 @@ def price_alike(op: Op, known: Known) -> Price | None:
 
 
 def _paged(op: Op, known: Known) -> Price | None:
-    """Between the whole contexts next to the mean one, or at it."""
-    sequences = op["sequences"]
-    context, rest = divmod(op["kv_tokens"], sequences)
-    below = _decoding(op, sequences, max(1, context), known)
-    if not rest or not context:
+    """Between two contexts next to the mean one. A line between them, and not all that is known in between:
+    what a burst of steps takes is then a sum of few lines."""
+    sequences, kv_tokens = op["sequences"], op["kv_tokens"]
+    context = kv_tokens // sequences
+    step = max(1, (1 << max(0, context.bit_length() - 1)) // PARTS)
+    low = max(1, context // step * step)
+    below = _decoding(op, sequences, low, known)
+    if kv_tokens <= low * sequences:
         return below
-    above = _decoding(op, sequences, context + 1, known)
+    above = _decoding(op, sequences, low + step, known)
     if below is None or above is None:
         return None
-    share = rest / sequences
+    share = (kv_tokens - low * sequences) / (step * sequences)
     return replace(
         below,
         seconds=below.seconds + share * (above.seconds - below.seconds),

@@ -48,9 +48,9 @@ SEQUENCES = (
 )  # fmt: skip
 # On both sides of where layouts change; no round numbers else: contexts are none.
 CONTEXT = (
-    131, 255, 257, 511, 513, 777, 1023, 1025, 1547, 2047, 2049, 4095, 4097, 8201, 16411, 32771, 131071
+    131, 255, 257, 511, 513, 777, 1023, 1025, 1547, 2047, 2049, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
-SPECULATED_CONTEXT = (521, 777, 1033, 1547, 2059, 3083, 4099, 6151, 8201, 16411, 32771, 131071)
+SPECULATED_CONTEXT = (521, 777, 1033, 1547, 2059, 3083, 4099, 6151, 8201, 16411, 32771, 131201)
 SIDES = tuple(1 << power for power in range(15))
 LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
 # Of methods that take a launch a token, or memory that grows with the square of the length.
