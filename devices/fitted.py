@@ -16,7 +16,7 @@ how far ops near them are from the fit (`devices.corrected`).
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -207,18 +207,26 @@ class FittedProfile:
         return self._intervals[key]
 
     def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
-        plain: dict[str, Correction | None] = {}
-        errors = list[float]()
+        errors = [off for _, off in self._errors(checks)]
+        return interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+
+    def errors(self) -> Iterator[tuple[Measured, float]]:
+        """log(measured / predicted) at each shape that was measured only to check prices."""
+        return self._errors([point for point in self.points if point.role == "check"])
+
+    def _errors(self, checks: Sequence[Measured]) -> Iterator[tuple[Measured, float]]:
+        plain: dict[tuple[str, str], Correction | None] = {}
         for point in checks:
             row = self._line(point.kind, _own(point))
             if row is None or self.is_general(row):
                 continue
-            if row.where not in plain:
-                plain[row.where] = self._plain(row)
-            near = plain[row.where]
+            key = (row.kind, row.where)
+            if key not in plain:
+                plain[key] = self._plain(row)
+            near = plain[key]
             off = near.error(row.fit, point) if near else None
-            errors += [] if off is None else [off]
-        return interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+            if off is not None:
+                yield point, off
 
     @cached_property
     def _measured(self) -> Mapping[tuple[str, str], Sequence[Measured]]:

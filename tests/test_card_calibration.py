@@ -21,14 +21,14 @@ from devices.fitted import Birth
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
-from kernels.decoder.matmul import MOST_ROWS
+from kernels.decoder.matmul import MOST_ROWS, padded
 from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
 from validate import card_calibrate, card_measure
 from validate.bench_timing import Card
-from validate.calibrate import write_whole
+from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
 from validate.card_grid import CONTEXT, drawn, families, grid
 from validate.card_measure import cache_state
@@ -36,6 +36,7 @@ from validate.held_out import Tried, lines, met, summary
 from validate.measure import Point
 from validate.other_operators import ratios as operator_ratios
 from validate.other_operators import read
+from validate.profile_checks import by_kind, is_close
 from validate.program import run as run_program
 from validate.two_calibrations import main as compare_profiles
 from validate.two_calibrations import ratios
@@ -490,3 +491,32 @@ def test_an_other_models_matrices_are_extrapolated() -> None:
     assert own.source == "interpolated"
     assert other.source == "extrapolated"
     assert other.high_s / other.low_s > 1.2 > own.high_s / own.low_s
+
+
+def test_what_only_checks_says_how_far_off_a_profile_is() -> None:
+    """Prices follow the ripples; two shapes that took a fifth longer are off by a fifth."""
+    ops = grid(["norm"])
+    checks = drawn(["norm"], 12, 5)
+    points = [a_point(op) for op in ops]
+    points += [a_point(op, "check", noise=math.log(1.2) if i < 2 else 0.0) for i, op in enumerate(checks)]
+    birth = Birth("2026-01-01", "a card", 1, {}, len(points), 10, 0.01, {})
+    profile = profile_of("h200-sxm", points, birth, {})
+    (errors,) = by_kind(profile).values()
+    assert len(errors) == 12
+    worst_pct, worst = max(errors, key=lambda each: each[0])
+    assert worst.shape in {shape_text(op) for op in checks[:2]}
+    assert worst_pct == pytest.approx(20.0, abs=3.0)
+    assert statistics.median(error for error, _ in errors) < 3.0
+    assert is_close([error for error, _ in errors]) is False
+    assert is_close([1.0] * 20) is True
+
+
+def test_products_are_padded_where_there_is_room() -> None:
+    x = torch.randn(248, 6)
+    room, none = x[:241], x[:241].clone()
+    assert padded(room).shape == (248, 6)
+    assert torch.equal(padded(room)[:241], none)
+    assert padded(none) is none
+    assert padded(x[:64]).shape == (64, 6)
+    # Columns that lie apart are not taken for rows.
+    assert padded(x.T[:, :241]).shape == (6, 241)

@@ -8,7 +8,7 @@ error, its shape, and the share of times that lie inside their price's 90 % inte
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -81,14 +81,16 @@ def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
     """A row for each kind, and one for all of them."""
     groups: dict[str, list[Tried]] = {}
     for one in found:
-        groups.setdefault(_kind(one.point.op), []).append(one)
+        op = one.point.op
+        shape = {name: op[name] for name, _ in op.shape}
+        groups.setdefault(label(op.kind, op.dtype, shape), []).append(one)
     return [_row(*group) for group in (*sorted(groups.items()), ("all", found)) if group[1]]
 
 
-def _kind(op: Op) -> str:
-    """Products of prompts apart from those of steps that decode."""
-    prompts = " of prompts" if op.kind == "matmul" and op["m"] > MOST_DECODED else ""
-    return f"{op.kind} {op.dtype}{prompts}"
+def label(kind: str, dtype: str, shape: Mapping[str, int]) -> str:
+    """What ops are judged together: products of prompts apart from those of steps that decode."""
+    prompts = " of prompts" if kind == "matmul" and shape["m"] > MOST_DECODED else ""
+    return f"{kind} {dtype}{prompts}"
 
 
 def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
