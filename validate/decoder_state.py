@@ -550,7 +550,7 @@ def decoder_states(
                 room[:, :, : context - 1] = whole[:, heads]
                 cache[which].append(room.to(dtype))
     if not model.outside:
-        x = _normal(generator, batch, config.hidden, scale=1.0)
+        x = normal(generator, batch, config.hidden, scale=1.0)
         for body in ranks:
             own = body._own(x) if body.scattered else x.clone()
             body.buffers["x"] = own.to(body.activation)
