@@ -18,6 +18,7 @@ from simcore.cli import main
 from simcore.files import InputError
 from simcore.models import Decoder, Dtypes
 from simcore.scenario import load_scenario, parse_scenario
+from simcore.schedules.lazy import lazy
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.trace import Trace
 from tests.fake_card import FakeLayer
@@ -25,6 +26,7 @@ from tests.test_card_decoder import GQA
 from validate import card_states, isolated
 from validate.card_decoder_state import card_decoder_states
 from validate.card_host import host_costs
+from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card
 from validate.card_real import RealCard, this_machine
 from validate.card_states import CardOperatorState, CardStates, check_card_runs
@@ -32,9 +34,11 @@ from validate.climb import climb
 from validate.decoder_state import decoder_states
 from validate.isolated import Isolated, measure_alone, priced_between
 from validate.ladder import Bounds
+from validate.long_convolution_state import long_convolution_state
 from validate.measure import Point
 from validate.torch_machine import TorchRun
 
+METRICS = ("token_latency_s", "latency_s", "total_s")
 H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"
 CPU = load_device("cpu")
 emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
@@ -209,7 +213,6 @@ def test_prices_lie_between_those_of_alike_shapes() -> None:
     [
         ("alspec_long_context", r"strategies\[1\].kind: alspec is not run on a card yet"),
         ("chat_trace", "study: serving is not run on a card yet"),
-        ("tiles", "study: tiling is not run on a card yet"),
     ],
 )
 def test_what_a_card_does_not_run_yet_is_refused(name: str, says: str) -> None:
@@ -233,6 +236,56 @@ def test_without_a_card_there_is_one_line(
     assert not out.exists()
 
 
+TILING: dict[str, Any] = {
+    "name": "tiles",
+    "study": "tiling",
+    "device": "cpu",
+    "model": {"kind": "long_convolution", "layers": 2, "channels": 8, "block": "mlp"},
+    "tokens": 12,
+    "dtype": "fp32",
+    "profile": "none",
+    "strategies": [{"kind": "lazy"}, {"kind": "fractal", "tiles": "conv"}],
+}
+
+
+def test_a_tiling_runs_on_a_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[CardLongConvolutionState] = []
+
+    def keeping(*given: Any) -> CardLongConvolutionState:
+        made.append(CardLongConvolutionState(*given))
+        return made[-1]
+
+    monkeypatch.setattr(card_states, "CardLongConvolutionState", keeping)
+    real = real_of()
+    outcome = assemble(parse_scenario(TILING, "x"), "x", Place("cuda", real.start, 2)).study.run(
+        lambda *_: None
+    )
+    totals = [row.value for row in outcome.rows if row.metric == "total_s"]
+    assert len(totals) == 2
+    assert all(value is not None and value > 0.0 for value in totals)
+    drawn: Any = made[0].inner.model
+    cpu = long_convolution_state(drawn, seed=0, dtype=torch.float32)
+    ended: list[float] = []
+    TorchRun([cpu]).run(lambda m: lazy(m, drawn, ended))
+    # Others are drawn, but not reported.
+    reported = [state for state in made if state.inner.model.tokens == drawn.tokens]
+    assert len(reported) >= 2
+    for state in reported:
+        torch.testing.assert_close(state.outputs, torch.stack(cpu.outputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "says"),
+    [
+        ([{"kind": "relaxed"}], r"strategies\[0\].kind: relaxed is not run"),
+        ([{"kind": "lazy"}, {"kind": "fractal", "half_storage": True}], r"strategies\[1\].half_storage"),
+    ],
+)
+def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        check_card_runs(parse_scenario({**TILING, "strategies": strategies}, "x"), "x")
+
+
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeLayer(2))
     assert costs.keys() == {"launch_s", "wait_s", "message_s", "gate_s"}
@@ -243,12 +296,12 @@ def test_costs_of_verbs_are_times_of_this_machine() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("scenario", [LAYER, {**LAYER, "part": "model", "dtype": "bf16"}, LINEAR])
+@pytest.mark.parametrize("scenario", [LAYER, {**LAYER, "part": "model", "dtype": "bf16"}, LINEAR, TILING])
 def test_studies_run_on_a_real_card(scenario: dict[str, Any]) -> None:
     found = parse_scenario({**scenario, "device": "h200-sxm", "profile": "none"}, "x")
     real = this_machine(2)
     outcome = assemble(found, "x", Place("cuda", real.start, 2)).study.run(lambda *_: None)
-    times = [row.value for row in outcome.rows if row.metric in ("token_latency_s", "latency_s")]
+    times = [row.value for row in outcome.rows if row.metric in METRICS]
     assert times
     assert all(value is not None and 1e-6 < value < 0.1 for value in times)
     real.release()

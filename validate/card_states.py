@@ -15,18 +15,22 @@ from torch import Tensor
 from kernels.streams import current_gate, one_stream
 from kernels.table import TABLE
 from simcore.files import InputError
+from simcore.long_convolution import LongConvolution
 from simcore.models import Decoder
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.ops import Op, Publication
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario, Scenario
+from simcore.tiling_scenario import TilingScenario
 from validate.card_decoder_state import card_decoder_states, card_weights, drawn_of
+from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_measure import operands
 from validate.decoder_state import Weights
 
 SEED = 0
 TENSOR_PARALLEL = "tensor_parallel"
-STUDIES = "decode, linear_attention and decode_attention"
+STUDIES = "decode, tiling, linear_attention and decode_attention"
+TILINGS = ("lazy", "eager", "fractal")
 
 
 class CardOperatorState:
@@ -89,11 +93,14 @@ class CardStates:
         match setup.model:
             case Decoder() as model:
                 return self._decoder(model, setup)
+            case LongConvolution() as model:
+                self.forget()
+                return [CardLongConvolutionState(model, SEED, self.device)]
             case Op() as op:
                 self.forget()
                 return [CardOperatorState(op, operands(TABLE[op.kind], op, self.l2_bytes, self.device))]
-            case model:
-                raise InputError(f"--on cuda: a {type(model).__name__} is not run on a card yet")
+            case other:
+                raise InputError(f"--on cuda: a {type(other).__name__} is not run on a card yet")
 
     def _decoder(self, model: Decoder, setup: Setup) -> list[Any]:
         holds = setup.holds
@@ -126,6 +133,9 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
     """Raises InputError for a study or a strategy that the machine on a card does not run yet."""
     if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
         return
+    if isinstance(scenario, TilingScenario):
+        _check_tilings(scenario, where)
+        return
     if not isinstance(scenario, DecodeScenario):
         raise InputError(
             f"{where}: study: {scenario.study} is not run on a card yet; --on cuda runs {STUDIES}"
@@ -136,3 +146,15 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
                 f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
                 f" --on cuda runs {TENSOR_PARALLEL}"
             )
+
+
+def _check_tilings(scenario: TilingScenario, where: str) -> None:
+    for i, strategy in enumerate(scenario.strategies):
+        if strategy.kind not in TILINGS:
+            allowed = ", ".join(TILINGS)
+            raise InputError(
+                f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
+                f" --on cuda runs {allowed}"
+            )
+        if any(getattr(strategy, "half_storage", ())):
+            raise InputError(f"{where}: strategies[{i}].half_storage: is not run on a card yet; give false")
