@@ -210,10 +210,10 @@ def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
     from validate import ladder  # noqa: PLC0415
 
     if on == CARD:
-        from validate.isolated import card_here, one_by_one  # noqa: PLC0415
+        from validate.isolated import calibrated, card_here, one_by_one  # noqa: PLC0415
 
         device, real = _card(file, scenario)
-        ops = one_by_one(real.release, card_here())
+        ops = one_by_one(real.release, card_here(), calibrated(device, scenario.profile))
         return {"bounds": ladder.load_bounds(device), "device": device, "real": real, "ops": ops}
     from validate.machines import check_formats  # noqa: PLC0415
 

@@ -32,7 +32,7 @@ from validate.card_real import RealCard, this_machine
 from validate.card_states import CardOperatorState, CardStates, check_card_runs
 from validate.climb import climb
 from validate.decoder_state import decoder_states
-from validate.isolated import Isolated, measure_alone, priced_between
+from validate.isolated import Isolated, calibrated, measure_alone, priced_between, shape_of
 from validate.ladder import Bounds
 from validate.long_convolution_state import long_convolution_state
 from validate.measure import Point
@@ -183,6 +183,10 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(monkeypatch: pytest.MonkeyPat
     assert {row["cache"] for row in found.prices} == {"cold"}
     assert {row["kind"] for row in found.prices} >= {"matmul", "decode_attention", "norm"}
     assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)
+    # A shape that prices were fitted to is not held out.
+    shapes = {shape_of(op) for op in measured if op.kind == "norm"}
+    points = told[0].op_points(price, "cpu", shapes)
+    assert {point.op.kind for point in points if not point.held_out} == {"norm"}
     # What was measured is what rung 2 is charged.
     again = told[0].prices(price)
     assert all(again(op).seconds == pytest.approx(seconds) for op, seconds in measured.items())
@@ -192,6 +196,11 @@ def attention(context: int, batch: int = 1) -> Any:
     return ops.decode_attention(
         batch=batch, q_heads=4, kv_heads=2, head_dim=16, context=context, dtype="bf16"
     )
+
+
+def test_shapes_of_profiles_without_points_are_not_known() -> None:
+    assert calibrated("h200-sxm", "none") == frozenset()
+    assert calibrated("a6000", "leetdecoding-tables") == frozenset()
 
 
 def test_prices_lie_between_those_of_alike_shapes() -> None:

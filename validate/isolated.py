@@ -9,7 +9,7 @@ Collectives are no kernels that could be measured alone: of them the times of th
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,10 @@ from typing import Any
 import torch
 
 from devices.price import launches_and_floor
+from devices.profile import load_profile, profile_names
+from devices.spec import load_device
 from kernels.table import TABLE, Kernel
+from simcore.assembly import NO_PROFILE
 from simcore.ops import Op, Price, Pricer, Roofline
 from simcore.study import Progress
 from simcore.trace import Trace
@@ -43,6 +46,8 @@ MOST_SHAPES = 64
 NEAR = 0.02
 
 Measure = Callable[[Kernel, Op], Point]
+# Kind, shape and dtype.
+Shape = tuple[str, str, str]
 
 
 @dataclass
@@ -54,9 +59,11 @@ class Isolated:
     failed: dict[Op, str] = field(default_factory=dict)
     in_runs: Mapping[Op, Sequence[float]] = field(default_factory=dict)
 
-    def op_points(self, price: Pricer, device: torch.device | str) -> list[OpPoint]:
+    def op_points(
+        self, price: Pricer, device: torch.device | str, known: Collection[Shape] = ()
+    ) -> list[OpPoint]:
         """Rungs 0 and 1: at most 20 shapes of each kind and dtype, 5 of them with their numerical error.
-        None of them is known to be calibrated: a profile's own points are not those of a run."""
+        `known`: shapes that prices were fitted to, which are not held out."""
         found = []
         for group in _groups(self.points, self.floor).values():
             chosen = spread(group, PRICE_SHAPES)
@@ -64,12 +71,9 @@ class Isolated:
             for op in chosen:
                 error = self._error(op, device) if op in tried else None
                 point, predicted = self.points[op], price(op)
-                found.append(
-                    OpPoint(
-                        op, error, predicted.seconds, point.median_s, True, predicted, point.p10_s,
-                        point.p90_s, point.runs, point.cache,
-                    )
-                )  # fmt: skip
+                held_out, spread_s = shape_of(op) not in known, (point.p10_s, point.p90_s)
+                times = predicted.seconds, point.median_s, held_out, predicted, *spread_s, point.runs
+                found.append(OpPoint(op, error, *times, point.cache))
         return found
 
     def prices(self, otherwise: Pricer) -> Pricer:
@@ -185,7 +189,12 @@ def _interpolated(seconds: float, detail: str) -> Price:
     return Price(seconds, seconds, seconds, "interpolated", detail)
 
 
-def one_by_one(release: Callable[[], None], card: Card, device: torch.device | str = "cuda") -> Ops:
+def one_by_one(
+    release: Callable[[], None],
+    card: Card,
+    known: Collection[Shape] = (),
+    device: torch.device | str = "cuda",
+) -> Ops:
     """Op times for a climb on a card: `release` lets go of what its run holds there, then ops are
     measured."""
 
@@ -194,10 +203,24 @@ def one_by_one(release: Callable[[], None], card: Card, device: torch.device | s
     ) -> tuple[list[OpPoint], Pricer, list[str]]:
         release()
         found = measure_alone(traces, floor, card, progress)
-        points = found.op_points(price, device)
+        points = found.op_points(price, device, known)
         return points, found.prices(price), list(found.told())
 
     return ops
+
+
+def shape_of(op: Op) -> Shape:
+    """What tells an op's shape from others."""
+    return op.kind, shape_text(op), op.dtype
+
+
+def calibrated(device: str, profile: str | None) -> frozenset[Shape]:
+    """The shapes that a profile of a device was fitted to (None: the default one)."""
+    name = load_device(device).default_profile if profile is None else profile
+    if name is None or (profile is None and name not in profile_names(device)) or name == NO_PROFILE:
+        return frozenset()
+    points = getattr(load_profile(device, name), "points", ())
+    return frozenset((each.kind, each.shape, each.dtype) for each in points if each.role == "fit")
 
 
 def card_here() -> Card:
