@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,9 +46,9 @@ from simcore.schedules import (
 from simcore.study import flat
 from simcore.tape import record
 
-MACHINES = ("sim", "cpu", "tape")
-REAL = ("cpu",)
 CARD = "cuda"
+MACHINES = ("sim", "cpu", CARD, "tape")
+REAL = ("cpu", CARD)
 # What a calibration of a card may take, unless it is said; the second where it is to be quick.
 MINUTES, QUICK_MINUTES = 9.0, 2.8
 # A real machine never takes the same time twice: of so many runs of a case the median counts.
@@ -83,9 +83,11 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the scenario", show_default=False)]
 On = Annotated[
     str,
-    typer.Option("--on", metavar="sim|cpu|tape", help="simulate, run on this CPU, or print the launches"),
+    typer.Option(
+        "--on", metavar="sim|cpu|cuda|tape", help="simulate, run on this CPU or card, or print the launches"
+    ),
 ]
-Device = Annotated[str, typer.Option("--on", metavar="cpu", help="the device of this machine")]
+Device = Annotated[str, typer.Option("--on", metavar="cpu|cuda", help="the device of this machine")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="replace a field, a.b.0.c=value")]
 Out = Annotated[
     Path | None,
@@ -156,7 +158,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
-    _check_real(on, (*REAL, CARD))
+    _check_real(on)
     from validate import calibrate as calibration  # noqa: PLC0415
 
     if on == CARD:
@@ -183,22 +185,14 @@ def validate(
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
     _check_real(on)
-    from validate import calibrate as calibration  # noqa: PLC0415
-    from validate import climb, ladder  # noqa: PLC0415
-    from validate.machines import check_formats  # noqa: PLC0415
+    from validate import climb  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
-    check_formats(scenario, str(file))
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
-    bounds = ladder.load_bounds(on)
-    if scenario.profile is None and not calibration.profile_path(on).is_dir():
-        screen.note(f"{on} has no profile yet: a quick one is measured first (`calibrate` is better)")
-        calibration.calibrate(on, calibration.profile_path(on), True, screen.progress())
+    how = _how_to_climb(on, file, scenario)
     with _told_of(file):
-        found = climb.climb(
-            scenario, str(file), on=on, repeats=REPEATS, bounds=bounds, progress=screen.progress()
-        )
+        found = climb.climb(scenario, str(file), on=on, repeats=REPEATS, progress=screen.progress(), **how)
     outcome = found.outcome
     outcome.warnings = [*found.parts.warnings, *outcome.warnings]
     words = ["python", "-m", "simcore", "validate", str(file), "--on", on, *_given(settings, out)]
@@ -215,10 +209,49 @@ def validate(
         raise typer.Exit(BROKEN)
 
 
-def _check_real(on: str, real: Sequence[str] = REAL) -> None:
+def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
+    """What a climb on a device of this machine goes by: its bounds, and on a card its machine."""
+    from validate import calibrate as calibration  # noqa: PLC0415
+    from validate import ladder  # noqa: PLC0415
+
+    if on == CARD:
+        from validate.isolated import calibrated, card_here, one_by_one  # noqa: PLC0415
+
+        device, real = _card(file, scenario)
+        ops = one_by_one(real.release, card_here(), calibrated(device, scenario.profile))
+        return {"bounds": ladder.load_bounds(device), "device": device, "real": real, "ops": ops}
+    from validate.machines import check_formats  # noqa: PLC0415
+
+    check_formats(scenario, str(file))
+    bounds = ladder.load_bounds(on)
+    if scenario.profile is None and not calibration.profile_path(on).is_dir():
+        screen.note(f"{on} has no profile yet: a quick one is measured first (`calibrate` is better)")
+        calibration.calibrate(on, calibration.profile_path(on), True, screen.progress())
+    return {"bounds": bounds}
+
+
+def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
+    """The card of this machine by its name, and what runs a scenario there. Raises InputError where there is
+    none, the scenario is for another one, or asks for what is not run on cards yet."""
+    if importlib.util.find_spec("triton") is None:
+        raise InputError(f"--on {CARD}: needs triton: pip install 'simcore[kernels]'")
+    from validate.card_calibrate import this_card  # noqa: PLC0415
+    from validate.card_real import this_machine  # noqa: PLC0415
+    from validate.card_states import check_card_runs  # noqa: PLC0415
+    from validate.machines import check_formats  # noqa: PLC0415
+
+    check_card_runs(scenario, str(file))
+    check_formats(scenario, str(file), "a card")
+    device = this_card()
+    if scenario.device != device:
+        raise InputError(f"{file}: device: is {scenario.device!r}; the card of this machine is {device!r}")
+    return device, this_machine(REPEATS)
+
+
+def _check_real(on: str) -> None:
     """Raises InputError where this machine is no such device, or lacks what it takes."""
-    if on not in real:
-        raise InputError(f"--on {on}: no device of this machine{nearest(on, real)}")
+    if on not in REAL:
+        raise InputError(f"--on {on}: no device of this machine{nearest(on, REAL)}")
     # Half a second of importing torch is for those alone who run on a real device.
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
@@ -227,6 +260,9 @@ def _check_real(on: str, real: Sequence[str] = REAL) -> None:
 def _place(on: str, file: Path, scenario: Scenario) -> Place:
     """This machine, as a place to run on."""
     _check_real(on)
+    if on == CARD:
+        _, card = _card(file, scenario)
+        return Place(on, card.start, REPEATS, described=card.described)
     from validate.machines import Real, check_formats  # noqa: PLC0415
 
     check_formats(scenario, str(file))

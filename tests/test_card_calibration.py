@@ -26,7 +26,7 @@ from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
-from validate import card_calibrate, card_measure
+from validate import card_calibrate, card_host, card_measure
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
@@ -146,7 +146,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Op], None]], li
     made = Card(60_000_000, 132, 4.4e12, "sum", 1e-6)
     monkeypatch.setattr(card_calibrate, "measure_card", lambda say: made)
     monkeypatch.setattr(card_calibrate, "compile_ahead", lambda ops, within_s: 0)
-    monkeypatch.setattr(card_measure, "host_costs", lambda: {"launch_s": 6e-6, "wait_s": 1e-6})
+    monkeypatch.setattr(card_host, "host_costs", lambda: {"launch_s": 6e-6, "wait_s": 1e-6})
     monkeypatch.setattr(card_measure, "rates", lambda card: {"read_bytes_per_s": card.read_bytes_per_s})
 
     def use(before: Callable[[Op], None]) -> list[Op]:

@@ -92,8 +92,8 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["modles"], "'modles' is neither a file nor a command; did you mean 'models'?"),
         (["rn", QUICK], "'rn' is neither a file nor a command; did you mean 'run'?"),
         (
-            ["run", QUICK, "--on", "cuda"],
-            "did you mean 'cpu'? (allowed: sim, cpu, tape)",
+            ["run", QUICK, "--on", "cud"],
+            "did you mean 'cuda'? (allowed: sim, cpu, cuda, tape)",
         ),
         (["run", QUICK, "--set", "device=h200"], "did you mean 'h200-sxm'?"),
         (["run", QUICK, "--set", "model=lama-7b"], "did you mean 'llama-7b'?"),

@@ -313,8 +313,14 @@ def test_signals_count_and_are_taken_in_turn(kind: str) -> None:
         puts = [entry for entry in run.states[1].log if entry[0] == "put"]
         assert puts == [("put", "go"), ("put", "end")] * 3
         for span in (s for s in run.trace.spans if s.stream == "wire"):
+            last = max(s.end_s for s in run.trace.spans if s.launch == span.launch and s.id < span.id)
+            if span.cause.host and kind == "cuda":
+                # The op had ended before the host had queued what is put on the wire.
+                assert span.start_s >= last
+                continue
             behind = next(s for s in run.trace.spans if s.id == span.cause.span)
-            assert (behind.rank, behind.stream, behind.end_s) == (0, "main", span.start_s)
+            assert (behind.rank, behind.end_s) == (0, span.start_s)
+            assert behind.stream == "main"
 
 
 @pytest.mark.parametrize("kind", BOTH)

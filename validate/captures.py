@@ -12,6 +12,8 @@ import torch
 
 # Its classes of streams are not typed.
 CUDA: Any = torch.cuda
+# Of the card's memory.
+IDLE_SHARE = 0.2
 
 
 class GraphPool:
@@ -28,6 +30,7 @@ class GraphPool:
     def capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """What `call` launches, as a graph; nothing of it runs. It has to have run before, so that all is
         compiled and loaded. Raises what it raises; the pool is of no use then."""
+        make_room()
         graph, pool = torch.cuda.CUDAGraph(), self._anchor.pool()
         try:
             with torch.cuda.stream(self.stream):
@@ -40,6 +43,15 @@ class GraphPool:
             _end(pool)
             raise
         return graph
+
+
+def make_room() -> None:
+    """Before a capture, which cannot do so itself: memory that has been used and lies idle goes back to the
+    driver, where it is so much that the capture could miss it."""
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if idle > IDLE_SHARE * torch.cuda.get_device_properties(0).total_memory:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _end(pool: Any) -> None:

@@ -36,7 +36,7 @@ from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Roofline
 from simcore.study import Progress
-from validate import card_measure
+from validate import card_host, card_measure
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import (
     ALIKE,
@@ -88,7 +88,7 @@ def calibrate_card(
     check_target(target, device)
     progress("what the card reaches", 0, 1)
     card = measure_card(lambda text: None)
-    costs, reached = card_measure.host_costs(), card_measure.rates(card)
+    costs, reached = card_host.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
     progress("compiling kernels", 0, 1)
     compile_ahead([op for op, _ in shapes_of(table, quick)], COMPILING_SHARE * within_s)

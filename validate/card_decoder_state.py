@@ -81,7 +81,8 @@ class CardDecoderState:
     """One rank's buffers for the graphs of `simcore.models.Decoder` on a card; see the head of this file.
 
     `chosen` int64 [tokens, batch]: ids by token. What its graphs are captured with is the layer that the rank
-    has come to. Raises ValueError where an op's kernel does not read the gate that it would have to.
+    has come to. `x`: the residual stream that layers alone begin with, which goes on from token to token.
+    Raises ValueError where an op's kernel does not read the gate that it would have to.
     """
 
     read_on_device = frozenset({CONTEXT})
@@ -95,6 +96,7 @@ class CardDecoderState:
         v: list[Tensor],
         first: int,
         ids: Tensor,
+        x: Tensor | None = None,
     ) -> None:
         self.model, self.config, self.weights, self.part = model, model.config, weights, part
         self.k, self.v, self.first, self.layer = k, v, first, 0
@@ -103,7 +105,7 @@ class CardDecoderState:
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
-        self._asked = ids
+        self._asked, self._stream = ids, x
         # Read as fp32, as positions of any size want it.
         self._angles = angles(torch.arange(capacity, device=device), self.config.head_dim, torch.float32)
         self._gains: dict[int, Tensor] = {}
@@ -125,6 +127,8 @@ class CardDecoderState:
         """As before the first token: what a run has written to the cache comes to be written again."""
         self.layer = 0
         self.buffers.ids.copy_(self._asked)
+        if self._stream is not None:
+            self.buffers.x.copy_(self._stream)
         self.chosen.fill_(-1)
 
     # -- the protocol of the machine on a card -----------------------------------------------------------
@@ -157,6 +161,9 @@ class CardDecoderState:
             self.layer = 0
         elif op.name in LAYER_ENDS:
             self.layer += 1
+            if not self.model.outside and self.layer == self.config.layers:
+                # The next token begins without an embedding.
+                self.layer = 0
 
     def put(self, publication: Publication, to: Any) -> None:
         """Raises ValueError: no speculation on a card yet."""
@@ -303,9 +310,11 @@ def card_decoder_states(
     *,
     device: torch.device | str = "cuda",
     drawn_on: torch.device | str | None = None,
+    weights: Sequence[Weights] | None = None,
 ) -> list[CardDecoderState]:
     """A state for every rank of a mesh, for `tokens` tokens from `context` on. `drawn_on`: the device whose
     generator draws the numbers; "cpu" gives those of `decoder_states`, in minutes for billions of them.
+    `weights`: those of `card_weights`, if they are there already.
 
     Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", is made of
     parts that nobody can execute, puts ranks' results together in another way than all-reduces, or is in a
@@ -318,19 +327,31 @@ def card_decoder_states(
     if model.style != "all_reduce" and model.ranks > 1:
         raise ValueError(f"--on cuda: ranks put their results together by all_reduce, not by {model.style}")
     drawn_on = drawn_on or device
-    weights = [_moved(each, device) for each in shards(*_drawn(model), seed, drawn_on)]
+    if weights is None:
+        weights = card_weights(model, seed, device=device, drawn_on=drawn_on)
     generator = torch.Generator(drawn_on).manual_seed(seed + 1)
     ids = torch.randint(model.config.vocab, (model.batch,), generator=generator, device=drawn_on).to(device)
     caches = _caches(model, mesh, generator, context, tokens, device)
+    x = None
+    if not model.outside:
+        x = normal(generator, model.batch, model.config.hidden, scale=1.0).to(device)
     return [
-        CardDecoderState(model, weights[part], part, k, v, context, ids)
+        CardDecoderState(model, weights[part], part, k, v, context, ids, x)
         for part, (k, v) in (
             (layout.coordinate(mesh, rank, TENSOR), cache) for rank, cache in enumerate(caches)
         )
     ]
 
 
-def _drawn(model: Decoder) -> tuple[Any, Dtypes, int, Any]:
+def card_weights(
+    model: Decoder, seed: int, *, device: torch.device | str = "cuda", drawn_on: torch.device | str = "cuda"
+) -> list[Weights]:
+    """The weights of each rank, which do not hang on batch and context."""
+    return [_moved(each, device) for each in shards(*drawn_of(model), seed, drawn_on)]
+
+
+def drawn_of(model: Decoder) -> tuple[Any, Dtypes, int, Any]:
+    """What weights go by."""
     return model.config, model.dtypes, model.ranks, model.style
 
 

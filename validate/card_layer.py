@@ -72,7 +72,7 @@ class CudaLayer:
     """The current CUDA device."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device: torch.device | str = torch.device("cuda", torch.cuda.current_device())
         self.verbs: Any = flag_kernels
         self._streams: dict[int, Any] = {}
         self._pools: dict[int, GraphPool] = {}

@@ -1,4 +1,4 @@
-"""How long ops take on a CUDA card, one by one, in captured graphs; what host and card take around them.
+"""How long ops take on a CUDA card, one by one, in captured graphs; what the card reaches.
 
     seconds of an op = time of a graph of calls / calls          (validate.bench_timing)
 
@@ -30,7 +30,6 @@ from validate import bench_cases as cases
 from validate.bench_timing import Card, capture, once_s, one_line, replayed
 from validate.captures import GraphPool
 from validate.measure import Point
-from validate.reading_kernels import nothing_kernel
 
 SEED = 0
 # More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
@@ -43,8 +42,6 @@ LASTING_FLOOR_S, LASTING_S = 1e-4, 0.01
 ROUNDS, SLOW_S = 2, 2e-3
 # What is warm has to have so many times as much room.
 WARM_SHARE = 4
-# Launches of one loop of the host, and how often it is repeated.
-LAUNCHES, REPEATS = 200, 7
 # Sides of square products that say what rate a number format reaches.
 SIDE = 8192
 CALLS_OF_RATES = 4
@@ -63,9 +60,11 @@ def go_on() -> None:
         raise InputError(f"--on cuda: the card answers no more: {one_line(error)}") from None
 
 
-def operands(kernel: Kernel, op: Op, l2_bytes: int) -> list[tuple[Tensor, ...]]:
+def operands(
+    kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda"
+) -> list[tuple[Tensor, ...]]:
     """Sets of random operands of an op, as many as it takes to go round the L2 cache."""
-    first = kernel.inputs(op, torch.Generator("cuda").manual_seed(SEED), torch.device("cuda"))
+    first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if MOST_SETS * set_bytes <= l2_bytes:
@@ -156,41 +155,7 @@ def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
     return "cold" if sets == 1 or sets * set_bytes > l2_bytes else "L2"
 
 
-# -- around them -------------------------------------------------------------------------------------------
-
-
-def host_costs() -> dict[str, float]:
-    """`simcore.machine.Overheads` of this host and card: launch_s, what a replay of a graph keeps the host
-    busy; wait_s, what a wait for a replay takes longer than the card does; gate_s, a node that does
-    nothing."""
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-
-    def nothing() -> None:
-        nothing_kernel[(1,)](flag)
-
-    graph = capture([nothing])
-    node_s = statistics.median(replayed(capture([nothing] * 1000), 1000))
-    queued_s, waited_s = [], []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        queued_s.append(_loop_s(graph.replay))
-        waited_s.append(_loop_s(partial(_waited, graph)))
-    launch_s, round_s = statistics.median(queued_s), statistics.median(waited_s)
-    return {"launch_s": launch_s, "wait_s": max(0.0, round_s - launch_s - node_s), "gate_s": node_s}
-
-
-def _loop_s(call: Call) -> float:
-    begun_s = time.perf_counter()
-    for _ in range(LAUNCHES):
-        call()
-    took_s = (time.perf_counter() - begun_s) / LAUNCHES
-    torch.cuda.synchronize()
-    return took_s
-
-
-def _waited(graph: torch.cuda.CUDAGraph) -> None:
-    graph.replay()
-    torch.cuda.current_stream().synchronize()
+# -- what the card reaches ---------------------------------------------------------------------------------
 
 
 def rates(card: Card) -> dict[str, float]:

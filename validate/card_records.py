@@ -265,11 +265,16 @@ class Resolver:
         shares = [1.0] if len(ops) == 1 else self._shares_of(ops)
         detail = ALONE if len(ops) == 1 else SHARED
         local = record.state == "run"
+        # A share is not what its op took: what all of them took together is held against all of their floors.
+        floor_s = sum(self._floor_s(op) for op in ops) if local else 0.0
         return tuple(
             PricedOp(
                 op,
                 Price(took_s * share, took_s * share, took_s * share, "measured", detail),
-                self.roofline(op.bare).seconds if local else 0.0,
+                floor_s * share,
             )
             for op, share in zip(ops, shares, strict=True)
         )
+
+    def _floor_s(self, op: Op) -> float:
+        return self.roofline(op.bare).seconds

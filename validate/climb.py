@@ -1,22 +1,26 @@
 """Climbs the validation ladder with a scenario: runs it on this machine, replays it, predicts it, compares.
 
 measured    the torch machine, on the wall clock
-replayed    the simulated machine, fed with the op times of the measured run      rung 2
+replayed    the simulated machine, fed with measured op times                     rung 2
 predicted   the simulated machine, at the prices of the device's profile          rung 3
+
+On a CPU op times are those of the measured run. On a card a run gives the times of whole graphs, and what is
+beside them is measured op by op afterwards: what rung 2 is off is then the machine's and the cache's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from devices.price import roofline
 from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
-from simcore.runs import Start
+from simcore.ops import Pricer, Roofline
+from simcore.runs import Run, Setup, Start
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
 from simcore.trace import Trace
-from validate.ladder import Bounds, compared, holds, ladder, measured_prices, op_points
+from validate.ladder import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
 from validate.machines import Real
 from validate.recorded import longest, price_rows, simulated_too
 
@@ -44,18 +48,58 @@ class Climb:
         return holds(self.rungs)
 
 
+class Measuring(Protocol):
+    """A real machine: it starts runs and keeps their traces."""
+
+    started: dict[str, list[Trace]]
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Of each case the run that is reported."""
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a provenance says of it."""
+
+    def start(self, setup: Setup) -> Run:
+        """See `simcore.runs.Start`."""
+
+
+# Op times beside their prices, and the prices of a replay, from the traces of a machine and predicted prices.
+Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], tuple[list[OpPoint], Pricer, list[str]]]
+
+
+def in_the_run(
+    traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress
+) -> tuple[list[OpPoint], Pricer, list[str]]:
+    """Op times of the run itself."""
+    del progress
+    return op_points(traces, price, floor), measured_prices(traces, floor, price), []
+
+
 def climb(
-    scenario: Scenario, where: str, *, on: str, repeats: int, bounds: Bounds, progress: Progress
+    scenario: Scenario,
+    where: str,
+    *,
+    on: str,
+    repeats: int,
+    bounds: Bounds,
+    progress: Progress,
+    real: Measuring | None = None,
+    ops: Ops = in_the_run,
+    device: str | None = None,
 ) -> Climb:
-    """Runs a scenario that is meant for device `on` in all three ways. Raises what the runs raise."""
-    floor = roofline(load_device(on))
-    real = Real(repeats)
+    """Runs a scenario that is meant for `device` (`on`, if left out) in all three ways, on the CPU unless a
+    `real` machine is given. Raises what the runs raise."""
+    floor = roofline(load_device(device or on))
+    real = real or Real(repeats)
     place = Place(on, real.start, repeats, described=real.described)
     parts = assemble(scenario, where, place)
     outcome = parts.study.run(progress)
     price = parts.price()
-    points = op_points(real.traces, price, floor)
-    replay = Place("replay", prices=measured_prices(real.traces, floor, price))
+    points, prices, told = ops(real.traces, price, floor, progress)
+    outcome.warnings = [*outcome.warnings, *told]
+    replay = Place("replay", prices=prices)
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
     rungs = ladder(points, predicted, replayed, outcome.rows, bounds)

@@ -52,7 +52,10 @@ __all__ = [
     "ladder",
     "load_bounds",
     "measured_prices",
+    "numeric_error",
     "op_points",
+    "prices_of",
+    "spread",
 ]
 
 BOUNDS = Path(__file__).parent / "bounds.yaml"
@@ -137,8 +140,8 @@ def op_points(
         by_kind.setdefault((op.kind, op.dtype), []).append((launches_and_floor(op, floor)[1], op, seconds))
     points = []
     for group in by_kind.values():
-        chosen = _spread(sorted(group, key=lambda each: each[0]), PRICE_SHAPES)
-        tried = {op for _, op, _ in _spread(chosen, NUMERICS_SHAPES)}
+        chosen = spread(sorted(group, key=lambda each: each[0]), PRICE_SHAPES)
+        tried = {op for _, op, _ in spread(chosen, NUMERICS_SHAPES)}
         for _, op, seconds in chosen:
             error = numeric_error(op, table) if op in tried else None
             points.append(_point(op, error, price(op), seconds, op not in known))
@@ -151,7 +154,7 @@ def _point(op: Op, error: float | None, price: Price, seconds: Sequence[float], 
     return OpPoint(op, error, price.seconds, *times, AS_THE_RUN)
 
 
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
+def spread(items: Sequence[Any], most: int) -> list[Any]:
     """At most so many of the items, evenly spread, the first and the last among them."""
     if len(items) <= most:
         return list(items)
@@ -161,17 +164,19 @@ def _spread(items: Sequence[Any], most: int) -> list[Any]:
 # -- numerics --------------------------------------------------------------------------------------------
 
 
-def numeric_error(op: Op, table: Mapping[str, Kernel] = TABLE) -> float | None:
+def numeric_error(
+    op: Op, table: Mapping[str, Kernel] = TABLE, device: torch.device | str = "cpu"
+) -> float | None:
     """The largest relative error of what an op gives or writes, against its reference in float64; that of its
     parts where it has no kernel of its own. None where nothing of it has a kernel."""
-    errors = [_error(unit, table[unit.kind]) for unit in units(op) if unit.kind in table]
+    errors = [_error(unit, table[unit.kind], device) for unit in units(op) if unit.kind in table]
     return max(errors, default=None)
 
 
-def _error(op: Op, kernel: Kernel) -> float:
-    generator = torch.Generator().manual_seed(SEED)
+def _error(op: Op, kernel: Kernel, device: torch.device | str) -> float:
+    generator = torch.Generator(device).manual_seed(SEED)
     with torch.inference_mode():
-        given = kernel.inputs(op, generator, torch.device("cpu"))
+        given = kernel.inputs(op, generator, torch.device(device))
         exact = tuple(map(in_double, given))
         # What an op writes in place is a result too.
         results = [*_tensors(kernel.run(op, *given)), *given]
@@ -205,13 +210,19 @@ def _relative(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def measured_prices(traces: Iterable[Trace], floor: Roofline, otherwise: Pricer | None = None) -> Pricer:
-    """Prices for the simulated machine from real runs: of each op the mean of its times, with their 5th and
+    """`prices_of` what the ops of real runs took there."""
+    return prices_of(op_times(traces), floor, otherwise)
+
+
+def prices_of(
+    times: Mapping[Op, Sequence[float]], floor: Roofline, otherwise: Pricer | None = None
+) -> Pricer:
+    """Prices for the simulated machine from measured times of plain ops: of each the mean, with their 5th and
     95th percentile; only means add up to what all of them took, pauses of a shared machine included.
 
     An op that was not run is priced by a fit to those of its kind and dtype that were, a fused one by its
     parts, the rest by `otherwise`. The prices raise InputError where there is nothing to go by.
     """
-    times = op_times(traces)
     known = {op: _price_of(seconds) for op, seconds in times.items()}
     fits = _fits(known, floor)
 

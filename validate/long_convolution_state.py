@@ -125,15 +125,23 @@ class LongConvolutionState:
 
     `a` is one tensor [layers + 1, batch, room, channels], `room` being all positions or, with half storage,
     as many as have to be there at once. `outputs` are those of the last layer, [batch, channels] by position,
-    as they were made. Taps that depend on data are no numbers (nan) until they are made.
+    as they were made; with `outputs_stay` they are left where the last level has them. Taps that depend on
+    data are no numbers (nan) until they are made.
     """
 
-    def __init__(self, model: LongConvolution, drawn: Parameters, *, half_storage: bool = False) -> None:
-        self.model, self.parameters = model, drawn
+    def __init__(
+        self,
+        model: LongConvolution,
+        drawn: Parameters,
+        *,
+        half_storage: bool = False,
+        outputs_stay: bool = False,
+    ) -> None:
+        self.model, self.parameters, self._outputs_stay = model, drawn, outputs_stay
         self.room = model.prompt + half_length(model.generated) if half_storage else model.tokens
         levels, batch, d = model.layers + 1, model.batch, model.channels
         self.a = drawn.given.new_zeros(levels, batch, self.room, d)
-        self.a[0, :, : drawn.given.shape[1]] = drawn.given
+        self.reset()
         self.taps = drawn.filters[:, None]
         if model.mixer == "data_dependent_convolution":
             self.taps = drawn.filters.new_full((model.layers, batch, model.tokens, d), torch.nan)
@@ -153,6 +161,12 @@ class LongConvolutionState:
         self._hidden, self._aside = drawn.given, drawn.given
         self._found: _Aggregates | None = None
         self._ops = self._methods()
+
+    def reset(self) -> None:
+        """The levels as before the first position; of a state that keeps all of them, its outputs too."""
+        given = self.parameters.given
+        self.a.zero_()
+        self.a[0, :, : given.shape[1]] = given
 
     def _methods(self) -> dict[str, Callable[[Op], None]]:
         """What carries out an op, by its kind."""
@@ -299,11 +313,12 @@ class LongConvolutionState:
 
     def _next_input(self, op: Op) -> None:
         t = op.where("position")
-        made = self.level(self.model.layers, len(self.outputs), t + 1).clone().unbind(1)
-        self.outputs += made
+        if not self._outputs_stay:
+            self.outputs += self.level(self.model.layers, len(self.outputs), t + 1).clone().unbind(1)
         if t + 1 == self.model.tokens:
             return
-        x = run(op, made[-1], self.parameters.noise[t])
+        last = self._at(self.model.layers, t) if self._outputs_stay else self.outputs[-1]
+        x = run(op, last, self.parameters.noise[t])
         if t + 1 == self._base + self.room:
             self._aside = x
         else:

@@ -82,14 +82,14 @@ COMPUTED = {
 }
 
 
-def check_formats(scenario: Scenario, where: str) -> None:
+def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> None:
     """Raises InputError for a number format that torch does not compute in here."""
     given = {"dtype": getattr(scenario, "dtype", None)}
     given |= {f"dtypes.{name}": dtype for name, dtype in getattr(scenario, "dtypes", {}).items()}
     for field_, dtype in given.items():
         if dtype is not None and dtype not in FORMATS:
             allowed = ", ".join(FORMATS)
-            raise InputError(f"{where}: {field_}: is {dtype!r}; on the CPU {allowed} are allowed")
+            raise InputError(f"{where}: {field_}: is {dtype!r}; on {device} {allowed} are allowed")
 
 
 @dataclass

@@ -127,6 +127,8 @@ def _title(axes: TilingAxes) -> str:
 
 
 def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -> Any:
+    # A real machine may run it before the run that counts.
+    ended_s.clear()
     return program(case, model, m, ended_s)
 
 

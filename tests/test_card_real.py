@@ -1,0 +1,328 @@
+"""Studies on a card that is none (`tests.fake_card`): runs that count, cases that share nothing but weights,
+a climb with op times measured one by one, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from devices.price import launches_and_floor, pricer, roofline
+from devices.spec import load_device
+from kernels.table import TABLE
+from simcore import ops
+from simcore.assembly import Place, assemble
+from simcore.cli import main
+from simcore.files import InputError
+from simcore.models import Decoder, Dtypes
+from simcore.scenario import load_scenario, parse_scenario
+from simcore.schedules.lazy import lazy
+from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.trace import Trace
+from tests.fake_card import FakeLayer
+from tests.test_card_decoder import GQA
+from validate import card_states, isolated
+from validate.card_decoder_state import card_decoder_states
+from validate.card_host import host_costs
+from validate.card_long_convolution import CardLongConvolutionState
+from validate.card_machine import Card
+from validate.card_real import RealCard, this_machine
+from validate.card_states import CardOperatorState, CardStates, check_card_runs
+from validate.climb import climb
+from validate.decoder_state import decoder_states
+from validate.isolated import Isolated, calibrated, measure_alone, priced_between, shape_of
+from validate.ladder import Bounds
+from validate.long_convolution_state import long_convolution_state
+from validate.measure import Point
+from validate.torch_machine import TorchRun
+
+METRICS = ("token_latency_s", "latency_s", "total_s")
+H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"
+CPU = load_device("cpu")
+emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+LAYER: dict[str, Any] = {
+    "name": "layer",
+    "study": "decode",
+    "device": "cpu",
+    "profile": "none",
+    "model": "tiny-llama",
+    "part": "layer",
+    "dtype": "fp32",
+    "batch": [1, 2],
+    "context_tokens": 16,
+    "tokens": 2,
+    "strategies": [{"kind": "tensor_parallel"}],
+}
+LINEAR: dict[str, Any] = {
+    "name": "linear",
+    "study": "linear_attention",
+    "device": "cpu",
+    "dtype": "fp32",
+    "methods": ["recursion", "block_based"],
+    "batch": 1,
+    "heads": 1,
+    "rank": 16,
+    "dim": 16,
+    "length": [32],
+}
+
+
+def real_of(repeats: int = 2, l2_bytes: int = 4096) -> RealCard:
+    return RealCard(repeats, CardStates(l2_bytes, "cpu"), lambda: FakeLayer(3))
+
+
+def alone(op: Any, seconds: float) -> Point:
+    launches, floor_s = launches_and_floor(op, roofline(CPU))
+    return Point(op, launches, floor_s, seconds, seconds, seconds, 5, cache="cold")
+
+
+@emulated
+def test_cases_are_run_until_nothing_is_captured_and_share_their_weights() -> None:
+    real = real_of()
+    parts = assemble(parse_scenario(LAYER, "x"), "x", Place("cuda", real.start, 2))
+    outcome = parts.study.run(lambda *_: None)
+    latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
+    assert [row.axes.batch for row in latencies] == [1, 2]
+    assert all("fastest and slowest of 2 runs" in row.source for row in latencies)
+    assert [len(traces) for case, traces in real.started.items() if case] == [2, 2]
+    assert all(span.ops[0].price.source == "measured" for trace in real.traces for span in trace.spans)
+    assert real.states._weights is not None
+    real.release()
+    assert real.states._weights is None
+
+
+@emulated
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
+    config = replace(GQA, layers=layers)
+    model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
+    (state,) = card_decoder_states(model, {"tensor": 1}, 5, 9, 3, device="cpu", drawn_on="cpu")
+    begun = state.buffers.x.clone()
+    card = Card([state], FakeLayer(1))
+    found = []
+    for _ in range(2):
+        state.reset()
+        assert torch.equal(state.buffers.x, begun)
+        run = card.start()
+        run.run(lambda m: tensor_parallel(m, model, tokens=1 if layers == 2 else 3, context=9))
+        found.append(state.buffers.x.clone())
+    # A token ends where the next one begins: one capture does for all.
+    assert run.fresh == 0
+    assert torch.equal(*found)
+    if layers == 1:
+        (cpu,) = decoder_states(model, {"tensor": 1}, 5, 9, 3)
+        TorchRun([cpu]).run(lambda m: tensor_parallel(m, model, tokens=3, context=9))
+        torch.testing.assert_close(found[0], cpu.body.buffers["x"], rtol=1e-4, atol=1e-4)
+
+
+def test_operators_take_turns_with_all_other_operands() -> None:
+    op = ops.norm("n", tokens=2, hidden=8, dtype="fp32")
+    seen: list[int] = []
+    sets = [
+        TABLE[op.kind].inputs(op, torch.Generator().manual_seed(i), torch.device("cpu")) for i in range(3)
+    ]
+    state = CardOperatorState(op, sets)
+    kernel = TABLE[op.kind]
+
+    class Spy:
+        @staticmethod
+        def run(op: Any, *given: Any) -> Any:
+            seen.append(next(i for i, one in enumerate(sets) if one[0] is given[0]))
+            return kernel.run(op, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_states, "TABLE", {op.kind: Spy})
+        for _ in range(2):
+            state.reset()
+            state.execute(op)
+    assert seen == [1, 2, 0, 1, 2, 0]
+
+
+@emulated
+def test_an_operator_study_runs_on_a_card() -> None:
+    real = real_of()
+    parts = assemble(parse_scenario(LINEAR, "x"), "x", Place("cuda", real.start, 2))
+    outcome = parts.study.run(lambda *_: None)
+    latencies = [row.value for row in outcome.rows if row.metric == "latency_s"]
+    assert len(latencies) == 2
+    assert all(value is not None and value > 0.0 for value in latencies)
+
+
+@emulated
+def test_a_climb_on_a_card_measures_ops_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "go_on", lambda: None)
+    real, measured = real_of(), dict[Any, float]()
+    price = pricer(CPU)
+
+    def measure(kernel: Any, op: Any) -> Point:
+        assert kernel is TABLE[op.kind]
+        if op.kind == "rotary":
+            raise RuntimeError("no such layout")
+        measured[op] = 2.0 * price(op).seconds
+        return alone(op, measured[op])
+
+    told: list[Isolated] = []
+
+    def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> Any:
+        card: Any = None
+        found = measure_alone(traces, floor, card, progress, measure=measure)
+        told.append(found)
+        return found.op_points(price, "cpu"), found.prices(price), list(found.told())
+
+    bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
+    found = climb(
+        parse_scenario(LAYER, "x"), "x", on="cuda", repeats=2, bounds=bounds, progress=lambda *_: None,
+        real=real, ops=by_one, device="cpu",
+    )  # fmt: skip
+    rungs = {row["rung"]: row for row in found.rungs if row["label"] == "all" and row["passed"] is not None}
+    assert rungs[0]["passed"]
+    assert rungs[1]["median_pct"] == pytest.approx(100.0)
+    assert rungs[2]["n"] == rungs[3]["n"] > 0
+    assert {row["cache"] for row in found.prices} == {"cold"}
+    assert {row["kind"] for row in found.prices} >= {"matmul", "decode_attention", "norm"}
+    assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)
+    # A shape that prices were fitted to is not held out.
+    shapes = {shape_of(op) for op in measured if op.kind == "norm"}
+    points = told[0].op_points(price, "cpu", shapes)
+    assert {point.op.kind for point in points if not point.held_out} == {"norm"}
+    # What was measured is what rung 2 is charged.
+    again = told[0].prices(price)
+    assert all(again(op).seconds == pytest.approx(seconds) for op, seconds in measured.items())
+
+
+def attention(context: int, batch: int = 1) -> Any:
+    return ops.decode_attention(
+        batch=batch, q_heads=4, kv_heads=2, head_dim=16, context=context, dtype="bf16"
+    )
+
+
+def test_shapes_of_profiles_without_points_are_not_known() -> None:
+    assert calibrated("h200-sxm", "none") == frozenset()
+    assert calibrated("a6000", "leetdecoding-tables") == frozenset()
+
+
+def test_prices_lie_between_those_of_alike_shapes() -> None:
+    floor = roofline(CPU)
+    known = [(attention(100), 1.0), (attention(1600), 4.0), (attention(400, batch=2), 9.0)]
+    between = priced_between(attention(400), known, floor)
+    assert between is not None
+    assert between.seconds == pytest.approx(2.0)
+    assert between.source == "interpolated"
+    beside = priced_between(attention(1601), known, floor)
+    assert beside is not None
+    assert 4.0 < beside.seconds < 4.01
+    assert priced_between(attention(3200), known, floor) is None
+    assert priced_between(attention(3200, batch=3), known, floor) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("alspec_long_context", r"strategies\[1\].kind: alspec is not run on a card yet"),
+        ("chat_trace", "study: serving is not run on a card yet"),
+    ],
+)
+def test_what_a_card_does_not_run_yet_is_refused(name: str, says: str) -> None:
+    path = H200 / f"{name}.yaml"
+    with pytest.raises(InputError, match=says):
+        check_card_runs(load_scenario(path), str(path))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_without_a_card_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file, out = tmp_path / "x.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump({**LAYER, "device": "h200-sxm"}))
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(file), "--on", "cuda", "--out", str(out)])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "error: --on cuda: torch finds no CUDA device here"
+    assert not out.exists()
+
+
+TILING: dict[str, Any] = {
+    "name": "tiles",
+    "study": "tiling",
+    "device": "cpu",
+    "model": {"kind": "long_convolution", "layers": 2, "channels": 8, "block": "mlp"},
+    "tokens": 12,
+    "dtype": "fp32",
+    "profile": "none",
+    "strategies": [{"kind": "lazy"}, {"kind": "fractal", "tiles": "conv"}],
+}
+
+
+def test_a_tiling_runs_on_a_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[CardLongConvolutionState] = []
+
+    def keeping(*given: Any) -> CardLongConvolutionState:
+        made.append(CardLongConvolutionState(*given))
+        return made[-1]
+
+    monkeypatch.setattr(card_states, "CardLongConvolutionState", keeping)
+    real = real_of()
+    outcome = assemble(parse_scenario(TILING, "x"), "x", Place("cuda", real.start, 2)).study.run(
+        lambda *_: None
+    )
+    totals = [row.value for row in outcome.rows if row.metric == "total_s"]
+    assert len(totals) == 2
+    assert all(value is not None and value > 0.0 for value in totals)
+    drawn: Any = made[0].inner.model
+    cpu = long_convolution_state(drawn, seed=0, dtype=torch.float32)
+    ended: list[float] = []
+    TorchRun([cpu]).run(lambda m: lazy(m, drawn, ended))
+    # Others are drawn, but not reported.
+    reported = [state for state in made if state.inner.model.tokens == drawn.tokens]
+    assert len(reported) >= 2
+    for state in reported:
+        torch.testing.assert_close(state.outputs, torch.stack(cpu.outputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "says"),
+    [
+        ([{"kind": "relaxed"}], r"strategies\[0\].kind: relaxed is not run"),
+        ([{"kind": "lazy"}, {"kind": "fractal", "half_storage": True}], r"strategies\[1\].half_storage"),
+    ],
+)
+def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        check_card_runs(parse_scenario({**TILING, "strategies": strategies}, "x"), "x")
+
+
+def test_costs_of_verbs_are_times_of_this_machine() -> None:
+    costs = host_costs(FakeLayer(2))
+    assert costs.keys() == {"launch_s", "wait_s", "message_s", "gate_s"}
+    assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
+    assert costs["launch_s"] > 0.0
+    assert costs["message_s"] > 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("scenario", [LAYER, {**LAYER, "part": "model", "dtype": "bf16"}, LINEAR, TILING])
+def test_studies_run_on_a_real_card(scenario: dict[str, Any]) -> None:
+    found = parse_scenario({**scenario, "device": "h200-sxm", "profile": "none"}, "x")
+    real = this_machine(2)
+    outcome = assemble(found, "x", Place("cuda", real.start, 2)).study.run(lambda *_: None)
+    times = [row.value for row in outcome.rows if row.metric in METRICS]
+    assert times
+    assert all(value is not None and 1e-6 < value < 0.1 for value in times)
+    real.release()
+    assert torch.cuda.memory_allocated() < 1e8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = host_costs()
+    with capsys.disabled():
+        print("\nhost costs in us:", {name: round(1e6 * seconds, 2) for name, seconds in costs.items()})
+    assert 0.0 < costs["gate_s"] < 5e-6
+    assert 0.0 < costs["launch_s"] < 2e-4
+    assert 0.0 <= costs["wait_s"] < 2e-4

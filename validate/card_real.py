@@ -1,0 +1,163 @@
+"""What runs a study's programs on the CUDA card of this machine: one `Card` a case, first runs thrown away.
+
+A first run compiles, fills caches and captures; the next one counts once nothing has been captured any more.
+Between two runs of a case its state goes back to where it began. All ranks of a mesh share the card.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from simcore.files import InputError
+from simcore.machine import Machine, Program
+from simcore.runs import Run, Setup
+from simcore.sim import Route
+from simcore.study import middle_first
+from simcore.trace import Trace
+from validate.bench_timing import version_of
+from validate.card_layer import CudaLayer, Layer
+from validate.card_machine import Card, CardRun
+from validate.card_states import SEED, CardStates
+
+# Runs that are thrown away at most until one captures nothing.
+MOST_WARM_UPS = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A card with the states of a case; `warm` once a run has captured nothing."""
+
+    key: Any
+    card: Card
+    warm: bool = False
+
+    def reset(self) -> None:
+        """The states go back to where a run begins."""
+        with torch.inference_mode():
+            for state in self.card.states:
+                state.reset()
+        self.card.layer.synchronize()
+
+
+class CountedRun:
+    """A run that counts; before the first of a case as many as it takes until nothing is captured."""
+
+    def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:
+        self._case, self._start, self._title = case, start, title
+        self._run = start()
+        self.trace, self.fed_s = self._run.trace, self._run.fed_s
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """See `simcore.runs.Run`. Raises InputError where the card has too little memory."""
+        with _memory_of(self._title):
+            warm_ups = 0
+            while not self._case.warm and warm_ups < MOST_WARM_UPS:
+                warm = self._start()
+                self._case.reset()
+                warm.run(program)
+                self._case.warm = not warm.fresh
+                warm_ups += 1
+            self._case.reset()
+            return self._run.run(program)
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Raises InputError: what is fed would have to be fed to the runs that are thrown away, too."""
+        raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
+
+
+@contextmanager
+def _memory_of(title: str) -> Iterator[None]:
+    """Raises InputError where the card's memory does not do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"--on cuda: {title}: {' '.join(str(error).split())[:160]}") from None
+
+
+@dataclass
+class RealCard:
+    """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
+    what a `Card` stands on."""
+
+    repeats: int
+    states: CardStates
+    layer: Callable[[], Layer] = CudaLayer
+    started: dict[str, list[Trace]] = field(default_factory=dict)
+    _case: _Case | None = field(default=None)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """What the run of median length of each case left behind."""
+        cases = [traces for case, traces in self.started.items() if case]
+        return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The birth record of a run here, for provenances."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "card": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+            "torch": str(torch.__version__),
+            "triton": version_of("triton"),
+            "cuda": torch.version.cuda,
+            "runs": f"{self.repeats} a case, the median counts; runs that captured graphs were thrown away",
+            "cache": "as the run itself leaves it; of an operator all other sets of operands, as many as go"
+            " round the L2 cache, had their turn before",
+            "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
+        }
+
+    def start(self, setup: Setup) -> Run:
+        """A run on the case's card, with its buffers as they were at first."""
+        title = setup.title or setup.case or "this case"
+        case = self._case_of(setup, title)
+
+        def begin() -> CardRun:
+            return case.card.start(
+                outcomes=setup.outcomes,
+                roofline=setup.roofline,
+                weight=lambda op: setup.price(op).seconds,
+            )
+
+        run = CountedRun(case, begin, title)
+        self.started.setdefault(setup.case, []).append(run.trace)
+        return run
+
+    def release(self) -> None:
+        """Lets go of all that lies on the card."""
+        self._case = None
+        self.states.forget()
+        _collect()
+
+    def _case_of(self, setup: Setup, title: str) -> _Case:
+        """The case before, or a new one: two may not have room beside each other."""
+        # What makes two set-ups the same, whether or not one of them is reported.
+        holds = tuple(sorted(setup.holds.items()))
+        mesh = dict(setup.mesh)
+        lockstep = tuple(axis for axis in setup.lockstep if mesh.get(axis, 1) > 1)
+        key = (setup.model, tuple(mesh.items()), holds, lockstep)
+        if self._case is None or self._case.key != key:
+            self._case = None
+            _collect()
+            with _memory_of(title):
+                card = Card(self.states.of(setup), self.layer(), mesh=mesh, lockstep=lockstep)
+            self._case = _Case(key, card)
+        return self._case
+
+
+def _collect() -> None:
+    """Captured graphs and what they hold stand in cycles; their memory goes back to the driver."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def this_machine(repeats: int) -> RealCard:
+    """The card of this machine."""
+    properties: Any = torch.cuda.get_device_properties(0)
+    return RealCard(repeats, CardStates(int(properties.L2_cache_size)))

@@ -1,0 +1,160 @@
+"""The buffers with which the machine on a card runs what a study asks for, and what it cannot run yet.
+
+Decoders have random weights, drawn on the card. A single operator goes round so many sets of operands that
+none of them is in the L2 cache when its turn comes again (`validate.card_measure.operands`): between two runs
+all other sets have theirs, so that its times are comparable with those of a profile.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.streams import current_gate, one_stream
+from kernels.table import TABLE
+from simcore.files import InputError
+from simcore.long_convolution import LongConvolution
+from simcore.models import Decoder
+from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
+from simcore.ops import Op, Publication
+from simcore.runs import Setup
+from simcore.scenario import DecodeScenario, Scenario
+from simcore.tiling_scenario import TilingScenario
+from validate.card_decoder_state import card_decoder_states, card_weights, drawn_of
+from validate.card_long_convolution import CardLongConvolutionState
+from validate.card_measure import operands
+from validate.decoder_state import Weights
+
+SEED = 0
+TENSOR_PARALLEL = "tensor_parallel"
+STUDIES = "decode, tiling, linear_attention and decode_attention"
+TILINGS = ("lazy", "eager", "fractal")
+
+
+class CardOperatorState:
+    """Random operands of one operator, set by set; runs take the first, `reset` all others."""
+
+    read_on_device: frozenset[str] = frozenset()
+
+    def __init__(self, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> None:
+        self.op, self.sets = op, list(sets)
+        self._buffers: dict[Hashable, Any] = {}
+
+    def reset(self) -> None:
+        """The other sets of operands take their turns."""
+        with one_stream(self._buffers):
+            for others in self.sets[1:]:
+                TABLE[self.op.kind].run(self.op, *others)
+
+    def sizes(self, stream: str) -> Mapping[str, Tensor]:
+        """None: an operator is bound."""
+        del stream
+        return {}
+
+    def key(self) -> Hashable:
+        """There is only one."""
+        return 0
+
+    def restore(self, key: Hashable) -> None:
+        """Nothing changes."""
+        assert key == 0
+
+    def execute(self, op: Op) -> None:
+        """Runs the operator. Raises ValueError where it would have to read a gate."""
+        if current_gate() is not None:
+            raise ValueError(f"--on cuda: {op.kind} reads no gate")
+        TABLE[op.kind].run(op, *self.sets[0])
+
+    def skip(self, op: Op) -> None:
+        """Nothing hangs on an operator that was skipped."""
+
+    def put(self, publication: Publication, to: Any) -> None:
+        """Single ops publish nothing."""
+        raise AssertionError(f"{publication.signal} is published by no operator")
+
+    def meet(self, op: Op, states: Sequence[Any]) -> None:
+        """Single ops meet nobody."""
+        raise AssertionError(f"{op.name} is no operator of one device")
+
+
+@dataclass
+class CardStates:
+    """Makes the states of set-ups on a card whose L2 cache has `l2_bytes`; keeps the weights of the last
+    model, which cases of many batches and contexts share."""
+
+    l2_bytes: int
+    device: torch.device | str = "cuda"
+    _weights: tuple[Any, list[Weights]] | None = field(default=None)
+
+    def of(self, setup: Setup) -> list[Any]:
+        """A state for each rank. Raises InputError for a model that a card does not run yet."""
+        match setup.model:
+            case Decoder() as model:
+                return self._decoder(model, setup)
+            case LongConvolution() as model:
+                self.forget()
+                return [CardLongConvolutionState(model, SEED, self.device)]
+            case Op() as op:
+                self.forget()
+                return [CardOperatorState(op, operands(TABLE[op.kind], op, self.l2_bytes, self.device))]
+            case other:
+                raise InputError(f"--on cuda: a {type(other).__name__} is not run on a card yet")
+
+    def _decoder(self, model: Decoder, setup: Setup) -> list[Any]:
+        holds = setup.holds
+        try:
+            return list(
+                card_decoder_states(
+                    model, setup.mesh, SEED, holds["context"], holds["tokens"],
+                    device=self.device, weights=self._weights_of(model),
+                )
+            )  # fmt: skip
+        except ValueError as error:
+            raise InputError(f"--on cuda: {error}") from None
+
+    def forget(self) -> None:
+        """Weights are let go."""
+        self._weights = None
+
+    def _weights_of(self, model: Decoder) -> list[Weights]:
+        if self._weights is None or self._weights[0] != drawn_of(model):
+            # Two models may not have room beside each other.
+            self.forget()
+            self._weights = (
+                drawn_of(model),
+                card_weights(model, SEED, device=self.device, drawn_on=self.device),
+            )
+        return self._weights[1]
+
+
+def check_card_runs(scenario: Scenario, where: str) -> None:
+    """Raises InputError for a study or a strategy that the machine on a card does not run yet."""
+    if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
+        return
+    if isinstance(scenario, TilingScenario):
+        _check_tilings(scenario, where)
+        return
+    if not isinstance(scenario, DecodeScenario):
+        raise InputError(
+            f"{where}: study: {scenario.study} is not run on a card yet; --on cuda runs {STUDIES}"
+        )
+    for i, strategy in enumerate(scenario.strategies):
+        if strategy.kind != TENSOR_PARALLEL:
+            raise InputError(
+                f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
+                f" --on cuda runs {TENSOR_PARALLEL}"
+            )
+
+
+def _check_tilings(scenario: TilingScenario, where: str) -> None:
+    for i, strategy in enumerate(scenario.strategies):
+        if strategy.kind not in TILINGS:
+            allowed = ", ".join(TILINGS)
+            raise InputError(
+                f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
+                f" --on cuda runs {allowed}"
+            )
+        if any(getattr(strategy, "half_storage", ())):
+            raise InputError(f"{where}: strategies[{i}].half_storage: is not run on a card yet; give false")
