@@ -20,41 +20,28 @@ that meet have to launch the same collectives in the same order, whether or not 
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from kernels.streams import gated, one_stream
 from simcore import mesh as layout
 from simcore.garbage import no_collections
 from simcore.machine import Flag, Machine, Program, Verdict
-from simcore.ops import Graph, Op, Publication, Roofline
+from simcore.ops import Graph, Op, Roofline
 from simcore.sim import DeadlockError, Outcomes, Route, no_floor
 from simcore.trace import Trace
 from validate.card_layer import Layer, seen_together
 from validate.card_memory import Memory, Notes
+from validate.card_parts import Arrival, CardTicket, Lane, Stream
 from validate.card_plan import Plan, Stage, foreign, plan_key, stages
 from validate.card_records import Clocks, HostMoment, Record, Resolver, Taken
+from validate.card_stages import Nodes, StageQueue, fill, met
+from validate.cuts import Meeting, Meetings, units
 from validate.flag_kernels import flags_of, settings
-from validate.host_side import (
-    TURN,
-    HostSide,
-    Launch,
-    Meeting,
-    Meetings,
-    Need,
-    SignalTicket,
-    State,
-    Steps,
-    Task,
-    TorchTicket,
-    units,
-)
+from validate.host_side import HostSide
+from validate.launches import TURN, Launch, Need, SignalTicket, Steps, Task, TorchTicket
 
 # Replays that are queued ahead of the device.
 DEPTH = 2
@@ -62,126 +49,8 @@ DEPTH = 2
 PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Graphs of so many ops are compared rather than remembered.
 FEW_OPS = 8
-# What is captured one after the other, made only where it has not been captured.
-Nodes = Callable[[], list[Callable[[], object]]]
 # The stream on which a host takes signals.
 HOSTS = "(host)"
-
-
-class CardState(State, Protocol):
-    """The buffers of one rank on a card. What ops are captured with is where tensors lie, and what the state
-    goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
-    does.
-
-    `read_on_device`: sizes that its kernels read from device memory (`sizes`), of each stream; all others are
-    captured with the ops. Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it
-    is 0; `put` and `meet` too.
-    """
-
-    read_on_device: frozenset[str]
-
-    def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """int32 tensors that hold a size for kernels of a stream, all elements the same."""
-
-    def key(self) -> Hashable:
-        """What the next ops go by, apart from the ops themselves."""
-
-    def restore(self, key: Hashable) -> None:
-        """Goes back, or on, to a key."""
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """A stream of one rank: where it is, and what was queued on it last."""
-
-    rank: int
-    name: str
-    state: Any
-    stream: Any
-    buffers: dict[Hashable, Any] = field(default_factory=dict)
-    last: Record | None = None
-    # The event behind all that was queued; one that is known to have passed.
-    tail: Any = None
-    passed: Any = None
-    flags_seen: int = 0
-
-    def reset(self) -> None:
-        """As at the start of a run."""
-        self.last = self.tail = self.passed = None
-        self.flags_seen = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """A stream of a program's rank, with a lane for each rank that is led."""
-
-    rank: int
-    name: str
-    lanes: list[_Lane]
-    queue: deque[Launch] = field(default_factory=deque)
-    task: Task | None = None
-    waiting_for: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class CardTicket:
-    """A launch. `ends`: by rank the event behind its last replay; `records`: its last ones, for the trace."""
-
-    layer: Layer
-    replays: int = 0
-    stopped: bool = False
-    issued: bool = False
-    gates: list[tuple[Notes, int]] = field(default_factory=list)
-    ends: dict[int, Any] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-    _done: bool = False
-
-    @property
-    def ran(self) -> int:
-        """How many replays ran; once it has been waited for."""
-        return sum(notes.at(place) for notes, place in self.gates) if self.gates else self.replays
-
-    @property
-    def end(self) -> "CardTicket | None":
-        """None as long as it is not done."""
-        return self if self.is_done() else None
-
-    def stop(self) -> None:
-        """No replay is queued any more; one that nothing has been queued of runs not once."""
-        self.stopped = self.stopped or not self.issued
-
-    def is_done(self) -> bool:
-        """Whether all has been queued and has ended."""
-        if not self._done and self.issued:
-            self._done = all(self.layer.done(event) for event in self.ends.values())
-        return self._done
-
-    def done(self) -> Steps:
-        """Waits until it is done."""
-        if not self.is_done():
-            yield Need(self.is_done)
-        return self
-
-
-@dataclass(slots=True, eq=False)
-class _Arrival:
-    """What a rank brings to a meeting: `events` behind all that is on its lanes; what it `waited` for; the
-    first records of this replay (`heads`), which are filled in."""
-
-    stream: _Stream
-    launch: Launch
-    plan: Plan
-    stage: Stage
-    replay: int
-    gate: tuple[Notes, int] | None
-    heads: list[Record | None]
-    waited: tuple[Any, ...]
-    events: list[Any] = field(default_factory=list)
-
-    @property
-    def settles(self) -> bool:
-        """Whether its flags are written when this meeting ends."""
-        return self.plan.settles_in_meeting and self.stage is self.plan.stages[-1]
 
 
 class Card:
@@ -211,17 +80,17 @@ class Card:
         self.plans: dict[Hashable, Plan] = {}
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
-        self.lanes: dict[tuple[int, str], _Lane] = {}
+        self.lanes: dict[tuple[int, str], Lane] = {}
         # By code - 1, what waits too long where.
         self.takers: list[str] = []
         self.own = layer.stream()
-        self.captures = 0
+        self.stage_queue = StageQueue(layer, self.memory, self.mesh, self.states, self.looks)
 
-    def lane(self, rank: int, name: str) -> _Lane:
+    def lane(self, rank: int, name: str) -> Lane:
         """A stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = _Lane(rank, name, self.states[rank], self.layer.stream())
+            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.layer.stream())
         return found
 
     def reset(self) -> None:
@@ -267,12 +136,13 @@ class CardRun:
     ) -> None:
         self.card, self.layer, self.memory = card, card.layer, card.memory
         self.mesh, self.states = card.mesh, card.states
+        self._stages = card.stage_queue
         self._host = HostSide(self, card.mesh, card.world, card.lockstep)
         self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._outcomes, self._roofline, self._weight = outcomes, roofline, weight
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
         self._meetings = Meetings(self._host)
         self._records: list[Record] = []
@@ -312,7 +182,7 @@ class CardRun:
         Raises DeadlockError if something still waits when nothing can happen any more, or waits too long for
         a signal on the card.
         """
-        before = self.card.captures
+        before = self._stages.captures
         with torch.inference_mode(), no_collections():
             self.card.reset()
             first = seen_together(self.layer, self.card.own)
@@ -322,7 +192,7 @@ class CardRun:
                 self.layer.synchronize()
             self._check()
             last = seen_together(self.layer, self.card.own)
-            self.fresh, self.clocks_apart_s = self.card.captures - before, first[2] + last[2]
+            self.fresh, self.clocks_apart_s = self._stages.captures - before, first[2] + last[2]
             self._resolve(first, last)
             self.layer.synchronize()
         return self.trace
@@ -383,7 +253,7 @@ class CardRun:
         self._check()
         return any(self._is_busy(lane) for lane in self.card.lanes.values())
 
-    def _is_busy(self, lane: _Lane) -> bool:
+    def _is_busy(self, lane: Lane) -> bool:
         """Whether it has something to do, or had when somebody looked last: who waited for that goes on
         now."""
         if lane.tail is lane.passed:
@@ -401,7 +271,7 @@ class CardRun:
         memory.declared.add(flag)
         if initial:
             memory.seen[slot] = initial
-            self.layer.run(self.card.own, partial(_fill, memory.flags[slot : slot + 1], initial))
+            self.layer.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
             self._written, self._writing = self._written + 1, self.layer.record(self.card.own)
 
     def value_of(self, flag: Flag) -> int:
@@ -439,7 +309,7 @@ class CardRun:
             what = f"host of rank {signal.waiter} waits for signal {signal.name} of rank {signal.source}"
             signals = ((signal.name, signal.source, self.card.code(what)),)
             plan = self.card.plans[key] = Plan((), False, None, signals)
-        self._queue(lane, plan, "take", (), partial(self._head, lane, notes, plan, None), ())
+        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, notes, plan, None), ())
         event = lane.tail = self.layer.record(lane.stream)
         if not self.layer.done(event):
             yield Need(lambda: self.layer.done(event))
@@ -453,7 +323,7 @@ class CardRun:
         stream = self._streams.get((launch.rank, launch.stream))
         if stream is None:
             lanes = [self.card.lane(rank, launch.stream) for rank in self._host.followers[launch.rank]]
-            stream = self._streams[launch.rank, launch.stream] = _Stream(launch.rank, launch.stream, lanes)
+            stream = self._streams[launch.rank, launch.stream] = Stream(launch.rank, launch.stream, lanes)
         stream.queue.append(launch)
         if stream.task is None:
             what = f"rank {stream.rank} stream {stream.name}: "
@@ -462,12 +332,12 @@ class CardRun:
             self._advance(stream.task)
             self._release()
 
-    def _work_off(self, stream: _Stream) -> Steps:
+    def _work_off(self, stream: Stream) -> Steps:
         while stream.queue:
             yield from self._execute(stream, stream.queue.popleft())
         stream.task = None
 
-    def _execute(self, stream: _Stream, launch: Launch) -> Steps:
+    def _execute(self, stream: Stream, launch: Launch) -> Steps:
         of = f"launch {launch.id} of graph {launch.graph.name}"
         stream.waiting_for = f"{of} waits for launches before it"
         for ticket in launch.after:
@@ -491,7 +361,7 @@ class CardRun:
             queued.append([lane.tail for lane in stream.lanes])
         self._finish(stream, launch)
 
-    def _finish(self, stream: _Stream, launch: Launch) -> None:
+    def _finish(self, stream: Stream, launch: Launch) -> None:
         ticket = launch.ticket
         for lane in stream.lanes:
             if lane.tail is not None:
@@ -500,7 +370,7 @@ class CardRun:
                 ticket.records.append(lane.last)
         ticket.issued = True
 
-    def _hold_back(self, stream: _Stream, launch: Launch) -> Steps:
+    def _hold_back(self, stream: Stream, launch: Launch) -> Steps:
         """Until what its signals take has been queued: a kernel that spins may be in the way of what it waits
         for."""
         for signal in launch.signals:
@@ -518,36 +388,36 @@ class CardRun:
         return self._sent[key[:2]] > self._takes[key]
 
     def _wait(
-        self, stream: _Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
+        self, stream: Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
     ) -> Steps:
         """The gate, and the signals behind it. Where what these take may not have been queued, the host looks
         at the gate before it queues a kernel that spins."""
         keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
         leader = stream.lanes[0]
-        head = partial(self._head, leader, notes, plan, launch)
+        head = partial(self._stages.head, leader, notes, plan, launch)
         parts: dict[Hashable, Nodes] = {"gate": lambda: head()[:1], "signals": lambda: head()[1:]}
         if launch.when is None:
             yield from self._hold_back(stream, launch)
-            self._alone(stream, plan, stage.index, head)
+            self._stages.alone(stream, plan, stage.index, head)
             return
         if any(self._sent[key[:2]] <= self._may_take[key] for key in keys):
-            self._alone(stream, plan, "gate", parts["gate"])
+            self._stages.alone(stream, plan, "gate", parts["gate"])
             gate = leader.tail
             if not self.layer.done(gate):
                 yield Need(lambda: self.layer.done(gate))
             if notes.at(place):
                 yield from self._hold_back(stream, launch)
-            self._alone(stream, plan, "signals", parts["signals"])
+            self._stages.alone(stream, plan, "signals", parts["signals"])
         else:
             for key in keys:
                 self._may_take[key] += 1
-            self._alone(stream, plan, stage.index, head)
+            self._stages.alone(stream, plan, stage.index, head)
         # Which way it goes next time, time decides: a first run captures both.
         parts[stage.index] = head
         for which, nodes in parts.items():
-            self._capture(leader, plan, which, (), nodes, ())
+            self._stages.capture(leader, plan, which, (), nodes, ())
 
-    def _plan(self, stream: _Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
+    def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         read = stream.lanes[0].state.read_on_device
         bound = {name: sizes[name] for name in sorted(launch.graph.needs - read)}
         key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
@@ -567,7 +437,7 @@ class CardRun:
             self.card.plans[stream.rank, stream.name, key] = found
         return found
 
-    def _replay(self, stream: _Stream, launch: Launch, replay: int) -> Steps:
+    def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
         plan = self._plan(stream, launch, sizes)
         notes = self.memory.notes(stream.rank, stream.name) if plan.noted or plan.settings else None
@@ -589,7 +459,7 @@ class CardRun:
             before = [self.layer.record(lane.stream) for lane in stream.lanes]
         for stage in plan.stages:
             if stage.kind == "collective":
-                yield from self._meet(_Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
+                yield from self._meet(Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
             elif notes is not None and stage.kind == "wait":
                 yield from self._wait(stream, launch, notes, plan, stage, place)
                 turns = range(place + 1, place + 1 + len(plan.signals))
@@ -599,7 +469,7 @@ class CardRun:
                 before = [lane.tail for lane in stream.lanes]
                 continue
             elif notes is not None and stage.kind == "settle":
-                self._alone(stream, plan, stage.index, partial(self._settling, notes, plan))
+                self._stages.alone(stream, plan, stage.index, partial(self._settling, notes, plan))
             else:
                 for i, lane in enumerate(stream.lanes):
                     record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
@@ -609,7 +479,7 @@ class CardRun:
             before, waited = [None] * len(stream.lanes), ()
         launch.ticket.replays += 1
 
-    def _make_ready(self, lane: _Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
+    def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
         """Waits for tickets, and what flags begin with; writes the sizes that kernels read."""
         layer = self.layer
         if first:
@@ -624,14 +494,14 @@ class CardRun:
             for name, tensor in lane.state.sizes(lane.name).items():
                 value, place = sizes.get(name), tensor.data_ptr()
                 if value is not None and self._sizes.get(place) != value:
-                    layer.run(lane.stream, partial(_fill, tensor, value))
+                    layer.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
 
     # -- stages --------------------------------------------------------------------------------------------
 
     def _stage(
         self,
-        lane: _Lane,
+        lane: Lane,
         launch: Launch,
         notes: Notes | None,
         plan: Plan,
@@ -647,9 +517,8 @@ class CardRun:
             if lane.rank in self._wires:
                 # A rank has one wire: what another of its streams has put there goes first.
                 self.layer.wait(lane.stream, self._wires[lane.rank].after)
-        self._queue(
-            lane, plan, stage.index, states, partial(self._nodes, lane, launch, notes, plan, stage), stage.ops
-        )
+        nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
+        self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
@@ -664,112 +533,9 @@ class CardRun:
         self._records.append(record)
         return record
 
-    def _queue(
-        self,
-        lane: _Lane,
-        plan: Plan,
-        which: Hashable,
-        states: Sequence[Any],
-        nodes: Nodes,
-        ops: Sequence[Op],
-    ) -> None:
-        """Replays a stage, or runs and captures it where it comes for the first time."""
-        keys = tuple([state.key() for state in states])
-        found = plan.captured.get((which, lane.rank, lane.name, keys))
-        if found is None:
-            self.layer.run(lane.stream, _call(lane, states, keys, nodes()))
-            found = self._capture(lane, plan, which, states, nodes, ops)
-        else:
-            self.layer.run(lane.stream, found[0])
-        if states:
-            states[0].restore(found[1])
-
-    def _capture(
-        self,
-        lane: _Lane,
-        plan: Plan,
-        which: Hashable,
-        states: Sequence[Any],
-        nodes: Nodes,
-        ops: Sequence[Op],
-    ) -> tuple[Callable[[], object], Hashable]:
-        """A stage as it is replayed, and what the first state's key is after its ops; captured once."""
-        keys = tuple([state.key() for state in states])
-        key = (which, lane.rank, lane.name, keys)
-        if key not in plan.captured:
-            made = nodes()
-            replay: Callable[[], object] = _nothing
-            if made:
-                # torch warns of a graph without nodes.
-                replay = self.layer.captured(lane.stream, _call(lane, states, keys, made))
-                self.card.captures += 1
-            for unit in (unit for op in ops for unit in units(op)):
-                states[0].skip(unit)
-            plan.captured[key] = replay, states[0].key() if states else None
-            if states:
-                states[0].restore(keys[0])
-        return plan.captured[key]
-
-    def _nodes(
-        self, lane: _Lane, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
-    ) -> list[Callable[[], object]]:
-        """What a local stage launches, in order."""
-        nodes = self._head(lane, notes, plan, launch) if stage.gates and notes is not None else []
-        gate = notes.words.gate if notes is not None and plan.gated else None
-        if stage.publication is not None:
-            nodes.append(partial(self._put, lane, stage.publication, gate))
-        if stage.ops:
-            nodes.append(partial(_executed, lane.state, stage.ops, gate))
-        if stage.settles and notes is not None:
-            nodes.append(self._settle(notes, plan))
-        return nodes
-
-    def _head(
-        self, lane: _Lane, notes: Notes, plan: Plan, launch: Launch | None
-    ) -> list[Callable[[], object]]:
-        """The gate, and the signals that are waited for behind it."""
-        memory, verbs, count = self.memory, self.layer.verbs, len(plan.signals)
-        when = None if launch is None else launch.when
-        nodes: list[Callable[[], object]] = [
-            partial(verbs.gate, memory.flags, notes.words, memory.slots, when, count)
-        ]
-        for i, (name, source, code) in enumerate(plan.signals):
-            published = memory.counter("published", name, source)
-            taken = memory.counter("taken", name, source, lane.rank)
-            nodes.append(
-                partial(
-                    verbs.take, published, taken, notes.words, memory.error,
-                    back=count - i, code=code, most=self.card.looks,
-                )
-            )  # fmt: skip
-        return nodes
-
-    def _settle(self, notes: Notes, plan: Plan) -> Callable[[], object]:
-        memory, verbs = self.memory, self.layer.verbs
-        return partial(verbs.settle, memory.flags, memory.seen, notes.words, plan.settings, gated=plan.gated)
-
-    def _put(self, lane: _Lane, publication: Publication, gate: Tensor | None) -> None:
-        other = layout.along(self.mesh, lane.rank, publication.put.axis, 1)
-        with gated(gate):
-            lane.state.put(publication, self.states[other])
-        self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
-
-    def _alone(self, stream: _Stream, plan: Plan, which: Hashable, nodes: Nodes) -> None:
-        """Something of the first rank that those which it leads wait for. It waits for them too: flags are
-        written after all, and their gate, which is its own, not before they have read it."""
-        leader, others = stream.lanes[0], stream.lanes[1:]
-        for lane in others:
-            if lane.tail is not None:
-                self.layer.wait(leader.stream, lane.tail)
-        self._queue(leader, plan, which, (), nodes, ())
-        event = leader.tail = self.layer.record(leader.stream)
-        for lane in others:
-            self.layer.wait(lane.stream, event)
-            lane.tail = event
-
     # -- ranks that meet -----------------------------------------------------------------------------------
 
-    def _meet(self, at: _Arrival) -> Steps:
+    def _meet(self, at: Arrival) -> Steps:
         stream, (op,) = at.stream, at.stage.ops
         meeting = self._meetings.next(op, stream.name, stream.rank)
         at.events = [self.layer.record(lane.stream) for lane in stream.lanes]
@@ -785,7 +551,7 @@ class CardRun:
 
     def _hold(self, meeting: Meeting) -> None:
         """The last rank is there: each group of ranks along the axis does the collective."""
-        arrivals: Mapping[int, _Arrival] = meeting.arrived
+        arrivals: Mapping[int, Arrival] = meeting.arrived
         holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
         settling = [at for at in arrivals.values() if at.settles]
         if settling:
@@ -793,8 +559,8 @@ class CardRun:
         meeting.ends.update(dict.fromkeys(arrivals, True))
 
     def _hold_group(
-        self, arrivals: Mapping[int, _Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
-    ) -> _Lane:
+        self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
+    ) -> Lane:
         """One group's collective, on the stream of its first rank; gives that."""
         came = [arrivals[leader_of[rank]] for rank in group]
         places = [
@@ -807,8 +573,8 @@ class CardRun:
         before, queued_s = self.layer.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
-        nodes: Nodes = lambda: [partial(_met, states, op, gate)]  # noqa: E731
-        self._queue(holder, first.plan, first.stage.index, states, nodes, ())
+        nodes: Nodes = lambda: [partial(met, states, op, gate)]  # noqa: E731
+        self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
         for state in states:
             for unit in units(op):
                 state.skip(unit)
@@ -828,7 +594,7 @@ class CardRun:
         return holder
 
     def _settle_together(
-        self, settling: Sequence[_Arrival], all_: Sequence[_Arrival], holders: Sequence[_Lane]
+        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[Lane]
     ) -> None:
         """Flags of all whose launch ends with a meeting, before anybody who met goes on."""
         holder = holders[0]
@@ -836,7 +602,7 @@ class CardRun:
             self.layer.wait(holder.stream, other.tail)
         for at in settling:
             notes = self.memory.notes(at.stream.rank, at.stream.name)
-            self._queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
+            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
         event = self.layer.record(holder.stream)
         for lane in (lane for at in all_ for lane in at.stream.lanes):
             if lane is not holder:
@@ -844,58 +610,8 @@ class CardRun:
             lane.tail = event
 
     def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:
-        return [self._settle(notes, plan)]
+        return [self._stages.settle(notes, plan)]
 
 
 def _is_queued(ticket: Any) -> bool:
     return ticket.end is not None if isinstance(ticket, TorchTicket) else bool(ticket.issued)
-
-
-def _call(
-    lane: _Lane, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
-) -> Callable[[], None]:
-    """What a lane's stream is given: some nodes, with states as they are now."""
-
-    def call() -> None:
-        with _as(states, keys), one_stream(lane.buffers):
-            for node in nodes:
-                node()
-
-    return call
-
-
-def _nothing() -> None:
-    """What a stage without ops launches."""
-
-
-def _fill(tensor: Tensor, value: int) -> None:
-    tensor.fill_(value)
-
-
-def _executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
-    with gated(gate):
-        for unit in (unit for op in ops for unit in units(op)):
-            state.execute(unit)
-
-
-def _met(states: Sequence[Any], op: Op, gate: Tensor | None) -> None:
-    with gated(gate):
-        for unit in units(op):
-            if unit.ranks > 1:
-                states[0].meet(unit, states)
-            else:
-                for state in states:
-                    state.execute(unit)
-
-
-@contextmanager
-def _as(states: Sequence[Any], keys: Sequence[Hashable]) -> Any:
-    """States as they were when these were their keys; afterwards as they are now."""
-    now = [state.key() for state in states]
-    for state, key in zip(states, keys, strict=True):
-        state.restore(key)
-    try:
-        yield
-    finally:
-        for state, key in zip(states, now, strict=True):
-            state.restore(key)

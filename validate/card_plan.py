@@ -14,8 +14,9 @@ from typing import Literal
 
 from simcore.machine import Flag
 from simcore.ops import Graph, Op, Publication
+from validate.cuts import Segment, segments
 from validate.flag_kernels import Settings, keyless
-from validate.host_side import Launch, Segment, segments
+from validate.launches import Launch
 
 Kind = Literal["wait", "local", "collective", "wire", "settle"]
 

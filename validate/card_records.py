@@ -18,7 +18,7 @@ from simcore.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.trace import State as SpanState
 from validate.card_layer import Layer
 from validate.card_memory import Notes
-from validate.host_side import Launch, TorchTicket
+from validate.launches import Launch, TorchTicket
 
 # Events further apart than this are timed from one that lies between: the driver gives single precision.
 NEAR_S = 0.25

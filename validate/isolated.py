@@ -28,7 +28,7 @@ from validate.bench_timing import Card, one_line
 from validate.calibrate import shape_text
 from validate.card_measure import FAILURES, go_on, measured
 from validate.climb import Ops
-from validate.host_side import units
+from validate.cuts import units
 from validate.ladder import (
     NUMERICS_SHAPES,
     PRICE_SHAPES,

@@ -28,22 +28,9 @@ from simcore.ops import Graph, Op, Price, Publication, Roofline
 from simcore.sim import Outcomes, Route, no_floor
 from simcore.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.trace import State as SpanState
-from validate.host_side import (
-    TURN,
-    HostSide,
-    Launch,
-    Meeting,
-    Meetings,
-    Need,
-    Segment,
-    SignalTicket,
-    State,
-    Steps,
-    Task,
-    TorchTicket,
-    segments,
-    units,
-)
+from validate.cuts import Meeting, Meetings, Segment, segments, units
+from validate.host_side import HostSide
+from validate.launches import TURN, Launch, Need, SignalTicket, State, Steps, Task, TorchTicket
 
 __all__ = ["ONE_AFTER_ANOTHER", "State", "TorchRun", "one_thread", "units"]
 
