@@ -25,6 +25,8 @@ from validate.machines import Real
 from validate.recorded import longest, price_rows, simulated_too
 
 ROLE = "measured on this machine"
+# Figures that split the time of a graph among its ops: on a card nobody has measured these.
+SPLIT = frozenset({"attention_s_per_layer", "non_attention_s_per_layer", "mixer_s", "block_s"})
 # What a comparison has columns of its own for, or none.
 DROPPED = frozenset({*FIGURE, "study", "op_kind"})
 
@@ -102,14 +104,15 @@ def climb(
     replay = Place("replay", prices=prices)
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
-    rungs = ladder(points, predicted, replayed, outcome.rows, bounds)
+    measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
+    rungs = ladder(points, predicted, replayed, measured, bounds)
 
     def simulate(start: Start) -> Outcome:
         return assemble(scenario, where, Place("predicted", start)).study.run(progress)
 
     case, outcome.trace = longest(real.started)
     outcome.trace_title, simulated = simulated_too(case, simulate)
-    figures = list(_comparison(scenario.study, predicted, outcome.rows))
+    figures = list(_comparison(scenario.study, predicted, measured))
     return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
 
 
