@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,6 +109,8 @@ def run(
     if on not in MACHINES:
         raise InputError(f"--on {on}: no such machine{nearest(on, MACHINES)}")
     scenario = load_scenario(file, settings, on=on)
+    if on in REAL:
+        _report_builder()
     place = _place(on, file, scenario) if on in REAL else SIMULATED
     parts = assemble(scenario, str(file), place)
     if on == "tape":
@@ -185,6 +187,7 @@ def validate(
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
     _check_real(on)
+    _report_builder()
     from validate import climb  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
@@ -287,10 +290,18 @@ def _given(settings: Sequence[str], out: Path | None) -> list[str]:
 
 
 def _build_report(folder: Path) -> Path:
-    # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
-    from reports import build  # noqa: PLC0415
+    return _report_builder()(folder)
 
-    return build(folder)
+
+def _report_builder() -> Callable[[Path], Path]:
+    """What builds reports, asked for before anything is measured that would be lost without it. Raises
+    InputError where a package that it needs is not there."""
+    # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
+    try:
+        from reports import build  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InputError(f"reports need the package {error.name}, which is not installed") from None
+    return build
 
 
 @app.command()

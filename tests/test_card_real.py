@@ -316,6 +316,8 @@ def test_studies_run_on_a_real_card(scenario: dict[str, Any]) -> None:
     assert times
     assert all(value is not None and 1e-6 < value < 0.1 for value in times)
     real.release()
+    # cuBLAS keeps 32 MiB for each stream that it worked on.
+    torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() < 1e8
 
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,20 @@ def test_every_scenario_with_an_on_cpu_is_right_there() -> None:
     assert len(files) >= 5
     for file in files:
         assert load_scenario(file, on="cpu").device == "cpu"
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_nothing_is_measured_that_no_report_could_show(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without plotly a run on a real machine ends before it begins."""
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "reports"]:
+        monkeypatch.delitem(sys.modules, name)
+    out = tmp_path / "out"
+    assert called(command, written(tmp_path), "--on", "cpu", "--out", str(out)) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line] == [
+        "error: reports need the package plotly, which is not installed"
+    ]
+    assert not out.exists()
