@@ -76,6 +76,14 @@ class ContinuousBatching(Strict):
     prefix_caching: bool = False
     ranks: Many[Ranks] = [1]
 
+    @model_validator(mode="after")
+    def _waits_for_tokens(self) -> "ContinuousBatching":
+        if self.wait_steps and not self.wait_tokens:
+            raise FieldError("wait_tokens", "is 0, which no prompt waits for; wait_steps wants 1 or more")
+        if self.wait_tokens and not self.wait_steps:
+            raise FieldError("wait_steps", "is 0, so that no prompt waits; wait_tokens wants 1 or more")
+        return self
+
 
 ServingStrategy = (
     TemporalFusion | DynamicBatching | ConcurrentInstances | IterationBatching | ContinuousBatching

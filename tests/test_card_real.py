@@ -3,6 +3,7 @@ a climb with op times measured one by one, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ from validate.card_decoder_state import card_decoder_states
 from validate.card_host import host_costs
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card
-from validate.card_real import RealCard, this_machine
+from validate.card_memory import Memory
+from validate.card_real import CountedRun, RealCard, this_machine
 from validate.card_states import CardOperatorState, CardStates, check_card_runs
 from validate.climb import climb
 from validate.decoder_state import decoder_states
@@ -230,6 +232,38 @@ def test_what_a_card_does_not_run_yet_is_refused(name: str, says: str) -> None:
     path = H200 / f"{name}.yaml"
     with pytest.raises(InputError, match=says):
         check_card_runs(load_scenario(path), str(path))
+
+
+def test_ranks_that_would_share_one_card_are_refused() -> None:
+    two = {**LAYER, "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}]}
+    with pytest.raises(InputError, match=r"strategies\[0\].ranks: is 2; --on cuda runs 1"):
+        check_card_runs(parse_scenario(two, "x"), "x")
+    check_card_runs(parse_scenario(LAYER, "x"), "x")
+
+
+def test_a_run_that_captures_is_not_timed() -> None:
+    class Restless:
+        """Captures something whenever it runs."""
+
+        trace, fed_s, fresh = Trace(), list[float](), 1
+
+        def run(self, program: Any) -> Trace:
+            del program
+            return self.trace
+
+    case: Any = SimpleNamespace(warm=False, reset=lambda: None)
+    begin: Any = Restless
+    with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts, after 3"):
+        CountedRun(case, begin, "restless").run(lambda m: iter(()))
+
+
+def test_a_card_is_idle_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, order = FakeLayer(), list[str]()
+    card = Card([object()], layer)
+    monkeypatch.setattr(layer, "synchronize", lambda: order.append("idle"))
+    monkeypatch.setattr(Memory, "reset", lambda self: order.append("zeros"))
+    card.reset()
+    assert order == ["idle", "zeros", "idle"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

@@ -136,6 +136,12 @@ def complaint(document: Any) -> str:
     return line.removeprefix("x.yaml: ")
 
 
+@pytest.mark.parametrize(("given", "missing"), [("wait_steps", "wait_tokens"), ("wait_tokens", "wait_steps")])
+def test_prompts_that_wait_need_to_know_for_what_and_how_long(given: str, missing: str) -> None:
+    line = complaint(changed((f"strategies.3.{given}", 5)))
+    assert line.startswith(f"strategies[3].{missing}: is 0")
+
+
 def parsed(*changes: tuple[str, Any]) -> ServingScenario:
     scenario = parse_scenario(changed(*changes), "x.yaml")
     assert isinstance(scenario, ServingScenario)

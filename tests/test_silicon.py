@@ -110,6 +110,23 @@ def test_a_bad_cell_is_one_line_that_names_it(changes: dict[str, str], named: st
     assert "\n" not in str(error.value)
 
 
+def test_a_table_without_rows_is_told_from_one_without_columns(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(",".join(COLUMNS) + "\n")
+    with pytest.raises(InputError, match="model_path: no row"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("none/rows.csv", "its folder is not there"), (".", "is a folder")]
+)
+def test_where_rows_go_is_looked_at_before_anything_is_predicted(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    with pytest.raises(InputError, match=f"--out .*: {says}"):
+        silicon.main(tmp_path / "no table is read.csv", out=tmp_path / name)
+
+
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     cells = line(0, MAX_70B, 4, 2)
     del cells["isl"]

@@ -97,6 +97,8 @@ class Card:
         """Before a run: flags, signals and events are new; what the states hold is their own affair."""
         self.layer.reset()
         self.memory.reset()
+        # Zeros are written on a stream that those of the lanes do not wait for.
+        self.layer.synchronize()
         for lane in self.lanes.values():
             lane.reset()
 

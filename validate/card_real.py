@@ -53,7 +53,8 @@ class CountedRun:
         self.trace, self.fed_s = self._run.trace, self._run.fed_s
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
-        """See `simcore.runs.Run`. Raises InputError where the card has too little memory."""
+        """See `simcore.runs.Run`. Raises InputError where the card has too little memory, or where graphs are
+        still captured in the run that counts."""
         with _memory_of(self._title):
             warm_ups = 0
             while not self._case.warm and warm_ups < MOST_WARM_UPS:
@@ -63,7 +64,13 @@ class CountedRun:
                 self._case.warm = not warm.fresh
                 warm_ups += 1
             self._case.reset()
-            return self._run.run(program)
+            trace = self._run.run(program)
+        if self._run.fresh:
+            raise InputError(
+                f"--on cuda: {self._title}: {self._run.fresh} graphs were captured in the run that counts,"
+                f" after {warm_ups} before it; its times would be those of capturing"
+            )
+        return trace
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
         """Raises InputError: what is fed would have to be fed to the runs that are thrown away, too."""

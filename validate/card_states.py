@@ -20,7 +20,7 @@ from simcore.models import Decoder
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.ops import Op, Publication
 from simcore.runs import Setup
-from simcore.scenario import DecodeScenario, Scenario
+from simcore.scenario import DecodeScenario, Scenario, TensorParallel
 from simcore.tiling_scenario import TilingScenario
 from validate.card_decoder_state import card_decoder_states, card_weights, drawn_of
 from validate.card_long_convolution import CardLongConvolutionState
@@ -141,11 +141,15 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
             f"{where}: study: {scenario.study} is not run on a card yet; --on cuda runs {STUDIES}"
         )
     for i, strategy in enumerate(scenario.strategies):
-        if strategy.kind != TENSOR_PARALLEL:
+        if not isinstance(strategy, TensorParallel):
             raise InputError(
                 f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
                 f" --on cuda runs {TENSOR_PARALLEL}"
             )
+    # Ranks that share one card share its memory, and have no link: theirs are not the times of several cards.
+    for i, strategy in enumerate(scenario.strategies):
+        if isinstance(strategy, TensorParallel) and (most := max(strategy.ranks)) > 1:
+            raise InputError(f"{where}: strategies[{i}].ranks: is {most}; --on cuda runs 1, on one card")
 
 
 def _check_tilings(scenario: TilingScenario, where: str) -> None:

@@ -32,7 +32,7 @@ from validate.card_grid import drawn
 from validate.compile_ahead import compile_ahead
 from validate.ladder import off_pct
 from validate.measure import Point
-from validate.program import run
+from validate.program import check_out, run
 
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512
@@ -163,8 +163,7 @@ def main(
     for kind in asked:
         if kind not in TABLE:
             raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
-    if out and not out.parent.is_dir():
-        raise InputError(f"--out {out}: its folder is not there")
+    check_out(out)
     device = this_card()
     spec, of = load_device(device), load_profile(device, profile)
     card = measure_card(lambda text: None)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
@@ -9,6 +10,13 @@ from simcore.files import InputError
 from simcore.screen import note
 
 USAGE, INTERRUPTED = 2, 130
+
+
+def check_out(path: Path | None) -> None:
+    """Raises InputError where a file could not be written: to be asked before what takes long."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        why = "is a folder" if path.is_dir() else "its folder is not there"
+        raise InputError(f"--out {path}: {why}")
 
 
 def run(main: Callable[..., None]) -> None:

@@ -27,7 +27,7 @@ from devices.profile import profile_names
 from devices.scaled import NO_PROFILE, prices_of
 from simcore.files import InputError, unknown_name
 from validate.calibrate import NAME
-from validate.program import run
+from validate.program import check_out, run
 from validate.silicon_predict import Predicted, drawn, fitted, least, predict_all
 from validate.silicon_rows import Row, impossible, inconsistent, read_rows
 
@@ -235,6 +235,7 @@ def main(
     jobs: Annotated[int | None, typer.Option(min=1, help="processes; as many as cores, if left out")] = None,
 ) -> None:
     """Prints how predictions compare with measured engines, row by row."""
+    check_out(out)
     rows, others = read_rows(file)
     for line in _origins(rows, profile):
         typer.echo(line)

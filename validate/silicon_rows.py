@@ -118,8 +118,9 @@ class Row:
 def read_rows(path: Path) -> tuple[list[Row], int]:
     """The dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and how many others there are. Raises
     InputError where the file is no such table, a number is none, or a row is of no known series."""
-    lines = list(csv.DictReader(read_text(path).splitlines()))
-    missing = [name for name in COLUMNS if not lines or name not in lines[0]]
+    table = csv.DictReader(read_text(path).splitlines())
+    lines = list(table)
+    missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
     if missing:
         raise InputError(f"{path}: column {missing[0]!r} is missing; columns needed: {', '.join(COLUMNS)}")
     found = [_row(path, number, line) for number, line in enumerate(lines, 2) if _is_ours(line)]
