@@ -49,16 +49,29 @@ def _paged(op: Op, known: Known) -> Price | None:
     low = max(1, context // step * step)
     below = _decoding(op, sequences, low, known)
     if kv_tokens <= low * sequences:
-        return below
+        return below and _of_decoding(below)
     above = _decoding(op, sequences, low + step, known)
     if below is None or above is None:
         return None
     share = (kv_tokens - low * sequences) / (step * sequences)
+    low_price, high_price = _of_decoding(below), _of_decoding(above)
     return replace(
-        below,
+        low_price,
         seconds=below.seconds + share * (above.seconds - below.seconds),
-        low_s=below.low_s + share * (above.low_s - below.low_s),
-        high_s=below.high_s + share * (above.high_s - below.high_s),
+        low_s=low_price.low_s + share * (high_price.low_s - low_price.low_s),
+        high_s=low_price.high_s + share * (high_price.high_s - low_price.high_s),
+    )
+
+
+def _of_decoding(price: Price) -> Price:
+    """What nobody measured itself: pages that are looked up, sequences of many lengths. An interval twice as
+    wide, by its logarithm."""
+    return replace(
+        price,
+        low_s=price.low_s**2 / price.seconds,
+        high_s=price.high_s**2 / price.seconds,
+        source="extrapolated",
+        detail=f"as decode_attention; {price.detail}",
     )
 
 

@@ -74,14 +74,17 @@ def test_what_does_not_fit_beside_the_weights_is_left_out_with_its_reason() -> N
 
 def test_a_layer_is_a_32nd_of_what_a_step_takes_in_its_layers() -> None:
     """Llama 3.1 8B: step = embedding and head + 32 layers, by the same prices; one launch each."""
-    small = ("batch=[1, 16]", "context_tokens=[1024, 32768]", "tokens=1")
+    launch_s = 6.6e-6
+    small = (
+        "batch=[1, 16]", "context_tokens=[1024, 32768]", "tokens=1", f"overheads.launch_s={launch_s}",
+        "overheads.wait_s=0",
+    )  # fmt: skip
     layer = values(ran("decoder_layer", *small), "token_latency_s")
     step = ran("decode_step", *small)
     whole, outside = values(step, "token_latency_s"), {}
     for row in step.rows:
         if row.metric == "critical_path_s" and row.op_kind in ("sample", "embedding"):
             outside[row.axes] = outside.get(row.axes, 0.0) + (row.value or 0.0)
-    launch_s = 6.6e-6
     for axes, seconds in layer.items():
         rest_s = whole[axes] - launch_s - 32 * (seconds - launch_s)
         # Embedding, sampling, the last norm, and an LM head of 1.05 GB at no more than 4.8 TB/s.

@@ -19,6 +19,7 @@ from simcore import laws
 from simcore.machine import Machine, Program, Verdict
 from simcore.metrics import tokens as tokens_of
 from simcore.ops import Graph, Op, Publication, Size, fuse, put
+from simcore.requests import END
 from simcore.sim import DeadlockError, MismatchError, Simulation
 from simcore.trace import Trace
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
@@ -548,3 +549,18 @@ def test_who_begins_with_what_is_each_ranks_own_affair() -> None:
 def test_a_state_for_every_rank() -> None:
     with pytest.raises(ValueError, match="1 states for a mesh of 2 ranks"):
         TorchRun([ToyState()], mesh={"tensor": 2})
+
+
+def test_whoever_counts_what_comes_may_bring_a_list() -> None:
+    """A study puts a list of its own where a machine notes when items came."""
+
+    def program(m: Machine) -> Program:
+        for _ in range(3):
+            yield m.recv("fed")
+
+    run, came_s = torch_run(), list[float]()
+    run.fed_s = came_s
+    run.feed(0, "fed", [(0.0, "a"), (0.001, "b"), (0.002, END)])
+    run.run(program)
+    assert came_s == [0.0, 0.001]
+    assert run.fed_s is came_s

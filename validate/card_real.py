@@ -50,7 +50,16 @@ class CountedRun:
     def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:
         self._case, self._start, self._title = case, start, title
         self._run = start()
-        self.trace, self.fed_s = self._run.trace, self._run.fed_s
+        self.trace = self._run.trace
+
+    @property
+    def fed_s(self) -> list[float]:
+        """When each item came into the run that counts."""
+        return self._run.fed_s
+
+    @fed_s.setter
+    def fed_s(self, came_s: list[float]) -> None:
+        self._run.fed_s = came_s
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `simcore.runs.Run`. Raises InputError where the card has too little memory, or where graphs are

@@ -40,7 +40,7 @@ def compile_ahead(ops: Sequence[Op], within_s: float) -> int:
     fails here fails when it is measured, and is noted there; what there was no time for is compiled there."""
     small = sorted((op for op in ops if op.work.hbm_bytes <= MOST_BYTES), key=_alike)
     shares = [small[i : i + AT_A_TIME] for i in range(0, len(small), AT_A_TIME)]
-    launched = 0
+    launched, others = 0, {*multiprocessing.active_children()}
     with ProcessPoolExecutor(
         processes(os.cpu_count() or 1), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
     ) as pool:
@@ -49,7 +49,7 @@ def compile_ahead(ops: Sequence[Op], within_s: float) -> int:
                 launched += count
         except (BrokenProcessPool, TimeoutError):
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
+            for process in {*multiprocessing.active_children()} - others:
                 process.terminate()
     return launched
 
