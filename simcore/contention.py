@@ -25,8 +25,9 @@ arithmetic runs beside one that is bound by memory at full speed. What is known 
                          with l = 0 graphs that are far from both bounds run in turns
     throughput(c)        n instances together do 1 + c (n - 1) times what one does, whatever they run
 
-The constants t, r, l and c are for calibration (`validate.contention`). Not modelled: the interference of collectives (they run at their
-own price). A calibrated device may put its own function in the place of these.
+The constants t, r, l and c are for calibration (`validate.contention`). Not modelled: the interference of
+collectives (they run at their own price). A calibrated device may put its own function in the place of
+these.
 """
 
 from collections.abc import Callable, Sequence

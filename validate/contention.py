@@ -4,9 +4,9 @@
     python -m validate.contention --measured rows.csv          judges rows again, without a card
 
 Cases and programs are those of `validate.contention_cases`. What runs together costs on the simulated machine
-what it was measured to cost alone; so the error is that of the law of contention (`simcore.contention`), whose
-constants are the profile's. --fit takes them from every second case of each kind instead, by least squares of
-log(measured / predicted), judges the others, and writes them into the profile.
+what it was measured to cost alone; so the error is that of the law of contention (`simcore.contention`), of
+which the profile has the constants. --fit takes them from every second case of each kind instead, by least
+squares of log(measured / predicted), judges the others, and writes them into the profile.
 
     error = larger / smaller of measured and predicted - 1
 """
@@ -154,6 +154,7 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
         found_s = together_s(rows, models, device, constants(x).rates)
         return sum(math.log(row.together_s / s) ** 2 for row, s in zip(rows, found_s, strict=True))
 
+    search: Any = minimize
     best: Any = None
     for start_s in STARTS_S:
         first = [math.log(start_s), math.log(FIRST_REUSE_S), reach]
@@ -162,7 +163,7 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
             *([*first[:i], first[i] + step, *first[i + 1 :]] for i, step in enumerate((1, 1, -0.1))),
         ]
         options = {"maxfev": MOST_TRIES, "initial_simplex": steps}
-        found: Any = minimize(cost, first, method="Nelder-Mead", options=options)
+        found: Any = search(cost, first, method="Nelder-Mead", options=options)
         best = found if best is None or found.fun < best.fun else best
     return constants([float(value) for value in best.x])
 
@@ -279,7 +280,7 @@ def main(
     contexts: Annotated[str, typer.Option(help="their tokens")] = "1024,16384",
     sides: Annotated[str, typer.Option(help="sides of tiles, powers of two")] = "64,256,1024",
     methods: Annotated[str, typer.Option(help="how tiles are computed")] = "flash_conv,flash_fft",
-    layers: Annotated[int, typer.Option(help="of the decoder", min=1, max=32)] = 2,
+    layers: Annotated[int, typer.Option(help="of the decoder", min=1, max=32)] = 4,
     batch: Annotated[int, typer.Option(help="sequences of each instance", min=1, max=512)] = 1,
     repeats: Annotated[int, typer.Option(help="runs of a case, of which the median counts", min=1)] = 5,
     fit_: Annotated[

@@ -19,7 +19,7 @@ from typing import Literal, cast
 from simcore.contention import Rates
 from simcore.decoder_config import DecoderConfig
 from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Overheads, Program
+from simcore.machine import Machine, Overheads, Program, Ticket
 from simcore.models import Decoder, Dtypes
 from simcore.ops import Graph, Op, Price, Pricer, Roofline
 from simcore.ops_convolution import Implementation
@@ -106,12 +106,16 @@ def jobs(case: Case, models: Models) -> list[Job]:
 
 def program(m: Machine, held: Job, all_: Sequence[Job]) -> Program:
     """All jobs at the same time, from the moment on that what holds them back has ended."""
-    hold = m.launch(held.graph, sizes=dict(held.sizes), stream=HELD_ON, repeat=HOLD)
-    tickets = [
-        m.launch(job.graph, sizes=dict(job.sizes), stream=job.stream, repeat=job.times, after=[hold])
-        for job in all_
-    ]
+    hold = _launch(m, held, HELD_ON, HOLD)
+    tickets = [_launch(m, job, job.stream, job.times, hold) for job in all_]
     yield m.wait(*tickets)
+
+
+def _launch(m: Machine, job: Job, stream: str, times: int, *after: Ticket) -> Ticket:
+    """All its graphs at the same place: what one costs does not change."""
+    sizes = dict(job.sizes)
+    still = dict.fromkeys(sizes, 0)
+    return m.launch(job.graph, stream=stream, after=after, sizes=sizes, advance=still, repeat=times)
 
 
 def seconds_of(trace: Trace, case: Case, stream: str = "") -> float:
@@ -193,14 +197,14 @@ def measured(
     """Each case with what its graphs take alone, which is measured once."""
     known: dict[tuple[str, Case], float] = {}
     found: list[Row] = []
-    for case in cases:
+    for asked in cases:
         alone_s = dict[str, float]()
-        for stream, alone in alone_of(case):
+        for stream, alone in alone_of(asked):
             if (stream, alone) not in known:
                 runs = [seconds_of(device.run(alone, models), alone, stream) for _ in range(repeats)]
                 known[stream, alone] = median(runs)
             alone_s[stream] = known[stream, alone]
-        case = balanced(case, alone_s)
+        case = balanced(asked, alone_s)
         traces = [device.run(case, models) for _ in range(repeats)]
         for stream in streams_of(case):
             runs = [seconds_of(trace, case, stream) for trace in traces]
