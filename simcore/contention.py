@@ -19,7 +19,7 @@ arithmetic runs beside one that is bound by memory at full speed. What is known 
                          graph keeps neither memory nor arithmetic busy (its price over its floor), l seconds
                          a kernel are its start and its end, which leave the device to others; for the rest,
 
-                             held = max(0, 1 - max(memory, compute) - l * kernels a second)
+                             held = max(0, 1 - max(memory / r, compute) - l * kernels a second)
 
                          nobody else computes or reads. l = infinity holds nothing, which is the law above;
                          with l = 0 graphs that are far from both bounds run in turns
@@ -76,12 +76,14 @@ def max_min_rates(running: Sequence[Demand]) -> list[float]:
     return _rates(running, 1.0)
 
 
-def _rates(running: Sequence[Demand], memory: float, leaves_s: float = inf) -> list[float]:
-    """Rates where the memory serves `memory` times what it could without reuse."""
+def _rates(
+    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0
+) -> list[float]:
+    """Rates where the memory serves `memory` times its datasheet's rate, of which `reach` is no reuse."""
     if len(running) == 1:
         return [1.0]
     rates = [1.0] * len(running)
-    held = [held_share(d, leaves_s) for d in running]
+    held = [held_share(d, leaves_s, reach) for d in running]
     # Seconds of the device, of which the memory works off `memory` times as much.
     _limit(rates, [d.memory + h * memory for d, h in zip(running, held, strict=True)], memory)
     _limit(rates, [d.compute + h for d, h in zip(running, held, strict=True)], 1.0)
@@ -89,16 +91,17 @@ def _rates(running: Sequence[Demand], memory: float, leaves_s: float = inf) -> l
     return rates
 
 
-def held_share(demand: Demand, leaves_s: float) -> float:
+def held_share(demand: Demand, leaves_s: float, reach: float = 1.0) -> float:
     """The share of its time alone in which a graph only waits and yet lets nobody else have the
-    multiprocessors, 0 to 1; `leaves_s`: seconds a kernel that are not so.
+    multiprocessors, 0 to 1; `leaves_s`: seconds a kernel that are not so; `reach`: the share of
+    the memory's rate at which it is busy all the time.
 
     >>> held_share(Demand(0.5, 0.1, kernels_per_s=1000), 0.00025)
     0.25
     """
     if leaves_s == inf:
         return 0.0
-    idle = 1.0 - max(demand.memory, demand.compute)
+    idle = 1.0 - max(demand.memory / reach, demand.compute)
     return max(0.0, idle - leaves_s * demand.kernels_per_s)
 
 
@@ -121,13 +124,13 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
 
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, reach, leaves_s)
+            return _rates(running, reach, leaves_s, reach)
         order = sorted(running, key=lambda demand: demand.since_s)
         read = order[0].memory
         for before, demand in pairwise(order):
             read += demand.memory * (1.0 - exp((before.since_s - demand.since_s) / reuse_s))
         asked = sum(demand.memory for demand in running)
-        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s)
+        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach)
 
     return rates
 

@@ -182,7 +182,7 @@ def rows_by(constants: Constants, streams: Sequence[int] = (1, 2, 4, 8)) -> list
         case = balanced(asked, alone_s)
         for stream, seconds in alone_s.items():
             rows.append(Row(case, stream, seconds, 1.0, 1.0, 1.0, 3))
-    found_s = together_s(rows, LARGE, SIMULATED, constants.rates)
+    found_s = together_s(rows, LARGE, SIMULATED, constants)
     return [replace(row, together_s=s, least_s=s, most_s=s) for row, s in zip(rows, found_s, strict=True)]
 
 
@@ -226,11 +226,11 @@ def measured_rows(tmp_path: Path) -> Path:
         contention.CONVOLUTION,
     )
     rows = [
-        Row(Case("own weights", 1, count=count, context=context), "", 2.6e-4, 1.0, 1.0, 1.0, 3)
+        Row(Case("shared weights", 1, count=count, context=context), "", 2.6e-4, 1.0, 1.0, 1.0, 3)
         for context in (1024, 4096)
         for count in (2, 4)
     ]
-    found_s = together_s(rows, models, here, TRUE.rates)
+    found_s = together_s(rows, models, here, TRUE)
     rows = [replace(row, together_s=s) for row, s in zip(rows, found_s, strict=True)]
     write(judged(rows, models, here, TRUE, False), models, BIRTH, tmp_path / "rows.csv")
     return tmp_path
@@ -247,7 +247,7 @@ def test_the_program_writes_what_it_fitted_and_judges_by_it(measured_rows: Path)
     given_ = ["--measured", rows, "--device", "h200-sxm", "--profile", str(folder)]
     before = ran(*given_)
     assert before.exit_code == 1
-    assert "median error, own weights:" in before.output
+    assert "median error, shared weights:" in before.output
     fitted = ran(*given_, "--fit", "--out", str(measured_rows / "again.csv"))
     assert fitted.exit_code == 0, fitted.output
     document = yaml.safe_load((folder / "profile.yaml").read_text())

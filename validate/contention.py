@@ -52,12 +52,13 @@ from validate.ladder import off_pct
 from validate.program import run
 
 MOST_PCT = 8.0
+SHARED = KINDS[0]
 MODEL, DTYPES = "llama-3.1-8b", Dtypes("bf16", "bf16", "bf16")
 # Flash Inference's synthetic setting.
 CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 # Where a search for constants begins, how often each may simulate all cases.
-STARTS_S, MOST_TRIES = (5e-7, 5e-6), 80
+STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
 FIRST_REUSE_S = 1e-5
 LEAST_S = 1e-9
 
@@ -70,10 +71,10 @@ class Constants:
     reuse_s: float
     reach: float
 
-    @property
-    def rates(self) -> Rates:
-        """The law."""
-        return shared_reads(self.reuse_s, self.reach, self.leaves_s)
+    def rates(self, case: Case) -> Rates:
+        """The law. Only instances of one model find in the cache what others have read."""
+        reuse_s = self.reuse_s if case.kind == SHARED else 0.0
+        return shared_reads(reuse_s, self.reach, self.leaves_s)
 
     @property
     def text(self) -> str:
@@ -105,12 +106,12 @@ def cases_of(
         for kind in KINDS[:2]
         for context in contexts
         for count in streams
-        if count > 1 or kind == KINDS[0]
+        if count > 1 or kind == SHARED
     ]
     return found + [Case("beside", batch, side=side, method=each) for side in sides for each in methods]
 
 
-def together_s(rows: Sequence[Row], models: Models, device: Device, rates: Rates) -> list[float]:
+def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:
     """What the simulated machine takes for each row; rows of one case are of one run."""
     traces: dict[tuple[Case, tuple[float, ...]], Any] = {}
     alone: dict[Case, dict[str, float]] = {}
@@ -121,7 +122,7 @@ def together_s(rows: Sequence[Row], models: Models, device: Device, rates: Rates
         costs = alone[row.case]
         key = row.case, tuple(costs.values())
         if key not in traces:
-            traces[key] = predicted(row.case, costs, models, device, rates)
+            traces[key] = predicted(row.case, costs, models, device, law.rates(row.case))
         found.append(seconds_of(traces[key], row.case, row.stream))
     return found
 
@@ -151,7 +152,7 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
         return Constants(leaves_s, reuse_s, min(1.0, max(0.1, x[2])))
 
     def cost(x: Sequence[float]) -> float:
-        found_s = together_s(rows, models, device, constants(x).rates)
+        found_s = together_s(rows, models, device, constants(x))
         return sum(math.log(row.together_s / s) ** 2 for row, s in zip(rows, found_s, strict=True))
 
     search: Any = minimize
@@ -172,7 +173,7 @@ def judged(
     rows: Sequence[Row], models: Models, device: Device, constants: Constants, fitting: bool
 ) -> list[Judged]:
     """All rows with their roles and predictions."""
-    seconds = together_s(rows, models, device, constants.rates)
+    seconds = together_s(rows, models, device, constants)
     return [Judged(*each) for each in zip(rows, roles(rows, fitting), seconds, strict=True)]
 
 

@@ -3,8 +3,8 @@
     streams   n instances decode the same number of tokens, each on its stream; per token
     beside    one long-convolution tile after the other on "side", token steps on "main"; each by itself
 
-Whoever runs at the same time is released by one launch (HOLD), so that the host's turns between launches are
-no part of it. What a graph takes alone is measured by the same program with nothing beside it, and is the
+All that a stream does is one captured graph, and all are released by one launch (HOLD): the host has no part
+in it. What a graph takes alone is measured by the same program with nothing beside it, and is the
 price on the simulated machine: what is compared is contention only.
 
     seconds = (last end - first start on the streams) / graphs on one of them
@@ -12,7 +12,7 @@ price on the simulated machine: what is compared is contention only.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Literal, cast
 
@@ -29,7 +29,8 @@ from validate.card_instances import Instances
 
 Kind = Literal["shared weights", "own weights", "beside"]
 KINDS: tuple[Kind, ...] = ("shared weights", "own weights", "beside")
-# Replays of what holds everybody back: more than a machine queues ahead, so that all are launched by then.
+# Replays of what holds everybody back: more than a machine queues ahead, so that the last ones still run
+# while the others are queued.
 HOLD, HELD_ON = 4, "hold"
 # Graphs of a stream while it is timed, alone and beside others.
 STEPS, MOST_STEPS = 12, 64
@@ -83,36 +84,42 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A graph on a stream, so many times."""
+    """All that a stream does: a graph, in which what is timed stands several times over."""
 
     stream: str
     graph: Graph
     sizes: tuple[tuple[str, int], ...]
-    times: int
 
 
 def jobs(case: Case, models: Models) -> list[Job]:
     """What runs at the same time in a case."""
     if case.kind != "beside":
         made, sizes = models.instances(case), ((CONTEXT, case.context),)
-        return [Job(made.stream(i), made.graph(i), sizes, case.steps) for i in range(case.count)]
+        return [Job(made.stream(i), _over(made.graph(i), case.steps), sizes) for i in range(case.count)]
     model, side = models.tiled(case), case.side
-    found = [
-        Job(MAIN, model.step(), ((POSITION, 2 * side),), case.steps),
-        Job(SIDE, model.tile(side, side), ((POSITION, side - 1),), case.tiles),
-    ]
-    return [job for job in found if job.times]
+    found = []
+    if case.steps:
+        found.append(Job(MAIN, _over(model.step(), case.steps), ((POSITION, 2 * side),)))
+    if case.tiles:
+        found.append(Job(SIDE, _over(model.tile(side, side), case.tiles), ((POSITION, side - 1),)))
+    return found
+
+
+@cache
+def _over(graph: Graph, times: int) -> Graph:
+    """A graph so many times over; the same object for equal ones, which a machine knows at once."""
+    return replace(graph, name=f"{graph.name} x {times}", ops=graph.ops * times)
 
 
 def program(m: Machine, held: Job, all_: Sequence[Job]) -> Program:
     """All jobs at the same time, from the moment on that what holds them back has ended."""
     hold = _launch(m, held, HELD_ON, HOLD)
-    tickets = [_launch(m, job, job.stream, job.times, hold) for job in all_]
+    tickets = [_launch(m, job, job.stream, 1, hold) for job in all_]
     yield m.wait(*tickets)
 
 
 def _launch(m: Machine, job: Job, stream: str, times: int, *after: Ticket) -> Ticket:
-    """All its graphs at the same place: what one costs does not change."""
+    """Each replay at the same place: what one costs does not change."""
     sizes = dict(job.sizes)
     still = dict.fromkeys(sizes, 0)
     return m.launch(job.graph, stream=stream, after=after, sizes=sizes, advance=still, repeat=times)
@@ -220,8 +227,11 @@ def predicted(
     prices: dict[Op, Price] = {}
     for job in jobs(case, models):
         ops = [op.at(dict(job.sizes)).bare for op in job.graph.ops]
-        scale = alone_s[job.stream if case.kind == "beside" else ""] / sum(
-            device.price(op).seconds for op in ops
+        times = case.tiles if job.stream == SIDE else case.steps
+        scale = (
+            times
+            * alone_s[job.stream if case.kind == "beside" else ""]
+            / sum(device.price(op).seconds for op in ops)
         )
         for op in ops:
             seconds = scale * device.price(op).seconds
