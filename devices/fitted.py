@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import yaml
@@ -36,14 +36,26 @@ from simcore.files import (
     NonNegative,
     Positive,
     Seconds,
+    Share,
     read_text,
+    read_yaml,
     unknown_name,
     validated,
 )
 from simcore.machine import Overheads
 from simcore.ops import DTYPE_BYTES, Op
 
-__all__ = ["FITTED", "MEASURED", "Birth", "FitRow", "FittedProfile", "read_fitted", "write_fitted"]
+__all__ = [
+    "FITTED",
+    "MEASURED",
+    "Birth",
+    "FitRow",
+    "FittedProfile",
+    "SharedUse",
+    "read_fitted",
+    "write_fitted",
+    "write_shared_use",
+]
 
 FITTED, MEASURED = "fitted", "measured"
 FITS, POINTS = "fits.csv", "points.csv"
@@ -113,9 +125,27 @@ class Birth:
 
 
 @dataclass(frozen=True, config=STRICT)
+class SharedUse:
+    """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
+    `simcore.contention`), measured: seconds of each kernel that leave the device to others, the gap within
+    which instances share weights, the share of the memory's rate. `cases` were fitted to; of the `judged`
+    others the predicted time was off by `error_pct`, the median."""
+
+    leaves_s: Seconds
+    reuse_s: Seconds
+    reach: Share
+    cases: Count
+    judged: Count
+    error_pct: NonNegative
+    processor: str
+    date: str
+
+
+@dataclass(frozen=True, config=STRICT)
 class FittedProfile:
     """The fits of a device. `overheads` replace those of the device (`simcore.machine.Overheads`); `birth` is
-    None for one that was fitted to other people's figures; `points` are there with granularity measured."""
+    None for one that was fitted to other people's figures; `points` are there with granularity measured;
+    `contention` where several graphs at a time were measured too."""
 
     name: str
     title: str
@@ -127,6 +157,7 @@ class FittedProfile:
     birth: Birth | None = None
     notes: tuple[str, ...] = ()
     points: tuple[Measured, ...] = ()
+    contention: SharedUse | None = None
 
     def __post_init__(self) -> None:
         for name in self.overheads:
@@ -305,11 +336,28 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     the points.csv of one that is measured is there too."""
     document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
     document["notes"] = list(profile.notes)
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
-    (folder / "profile.yaml").write_text(text, encoding="utf-8")
+    if profile.contention is None:
+        del document["contention"]
+    _write_document(document, folder)
     out = io.StringIO()
     names = ("kind", "where", *(f for f in asdict(profile.fits[0]) if f not in ("kind", "where", "source")))
     writer = csv.DictWriter(out, [*names, "source"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in profile.fits)
     (folder / FITS).write_text(out.getvalue(), encoding="utf-8")
+
+
+def write_shared_use(found: SharedUse, folder: Path) -> None:
+    """Puts the constants into the profile.yaml of a folder, in the place of those that it has; all else
+    stays."""
+    document = read_yaml(folder / "profile.yaml")
+    if not isinstance(document, dict) or document.get("granularity") not in (FITTED, MEASURED):
+        raise InputError(f"{folder / 'profile.yaml'}: is no fitted or measured profile")
+    _write_document({**document, "contention": asdict(cast(Any, found))}, folder)
+
+
+def _write_document(document: Mapping[str, Any], folder: Path) -> None:
+    text = yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=110)
+    part = folder / ".profile.yaml.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder / "profile.yaml")

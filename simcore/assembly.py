@@ -9,14 +9,16 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from devices.fitted import FittedProfile
+from devices.fitted import FittedProfile, SharedUse
 from devices.price import pricer, roofline
 from devices.profile import Profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, load_device
 from simcore import decode, laws, operators, serving, tiling
+from simcore.contention import Rates, max_min_rates, shared_reads
 from simcore.decode import HitRow
 from simcore.decoder_config import DecoderConfig, load_config
 from simcore.files import InputError, is_path, unknown_name
@@ -273,9 +275,16 @@ def _single_device(
         overheads=overheads,
         memory_bytes=spec.memory_bytes,
         profile=profile.name if profile else None,
+        rates=_rates_of(profile),
         start=place.start,
         repeats=place.repeats,
     )
+
+
+def _rates_of(profile: FittedProfile | None) -> Rates:
+    """How graphs of one program slow each other down: as measured, if they were."""
+    shared = profile.contention if profile else None
+    return shared_reads(0.0, shared.reach, shared.leaves_s) if shared else max_min_rates
 
 
 def _described(
@@ -436,7 +445,9 @@ def _hardware(
     scenario: ModelScenario, spec: DeviceSpec, link: Link | None, profile: Profile | FittedProfile | None
 ) -> Hardware:
     table = profile if isinstance(profile, Profile) else None
-    given: dict[str, float] = dict(profile.overheads) if isinstance(profile, FittedProfile) else {}
+    fitted = profile if isinstance(profile, FittedProfile) else None
+    shared = fitted.contention if fitted else None
+    given: dict[str, float] = dict(fitted.overheads) if fitted else {}
     given |= scenario.overheads.model_dump(exclude_none=True)
 
     # One pricer for each: it remembers the price of every op.
@@ -469,13 +480,18 @@ def _hardware(
         dtypes=_dtypes(scenario, table),
         chunk=(table.chunk_tokens if table else None) or DEFAULT_CHUNK,
         parts=table is not None and table.granularity == "parts",
-        memory_reach={
-            "low": spec.hbm_efficiency.high,
-            "value": spec.hbm_efficiency.value,
-            "high": spec.hbm_efficiency.low,
-        },
+        memory_reach=_memory_reach(spec, shared),
+        leaves_s=shared.leaves_s if shared else inf,
         whole=table is not None and table.granularity == "iteration",
     )
+
+
+def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
+    """By end of the prices' intervals; what was measured is the same at all of them."""
+    if shared is not None:
+        return dict.fromkeys(("low", "value", "high"), shared.reach)
+    known = spec.hbm_efficiency
+    return {"low": known.high, "value": known.value, "high": known.low}
 
 
 def _dtypes(scenario: ModelScenario, profile: Profile | None) -> Dtypes:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
+from simcore.contention import Rates, max_min_rates
 from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
 from simcore.ops import Op, Price, Pricer, Roofline
@@ -20,6 +22,7 @@ class Hardware:
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
+    `leaves_s`: seconds of each kernel that leave the device to others (`simcore.contention`).
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
@@ -40,6 +43,7 @@ class Hardware:
     parts: bool
     memory_reach: Mapping[str, float]
     whole: bool = False
+    leaves_s: float = inf
     start: Start = simulated
     repeats: int = 1
 
@@ -57,8 +61,8 @@ class Hardware:
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
     """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
-    chosen, whatever the run is charged (`price`). `profile`: the name of the fits in use, or None; `start`,
-    `repeats` as in Hardware."""
+    chosen, whatever the run is charged (`price`). `profile`: the name of the fits in use, or None; `rates`:
+    how graphs slow each other down; `start`, `repeats` as in Hardware."""
 
     name: str
     price: Pricer
@@ -67,6 +71,7 @@ class SingleDevice:
     overheads: Overheads
     memory_bytes: float
     profile: str | None = None
+    rates: Rates = max_min_rates
     start: Start = simulated
     repeats: int = 1
 

@@ -130,6 +130,11 @@ class Op:
         return tuple([changed[id(part)] for part in self.parts])
 
     @property
+    def kernels(self) -> int:
+        """How many launches it stands for: those of its parts, or one."""
+        return len(self.parts) or 1
+
+    @property
     def ranks(self) -> int:
         """How many ranks meet in this op; 1 where it is local."""
         return next((int(v) for k, v in self.shape if k == "ranks" and isinstance(v, int)), 1)
@@ -209,6 +214,11 @@ class Graph:
         for publication in self.publishes:
             if not 0 <= publication.op < len(self.ops) or self.ops[publication.op].ranks > 1:
                 raise ValueError(f"graph {self.name}: {publication.signal} has to be published by a local op")
+
+    @cached_property
+    def kernels(self) -> int:
+        """How many launches its ops stand for."""
+        return sum(op.kernels for op in self.ops)
 
     @cached_property
     def meets(self) -> bool:

@@ -74,9 +74,19 @@ UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0))
 class Ramp:
     """The work of a burst: pieces in order. `shares` are seconds of each replay by where their price comes
     from; what is beyond them comes from `rest`. `launch_s`: host time of a launch; `since_s`: when its stream
-    last began to work."""
+    last began to work; `kernels`: how many a replay has."""
 
-    __slots__ = ("_around", "launch_s", "pieces", "replays", "rest", "shares", "since_s", "total_s")
+    __slots__ = (
+        "_around",
+        "kernels",
+        "launch_s",
+        "pieces",
+        "replays",
+        "rest",
+        "shares",
+        "since_s",
+        "total_s",
+    )
 
     def __init__(self, pieces: list[Piece], shares: "Shares" = (), rest: SourceKind | None = None) -> None:
         self.pieces = pieces
@@ -87,6 +97,7 @@ class Ramp:
         self.rest = rest
         self.launch_s = 0.0
         self.since_s = 0.0
+        self.kernels = 0
         self._around = UNKNOWN
 
     def _piece(self, replay: int) -> Piece:
@@ -129,8 +140,10 @@ class Ramp:
         i = replay - piece.first
         memory, compute = piece.demand_step(i)
         seconds = piece.cost[0] + i * piece.growth[0]
-        launch = min(1.0, self.launch_s / seconds) if seconds > 0.0 else 0.0
-        return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s)
+        if seconds <= 0.0:
+            return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, 0.0, self.since_s)
+        launch, kernels_per_s = min(1.0, self.launch_s / seconds), self.kernels / seconds
+        return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s, kernels_per_s)
 
     def next_change(self, replay: int) -> int:
         """The last replay, from `replay` on, that asks the same of the device as this one."""

@@ -60,5 +60,6 @@ def _local(ops: list[PricedOp], leaving: list[tuple[float, Publication]], roofli
         return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
     memory = sum(floor.memory_s for floor in floors) / seconds
     compute = sum(floor.compute_s for floor in floors) / seconds
-    demand = Demand(min(1.0, memory), min(1.0, compute))
+    kernels_per_s = sum(priced.op.kernels for priced in ops) / seconds
+    demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
     return Segment(tuple(ops), seconds, demand, False, tuple(leaving))

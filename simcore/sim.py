@@ -296,6 +296,7 @@ class Simulation:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.launch_s = self.overheads.launch_s
+        work.kernels = launch.graph.kernels
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.

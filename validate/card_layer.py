@@ -3,9 +3,10 @@
 Everything is queued and nothing waits, but `synchronize`. Events take the time.
 """
 
+import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,9 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Call = Callable[[], object]
 # torch hands out streams of a ring of so many.
-MOST_STREAMS = 32
+STREAMS_OF_TORCH = 32
+# CU_STREAM_NON_BLOCKING: what is on the default stream is not waited for, as on torch's own streams.
+NON_BLOCKING = 1
 # Looks at the clocks of host and card, of which the one with the least in between counts.
 LOOKS = 16
 
@@ -82,15 +85,16 @@ class CudaLayer:
         self._aside = self.stream()
 
     def stream(self) -> Any:
-        """A stream that nobody else of this layer has. Raises RuntimeError where there is none left."""
-        for _ in range(MOST_STREAMS):
+        """A stream that nobody else of this layer has; beyond those that torch hands out, the driver's. All
+        are of one priority, so that none goes before another."""
+        for _ in range(STREAMS_OF_TORCH):
             found = CUDA.Stream()
             if found.cuda_stream not in self._streams:
-                self._streams[found.cuda_stream] = found
-                return found
-        raise RuntimeError(
-            f"--on cuda: at most {MOST_STREAMS} streams, all ranks' and the machine's own together"
-        )
+                break
+        else:
+            found = next(s for s in _drivers_streams() if s.cuda_stream not in self._streams)
+        self._streams[found.cuda_stream] = found
+        return found
 
     def record(self, stream: Any) -> Any:
         """An event, made before if there is one left."""
@@ -160,6 +164,23 @@ class CudaLayer:
         torch.cuda.synchronize()
         CUDA.set_stream(CUDA.default_stream())
         self._current = None
+
+
+# Streams of the driver, which live as long as the process: layers come and go, and take the same ones.
+_DRIVERS: list[Any] = []
+
+
+def _drivers_streams() -> Iterator[Any]:
+    """Those that were made before, then new ones. Raises RuntimeError where the driver makes none."""
+    yield from _DRIVERS
+    driver = ctypes.CDLL("libcuda.so.1")
+    while True:
+        handle = ctypes.c_void_p()
+        code = driver.cuStreamCreate(ctypes.byref(handle), ctypes.c_uint(NON_BLOCKING))
+        if code or not handle.value:
+            raise RuntimeError(f"--on cuda: the driver makes no more streams (error {code})")
+        _DRIVERS.append(CUDA.ExternalStream(handle.value))
+        yield _DRIVERS[-1]
 
 
 def seen_together(layer: Layer, stream: Any) -> tuple[Any, float, float]:

@@ -22,7 +22,8 @@ from simcore.ops import Op, Publication
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario, Scenario, TensorParallel
 from simcore.tiling_scenario import TilingScenario
-from validate.card_decoder_state import card_decoder_states, card_weights, drawn_of
+from validate.card_decoder_state import CardDecoderState, card_decoder_states, card_weights, drawn_of
+from validate.card_instances import CardInstancesState, Instances
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_measure import operands
 from validate.decoder_state import Weights
@@ -96,6 +97,8 @@ class CardStates:
             case LongConvolution() as model:
                 self.forget()
                 return [CardLongConvolutionState(model, SEED, self.device)]
+            case Instances() as model:
+                return [self._instances(model, setup)]
             case Op() as op:
                 self.forget()
                 return [CardOperatorState(op, operands(TABLE[op.kind], op, self.l2_bytes, self.device))]
@@ -117,6 +120,24 @@ class CardStates:
     def forget(self) -> None:
         """Weights are let go."""
         self._weights = None
+
+    def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
+        holds, decoder = setup.holds, model.decoder
+        drawn = drawn_of(decoder), "instances"
+        if self._weights is None or self._weights[0] != drawn:
+            self.forget()
+            self._weights = drawn, []
+        weights = self._weights[1]
+        while len(weights) < model.sets:
+            seed = SEED + len(weights)
+            weights += card_weights(decoder, seed, device=self.device, drawn_on=self.device)
+        states: list[CardDecoderState] = []
+        for i in range(model.count):
+            states += card_decoder_states(
+                decoder, setup.mesh, SEED + i, holds["context"], 1,
+                device=self.device, weights=[weights[i % model.sets]],
+            )  # fmt: skip
+        return CardInstancesState(states)
 
     def _weights_of(self, model: Decoder) -> list[Weights]:
         if self._weights is None or self._weights[0] != drawn_of(model):

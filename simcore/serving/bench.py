@@ -296,7 +296,7 @@ def _slots(strategy: ServingStrategy) -> int:
 def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
-            return contention.shared_reads(reuse_s, hardware.memory_reach[end])
+            return contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)
         case Throughput(gain=gain):
             return contention.throughput(gain)
         case _:

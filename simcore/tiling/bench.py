@@ -108,6 +108,7 @@ class Bench:
             price=price,
             roofline=self.device.roofline,
             overheads=self.device.overheads,
+            rates=self.device.rates,
             rows=rows,
             tariff=tariff,
             case=repr(case.axes) if rows else "",
