@@ -49,8 +49,15 @@ MANY_ROWS = 256
 KEYS, LONG_PROMPT, QUERIES = 64, 1024, 128
 # Tokens before a prompt count from here on: a few of them are as good as none.
 LEAST_CACHED = 256
-# Methods of linear attention whose kernels go by chunks of so many tokens.
-CHUNKED, CHUNK = ("linear_attention_lightning", "linear_attention_causal_dot_product"), 64
+# Methods of linear attention that go by chunks of so many tokens.
+CHUNKS = {
+    "linear_attention_lightning": 64,
+    "linear_attention_causal_dot_product": 64,
+    "linear_attention_block_based": 32,
+    "linear_attention_fleet": 16,
+}
+# Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
+BY_FOUR = ("gate", "next_input")
 # Logarithms of one number that differ by less are the same.
 SAME = 1e-9
 # Points that are left out one by one, drawn from all of them.
@@ -119,10 +126,10 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
         batch, heads = own.pop("batch"), own.pop("heads")
-        if kind in CHUNKED:
-            own["length"] = _whole(own["length"], CHUNK)
+        if kind in CHUNKS:
+            own["length"] = _whole(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
-    return own
+    return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
 
 
 def padded_rows(rows: int) -> int:
@@ -164,7 +171,7 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
         return (whole * (2 * cached + whole + 1)) / max(1, length * (2 * cached + length + 1))
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
-    if kind in CHUNKED:
+    if kind in CHUNKS:
         return coordinates(kind, shape)["length"] / shape["length"]
     return 1.0
 

@@ -38,10 +38,22 @@ from simcore.files import (
 )
 from simcore.ops import DTYPE_BYTES
 
-__all__ = ["ITERATION", "Assumed", "Point", "Profile", "Row", "load_profile", "points", "profile_names"]
+__all__ = [
+    "ITERATION",
+    "NO_PROFILE",
+    "Assumed",
+    "Point",
+    "Profile",
+    "Row",
+    "load_profile",
+    "points",
+    "profile_names",
+]
 
 PROFILES = Path(__file__).parent / "profiles"
 ITERATION = "iteration"
+# What a scenario says that wants no profile.
+NO_PROFILE = "none"
 WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from devices.collectives import crosses_link
 from devices.fitted import FittedProfile
 from devices.price import MEMO, pricer, roofline
-from devices.profile import load_profile, profile_names
+from devices.profile import NO_PROFILE, load_profile, profile_names
 from devices.spec import DeviceSpec, load_device
 from simcore.files import is_path, read_yaml
 from simcore.ops import Op, Price, Pricer
 
-__all__ = ["NO_PROFILE", "SIBLINGS", "Prices", "prices_of", "scaled"]
+__all__ = ["SIBLINGS", "Prices", "prices_of", "scaled"]
 
 # Of each card one of the same chip that may have been measured: H100 and H200 are both a GH100.
 SIBLINGS = {"h100-sxm": "h200-sxm", "h200-sxm": "h100-sxm"}
-NO_PROFILE = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ TIMELINES_NOTE = (
 )
 
 
+# The errors of a ladder's row, as they are called.
+ERRORS = {"median_pct": "median", "p95_pct": "95 %", "worst_pct": "worst"}
+
+
 def opening(run: Run) -> Opening:
     """The top of the page: whether the ladder holds, then what the run itself says."""
     found = common.opening(run)
@@ -95,14 +99,16 @@ def _pct(value: float) -> str:
 
 
 def _judged_by(row: Mapping[Any, Any]) -> tuple[str, float]:
-    """What a rung is judged by: the worst error of a kernel, the median of all else."""
+    """What a row is judged by; where it does not say, the worst error of a kernel, the median of all else."""
     numeric = str(row["rung"]).removesuffix(".0") == "0"
-    return ("worst", row["worst_pct"]) if numeric else ("median", row["median_pct"])
+    column = row.get("judged_by") or ("worst_pct" if numeric else "median_pct")
+    return ERRORS[column], row[column]
 
 
 def _tile(rung: str, rows: pd.DataFrame) -> Tile:
-    name, _ = _judged_by({"rung": rung, "worst_pct": 0, "median_pct": 0})
-    largest = rows[f"{name}_pct"].max()
+    first = rows.to_dict("records")[0]
+    name, _ = _judged_by(first)
+    largest = max(error for word, error in map(_judged_by, rows.to_dict("records")) if word == name)
     where = f"{name} error {_pct(largest)}" if known(largest) else "nothing was compared"
     return Tile(WORDS[bool(rows["passed"].all())], f"Rung {rung_name(rung)}", where)
 
@@ -141,11 +147,7 @@ def _row_name(row: Mapping[Any, Any]) -> str:
 
 
 def _hover(row: Mapping[Any, Any]) -> str:
-    errors = [
-        f"{name} {_pct(row[column])}"
-        for name, column in (("median", "median_pct"), ("95 %", "p95_pct"), ("worst", "worst_pct"))
-        if known(row[column])
-    ]
+    errors = [f"{name} {_pct(row[column])}" for column, name in ERRORS.items() if known(row[column])]
     return f"<b>{_row_name(row)}</b><br>{', '.join(errors)}<br>bound {_pct(row['bound_pct'])}"
 
 
@@ -221,8 +223,7 @@ def _ladder(run: Run) -> Section:
         plots=plots,
         table=_table(rows),
         notes=["An error is by how many % the larger of predicted and measured exceeds the smaller. "
-            "The dashed line is the bound; a bar is the error that is judged (of rung 0 the worst, of all "
-               "others the median), a mark the worst."] if plots else [],
+            "The dashed line is the bound; a bar is what is judged, a mark the worst."] if plots else [],
         details=[Details("What each rung is made of", table=_table(parts))] if len(parts) else [],
     )  # fmt: skip
 

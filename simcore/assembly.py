@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from devices.fitted import FittedProfile, SharedUse
 from devices.price import pricer, roofline
-from devices.profile import Profile, load_profile, profile_names
+from devices.profile import NO_PROFILE, Profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, load_device
 from simcore import decode, laws, operators, serving, tiling
 from simcore.contention import Rates, max_min_rates, shared_reads
@@ -44,7 +44,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "scenarios" / "models"
 PUBLISHED = ROOT / "validate" / "published"
 HITS = PUBLISHED / "alspec_hits.csv"
-NO_PROFILE = "none"
 DEFAULT_CHUNK = 128
 # Scenarios of a whole model, with a link and number formats by matrix.
 ModelScenario = DecodeScenario | ServingScenario

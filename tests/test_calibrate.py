@@ -382,6 +382,15 @@ def test_a_broken_bound_is_told_by_its_rung_alone(
     assert not holds(rows)
 
 
+def test_worst_and_95th_percentile_have_bounds_where_they_are_given() -> None:
+    bounds = replace(BOUNDS, prices_p95=20.0, end_to_end_worst=20.0)
+    points = [*points_of(0.0, 0.0), OpPoint(normed(9), 0.0, 1e-5, 1.3e-5)]
+    rows = ladder(points, figures(1.25), figures(1.0), figures(1.0), bounds)
+    broken = [(row["what"], row["judged_by"]) for row in rows if row["passed"] is False]
+    assert broken == [("held-out shapes, 95th percentile", "p95_pct"), ("times, the worst", "worst_pct")]
+    assert holds(ladder(points, figures(1.15), figures(1.0), figures(1.0), replace(bounds, prices_p95=31.0)))
+
+
 def test_one_bad_kernel_fails_where_the_median_is_good() -> None:
     points = [*points_of(0.0, 0.0), OpPoint(normed(9), 1.0, 1e-5, 1e-5)]
     rows = ladder(points, figures(1.0), figures(1.0), figures(1.0), BOUNDS)

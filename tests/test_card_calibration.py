@@ -3,7 +3,8 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import triton
 import typer
 from typer.testing import CliRunner
 
@@ -26,13 +28,14 @@ from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
-from validate import card_calibrate, card_host, card_measure
+from validate import card_calibrate, card_host, card_measure, compile_ahead
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
 from validate.card_grid import CONTEXT, drawn, families, grid
 from validate.card_measure import cache_state
-from validate.held_out import Tried, lines, met, summary
+from validate.compile_ahead import as_compiled
+from validate.held_out import Tried, lines, met, summary, told_apart
 from validate.measure import Point
 from validate.other_operators import ratios as operator_ratios
 from validate.other_operators import read
@@ -145,7 +148,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Op], None]], li
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *a: SimpleNamespace(uuid="1"))
     made = Card(60_000_000, 132, 4.4e12, "sum", 1e-6)
     monkeypatch.setattr(card_calibrate, "measure_card", lambda say: made)
-    monkeypatch.setattr(card_calibrate, "compile_ahead", lambda ops, within_s: 0)
+    monkeypatch.setattr(card_calibrate, "as_compiled", lambda items, op_of, within_s: items)
     monkeypatch.setattr(card_host, "host_costs", lambda: {"launch_s": 6e-6, "wait_s": 1e-6})
     monkeypatch.setattr(card_measure, "rates", lambda card: {"read_bytes_per_s": card.read_bytes_per_s})
 
@@ -322,6 +325,75 @@ def test_a_card_that_the_catalogue_has_not_got_is_refused(
         calibrate_card(tmp_path / "local", True, quiet, within_s=600.0)
 
 
+# -- kernels compiled beside measuring -----------------------------------------------------------------------
+
+
+class Pool:
+    """Processes that end nothing until somebody waits for them."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.submitted: list[tuple[object, ...]] = []
+        POOLS.append(self)
+
+    def submit(self, call: Callable[..., None], *kernel: str) -> Future[None]:
+        assert call is compile_ahead.compiled
+        self.submitted.append(kernel)
+        return Future()
+
+    def shutdown(self, **how: bool) -> None:
+        assert how == {"wait": False, "cancel_futures": True}
+
+
+POOLS: list[Pool] = []
+
+
+def test_ops_whose_kernels_are_compiled_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three ops two launch a kernel that is missing; both wait for one compilation."""
+    launched: list[tuple[str, ...]] = []
+    kernels = {"few": ("a",), "more": ("a", "b"), "none": ()}
+
+    def tried(op: Op) -> None:
+        hook = triton.knobs.runtime.jit_cache_hook
+        assert hook is not None
+        for name in kernels[op.name]:
+            made = {"specialization_data": "n=1"}
+            skipped = hook(fn=SimpleNamespace(module="kernels", name=name), compile=made, key="", repr="")
+            if not skipped:
+                launched.append((op.name, name))
+
+    def come(futures: Sequence[Future[None]], timeout: float) -> None:
+        assert timeout <= 60.0
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+
+    POOLS.clear()
+    monkeypatch.setattr(compile_ahead, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(compile_ahead, "wait", come)
+    ops = [replace(matmul("q", m=1, n=8, k=4, dtype="bf16"), name=name) for name in kernels]
+    found = list(as_compiled(ops, lambda op: op, 60.0, tried))
+    assert [op.name for op in found] == ["none", "few", "more"]
+    assert launched == []
+    (pool,) = POOLS
+    assert pool.submitted == [("kernels", "a", "n=1"), ("kernels", "b", "n=1")]
+    assert triton.knobs.runtime.jit_cache_hook is None
+
+
+def test_a_process_that_cannot_compile_a_kernel_ends() -> None:
+    """In a real process: what fails there is launched, and fails, where it is measured."""
+    seen: list[bool] = []
+
+    def tried(op: Op) -> None:
+        hook = triton.knobs.runtime.jit_cache_hook
+        assert hook is not None
+        fn = SimpleNamespace(module="kernels", name="no_such_kernel")
+        seen.append(bool(hook(fn=fn, compile={"specialization_data": op.name}, key="", repr="")))
+
+    op = matmul("q", m=1, n=8, k=4, dtype="bf16")
+    assert list(as_compiled([op], lambda op: op, 60.0, tried)) == [op]
+    assert seen == [True]
+
+
 # -- held-out shapes ---------------------------------------------------------------------------------------
 
 
@@ -339,6 +411,16 @@ def test_held_out_prices_are_judged_by_kind() -> None:
     text = list(lines(rows))
     assert len(text) == 4
     assert "kv_copy" in text[1]
+
+
+def test_shapes_that_are_launched_as_measured_ones_are_told_apart() -> None:
+    """Products of 65 rows are launched with 72."""
+    few, padded, other = (matmul("matmul", m=m, n=4096, k=4096, dtype="bf16") for m in (72, 65, 80))
+    checks = [a_point(other, "check")]
+    profile = profile_of("h200-sxm", [a_point(few), *checks], profile_born(), {}, [])
+    price = pricer(H200, profile=profile)
+    found = [Tried(a_point(op), price(op)) for op in (padded, other)]
+    assert [one.point.op for one in told_apart(found, profile)] == [other]
 
 
 # -- buffers of a stream -----------------------------------------------------------------------------------

@@ -551,15 +551,15 @@ def test_a_state_for_every_rank() -> None:
         TorchRun([ToyState()], mesh={"tensor": 2})
 
 
-def test_whoever_counts_what_comes_may_bring_a_list() -> None:
-    """A study puts a list of its own where a machine notes when items came."""
+def test_whoever_counts_what_comes_reads_the_list_of_the_run() -> None:
+    """A study holds the list, from before the run, in which a machine notes when items came."""
 
     def program(m: Machine) -> Program:
         for _ in range(3):
             yield m.recv("fed")
 
-    run, came_s = torch_run(), list[float]()
-    run.fed_s = came_s
+    run = torch_run()
+    came_s = run.fed_s
     run.feed(0, "fed", [(0.0, "a"), (0.001, "b"), (0.002, END)])
     run.run(program)
     assert came_s == [0.0, 0.001]

@@ -16,11 +16,12 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -51,18 +52,18 @@ from validate.calibrate import (
     write_whole,
 )
 from validate.card_grid import Family, drawn, families, grid
-from validate.compile_ahead import compile_ahead
+from validate.compile_ahead import as_compiled
 from validate.measure import Point
 
 CACHE = "memory, what is small in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
 # often at most, and for so long a kind.
-REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 8.0
+REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 5.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Of the time that a calibration has.
-COMPILING_SHARE = 0.3
+# Of the time that is left when all else has been measured: so long kernels are waited for.
+COMPILING_SHARE = 0.5
 MOST_FAILURES = 20
 # What decides how long an op takes here, and what its floor is.
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,8 +91,6 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     costs, reached = card_host.host_costs(), card_measure.rates(card)
     torch.cuda.empty_cache()
-    progress("compiling kernels", 0, 1)
-    compile_ahead([op for op, _ in shapes_of(table, quick)], COMPILING_SHARE * within_s)
     measuring = Measuring(device, _partial(target), table, card)
     left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
@@ -204,28 +203,34 @@ class Measuring:
 def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
-    """Kind by kind, the grid and the shapes that only check, then what lies between points of the grid where
-    that has to be known. Gives how many shapes there was no time for before `end_s`."""
-    by_kind: dict[str, list[tuple[Op, Role]]] = {}
-    for op, role in shapes_of(kinds, quick):
-        by_kind.setdefault(op.kind, []).append((op, role))
-    count, done, begun_s = sum(map(len, by_kind.values())), 0, time.perf_counter()
-    # The one with most shapes last; in any order, so that what there is no time for lies between what was
-    # measured, and what is left takes as long as what is done.
-    for kind, shapes in sorted(by_kind.items(), key=lambda each: (len(each[1]), each[0])):
-        random.Random(CHECK_SEED).shuffle(shapes)
-        for op, role in shapes:
-            now_s = time.perf_counter()
-            if now_s > end_s or measuring.nothing_works:
-                return count - done
-            left_s = min((now_s - begun_s) / max(1, done) * (count - done), end_s - now_s)
-            progress(f"{kind}, about {left_s:.0f} s left: shape", done, count)
-            measuring.one(op, role)
-            done += 1
-        for family in families():
-            if family.kind == kind and family.refined and not quick:
-                _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
+    """The grid and the shapes that only check, kind by kind, those last whose kernels are not compiled yet;
+    then what lies between points of the grid where that has to be known. Gives how many shapes there was no
+    time for before `end_s`."""
+    shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
+    waiting_s = COMPILING_SHARE * max(0.0, end_s - begun_s)
+    for done, (op, role) in enumerate(as_compiled(in_turn(shapes), itemgetter(0), waiting_s)):
+        now_s = time.perf_counter()
+        if now_s > end_s or measuring.nothing_works:
+            return len(shapes) - done
+        left_s = min((now_s - begun_s) / max(1, done) * (len(shapes) - done), end_s - now_s)
+        progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(shapes))
+        measuring.one(op, role)
+    refined = [] if quick else [family for family in families() if family.kind in kinds and family.refined]
+    for family in refined:
+        progress(f"{family.kind}, between what was measured: kind", refined.index(family), len(refined))
+        _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
     return 0
+
+
+def in_turn(shapes: Iterable[tuple[Op, Role]]) -> Iterator[tuple[Op, Role]]:
+    """Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
+    between what was measured, and what is left takes as long as what is done."""
+    by_kind: dict[str, list[tuple[Op, Role]]] = {}
+    for op, role in shapes:
+        by_kind.setdefault(op.kind, []).append((op, role))
+    for _, group in sorted(by_kind.items(), key=lambda each: (len(each[1]), each[0])):
+        random.Random(CHECK_SEED).shuffle(group)
+        yield from group
 
 
 def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
@@ -239,20 +244,31 @@ def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
     """Measures in the middle of two shapes that differ in one dimension, and where that is not what they say,
     in the middle of both halves."""
     for axis in family.refined:
-        for line in _lines_along(family, axis, measuring):
+        lines = [*_lines_along(family, axis, measuring)]
+        # In any order: there may not be time for all of them.
+        random.Random(CHECK_SEED).shuffle(lines)
+        for line in lines:
             constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in line.points])
             pairs = [(*pair, 0) for pair in pairwise(line.points)]
             while pairs and time.perf_counter() < end_s:
                 low, high, depth = pairs.pop()
-                value = round(math.sqrt(low[0] * high[0]))
-                op = line.at(value) if low[0] < value < high[0] else None
-                point = measuring.one(op) if op else None
-                # What only checks is not fitted to, and says nothing of what is.
-                if point is None or point.role == "check" or depth == MOST_HALVINGS:
+                middle = _between(line, low[0], high[0], measuring)
+                if middle is None or depth == MOST_HALVINGS:
                     continue
-                if abs(_off(constants, low, high, (value, point))) > REFINED_UNTIL:
-                    middle = value, point
+                if abs(_off(constants, low, high, middle)) > REFINED_UNTIL:
                     pairs += [(low, middle, depth + 1), (middle, high, depth + 1)]
+
+
+def _between(line: "_Line", low: int, high: int, measuring: Measuring) -> "At | None":
+    """The point in the middle of two values, or next to it: what only checks is not fitted to, and says
+    nothing of what is."""
+    middle = round(math.sqrt(low * high))
+    for value in (middle, middle + 1, middle - 1):
+        op = line.at(value) if low < value < high else None
+        point = measuring.one(op) if op else None
+        if point is not None and point.role == "fit":
+            return value, point
+    return None
 
 
 At = tuple[int, Point]

@@ -50,11 +50,23 @@ SEQUENCES = (
 CONTEXT = (
     131, 255, 257, 511, 513, 777, 1023, 1025, 1547, 2047, 2049, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
-SPECULATED_CONTEXT = (521, 777, 1033, 1547, 2059, 3083, 4099, 6151, 8201, 16411, 32771, 131201)
+SPECULATED_CONTEXT = (
+    521, 649, 777, 905, 1033, 1289, 1547, 1803, 2059, 2571, 3083, 3595, 4099, 5125, 6151, 7177, 8201,
+    12301, 16411, 24593, 32771, 65543, 131201,
+)  # fmt: skip
 SIDES = tuple(1 << power for power in range(15))
+LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 2, 4, 9, 18, 36)
 LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
-# Of methods that take a launch a token, or memory that grows with the square of the length.
-MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048, "fleet": 16384}
+# Of methods that take a launch a token, or memory that grows with the square of the length; on both sides of
+# where they take one more step.
+MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048, "fleet": 4096}
+STEPPED = {
+    "recursion": (64, 65, 96, 128, 129, 160, 192, 193, 224, 256),
+    "vanilla": (
+        64, 65, 96, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 641, 768, 769, 896, 897,
+        1024, 1025, 1280, 1281, 1536, 1537, 2048,
+    ),
+}  # fmt: skip
 # Slow ones, of which nobody asks the finer question.
 FEW_BATCHES = tuple(MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
@@ -64,6 +76,8 @@ PROMPTS = (
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+# Each remainder by four has numbers of its own.
+BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
 BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
 # Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
 MOST_BYTES = 36e9
@@ -146,12 +160,14 @@ def _decoders(*names: str) -> tuple[Decoder, ...]:
     return tuple(found)
 
 
-def _launched(kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA)) -> list[Dims]:
-    """The dimensions of a kind of op in the decoders, each once."""
+def _launched(
+    kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA), only: str = ""
+) -> list[Dims]:
+    """The dimensions of a kind of op in the decoders, each once; of `only` the ops of that name."""
     found: dict[tuple[int, ...], Dims] = {}
     for model in _decoders(*names):
         for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
-            if op.kind == kind:
+            if op.kind == kind and only in ("", op.name):
                 shape = dict(op.shape)
                 values = {name: size for name in dimensions if isinstance(size := shape[name], int)}
                 found.setdefault(tuple(values.values()), values)
@@ -189,7 +205,10 @@ def _decoder() -> Iterator[Family]:
     for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
         matrices = _launched("matmul", "n", "k", names=names)
         yield Family("matmul", _matmul(dtype), matrices, {"m": rows})
-        yield Family("matmul", _matmul(dtype), matrices, {"m": PROMPT_ROWS})
+        # Of a prompt only the last token has logits.
+        heads = _launched("matmul", "n", "k", names=names, only="lm_head")
+        layers = [each for each in matrices if each not in heads]
+        yield Family("matmul", _matmul(dtype), layers, {"m": PROMPT_ROWS})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
     yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
@@ -233,6 +252,8 @@ def _rows(
 # Of the papers' long convolutions: layers of one launch, and channels.
 LANES = tuple({"layers": layers, "channels": c} for layers, c in ((1, 256), (18, 256), (1, 768), (36, 768)))
 CHANNELS = tuple({"channels": channels} for channels in (256, 768))
+# The MLPs between those layers have twice as many inner units, and as many rows as there are sequences.
+WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
@@ -256,7 +277,7 @@ def _sequence_operators() -> Iterator[Family]:
     for name in conv.IMPLEMENTATIONS:
         # Sums grow with the square of the side: nobody takes them for long ones.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
-        layers = (1, 2, 4, 9, 18, 36) if name.startswith("flash") else (1, 6, 36)
+        layers = LAYERS if name.startswith("flash") else FEW_LAYERS
         yield Family(
             f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
             frozenset({"batch", "side"}), MOST_CONV_BYTES, refined=("layers",),
@@ -268,9 +289,16 @@ def _sequence_operators() -> Iterator[Family]:
         yield Family(
             kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,)
         )
+    inner = [(each["channels"], WIDER * each["channels"]) for each in CHANNELS]
+    matrices = [{"n": n, "k": k} for pair in inner for n, k in (pair, pair[::-1])]
+    yield Family("matmul", _matmul("fp32"), matrices, {"m": SEQUENCES_OF_TILES})
+    yield Family(
+        "activation", ops.activation, [{"width": width, "gated": 0} for _, width in inner],
+        {"tokens": SEQUENCES_OF_TILES}, options=FP32,
+    )  # fmt: skip
     yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
-        yield Family(kind, elementwise, CHANNELS, {"rows": FEW}, options=FP32, refined=("rows",))
+        yield Family(kind, elementwise, CHANNELS, {"rows": BY_FOUR}, options=FP32)
     yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": BATCH[:7]},
@@ -280,7 +308,7 @@ def _sequence_operators() -> Iterator[Family]:
 
 def _linear_attention(method: str) -> Family:
     ours = method not in MOST_LENGTHS
-    lengths = tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
+    lengths = STEPPED.get(method) or tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
     return Family(
         f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
         {"batch": (1, 4, 16) if method in FEW_BATCHES else (1, 2, 3, 4, 5, 6, 8, 12, 16), "length": lengths},

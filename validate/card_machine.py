@@ -140,7 +140,7 @@ class CardRun:
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
         self._host = HostSide(self, card.mesh, card.world, card.lockstep)
-        self.trace, self.machines = self._host.trace, self._host.machines
+        self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._outcomes, self._roofline, self._weight = outcomes, roofline, weight
@@ -164,15 +164,6 @@ class CardRun:
         self._wires: dict[int, Record] = {}
 
     # -- programs --------------------------------------------------------------------------------------
-
-    @property
-    def fed_s(self) -> list[float]:
-        """When each item came, the end left out; who wants them elsewhere puts a list of their own here."""
-        return self._host.fed_s
-
-    @fed_s.setter
-    def fed_s(self, came_s: list[float]) -> None:
-        self._host.fed_s = came_s
 
     def now(self) -> float:
         """Seconds since the run began; 0 before that."""

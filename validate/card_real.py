@@ -17,12 +17,12 @@ from simcore.files import InputError
 from simcore.machine import Machine, Program
 from simcore.runs import Run, Setup
 from simcore.sim import Route
-from simcore.study import middle_first
 from simcore.trace import Trace
 from validate.bench_timing import version_of
 from validate.card_layer import CudaLayer, Layer
 from validate.card_machine import Card, CardRun
 from validate.card_states import SEED, CardStates
+from validate.machines import reported
 
 # Runs that are thrown away at most until one captures nothing.
 MOST_WARM_UPS = 3
@@ -50,16 +50,7 @@ class CountedRun:
     def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:
         self._case, self._start, self._title = case, start, title
         self._run = start()
-        self.trace = self._run.trace
-
-    @property
-    def fed_s(self) -> list[float]:
-        """When each item came into the run that counts."""
-        return self._run.fed_s
-
-    @fed_s.setter
-    def fed_s(self, came_s: list[float]) -> None:
-        self._run.fed_s = came_s
+        self.trace, self.fed_s = self._run.trace, self._run.fed_s
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `simcore.runs.Run`. Raises InputError where the card has too little memory, or where graphs are
@@ -108,9 +99,8 @@ class RealCard:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the run of median length of each case left behind."""
-        cases = [traces for case, traces in self.started.items() if case]
-        return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]
+        """See `validate.machines.reported`."""
+        return reported(self.started)
 
     @property
     def described(self) -> dict[str, Any]:

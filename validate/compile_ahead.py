@@ -1,76 +1,135 @@
-"""Compiles what a calibration will launch, in several processes at a time.
+"""Kernels compiled beside measuring, which goes on with what needs no compiling.
 
-Triton compiles a kernel where it is first launched, for a second or so, and keeps it in a folder that all
-processes share. Measuring goes on in one process, so that nothing runs beside what is timed; compiling does
-not have to. Each process launches a few ops once, then takes the next few: ops that are alike, of which all
-but the first find their kernel compiled.
+Triton compiles a kernel where it is first launched, for a second or more, and keeps it in a folder that all
+processes share. Only one process may use the card while times are taken; compiling uses none. So each op is
+tried first with a hook in front of triton's compiler (`jit_cache_hook`): where a kernel is missing, the hook
+keeps its launch from happening and gives what says how it is to be compiled to another process. An op that
+misses something is put off until that is there; triton then finds it in the folder.
 """
 
-import multiprocessing
 import os
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 import torch
+import triton
 
 from kernels.streams import one_stream
 from kernels.table import TABLE
 from simcore.ops import Op
 
 MOST_PROCESSES = 14
-# Ops that move more launch what those that move less have compiled, and memory is shared.
-MOST_BYTES = 2e8
-AT_A_TIME = 4
-# Of cached memory a process keeps no more than this.
-KEPT_BYTES = 1 << 30
+# Cores that are left to measuring, and to whatever else runs.
+SPARE_CORES = 2
+# Ops that move more launch what those that move less have compiled, and take long to try.
+MOST_BYTES = 2e9
+
+T = TypeVar("T")
+Try = Callable[[Op], object]
 
 
 def processes(cores: int) -> int:
-    """How many: one core is left to whatever else runs.
+    """How many.
 
-    >>> processes(1), processes(16), processes(128)
-    (1, 14, 14)
+    >>> processes(1), processes(8), processes(128)
+    (1, 6, 14)
     """
-    return max(1, min(MOST_PROCESSES, cores - 1))
+    return max(1, min(MOST_PROCESSES, cores - SPARE_CORES))
 
 
-def compile_ahead(ops: Sequence[Op], within_s: float) -> int:
-    """Launches ops once each, in other processes; gives how many of them could be launched `within_s`. What
-    fails here fails when it is measured, and is noted there; what there was no time for is compiled there."""
-    small = sorted((op for op in ops if op.work.hbm_bytes <= MOST_BYTES), key=_alike)
-    shares = [small[i : i + AT_A_TIME] for i in range(0, len(small), AT_A_TIME)]
-    launched, others = 0, {*multiprocessing.active_children()}
-    with ProcessPoolExecutor(
-        processes(os.cpu_count() or 1), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
-    ) as pool:
-        try:
-            for count in pool.map(_launched, shares, timeout=within_s):
-                launched += count
-        except (BrokenProcessPool, TimeoutError):
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in {*multiprocessing.active_children()} - others:
-                process.terminate()
-    return launched
+def as_compiled(
+    items: Iterable[T], op_of: Callable[[T], Op], within_s: float, tried: Try | None = None
+) -> Iterator[T]:
+    """Items, those at once whose ops are compiled, then the others, each when its op is, or when `within_s`
+    have been waited. `tried`: what launches an op once."""
+    put_off: list[tuple[T, list[Future[None]]]] = []
+    with _Compilers() as compilers:
+        for item in items:
+            op = op_of(item)
+            missing = compilers.missing(partial(tried or launch, op)) if _is_small(op) else []
+            if missing:
+                put_off.append((item, missing))
+            else:
+                yield item
+        end_s = time.perf_counter() + within_s
+        for item, missing in put_off:
+            wait(missing, timeout=max(0.0, end_s - time.perf_counter()))
+            yield item
 
 
-def _alike(op: Op) -> tuple[object, ...]:
-    return op.kind, op.dtype, *(size for _, size in op.shape)
-
-
-def _launched(ops: Sequence[Op]) -> int:
-    with torch.inference_mode(), one_stream({}):
-        launched = sum(map(_launch, ops))
-    if torch.cuda.memory_reserved() > KEPT_BYTES:
-        torch.cuda.empty_cache()
-    return launched
-
-
-def _launch(op: Op) -> bool:
+def launch(op: Op) -> None:
+    """Runs an op once on the card. What it raises is raised again where it is measured, and noted there."""
     kernel, device = TABLE[op.kind], torch.device("cuda")
-    try:
+    with suppress(Exception), torch.inference_mode(), one_stream({}):
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True
+
+
+def _is_small(op: Op) -> bool:
+    return op.work.hbm_bytes <= MOST_BYTES
+
+
+class _Compilers:
+    """Processes that compile, begun where something is to be compiled."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._jobs: dict[tuple[str, str, str], Future[None]] = {}
+
+    def __enter__(self) -> "_Compilers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def missing(self, run: Callable[[], object]) -> list[Future[None]]:
+        """What is being compiled of what `run` launches; what is missing is not launched."""
+        found: list[Future[None]] = []
+
+        def hook(*, fn: Any, compile: Any, **others: object) -> bool:
+            del others
+            job = self._job(fn.module, fn.name, compile["specialization_data"])
+            if job.done():
+                return False
+            found.append(job)
+            return True
+
+        runtime: Any = triton.knobs.runtime
+        before, runtime.jit_cache_hook = runtime.jit_cache_hook, hook
+        try:
+            run()
+        finally:
+            runtime.jit_cache_hook = before
+        return found
+
+    def _job(self, module: str, name: str, specialization: str) -> "Future[None]":
+        kernel = module, name, specialization
+        if kernel not in self._jobs:
+            try:
+                self._jobs[kernel] = self._started().submit(compiled, *kernel)
+            except BrokenProcessPool:
+                # Processes that end for want of memory, say: then it is compiled where it is launched.
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+        return self._jobs[kernel]
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            count = processes(len(os.sched_getaffinity(0)))
+            self._pool = ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,))
+        return self._pool
+
+
+def compiled(module: str, name: str, specialization: str) -> None:
+    """Compiles a kernel of a module as triton's hook has it, into triton's folder. What fails fails again
+    where it is launched."""
+    with suppress(Exception):
+        getattr(import_module(module), name).preload(specialization)

@@ -26,9 +26,9 @@ from scipy.optimize import minimize
 
 from devices.fitted import FittedProfile, SharedUse, write_shared_use
 from devices.price import pricer, roofline
-from devices.profile import PROFILES, load_profile
+from devices.profile import NO_PROFILE, PROFILES, load_profile
 from devices.spec import load_device
-from simcore.assembly import MODELS, NO_PROFILE
+from simcore.assembly import MODELS
 from simcore.contention import Rates, shared_reads
 from simcore.decoder_config import load_config
 from simcore.files import InputError, is_path

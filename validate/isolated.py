@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from devices.price import launches_and_floor
-from devices.profile import load_profile, profile_names
+from devices.profile import NO_PROFILE, load_profile, profile_names
 from devices.spec import load_device
 from kernels.table import TABLE, Kernel
-from simcore.assembly import NO_PROFILE
 from simcore.ops import Op, Price, Pricer, Roofline
 from simcore.study import Progress
 from simcore.trace import Trace

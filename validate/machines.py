@@ -4,7 +4,7 @@ Everything runs on the CPU of this machine, one op after another, whatever strea
 are the wall clock's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -104,10 +104,8 @@ class Real:
 
     @property
     def traces(self) -> list[Trace]:
-        """What the run of median length of each case left behind: the one that is reported. Runs that were
-        only drawn are left out."""
-        cases = [traces for case, traces in self.started.items() if case]
-        return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]
+        """See `reported`."""
+        return reported(self.started)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -133,3 +131,10 @@ class Real:
         )
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
+
+
+def reported(started: Mapping[str, Sequence[Trace]]) -> list[Trace]:
+    """What the run of median length of each case left behind: the one that is reported. Runs that were only
+    drawn are left out."""
+    cases = [traces for case, traces in started.items() if case]
+    return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]

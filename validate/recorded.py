@@ -55,7 +55,7 @@ def price_rows(points: Iterable[OpPoint]) -> Iterator[dict[str, Any]]:
         op, price = point.op, point.price
         yield {
             "kind": op.kind,
-            "shape": shape_text(op),
+            "shape": shape_words(op),
             "dtype": op.dtype,
             "predicted_s": point.predicted_s,
             "low_s": price and price.low_s,
@@ -70,6 +70,6 @@ def price_rows(points: Iterable[OpPoint]) -> Iterator[dict[str, Any]]:
         }
 
 
-def shape_text(op: Op) -> str:
+def shape_words(op: Op) -> str:
     """ "m 8, n 4096, k 4096"."""
     return ", ".join(f"{name} {value.name if isinstance(value, Size) else value}" for name, value in op.shape)

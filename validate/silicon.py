@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 import typer
 
-from devices.profile import profile_names
-from devices.scaled import NO_PROFILE, prices_of
+from devices.profile import NO_PROFILE, profile_names
+from devices.scaled import prices_of
 from simcore.files import InputError, unknown_name
 from validate.calibrate import NAME
 from validate.program import check_out, run

@@ -95,7 +95,7 @@ class TorchRun:
         self.states = list(states)
         self.flags: dict[Flag, int] = {}
         self._host = HostSide(self, self.mesh, world, lockstep)
-        self.trace, self.machines = self._host.trace, self._host.machines
+        self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         self._signals = _Signals()
         self._outcomes = outcomes or {}
         self._roofline = roofline
@@ -106,15 +106,6 @@ class TorchRun:
         self._ids = itertools.count()
         # The last span on the processor.
         self._last, self._last_s = cast(int | None, None), 0.0
-
-    @property
-    def fed_s(self) -> list[float]:
-        """When each item came, the end left out; who wants them elsewhere puts a list of their own here."""
-        return self._host.fed_s
-
-    @fed_s.setter
-    def fed_s(self, came_s: list[float]) -> None:
-        self._host.fed_s = came_s
 
     def now(self) -> float:
         """Seconds since the run began; 0 before that."""

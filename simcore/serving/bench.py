@@ -263,7 +263,7 @@ def _title(axes: ServingAxes) -> str:
 
 def _counted(simulation: Run, journal: Journal) -> Occupancy:
     """Counts requests as they come into the machine and as they are answered."""
-    occupancy, told = Occupancy(), journal.answered
+    occupancy, told = Occupancy(simulation.fed_s), journal.answered
     went = occupancy.went_s.append
 
     def answered(request: Request, at_s: float) -> None:
@@ -271,7 +271,7 @@ def _counted(simulation: Run, journal: Journal) -> Occupancy:
         if told is not None:
             told(request, at_s)
 
-    simulation.fed_s, journal.answered = occupancy.came_s, answered
+    journal.answered = answered
     return occupancy
 
 
