@@ -218,6 +218,44 @@ def test_jumps_are_found_between_measured_shapes(
     assert summary(held)[-1]["p95_pct"] < 5.0
 
 
+def test_rows_left_over_by_four_are_told_apart(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    """An op whose time hangs on its rows modulo four alone: no line through all rows would say so."""
+
+    def by_four(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
+        return replace(a_point(op), median_s=1e-6 * (1.0 + 0.1 * (op["rows"] % 4)))
+
+    card(nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_measure, "measured", by_four)
+        table = {"gate": TABLE["gate"]}
+        _, profile = calibrate_card(tmp_path / "local", False, quiet, table=table, within_s=600.0)
+    price = pricer(H200, profile=profile)
+    for op in drawn(table, 60, 7):
+        assert price(op).seconds == pytest.approx(1e-6 * (1.0 + 0.1 * (op["rows"] % 4)), rel=1e-6)
+
+
+def test_what_only_checks_does_not_keep_a_jump_from_being_found(
+    card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The middle of 8 and 16 tokens is a shape that only checks: its neighbour is measured instead."""
+    norm = {"norm": TABLE["norm"]}
+    checks = [op for op in grid(norm) if op["tokens"] == 8]
+    middle = [replace(op, shape=(("tokens", 11), *op.shape[1:])) for op in checks]
+    assert middle[0].shape[0] == ("tokens", 11)
+    card(nothing)
+    monkeypatch.setattr(card_calibrate, "drawn", lambda *arguments: middle)
+
+    def twice_beyond(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
+        point = a_point(op)
+        return replace(point, median_s=point.median_s * (2.0 if op["tokens"] > 13 else 1.0))
+
+    monkeypatch.setattr(card_measure, "measured", twice_beyond)
+    _, profile = calibrate_card(tmp_path / "local", False, quiet, table=norm, within_s=600.0)
+    tokens = {p.dimensions["tokens"] for p in profile.points if p.role == "fit"}
+    assert {12, 14} <= tokens
+    assert 11 not in tokens
+
+
 def test_intervals_cover_what_they_say(tmp_path: Path) -> None:
     """Of normal noise, 400 checks, 400 held-out shapes. The share inside varies by 0.015, the root of
     0.9 x 0.1 / 400, by the draws, and about as much by the checks: four standard errors of both, so that
