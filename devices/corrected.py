@@ -47,13 +47,16 @@ STEPS, LAST_STEP = ((256, 8), (512, 16), (2048, 64)), 128
 MANY_ROWS = 256
 # Prompts' attention goes by blocks of keys, of long prompts by tiles of queries.
 KEYS, LONG_PROMPT, QUERIES = 64, 1024, 128
-# Tokens before a prompt count from here on: a few of them are as good as none.
-LEAST_CACHED = 256
+# Beside its own keys a prompt's attention takes as long as for so many more.
+SPARE_KEYS = 128
+# Steps in which cached tokens count, of the prompt's own.
+CACHED_STEPS = 1000
+# Flops for each byte of memory from which on cards with tensor cores are bound by arithmetic, about.
+RIDGE = 200
 # Methods of linear attention that go by chunks of so many tokens.
 CHUNKS = {
     "linear_attention_lightning": 64,
     "linear_attention_causal_dot_product": 64,
-    "linear_attention_block_based": 32,
     "linear_attention_fleet": 16,
 }
 # Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
@@ -116,12 +119,11 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     if kind == "prefill_attention":
         # Programs each take rows of a query head of a prompt; which of them share keys hardly matters.
         count, length, cached = _prompts(own)
-        return {
-            "head_dim": own["head_dim"],
-            "tokens": _whole(length, KEYS if length <= LONG_PROMPT else QUERIES),
-            "cached": cached + LEAST_CACHED,
-            "heads": count * own["q_heads"],
-        }
+        tokens = _whole(length, KEYS if length <= LONG_PROMPT else QUERIES)
+        # Time grows in proportion to all keys, those of the prompt and of before.
+        share = round(CACHED_STEPS * (1 + cached / (tokens + SPARE_KEYS)))
+        heads = count * own["q_heads"]
+        return {"head_dim": own["head_dim"], "tokens": tokens, "cached": share, "heads": heads}
     if kind == "matmul":
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
@@ -168,12 +170,20 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
     if kind == "prefill_attention":
         _, length, cached = _prompts(shape)
         whole = coordinates(kind, shape)["tokens"]
-        return (whole * (2 * cached + whole + 1)) / max(1, length * (2 * cached + length + 1))
+        return _prefill_work(shape, whole, cached) / _prefill_work(shape, length, cached)
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
     if kind in CHUNKS:
         return coordinates(kind, shape)["length"] / shape["length"]
     return 1.0
+
+
+def _prefill_work(shape: Mapping[str, int], length: int, cached: int) -> float:
+    """What bounds a prompt's attention: bytes (of elements of two) as flops at the ridge, or flops."""
+    queries, keys = shape["q_heads"], shape["kv_heads"]
+    moved = 4 * (queries * length + keys * (length + cached))
+    flops = 2 * queries * length * (2 * cached + length + 1)
+    return float(max(RIDGE * moved, flops))
 
 
 def place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...]:

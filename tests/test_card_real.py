@@ -1,6 +1,7 @@
 """Studies on a card that is none (`tests.fake_card`): runs that count, cases that share nothing but weights,
 a climb with op times measured one by one, and what is refused."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,6 +256,35 @@ def test_a_run_that_captures_is_not_timed() -> None:
     begin: Any = Restless
     with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts, after 3"):
         CountedRun(case, begin, "restless").run(lambda m: iter(()))
+
+
+def test_a_run_that_is_over_holds_its_case_no_more() -> None:
+    """Whoever keeps a run while the next case is made would have both in memory."""
+
+    class Quick:
+        """Captures nothing."""
+
+        trace, fed_s, fresh = Trace(), list[float](), 0
+
+        def run(self, program: Any) -> Trace:
+            del program
+            return self.trace
+
+    class Held:
+        """Something that can be looked for."""
+
+        warm = False
+
+        def reset(self) -> None:
+            """Nothing to do."""
+
+    case: Any = Held()
+    begin: Any = Quick
+    counted = CountedRun(case, begin, "quick")
+    assert counted.run(lambda m: iter(())) is counted.trace
+    left = weakref.ref(case)
+    del case
+    assert left() is None
 
 
 def test_a_card_is_idle_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:

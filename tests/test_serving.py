@@ -243,7 +243,7 @@ def test_laws_hold_in_random_scenarios(kind: str, seeds: Sequence[int]) -> None:
             check_capacity(case, result)
             check_order(given, case, result)
             if kind == "continuous_batching" and given["contention"]["kind"] == "shared_memory":
-                check_against_alone(given, case, result)
+                check_against_alone({**given, "profile": "none"}, case)
         except Exception as error:
             raise AssertionError(f"{kind}, seed {seed}: {error!r}\n{json.dumps(given)}") from error
         seen.update(happened(case, result))
@@ -328,11 +328,11 @@ def check_order(given: Document, case: Case, result: Result) -> None:
             assert (np.diff(done.scheduled_s[own][order]) >= -ROUNDING_S).all()
 
 
-def check_against_alone(given: Document, case: Case, result: Result) -> None:
-    """Nobody is served faster among others than alone on an idle server: the same requests, far apart."""
+def check_against_alone(given: Document, case: Case) -> None:
+    """Nobody is served faster among others than alone on an idle server: the same requests, far apart. At the
+    datasheet's prices: measured, a product of 58 rows may take longer than one of 61."""
     apart = {**given["workload"], "arrivals": {"kind": "constant", "interval_s": 50.0}}
-    alone = served({**given, "workload": apart, "devices": case.axes.ranks})
-    done = result.served
+    alone, done = served({**given, "workload": apart, "devices": case.axes.ranks}), served(given)
     assert (alone.prompt_tokens == done.prompt_tokens).all()
     assert (alone.output_tokens == done.output_tokens).all()
     both = done.finished

@@ -208,17 +208,17 @@ def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
 
 def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
     _, rows = table(tmp_path)
-    tasks = [(one, host_s) for one in rows for host_s in (0.0, 0.002)]
+    tasks = [(one, host_s) for one in rows for host_s in (0.0, 2e-5)]
     alone = [predict(one, "none", host_s)[0] for one, host_s in tasks]
     assert predict_all(tasks, "none", 1) == alone
     assert predict_all(tasks, "none", 2) == alone
 
 
 def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None:
-    _, rows = table(tmp_path, host_s=0.003)
+    _, rows = table(tmp_path, host_s=3e-5)
     chosen = drawn(rows, seed=0)
     assert {engine: len(mine) for engine, mine in chosen.items()} == {"trtllm": 1, "vllm": 1}
-    assert fitted(chosen, "none", 1) == pytest.approx({"trtllm": 0.003, "vllm": 0.003}, rel=0.02)
+    assert fitted(chosen, "none", 1) == pytest.approx({"trtllm": 3e-5, "vllm": 3e-5}, rel=0.02)
     # Which rows are drawn does not depend on what was measured.
     others = [replace(one, tpot_s=9.0) for one in rows]
     assert [one.id for one in drawn(others, 0)["vllm"]] == [one.id for one in chosen["vllm"]]
@@ -260,11 +260,11 @@ def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     good, fit = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
     text = "\n".join(lines([good, replace(fit, is_fitted=True)], {"vllm": 0.0}, 1))
     assert "| all | 1 | 0.0 % |" in text
-    assert "vllm: host 0.00 ms a step, fitted to 1 of 2 rows" in text
+    assert "vllm: host 0.0 us a sequence of a step, fitted to 1 of 2 rows" in text
 
 
 def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
-    _, rows = table(tmp_path, host_s=0.002)
+    _, rows = table(tmp_path, host_s=2e-5)
     found, _ = compared(rows, "none", seed=3, jobs=1)
     assert not any(one.impossible for one in found)
     assert max(abs(one.tpot_pct) for one in found) < 1.0
@@ -279,7 +279,7 @@ def program(*words: str) -> Any:
 
 
 def test_the_program_ends_with_0_1_or_2(tmp_path: Path) -> None:
-    path, _ = table(tmp_path, host_s=0.002)
+    path, _ = table(tmp_path, host_s=2e-5)
     out = tmp_path / "rows.csv"
     good = program(str(path), "--profile", "none", "--jobs", "1", "--out", str(out))
     assert (good.returncode, good.stderr) == (0, "")

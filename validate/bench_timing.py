@@ -64,9 +64,9 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 def replayed(graph: torch.cuda.CUDAGraph, calls: int, *, quick: bool = False) -> list[float]:
     """Seconds a call, replay by replay."""
     least, least_s = (QUICK_REPLAYS, QUICK_S) if quick else (LEAST_REPLAYS, LEAST_S)
-    (replay_s,) = _seconds(graph, 1)
+    (replay_s,) = replays_s(graph, 1)
     replays = min(MOST_REPLAYS, max(least, math.ceil(least_s / replay_s)))
-    return [seconds / calls for seconds in _seconds(graph, replays)]
+    return [seconds / calls for seconds in replays_s(graph, replays)]
 
 
 def once_s(call: Call) -> float:
@@ -80,7 +80,8 @@ def once_s(call: Call) -> float:
     return float(1e-3 * before.elapsed_time(after))
 
 
-def _seconds(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
+def replays_s(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
+    """Seconds of each of so many replays."""
     marks = [(event(), event()) for _ in range(replays)]
     wait()
     for before, after in marks:

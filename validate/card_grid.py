@@ -55,26 +55,35 @@ SPECULATED_CONTEXT = (
     12301, 16411, 24593, 32771, 65543, 131201,
 )  # fmt: skip
 SIDES = tuple(1 << power for power in range(15))
-LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 2, 4, 9, 18, 36)
+LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 3, 9, 36)
 LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
 # Of methods that take a launch a token, or memory that grows with the square of the length; on both sides of
 # where they take one more step.
 MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048, "fleet": 4096}
 STEPPED = {
+    "block_based": (
+        64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 320, 384, 512, 768, 1024, 2048,
+    ),
     "recursion": (64, 65, 96, 128, 129, 160, 192, 193, 224, 256),
     "vanilla": (
         64, 65, 96, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 641, 768, 769, 896, 897,
         1024, 1025, 1280, 1281, 1536, 1537, 2048,
     ),
 }  # fmt: skip
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
 # Slow ones, of which nobody asks the finer question.
 FEW_BATCHES = tuple(MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
 PROMPTS = (
-    16, 32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256), *range(4608, 8193, 512)
+    16, 32, *range(64, 1025, 64), *range(1152, 2177, 128), *range(2304, 4097, 256), 4224, 4352,
+    *range(4608, 8193, 512),
 )  # fmt: skip
+FEW_PROMPTS = (16, 32, 64, 128, 192, 256)
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
-LAGS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+LAGS = (
+    1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 192, 256, 384, 512,
+    1024, 2048, 4096, 8192, 16384,
+)  # fmt: skip
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 # Each remainder by four has numbers of its own.
 BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
@@ -228,11 +237,14 @@ def _decoder() -> Iterator[Family]:
         # It is compiled for each batch.
         frozenset({"batch"}), refined=("context",), lines=(),
     )  # fmt: skip
-    yield Family(
-        "prefill_attention", _prefill, _heads_of(),
-        {"prompts": (1, 4, 16, 64), "cached": (0, 512, 2048, 8192), "length": PROMPTS},
-        frozenset({"prompts"}), refined=("length",), lines=(), most={"tokens": 16384},
-    )  # fmt: skip
+    for prompts, cached, lengths in (
+        ((1, 4, 16), (0, 128, 512, 2048, 8192), PROMPTS), ((64,), (0, 128, 512, 2048), FEW_PROMPTS),
+    ):  # fmt: skip
+        yield Family(
+            "prefill_attention", _prefill, _heads_of(),
+            {"prompts": prompts, "cached": cached, "length": lengths},
+            frozenset({"prompts"}), refined=("length",), lines=(), most={"tokens": 16384},
+        )  # fmt: skip
 
 
 def _received() -> list[Dims]:
@@ -301,7 +313,7 @@ def _sequence_operators() -> Iterator[Family]:
         yield Family(kind, elementwise, CHANNELS, {"rows": BY_FOUR}, options=FP32)
     yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
-        "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": BATCH[:7]},
+        "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": STEPS},
         options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
     )  # fmt: skip
 

@@ -10,8 +10,10 @@ or less than the ops that follow themselves (batch 1 to 37, 1.7K to 33K tokens, 
 
 cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
 to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
-the same operands. What a graph takes between two of its nodes is part of an op's time. What computes for long
-is timed under lasting load, as in a run: at first a card's clock is higher than it can stay.
+the same operands. What takes nothing but what ops before it have just written (AS_WRITTEN) is priced warm: it
+comes from the cache as far as it has room there. What a graph takes between two of its nodes is part of an
+op's time. What computes for long is timed under lasting load, as in a run: at first a card's clock is higher
+than it can stay.
 """
 
 import statistics
@@ -33,7 +35,7 @@ from simcore.files import InputError
 from simcore.garbage import no_collections
 from simcore.ops import Op, Roofline
 from validate import bench_cases as cases
-from validate.bench_timing import Card, capture, once_s, one_line, replayed
+from validate.bench_timing import Card, capture, once_s, one_line, replayed, replays_s
 from validate.captures import GraphPool
 from validate.measure import Point
 
@@ -43,17 +45,26 @@ MOST_SETS = 128
 # A graph need not be longer than this: what takes long is called less often.
 GRAPH_S = 3e-4
 # An op bound by arithmetic that has a floor above this is repeated so long before it is timed.
-LASTING_FLOOR_S, LASTING_S = 1e-4, 0.01
+LASTING_FLOOR_S, LASTING_S = 1e-4, 0.02
 # Rounds of replays; of what takes longer than SLOW_S one.
-ROUNDS, SLOW_S = 2, 2e-3
+ROUNDS, REPLAYS, SLOW_S = 2, 5, 2e-3
 # The kernel between calls: how many numbers, those of the other one that it is measured beside, how many of
 # both; nothing takes less than LEAST_S.
-FEW, ROWS, BETWEEN, LEAST_S = 64, (8, 4096), 100, 1e-7
+FEW, ROWS, BETWEEN, LEAST_S = 64, (8, 4096), 50, 1e-7
+# What is shorter has it timed anew.
+SHORT_S = 2e-5
 # What is warm has to have so many times as much room.
 WARM_SHARE = 4
 # Sides of square products that say what rate a number format reaches.
 SIDE = 8192
 CALLS_OF_RATES = 4
+
+# Ops whose operands are activations.
+AS_WRITTEN = frozenset({
+    "norm", "residual", "activation", "rotary", "sample", "receive_speculation",
+    "gate", "next_input", "conv_cell",
+})  # fmt: skip
+WRITTEN = "as written"
 
 Call = Callable[[], object]
 # What a shape that cannot be measured raises: too little memory, a layout that does not fit, no such kernel.
@@ -74,6 +85,8 @@ def operands(
 ) -> list[tuple[Tensor, ...]]:
     """Sets of random operands of an op, as many as it takes to go round the L2 cache."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
+    if op.kind in AS_WRITTEN:
+        return [first]
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if MOST_SETS * set_bytes <= l2_bytes:
@@ -109,38 +122,55 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         seconds = [each for _ in range(rounds) for each in _times(graph, len(calls))]
         del graph
         warm_s = None
-        if WARM_SHARE * set_bytes < card.l2_bytes:
+        if len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
             same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
             warm_s = statistics.median(_times(_captured(_spaced(same)), len(same)))
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
     launches, floor_s = launches_and_floor(op, floor)
     found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
-    return replace(found, cache=cache_state(len(sets), set_bytes, card.l2_bytes), warm_s=warm_s)
+    where = cache_state(len(sets), set_bytes, card.l2_bytes)
+    return replace(found, cache=WRITTEN if op.kind in AS_WRITTEN else where, warm_s=warm_s)
 
 
 def _spaced(calls: Sequence[Call]) -> list[Call]:
     """Each call behind the kernel that stands between them."""
-    other, _ = between()
+    other = between().call
     return [each for call in calls for each in (other, call)]
 
 
 def _times(graph: torch.cuda.CUDAGraph, calls: int) -> list[float]:
     """Seconds of a call, without the kernel before it, replay by replay."""
-    _, other_s = between()
-    return [max(LEAST_S, each - other_s) for each in replayed(graph, calls, quick=True)]
+    found = [each / calls for each in replays_s(graph, REPLAYS)]
+    other_s = between().seconds(again=min(found) < SHORT_S)
+    return [max(LEAST_S, each - other_s) for each in found]
+
+
+class _Between:
+    """The kernel that stands between calls: one block that adds to a few numbers. What it takes behind
+    another one of its size goes by the card's clock, which goes by its load: for what is short it is timed
+    each time."""
+
+    def __init__(self) -> None:
+        few = torch.zeros(FEW, device="cuda")
+        rows = torch.zeros(*ROWS, dtype=torch.bfloat16, device="cuda")
+        self.call: Call = partial(few.add_, 1.0)
+        calls: list[Call] = [self.call, partial(torch.mul, rows, 0.5, out=rows)]
+        for call in calls:
+            call()
+        self._graph, self._calls = _captured(calls * BETWEEN), len(calls) * BETWEEN
+        self._seconds = self.seconds(again=True)
+
+    def seconds(self, *, again: bool) -> float:
+        """As it was timed last, or now."""
+        if again:
+            self._seconds = statistics.median(replays_s(self._graph, REPLAYS)) / self._calls
+        return self._seconds
 
 
 @cache
-def between() -> tuple[Call, float]:
-    """The kernel that stands between calls, one block that adds to a few numbers, and the seconds that it
-    takes where another one of its size comes before it."""
-    few = torch.zeros(FEW, device="cuda")
-    rows = torch.zeros(*ROWS, dtype=torch.bfloat16, device="cuda")
-    calls: list[Call] = [partial(few.add_, 1.0), partial(torch.mul, rows, 0.5, out=rows)]
-    for call in calls:
-        call()
-    graph = _captured(calls * BETWEEN)
-    return calls[0], statistics.median(replayed(graph, len(calls) * BETWEEN))
+def between() -> _Between:
+    """Of this process."""
+    return _Between()
 
 
 def _lasts(op: Op, floor: Roofline) -> bool:

@@ -45,29 +45,32 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts; before the first of a case as many as it takes until nothing is captured."""
+    """A run that counts; before the first of a case as many as it takes until nothing is captured. When it is
+    over it holds its case no more: whoever keeps it would keep the case's memory from the next one."""
 
     def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:
-        self._case, self._start, self._title = case, start, title
-        self._run = start()
-        self.trace, self.fed_s = self._run.trace, self._run.fed_s
+        run = start()
+        self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
+        self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `simcore.runs.Run`. Raises InputError where the card has too little memory, or where graphs are
         still captured in the run that counts."""
+        assert self._held is not None, "a run runs once"
+        (case, start, run), self._held = self._held, None
         with _memory_of(self._title):
             warm_ups = 0
-            while not self._case.warm and warm_ups < MOST_WARM_UPS:
-                warm = self._start()
-                self._case.reset()
+            while not case.warm and warm_ups < MOST_WARM_UPS:
+                warm = start()
+                case.reset()
                 warm.run(program)
-                self._case.warm = not warm.fresh
+                case.warm = not warm.fresh
                 warm_ups += 1
-            self._case.reset()
-            trace = self._run.run(program)
-        if self._run.fresh:
+            case.reset()
+            trace = run.run(program)
+        if run.fresh:
             raise InputError(
-                f"--on cuda: {self._title}: {self._run.fresh} graphs were captured in the run that counts,"
+                f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts,"
                 f" after {warm_ups} before it; its times would be those of capturing"
             )
         return trace

@@ -9,6 +9,7 @@ misses something is put off until that is there; triton then finds it in the fol
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -30,6 +31,7 @@ MOST_PROCESSES = 14
 SPARE_CORES = 2
 # Ops that move more launch what those that move less have compiled, and take long to try.
 MOST_BYTES = 2e9
+MOST_TRIES = 100
 
 T = TypeVar("T")
 Try = Callable[[Op], object]
@@ -50,10 +52,14 @@ def as_compiled(
     """Items, those at once whose ops are compiled, then the others, each when its op is, or when `within_s`
     have been waited. `tried`: what launches an op once."""
     put_off: list[tuple[T, list[Future[None]]]] = []
+    kinds = _Kinds()
     with _Compilers() as compilers:
         for item in items:
-            op = op_of(item)
-            missing = compilers.missing(partial(tried or launch, op)) if _is_small(op) else []
+            op, missing = op_of(item), list[Future[None]]()
+            if op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
+                before = compilers.asked
+                missing = compilers.missing(partial(tried or launch, op))
+                kinds.note(op, compilers.asked > before)
             if missing:
                 put_off.append((item, missing))
             else:
@@ -71,8 +77,25 @@ def launch(op: Op) -> None:
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
-def _is_small(op: Op) -> bool:
-    return op.work.hbm_bytes <= MOST_BYTES
+class _Kinds:
+    """Which kinds of op have kernels to compile: of one that had none in MOST_TRIES ops the others are not
+    tried."""
+
+    def __init__(self) -> None:
+        self._without: Counter[tuple[str, str]] = Counter()
+        self._compiled: set[tuple[str, str]] = set()
+
+    def may_miss(self, op: Op) -> bool:
+        """Whether an op may launch what has to be compiled."""
+        kind = op.kind, op.dtype
+        return kind in self._compiled or self._without[kind] < MOST_TRIES
+
+    def note(self, op: Op, asked: bool) -> None:
+        """What became of one: whether it asked the compiler for anything."""
+        if asked:
+            self._compiled.add((op.kind, op.dtype))
+        else:
+            self._without[op.kind, op.dtype] += 1
 
 
 class _Compilers:
@@ -81,6 +104,8 @@ class _Compilers:
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
+        # How often a launch has asked for a kernel that was not loaded.
+        self.asked = 0
 
     def __enter__(self) -> "_Compilers":
         return self
@@ -95,6 +120,7 @@ class _Compilers:
 
         def hook(*, fn: Any, compile: Any, **others: object) -> bool:
             del others
+            self.asked += 1
             job = self._job(fn.module, fn.name, compile["specialization_data"])
             if job.done():
                 return False

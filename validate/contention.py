@@ -85,7 +85,7 @@ class Constants:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A row with what the simulated machine takes. `role`: "alone" where nothing ran beside, "fit" where
-    constants were fitted to it, else "judged"."""
+    constants were fitted to it, "measured" before anything is predicted, else "judged"."""
 
     row: Row
     role: str
@@ -319,6 +319,9 @@ def main(
         start = replace(here, start=real.start)
         rows = measured(cases, models, start, repeats, partial(typer.echo, err=True))
         real.release()
+        if out is not None:
+            # What has been measured is kept, whatever becomes of its prediction.
+            write([Judged(row, "measured", math.nan) for row in rows], models, born, out)
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
         write(found[1], models, born, out)

@@ -64,7 +64,7 @@ class Compared:
 def compared(
     rows: Sequence[Row], profile: str, seed: int, jobs: int | None = None
 ) -> tuple[list[Compared], dict[str, float]]:
-    """All rows beside their predictions, and the engines' constants in seconds a step."""
+    """All rows beside their predictions, and the engines' constants in seconds a step and sequence."""
     chosen = drawn(rows, seed)
     host_s = fitted(chosen, profile, jobs)
     known = {row.id for mine in chosen.values() for row in mine}
@@ -93,7 +93,8 @@ def _why(one: Compared, host_s: float, rows: Sequence[Row]) -> str:
     words = [found for found in [inconsistent(row, rows)] if found]
     if ours.preemptions:
         words.append(f"KV cache full: {ours.preemptions} preemptions simulated")
-    waiting, host = ours.waiting_s / ours.ttft_s, host_s / ours.tpot_s
+    # Of a closed loop's clients nearly all have a sequence in a step.
+    waiting, host = ours.waiting_s / ours.ttft_s, row.clients * host_s / ours.tpot_s
     if abs(one.ttft_pct) > LARGE_PCT and waiting > MUCH:
         words.append(f"{100 * waiting:.0f} % of the predicted TTFT is waiting in line")
     if abs(one.tpot_pct) > LARGE_PCT and host > MUCH:
@@ -155,7 +156,8 @@ def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[
     for engine, seconds in host_s.items():
         fits = [one for one in found if one.is_fitted and one.row.engine == engine]
         of = sum(one.row.engine == engine for one in found)
-        yield f"{engine}: host {1e3 * seconds:.2f} ms a step, fitted to {len(fits)} of {of} rows"
+        cost = f"host {1e6 * seconds:.1f} us a sequence of a step"
+        yield f"{engine}: {cost}, fitted to {len(fits)} of {of} rows"
 
 
 def _overall(judged: Sequence[Compared]) -> Iterator[str]:

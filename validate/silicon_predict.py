@@ -1,10 +1,11 @@
 """What the simulator says of a measured row: the same clients, engine and card, at prices of a profile.
 
     TTFT, TPOT = means over the requests that the benchmark counts
-    a step takes its ops' time + host_s, the one constant of an engine
+    a step takes its ops' time + its sequences x host_s, the one constant of an engine
 
 `host_s` is what of a step the card does not hide: the engine's scheduling, sampling, preparing of inputs and
-answering between two steps. It is fitted to a tenth of an engine's rows, drawn by a seed:
+answering between two steps, all of which go through the sequences one by one. It is fitted to a tenth of an
+engine's rows, drawn by a seed:
 
     host_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
 
@@ -38,7 +39,7 @@ from validate.silicon_rows import Row
 # The share of rows that a constant is fitted to.
 FITTED_SHARE = 0.1
 # host_s is looked for between these, TPOT being taken as linear from one to the next.
-HOST_S = (0.0, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 24e-3)
+HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5)
 STEPS = 2401
 FLOOR = "floor"
 Numbers = NDArray[np.float64]
@@ -123,18 +124,19 @@ def _card_prices(card: str, profile: str) -> Pricer:
 
 
 def with_host(price: Pricer, host_s: float) -> Pricer:
-    """Prices in which every step takes `host_s` more: at its choice of tokens, of which it has one."""
+    """Prices in which every step takes `host_s` more for each sequence: at its choice of tokens."""
 
     def priced(op: Op) -> Price:
         found = price(op)
         if op.kind != "sample":
             return found
+        own_s = host_s * op["tokens"]
         return replace(
             found,
-            seconds=found.seconds + host_s,
-            low_s=found.low_s + host_s,
-            high_s=found.high_s + host_s,
-            detail=f"{found.detail}; {host_s:.3g} s of the engine's host",
+            seconds=found.seconds + own_s,
+            low_s=found.low_s + own_s,
+            high_s=found.high_s + own_s,
+            detail=f"{found.detail}; {own_s:.3g} s of the engine's host",
         )
 
     return priced
