@@ -58,7 +58,7 @@ from validate.measure import Point
 CACHE = "memory, what is small in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
 # often at most, and for so long a kind.
-REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 5.0
+REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
@@ -216,9 +216,11 @@ def measure_all(
         progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(shapes))
         measuring.one(op, role)
     refined = [] if quick else [family for family in families() if family.kind in kinds and family.refined]
-    for family in refined:
-        progress(f"{family.kind}, between what was measured: kind", refined.index(family), len(refined))
-        _refine(family, measuring, min(end_s, time.perf_counter() + REFINING_S))
+    for i, family in enumerate(refined):
+        progress(f"{family.kind}, between what was measured: kind", i, len(refined))
+        now_s = time.perf_counter()
+        # What one kind does not need is for those after it.
+        _refine(family, measuring, now_s + min(REFINING_S, (end_s - now_s) / (len(refined) - i)))
     return 0
 
 

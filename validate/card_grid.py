@@ -323,7 +323,7 @@ def _linear_attention(method: str) -> Family:
     lengths = STEPPED.get(method) or tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
     return Family(
         f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
-        {"batch": (1, 4, 16) if method in FEW_BATCHES else (1, 2, 3, 4, 5, 6, 8, 12, 16), "length": lengths},
+        {"batch": (1, 4, 16) if method in FEW_BATCHES else tuple(range(1, 17)), "length": lengths},
         frozenset({"batch"} if method in FEW_BATCHES else ()),
         MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
     )  # fmt: skip
