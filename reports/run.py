@@ -44,7 +44,9 @@ TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "growth": (("label",), (*TILING_CASE, "mixer_flops", "mixer_hbm_bytes", "memory_bytes", "total_s")),
 }  # fmt: skip
-LADDER_TEXT = ("rung", "label", "what")
+LADDER_TEXT = ("rung", "label", "what", "judged_by")
+# What a row of the ladder may be judged by; in files from before there was a choice nothing says so.
+ERRORS = ("median_pct", "p95_pct", "worst_pct")
 LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
 PRICE_TEXT = ("kind", "shape", "dtype", "source", "cache")
 PRICE_NUMBERS = ("predicted_s", "low_s", "high_s", "measured_s", "p10_s", "p90_s", "n", "held_out")
@@ -245,7 +247,12 @@ def _object(content: str) -> dict[str, Any]:
 def _ladder(content: str) -> pd.DataFrame:
     # An error of something that is no number at all is infinite, and is not shown as a number.
     cells = _with_answers(_cells(content).replace({"inf": None}), "passed")
-    return _typed(cells, LADDER_TEXT, LADDER_NUMBERS)
+    if "judged_by" not in cells.columns:
+        cells = cells.assign(judged_by="")
+    found = _typed(cells, LADDER_TEXT, LADDER_NUMBERS)
+    for word in set(found["judged_by"]) - {"", *ERRORS}:
+        raise ValueError(f"judged_by {word[:40]!r} is none of {', '.join(ERRORS)}")
+    return found
 
 
 def _with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -8,6 +8,7 @@
 A rung holds where the error that its bound is about stays under the bound.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -301,7 +302,10 @@ def prices(run: Run) -> list[Section]:
 
 
 def _bound(run: Run, rung: str) -> float:
-    return float(run.ladder.loc[run.ladder["rung"].str.startswith(rung), "bound_pct"].max())
+    """The bound of a rung's median error; not a number where it has none."""
+    rows = judged(run.ladder).to_dict("records")
+    own = [row for row in rows if str(row["rung"]).startswith(rung) and _judged_by(row)[0] == "median"]
+    return float(own[0]["bound_pct"]) if own else math.nan
 
 
 def _prices_lead(rows: pd.DataFrame) -> str:

@@ -57,6 +57,12 @@ def plots(page: Path) -> dict[str, Any]:
     return dict(json.loads(text)["plots"])
 
 
+def first(plot: dict[str, Any]) -> dict[str, Any]:
+    """The first figure of a plot."""
+    figure: dict[str, Any] = next(iter(plot["figures"].values()))
+    return figure
+
+
 def test_errors_are_of_held_out_shapes_alone(folder: Path) -> None:
     rows = read_run(folder).prices
     (section,) = prices(read_run(folder))
@@ -158,6 +164,20 @@ def test_kinds_without_a_colour_share_the_last() -> None:
     assert figures.looks(["matmul"])["matmul"][0] == "projections"
 
 
+def test_a_row_is_judged_by_the_error_that_it_names(folder: Path) -> None:
+    """3 % in the median holds, 12 % in the 95th percentile does not; the band of prices is the median's."""
+    rows = ["1,all,shapes,3,3,12,13,5,median_pct,True", '1,all,"shapes, 95 %",3,3,12,13,10,p95_pct,False']
+    head = LADDER.splitlines()[0].replace("bound_pct,", "bound_pct,judged_by,")
+    (folder / "ladder.csv").write_text("\n".join([head, *rows, ""]))
+    page = reports.build(folder)
+    assert "misses its bound of 10.0\u00a0% with 95 % 12.0\u00a0%" in page.read_text(encoding="utf-8")
+    shown = plots(page)
+    bars = [bar for bar in first(shown["ladder"])["data"] if bar["type"] == "bar"]
+    assert [bar["x"] for bar in bars] == [[60.0], [120.0]]
+    names = [trace.get("name") for trace in first(shown["op-prices"])["data"]]
+    assert "within the bound of 5.00\u00a0%" in names
+
+
 def test_an_infinite_error_is_shown(folder: Path) -> None:
     assert ">∞</td>" in reports.build(folder).read_text(encoding="utf-8")
 
@@ -174,6 +194,7 @@ def test_a_validation_without_these_files_is_a_page(folder: Path) -> None:
     ("name", "content"),
     [
         ("prices.csv", b"kind,shape\nmatmul,m\n"),
+        ("ladder.csv", LADDER.replace("passed\n", "judged_by,passed\n").replace("True", "x,True").encode()),
         ("prices.csv", PRICES.replace("True", "perhaps", 1).encode()),
         ("predicted_trace.json.gz", b"no gzip"),
         ("predicted_trace.json.gz", gzip.compress(b"[]", mtime=0)),
