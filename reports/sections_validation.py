@@ -107,9 +107,11 @@ def _judged_by(row: Mapping[Any, Any]) -> tuple[str, float]:
 
 
 def _tile(rung: str, rows: pd.DataFrame) -> Tile:
-    first = rows.to_dict("records")[0]
-    name, _ = _judged_by(first)
-    largest = max(error for word, error in map(_judged_by, rows.to_dict("records")) if word == name)
+    records = rows.to_dict("records")
+    failed = [row for row in records if not row["passed"]]
+    # What has failed is what is shown; of several rows of one error the largest.
+    name, _ = _judged_by((failed or records)[0])
+    largest = max(error for word, error in map(_judged_by, failed or records) if word == name)
     where = f"{name} error {_pct(largest)}" if known(largest) else "nothing was compared"
     return Tile(WORDS[bool(rows["passed"].all())], f"Rung {rung_name(rung)}", where)
 

@@ -2,9 +2,11 @@
 
 import math
 import statistics
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,7 +150,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Op], None]], li
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *a: SimpleNamespace(uuid="1"))
     made = Card(60_000_000, 132, 4.4e12, "sum", 1e-6)
     monkeypatch.setattr(card_calibrate, "measure_card", lambda say: made)
-    monkeypatch.setattr(card_calibrate, "as_compiled", lambda items, op_of, within_s: items)
+    monkeypatch.setattr(card_calibrate, "as_compiled", lambda items, op_of, until_s: items)
     monkeypatch.setattr(card_host, "host_costs", lambda: {"launch_s": 6e-6, "wait_s": 1e-6})
     monkeypatch.setattr(card_measure, "rates", lambda card: {"read_bytes_per_s": card.read_bytes_per_s})
 
@@ -370,13 +372,13 @@ class Pool:
     """Processes that end nothing until somebody waits for them."""
 
     def __init__(self, *arguments: object) -> None:
-        self.submitted: list[tuple[object, ...]] = []
+        self.jobs: dict[tuple[str, ...], Future[None]] = {}
         POOLS.append(self)
 
     def submit(self, call: Callable[..., None], *kernel: str) -> Future[None]:
         assert call is compile_ahead.compiled
-        self.submitted.append(kernel)
-        return Future()
+        self.jobs[kernel] = Future()
+        return self.jobs[kernel]
 
     def shutdown(self, **how: bool) -> None:
         assert how == {"wait": False, "cancel_futures": True}
@@ -385,51 +387,111 @@ class Pool:
 POOLS: list[Pool] = []
 
 
-def test_ops_whose_kernels_are_compiled_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three ops two launch a kernel that is missing; both wait for one compilation."""
-    launched: list[tuple[str, ...]] = []
-    kernels = {"few": ("a",), "more": ("a", "b"), "none": ()}
+class Launches:
+    """Ops that launch kernels by their names; `launched`: which, of which op; `asked`: how often at all."""
 
-    def tried(op: Op) -> None:
+    def __init__(self, kernels: Mapping[str, Sequence[str]]) -> None:
+        self.kernels, self.launched, self.asked = kernels, list[tuple[str, str]](), 0
+        self.ops = [replace(matmul("q", m=1, n=8, k=4, dtype="bf16"), name=name) for name in kernels]
+
+    def tried(self, op: Op) -> None:
         hook = triton.knobs.runtime.jit_cache_hook
         assert hook is not None
-        for name in kernels[op.name]:
+        self.asked += 1
+        for name in self.kernels[op.name]:
             made = {"specialization_data": "n=1"}
-            skipped = hook(fn=SimpleNamespace(module="kernels", name=name), compile=made, key="", repr="")
-            if not skipped:
-                launched.append((op.name, name))
+            if not hook(fn=SimpleNamespace(module="kernels", name=name), compile=made, key="", repr=""):
+                self.launched.append((op.name, name))
 
-    def come(futures: Sequence[Future[None]], timeout: float) -> None:
-        assert timeout <= 60.0
-        for future in futures:
-            if not future.done():
-                future.set_result(None)
 
+def all_come(futures: Sequence[Future[None]], timeout: float, when: str) -> None:
+    """Everything is compiled when it is waited for."""
+    assert 0.0 < timeout <= 60.0
+    assert when == "FIRST_COMPLETED"
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+    """The pools that were made."""
     POOLS.clear()
     monkeypatch.setattr(compile_ahead, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(compile_ahead, "wait", come)
-    ops = [replace(matmul("q", m=1, n=8, k=4, dtype="bf16"), name=name) for name in kernels]
-    found = list(as_compiled(ops, lambda op: op, 60.0, tried))
-    assert [op.name for op in found] == ["none", "few", "more"]
-    assert launched == []
-    (pool,) = POOLS
-    assert pool.submitted == [("kernels", "a", "n=1"), ("kernels", "b", "n=1")]
+    monkeypatch.setattr(compile_ahead, "wait", all_come)
+    return POOLS
+
+
+def named(ops: Iterable[Op]) -> list[str]:
+    return [op.name for op in ops]
+
+
+def test_ops_whose_kernels_are_compiled_do_not_wait(pool: list[Pool]) -> None:
+    """Of three ops two launch a kernel that is missing; both wait for one compilation."""
+    ops = Launches({"few": ("a",), "more": ("a", "b"), "none": ()})
+    found = as_compiled(ops.ops, lambda op: op, time.perf_counter() + 60.0, ops.tried)
+    assert named(found) == ["none", "few", "more"]
+    assert ops.launched == []
+    assert [*pool[0].jobs] == [("kernels", "a", "n=1"), ("kernels", "b", "n=1")]
     assert triton.knobs.runtime.jit_cache_hook is None
 
 
-def test_a_process_that_cannot_compile_a_kernel_ends() -> None:
-    """In a real process: what fails there is launched, and fails, where it is measured."""
-    seen: list[bool] = []
+def test_what_has_been_compiled_meanwhile_comes_at_once_and_is_launched(pool: list[Pool]) -> None:
+    ops = Launches({"first": ("a",), "second": (), "third": ("a",), "fourth": ()})
+    found = as_compiled(ops.ops, lambda op: op, time.perf_counter() + 60.0, ops.tried)
+    assert next(found).name == "second"
+    pool[0].jobs["kernels", "a", "n=1"].set_result(None)
+    assert next(found).name == "first"
+    assert next(found).name == "third"
+    assert ops.launched == [("third", "a")]
+    assert named(found) == ["fourth"]
 
-    def tried(op: Op) -> None:
-        hook = triton.knobs.runtime.jit_cache_hook
-        assert hook is not None
-        fn = SimpleNamespace(module="kernels", name="no_such_kernel")
-        seen.append(bool(hook(fn=fn, compile={"specialization_data": op.name}, key="", repr="")))
 
-    op = matmul("q", m=1, n=8, k=4, dtype="bf16")
-    assert list(as_compiled([op], lambda op: op, 60.0, tried)) == [op]
-    assert seen == [True]
+def test_after_its_time_nothing_is_waited_for(pool: list[Pool]) -> None:
+    ops = Launches({"first": ("a",), "second": ()})
+    assert named(as_compiled(ops.ops, lambda op: op, time.perf_counter(), ops.tried)) == ["second", "first"]
+    assert not pool[0].jobs["kernels", "a", "n=1"].done()
+
+
+def test_known_ops_and_kinds_without_kernels_are_not_tried(pool: list[Pool]) -> None:
+    most = compile_ahead.MOST_TRIES
+    ops = Launches({str(i): () for i in range(most + 20)})
+    assert len(list(as_compiled(ops.ops, lambda op: op, time.perf_counter() + 60.0, ops.tried))) == most + 20
+    assert ops.asked == most
+    assert (
+        len(list(as_compiled(ops.ops, lambda op: None, time.perf_counter() + 60.0, ops.tried))) == most + 20
+    )
+    assert ops.asked == most
+    assert not pool
+
+
+def test_where_no_process_can_be_had_it_is_compiled_where_it_is_launched(
+    pool: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise BrokenProcessPool("no memory")
+
+    monkeypatch.setattr(Pool, "submit", broken)
+    ops = Launches({"first": ("a",), "second": ()})
+    found = as_compiled(ops.ops, lambda op: op, time.perf_counter() + 60.0, ops.tried)
+    assert named(found) == ["first", "second"]
+    assert ops.launched == [("first", "a")]
+
+
+def test_a_kernel_is_compiled_as_the_hook_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(compile_ahead, "a_kernel", SimpleNamespace(preload=given.append), raising=False)
+    compile_ahead.compiled("validate.compile_ahead", "a_kernel", "n=1")
+    assert given == ["n=1"]
+    # What fails here fails, and is noted, where it is launched.
+    compile_ahead.compiled("validate.compile_ahead", "no_such_kernel", "n=1")
+
+
+def test_a_real_process_ends_what_it_was_given() -> None:
+    ops = Launches({"first": ("no_such_kernel",)})
+    begun_s = time.perf_counter()
+    assert named(as_compiled(ops.ops, lambda op: op, begun_s + 300.0, ops.tried)) == ["first"]
+    assert time.perf_counter() - begun_s < 200.0
 
 
 # -- held-out shapes ---------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def test_a_row_is_judged_by_the_error_that_it_names(folder: Path) -> None:
     (folder / "ladder.csv").write_text("\n".join([head, *rows, ""]))
     page = reports.build(folder)
     assert "misses its bound of 10.0\u00a0% with 95 % 12.0\u00a0%" in page.read_text(encoding="utf-8")
+    assert "95 % error 12.0\u00a0%" in page.read_text(encoding="utf-8")
     shown = plots(page)
     bars = [bar for bar in first(shown["ladder"])["data"] if bar["type"] == "bar"]
     assert [bar["x"] for bar in bars] == [[60.0], [120.0]]

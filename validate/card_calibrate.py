@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -55,15 +54,15 @@ from validate.card_grid import Family, drawn, families, grid
 from validate.compile_ahead import as_compiled
 from validate.measure import Point
 
-CACHE = "memory, what is small in the L2 cache"
+CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
 # often at most, and for so long a kind.
 REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Of the time that is left when all else has been measured: so long kernels are waited for.
-COMPILING_SHARE = 0.5
+# Of the time of measuring: by then, what is not compiled is compiled where it is measured.
+COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
 # What decides how long an op takes here, and what its floor is.
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,6 +179,10 @@ class Measuring:
         """What was measured of an op."""
         return self.found.get(_key(op))
 
+    def is_left(self, op: Op) -> bool:
+        """Whether an interrupted calibration has measured an op already."""
+        return _key(op) in self._left
+
     def one(self, op: Op, role: Role = "fit") -> Point | None:
         """The point of an op, measured unless it is there; None where that failed."""
         key = _key(op)
@@ -207,8 +210,12 @@ def measure_all(
     then what lies between points of the grid where that has to be known. Gives how many shapes there was no
     time for before `end_s`."""
     shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
-    waiting_s = COMPILING_SHARE * max(0.0, end_s - begun_s)
-    for done, (op, role) in enumerate(as_compiled(in_turn(shapes), itemgetter(0), waiting_s)):
+    until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
+
+    def to_compile(shape: tuple[Op, Role]) -> Op | None:
+        return None if measuring.is_left(shape[0]) else shape[0]
+
+    for done, (op, role) in enumerate(as_compiled(in_turn(shapes), to_compile, until_s)):
         now_s = time.perf_counter()
         if now_s > end_s or measuring.nothing_works:
             return len(shapes) - done

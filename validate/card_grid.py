@@ -70,7 +70,8 @@ STEPPED = {
         1024, 1025, 1280, 1281, 1536, 1537, 2048,
     ),
 }  # fmt: skip
-STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
+# Sequences of one token; rows of elementwise ops, of which each remainder by four has numbers of its own.
+ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
 # Slow ones, of which nobody asks the finer question.
 FEW_BATCHES = tuple(MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
@@ -85,8 +86,7 @@ LAGS = (
     1024, 2048, 4096, 8192, 16384,
 )  # fmt: skip
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-# Each remainder by four has numbers of its own.
-BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
+ROWS_BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
 BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
 # Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
 MOST_BYTES = 36e9
@@ -310,10 +310,10 @@ def _sequence_operators() -> Iterator[Family]:
     )  # fmt: skip
     yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
-        yield Family(kind, elementwise, CHANNELS, {"rows": BY_FOUR}, options=FP32)
+        yield Family(kind, elementwise, CHANNELS, {"rows": ROWS_BY_FOUR}, options=FP32)
     yield from (_linear_attention(method) for method in linear.METHODS)
     yield Family(
-        "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": STEPS},
+        "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": ONE_TOKEN},
         options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
     )  # fmt: skip
 

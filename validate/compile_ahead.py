@@ -8,10 +8,11 @@ misses something is put off until that is there; triton then finds it in the fol
 """
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
@@ -38,7 +39,7 @@ Try = Callable[[Op], object]
 
 
 def processes(cores: int) -> int:
-    """How many.
+    """How many processes compile on so many cores.
 
     >>> processes(1), processes(8), processes(128)
     (1, 6, 14)
@@ -47,16 +48,18 @@ def processes(cores: int) -> int:
 
 
 def as_compiled(
-    items: Iterable[T], op_of: Callable[[T], Op], within_s: float, tried: Try | None = None
+    items: Iterable[T], op_of: Callable[[T], Op | None], until_s: float, tried: Try | None = None
 ) -> Iterator[T]:
-    """Items, those at once whose ops are compiled, then the others, each when its op is, or when `within_s`
-    have been waited. `tried`: what launches an op once."""
+    """Items, each as soon as what its op launches is compiled, or at `until_s` (time.perf_counter). `op_of`:
+    None for an item that need not wait; `tried`: what launches an op once."""
     put_off: list[tuple[T, list[Future[None]]]] = []
     kinds = _Kinds()
     with _Compilers() as compilers:
         for item in items:
+            # Else what is tried first, a few ops of many kinds, would come last.
+            yield from _taken(put_off)
             op, missing = op_of(item), list[Future[None]]()
-            if op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
+            if op is not None and op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
                 before = compilers.asked
                 missing = compilers.missing(partial(tried or launch, op))
                 kinds.note(op, compilers.asked > before)
@@ -64,10 +67,20 @@ def as_compiled(
                 put_off.append((item, missing))
             else:
                 yield item
-        end_s = time.perf_counter() + within_s
-        for item, missing in put_off:
-            wait(missing, timeout=max(0.0, end_s - time.perf_counter()))
-            yield item
+        while put_off:
+            left_s = until_s - time.perf_counter()
+            if left_s > 0.0:
+                wait([each for _, missing in put_off for each in missing], left_s, FIRST_COMPLETED)
+                yield from _taken(put_off)
+            else:
+                yield put_off.pop(0)[0]
+
+
+def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
+    """Takes those out whose kernels are there."""
+    ready = [item for item, missing in put_off if all(each.done() for each in missing)]
+    put_off[:] = [each for each in put_off if not all(job.done() for job in each[1])]
+    yield from ready
 
 
 def launch(op: Op) -> None:
@@ -150,8 +163,14 @@ class _Compilers:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             count = processes(len(os.sched_getaffinity(0)))
-            self._pool = ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,))
+            self._pool = ProcessPoolExecutor(count, get_context("spawn"), _begun)
         return self._pool
+
+
+def _begun() -> None:
+    """In each process: one thread, and Ctrl-C is for the one that measures."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
 
 
 def compiled(module: str, name: str, specialization: str) -> None:

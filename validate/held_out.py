@@ -9,6 +9,7 @@ error, its shape, and the share of times that lie inside their price's 90 % inte
 
 import csv
 import io
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -161,7 +162,9 @@ def write(found: Sequence[Tried], card: Card, path: Path) -> None:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.write_text(text.getvalue(), encoding="utf-8")
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text.getvalue(), encoding="utf-8")
+    part.replace(path)
 
 
 def main(
@@ -182,7 +185,8 @@ def main(
     spec, of = load_device(device), load_profile(device, profile)
     card = measure_card(lambda text: None)
     shapes = held_out(asked, count, seed, of)
-    found = list(tried(as_compiled(shapes, lambda op: op, COMPILING_S), spec, pricer(spec, profile=of), card))
+    ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
+    found = list(tried(ready, spec, pricer(spec, profile=of), card))
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:

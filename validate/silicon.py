@@ -28,7 +28,7 @@ from devices.scaled import prices_of
 from simcore.files import InputError, unknown_name
 from validate.calibrate import NAME
 from validate.program import check_out, run
-from validate.silicon_predict import Predicted, drawn, fitted, least, predict_all
+from validate.silicon_predict import HOST_S, Predicted, drawn, fitted, least, predict_all
 from validate.silicon_rows import Row, impossible, inconsistent, read_rows
 
 # What aiconfigurator 0.12 reaches on such rows, and the bars, in percent.
@@ -156,7 +156,8 @@ def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[
     for engine, seconds in host_s.items():
         fits = [one for one in found if one.is_fitted and one.row.engine == engine]
         of = sum(one.row.engine == engine for one in found)
-        cost = f"host {1e6 * seconds:.1f} us a sequence of a step"
+        # More is not looked for.
+        cost = f"host {1e6 * seconds:.1f} us a sequence of a step{' or more' * (seconds == HOST_S[-1])}"
         yield f"{engine}: {cost}, fitted to {len(fits)} of {of} rows"
 
 

@@ -39,8 +39,8 @@ from validate.silicon_rows import Row
 # The share of rows that a constant is fitted to.
 FITTED_SHARE = 0.1
 # host_s is looked for between these, TPOT being taken as linear from one to the next.
-HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5)
-STEPS = 2401
+HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
+STEPS = 9601
 FLOOR = "floor"
 Numbers = NDArray[np.float64]
 # An answer reaches its client, and the next request the engine, after the next step has begun.
