@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -404,7 +404,7 @@ class Launches:
                 self.launched.append((op.name, name))
 
 
-def all_come(futures: Sequence[Future[None]], timeout: float, when: str) -> None:
+def all_come(futures: Collection[Future[None]], timeout: float, when: str) -> None:
     """Everything is compiled when it is waited for."""
     assert 0.0 < timeout <= 60.0
     assert when == "FIRST_COMPLETED"

@@ -53,11 +53,13 @@ def as_compiled(
     """Items, each as soon as what its op launches is compiled, or at `until_s` (time.perf_counter). `op_of`:
     None for an item that need not wait; `tried`: what launches an op once."""
     put_off: list[tuple[T, list[Future[None]]]] = []
-    kinds = _Kinds()
+    kinds, ended = _Kinds(), 0
     with _Compilers() as compilers:
         for item in items:
             # Else what is tried first, a few ops of many kinds, would come last.
-            yield from _taken(put_off)
+            if compilers.ended > ended:
+                ended = compilers.ended
+                yield from _taken(put_off)
             op, missing = op_of(item), list[Future[None]]()
             if op is not None and op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
                 before = compilers.asked
@@ -70,7 +72,8 @@ def as_compiled(
         while put_off:
             left_s = until_s - time.perf_counter()
             if left_s > 0.0:
-                wait([each for _, missing in put_off for each in missing], left_s, FIRST_COMPLETED)
+                jobs = {job for _, missing in put_off for job in missing if not job.done()}
+                wait(jobs, left_s, FIRST_COMPLETED)
                 yield from _taken(put_off)
             else:
                 yield put_off.pop(0)[0]
@@ -78,9 +81,10 @@ def as_compiled(
 
 def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
     """Takes those out whose kernels are there."""
-    ready = [item for item, missing in put_off if all(each.done() for each in missing)]
-    put_off[:] = [each for each in put_off if not all(job.done() for job in each[1])]
-    yield from ready
+    # Asked once: a job may end between two questions.
+    asked = [(each, all(job.done() for job in each[1])) for each in put_off]
+    put_off[:] = [each for each, is_there in asked if not is_there]
+    yield from [item for (item, _), is_there in asked if is_there]
 
 
 def launch(op: Op) -> None:
@@ -117,8 +121,8 @@ class _Compilers:
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
-        # How often a launch has asked for a kernel that was not loaded.
-        self.asked = 0
+        # How often a launch has asked for a kernel that was not loaded; how many have been compiled.
+        self.asked = self.ended = 0
 
     def __enter__(self) -> "_Compilers":
         return self
@@ -153,12 +157,17 @@ class _Compilers:
         if kernel not in self._jobs:
             try:
                 self._jobs[kernel] = self._started().submit(compiled, *kernel)
+                self._jobs[kernel].add_done_callback(self._end)
             except BrokenProcessPool:
                 # Processes that end for want of memory, say: then it is compiled where it is launched.
                 done: Future[None] = Future()
                 done.set_result(None)
                 return done
         return self._jobs[kernel]
+
+    def _end(self, job: "Future[None]") -> None:
+        del job
+        self.ended += 1
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
