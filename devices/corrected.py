@@ -104,6 +104,11 @@ class Measured:
         words = (word.partition("=") for word in self.shape.split(";"))
         return {name: int(value) for name, _, value in words}
 
+    @cached_property
+    def place(self) -> tuple[object, ...]:
+        """What a card knows of it: the same for shapes of the same coordinates."""
+        return _place(self.kind, self.dtype, self.dimensions)
+
 
 def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     """By what shapes of a kind lie near each other.
@@ -186,8 +191,12 @@ def _prefill_work(shape: Mapping[str, int], length: int, cached: int) -> float:
     return float(max(RIDGE * moved, flops))
 
 
-def place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...]:
-    """What a card knows of a shape: the same for shapes of the same coordinates."""
+def place_of(op: Op) -> tuple[object, ...]:
+    """As `Measured.place`, of an op whose dimensions are numbers."""
+    return _place(op.kind, op.dtype, {name: op[name] for name, _ in op.shape})
+
+
+def _place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...]:
     return (kind, dtype, *sorted(coordinates(kind, shape).items()))
 
 

@@ -45,8 +45,9 @@ TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "growth": (("label",), (*TILING_CASE, "mixer_flops", "mixer_hbm_bytes", "memory_bytes", "total_s")),
 }  # fmt: skip
 LADDER_TEXT = ("rung", "label", "what", "judged_by")
-# What a row of the ladder may be judged by; in files from before there was a choice nothing says so.
-ERRORS = ("median_pct", "p95_pct", "worst_pct")
+# What a row of the ladder may be judged by, and what it is called; in files from before there was a choice
+# nothing says so.
+ERRORS = {"median_pct": "median", "p95_pct": "95 %", "worst_pct": "worst"}
 LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
 PRICE_TEXT = ("kind", "shape", "dtype", "source", "cache")
 PRICE_NUMBERS = ("predicted_s", "low_s", "high_s", "measured_s", "p10_s", "p90_s", "n", "held_out")

@@ -23,7 +23,7 @@ from reports import style
 from reports.figures_common import ROW_PX
 from reports.figures_tiling import lasting
 from reports.page import Details, Opening, Plot, Section, Table, Tile
-from reports.run import EVERY_AXIS, Run, extreme
+from reports.run import ERRORS, EVERY_AXIS, Run, extreme
 from reports.text import (
     NOTHING,
     counted,
@@ -51,10 +51,6 @@ TIMELINES_NOTE = (
     "screen, drag along the time axis to zoom; double-click to return. trace.json.gz (measured) and "
     "predicted_trace.json.gz open in Perfetto."
 )
-
-
-# The errors of a ladder's row, as they are called.
-ERRORS = {"median_pct": "median", "p95_pct": "95 %", "worst_pct": "worst"}
 
 
 def opening(run: Run) -> Opening:

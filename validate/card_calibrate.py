@@ -206,9 +206,9 @@ class Measuring:
 def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
-    """The grid and the shapes that only check, kind by kind, those last whose kernels are not compiled yet;
-    then what lies between points of the grid where that has to be known. Gives how many shapes there was no
-    time for before `end_s`."""
+    """The grid and the shapes that only check, kind by kind, what has to be compiled when it has been; then
+    what lies between points of the grid where that has to be known. Gives how many shapes there was no time
+    for before `end_s`."""
     shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
 

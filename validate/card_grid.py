@@ -19,7 +19,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from devices.corrected import place
+from devices.corrected import place_of
 from simcore import ops
 from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
@@ -57,13 +57,13 @@ SPECULATED_CONTEXT = (
 SIDES = tuple(1 << power for power in range(15))
 LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 3, 9, 36)
 LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
-# Of methods that take a launch a token, or memory that grows with the square of the length; on both sides of
-# where they take one more step.
-MOST_LENGTHS = {"recursion": 256, "vanilla": 2048, "block_based": 2048, "fleet": 4096}
-STEPPED = {
+# Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
+# finer question of how many sequences. On both sides of where they take one more step.
+SLOW_LENGTHS = {
     "block_based": (
         64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 320, 384, 512, 768, 1024, 2048,
     ),
+    "fleet": LENGTHS[:13],
     "recursion": (64, 65, 96, 128, 129, 160, 192, 193, 224, 256),
     "vanilla": (
         64, 65, 96, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 641, 768, 769, 896, 897,
@@ -72,8 +72,6 @@ STEPPED = {
 }  # fmt: skip
 # Sequences of one token; rows of elementwise ops, of which each remainder by four has numbers of its own.
 ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
-# Slow ones, of which nobody asks the finer question.
-FEW_BATCHES = tuple(MOST_LENGTHS)
 # Tokens of prompts; positions that a history or a column has; few sequences.
 PROMPTS = (
     16, 32, *range(64, 1025, 64), *range(1152, 2177, 128), *range(2304, 4097, 256), 4224, 4352,
@@ -319,12 +317,14 @@ def _sequence_operators() -> Iterator[Family]:
 
 
 def _linear_attention(method: str) -> Family:
-    ours = method not in MOST_LENGTHS
-    lengths = STEPPED.get(method) or tuple(n for n in LENGTHS if ours or n <= MOST_LENGTHS[method])
+    slow = method in SLOW_LENGTHS
     return Family(
-        f"linear_attention_{method}", _linear(method), LINEAR if ours else LINEAR[:1],
-        {"batch": (1, 4, 16) if method in FEW_BATCHES else tuple(range(1, 17)), "length": lengths},
-        frozenset({"batch"} if method in FEW_BATCHES else ()),
+        f"linear_attention_{method}", _linear(method), LINEAR[:1] if slow else LINEAR,
+        {
+            "batch": (1, 4, 16) if slow else tuple(range(1, 17)),
+            "length": SLOW_LENGTHS.get(method, LENGTHS),
+        },
+        frozenset({"batch"} if slow else ()),
         MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
     )  # fmt: skip
 
@@ -342,7 +342,7 @@ def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
     for family in families():
         if family.kind in kinds:
             for op in (_thinned(family) if quick else family).grid():
-                found.setdefault(place(op.kind, op.dtype, {name: op[name] for name, _ in op.shape}), op)
+                found.setdefault(place_of(op), op)
     return list(found.values())
 
 

@@ -49,7 +49,7 @@ from validate.contention_cases import (
     seconds_of,
 )
 from validate.ladder import off_pct
-from validate.program import run
+from validate.program import run, write_csv
 
 MOST_PCT = 8.0
 SHARED = KINDS[0]
@@ -208,18 +208,13 @@ TIMES = ("alone_s", "together_s", "least_s", "most_s", "n")
 
 def write(found: Sequence[Judged], models: Models, born: Mapping[str, str], path: Path) -> None:
     """All of it as a file, with its birth record, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        names = [*CASE, "stream", *TIMES, "predicted_s", "error_pct", "role", "model", "layers", *born]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for each in found:
-            row = each.row
-            cells = {**asdict(row.case), "stream": row.stream, **{name: getattr(row, name) for name in TIMES}}
-            cells |= {"predicted_s": each.predicted_s, "error_pct": each.error_pct, "role": each.role}
-            cells |= {"model": models.config.name, "layers": models.config.layers, **born}
-            writer.writerow(cells)
-    part.replace(path)
+    rows = []
+    for each in found:
+        row = each.row
+        cells = {**asdict(row.case), "stream": row.stream, **{name: getattr(row, name) for name in TIMES}}
+        cells |= {"predicted_s": each.predicted_s, "error_pct": each.error_pct, "role": each.role}
+        rows.append(cells | {"model": models.config.name, "layers": models.config.layers, **born})
+    write_csv(rows, path)
 
 
 def read(path: Path) -> tuple[list[Row], int, dict[str, str]]:

@@ -7,8 +7,6 @@ measured as a calibration measures, and priced. Of each kind: how many, median, 
 error, its shape, and the share of times that lie inside their price's 90 % interval.
 """
 
-import csv
-import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from devices.corrected import place
+from devices.corrected import place_of
 from devices.fitted import FittedProfile
 from devices.price import pricer, roofline
 from devices.profile import Profile, load_profile
@@ -35,7 +33,7 @@ from validate.card_grid import drawn
 from validate.compile_ahead import as_compiled
 from validate.ladder import off_pct
 from validate.measure import Point
-from validate.program import check_out, run
+from validate.program import check_out, run, write_csv
 
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512
@@ -113,12 +111,8 @@ def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
 def told_apart(found: Sequence[Tried], profile: Profile | FittedProfile) -> list[Tried]:
     """Those that a card can tell from every shape that prices were made of (`devices.corrected.place`)."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
-    known = {place(point.kind, point.dtype, point.dimensions) for point in points if point.role == "fit"}
-    return [one for one in found if _place(one.point.op) not in known]
-
-
-def _place(op: Op) -> tuple[object, ...]:
-    return place(op.kind, op.dtype, {name: op[name] for name, _ in op.shape})
+    known = {point.place for point in points if point.role == "fit"}
+    return [one for one in found if place_of(one.point.op) not in known]
 
 
 def met(row: dict[str, Any]) -> bool:
@@ -158,13 +152,7 @@ def write(found: Sequence[Tried], card: Card, path: Path) -> None:
         }
         for one in found
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text.getvalue(), encoding="utf-8")
-    part.replace(path)
+    write_csv(rows, path)
 
 
 def main(

@@ -1,7 +1,8 @@
 """How the programs of this package end: bad input is one line on stderr and exit code 2."""
 
+import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -17,6 +18,16 @@ def check_out(path: Path | None) -> None:
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         why = "is a folder" if path.is_dir() else "its folder is not there"
         raise InputError(f"--out {path}: {why}")
+
+
+def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Rows of the same names as a CSV file, whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    part.replace(path)
 
 
 def run(main: Callable[..., None]) -> None:

@@ -13,7 +13,6 @@ Rows faster than the card's datasheet allows are named, and figures given with a
 where a bar is missed, 2 for a file that cannot be used.
 """
 
-import csv
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from devices.profile import NO_PROFILE, profile_names
 from devices.scaled import prices_of
 from simcore.files import InputError, unknown_name
 from validate.calibrate import NAME
-from validate.program import check_out, run
+from validate.program import check_out, run, write_csv
 from validate.silicon_predict import HOST_S, Predicted, drawn, fitted, least, predict_all
 from validate.silicon_rows import Row, impossible, inconsistent, read_rows
 
@@ -211,11 +210,7 @@ def _line(one: Compared) -> dict[str, Any]:
 
 def write(found: Sequence[Compared], path: Path) -> None:
     """All rows with their predictions, as a CSV file."""
-    rows = [_line(one) for one in found]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv([_line(one) for one in found], path)
 
 
 def _origins(rows: Sequence[Row], profile: str) -> Iterator[str]:

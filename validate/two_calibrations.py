@@ -13,7 +13,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from devices.corrected import Measured, place
 from devices.fitted import FittedProfile
 from devices.profile import load_profile
 from simcore.files import InputError, read_yaml
@@ -24,17 +23,13 @@ MOST_OFF = 0.02
 
 def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]]:
     """second / first at the shapes that both have, by kind and dtype."""
-    known = {_place(point): point.median_s for point in first.points}
+    known = {point.place: point.median_s for point in first.points}
     found: dict[str, list[float]] = {}
     for point in second.points:
-        before_s = known.get(_place(point))
+        before_s = known.get(point.place)
         if before_s is not None:
             found.setdefault(f"{point.kind} {point.dtype}", []).append(point.median_s / before_s)
     return found
-
-
-def _place(point: Measured) -> tuple[object, ...]:
-    return place(point.kind, point.dtype, point.dimensions)
 
 
 def lines(found: Mapping[str, list[float]]) -> Iterator[str]:
