@@ -42,7 +42,7 @@ FAR = 8.0
 # Products of up to so many rows have a kernel of their own, in which every row counts.
 FEW_ROWS = 64
 # Up to how many rows products are launched with whole multiples of what; beyond, of LAST_STEP.
-STEPS, LAST_STEP = ((256, 8), (512, 16), (2048, 64)), 128
+STEPS, LAST_STEP = ((256, 8), (512, 16), (1024, 64), (4096, 128)), 256
 # From so many rows on the arithmetic of a product takes longer than reading it.
 MANY_ROWS = 256
 # Prompts' attention goes by blocks of keys, of long prompts by tiles of queries.
@@ -230,12 +230,12 @@ class Correction:
     high: float
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
-        """The price of an op, never below its floor; None for one that differs in what is alike, of which
-        nothing was measured.
+        """The price of an op; None for one that differs in what is alike, of which nothing was measured.
 
         At a measured shape "measured", "interpolated" between them; else "extrapolated", where both ends of
         the interval are raised to the power 1 + ln(how many times outside), and at least to 2 where on some
-        side of it nothing was measured.
+        side of it nothing was measured. There it is never below its floor; between what was measured it may
+        be, as of operands that lie in a cache.
         """
         # Every dimension is a number by now: the fit's floor was made of them.
         shape = {name: op[name] for name, _ in op.shape}
@@ -253,12 +253,13 @@ class Correction:
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
             outside = max(outside, 1.0 if not known else away)
         fitted_s = fit.seconds(launches, whole_tiles(self.kind, shape) * floor_s) * math.exp(c)
-        power, seconds = 1.0 + outside, max(floor_s, fitted_s)
-        if fitted_s < floor_s:
+        least_s = floor_s if source == "extrapolated" else 0.0
+        power, seconds = 1.0 + outside, max(least_s, fitted_s)
+        if fitted_s < least_s:
             source = "roofline"
-        low_s = min(seconds, max(floor_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
+        low_s = min(seconds, max(least_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
-        return Price(seconds, low_s, high_s, source, detail)
+        return Price(seconds, low_s, high_s, source, detail, cached=seconds < floor_s)
 
     def _at(self, own: Mapping[str, int]) -> Numbers | None:
         """The place of these coordinates; None for what differs in what is alike."""

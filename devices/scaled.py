@@ -74,17 +74,19 @@ def scaled(sibling: Pricer, there: DeviceSpec, here: DeviceSpec) -> Pricer:
         if crosses_link(op):
             return own(op)
         found = sibling(op)
-        before_s, after_s = floor_there(op).seconds, floor_here(op).seconds
+        after = floor_here(op)
+        before_s, after_s = floor_there(op).seconds, after.seconds
         if found.source == "roofline" or not before_s:
             return own(op)
         ratio = after_s / before_s
         return Price(
             found.seconds * ratio,
-            max(after_s, found.low_s * min(1.0, ratio)),
+            max(after.below(found), found.low_s * min(1.0, ratio)),
             found.high_s * max(1.0, ratio),
             "extrapolated",
             f"{ratio:.3g} times that on {there.name}: {found.detail}",
             None if found.early_s is None else found.early_s * ratio,
+            found.cached,
         )
 
     return price

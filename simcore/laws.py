@@ -5,7 +5,8 @@
 3  one at a time  spans of one stream of one rank do not overlap
 4  together       the ranks of a collective start and end together, all of them
 5  clock          times are finite, not negative, and never run back
-6  roofline       no op is faster than its datasheet allows (but one that was assumed to be free)
+6  roofline       no op is faster than its datasheet allows (but one that was assumed to be free, or measured
+                  to find its operands in a cache)
 7  capacity       no gauge exceeds its limit
 8  repeatability  the same run gives the same bytes (`repeatable`; it takes two runs)
 

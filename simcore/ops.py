@@ -255,7 +255,8 @@ class Price:
     """Seconds that one op takes alone on its device, where the number comes from, and its interval.
 
     `low_s` and `high_s` bound a 90 % interval. `early_s` is when an early part of the result leaves
-    the device, for ops that have one (speculative attention).
+    the device, for ops that have one (speculative attention). `cached`: it was measured to take less than
+    its memory traffic would, for its operands lie in a cache.
     """
 
     seconds: float
@@ -264,6 +265,7 @@ class Price:
     source: SourceKind
     detail: str
     early_s: float | None = None
+    cached: bool = False
 
 
 class Floor(NamedTuple):
@@ -277,6 +279,11 @@ class Floor(NamedTuple):
     def seconds(self) -> float:
         """The roofline: the largest of the three bounds."""
         return max(self.compute_s, self.memory_s, self.wire_s)
+
+    def below(self, price: Price) -> float:
+        """The least seconds that an op of this price can take: the roofline, without the bound of a memory
+        that it does not read from."""
+        return max(self.compute_s, self.wire_s) if price.cached else self.seconds
 
 
 Pricer = Callable[[Op], Price]

@@ -397,7 +397,7 @@ class Tariff:
             compute_s += count * floor.compute_s
             # What is assumed may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
-                least_s += count * floor.seconds
+                least_s += count * floor.below(price)
             shares[price.source] = shares.get(price.source, 0.0) + count * price.seconds
         return (seconds, least_s, memory_s, compute_s), tuple(shares.items())
 

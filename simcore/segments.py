@@ -36,7 +36,8 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
     done_s = 0.0
     for i, op in enumerate(op.at(sizes) for op in graph.ops):
         bare = op.bare
-        priced = PricedOp(op, price(bare), roofline(bare).seconds)
+        cost = price(bare)
+        priced = PricedOp(op, cost, roofline(bare).below(cost))
         if op.ranks > 1:
             if local:
                 yield _local(local, leaving, roofline)

@@ -157,12 +157,12 @@ def _own_lines() -> Mapping[str, Sequence[str]]:
 
 class Measuring:
     """What is measured, kept in a file as it comes; what the file has from an interrupted calibration is not
-    measured again. `failed`: one line for each op that could not be measured."""
+    measured again. `failed`: one line for each op that could not be measured; `floor`: of the device."""
 
     def __init__(self, device: str, path: Path, table: Mapping[str, Kernel], card: Card) -> None:
         self.found: dict[Key, Point] = {}
         self.failed: dict[Key, str] = {}
-        self._floor: Roofline = roofline(load_device(device))
+        self.floor: Roofline = roofline(load_device(device))
         self._path, self._table, self._card = path, table, card
         self._left = _read_partial(path, card)
         if not self._left:
@@ -189,10 +189,10 @@ class Measuring:
         if key in self.found or key in self.failed:
             return self.found.get(key)
         if key in self._left:
-            self.found[key] = _point(op, self._left[key], self._floor)
+            self.found[key] = _point(op, self._left[key], self.floor)
             return self.found[key]
         try:
-            point = card_measure.measured(self._table[op.kind], op, self._floor, self._card)
+            point = card_measure.measured(self._table[op.kind], op, self.floor, self._card)
         except card_measure.FAILURES as error:
             self.failed[key] = f"{op.kind} {shape_text(op)}: {one_line(error)}"
             card_measure.go_on()
@@ -215,7 +215,8 @@ def measure_all(
     def to_compile(shape: tuple[Op, Role]) -> Op | None:
         return None if measuring.is_left(shape[0]) else shape[0]
 
-    for done, (op, role) in enumerate(as_compiled(in_turn(shapes), to_compile, until_s)):
+    turns = in_turn(shapes, lambda op: card_measure.loads(op, measuring.floor))
+    for done, (op, role) in enumerate(as_compiled(turns, to_compile, until_s)):
         now_s = time.perf_counter()
         if now_s > end_s or measuring.nothing_works:
             return len(shapes) - done
@@ -231,13 +232,14 @@ def measure_all(
     return 0
 
 
-def in_turn(shapes: Iterable[tuple[Op, Role]]) -> Iterator[tuple[Op, Role]]:
-    """Kind by kind, the one with most shapes last; in any order, so that what there is no time for lies
-    between what was measured, and what is left takes as long as what is done."""
-    by_kind: dict[str, list[tuple[Op, Role]]] = {}
+def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> Iterator[tuple[Op, Role]]:
+    """Kind by kind, the one with most shapes last, and after all those what loads the card; in any order, so
+    that what there is no time for lies between what was measured, and what is left takes as long as what is
+    done."""
+    by_kind: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
     for op, role in shapes:
-        by_kind.setdefault(op.kind, []).append((op, role))
-    for _, group in sorted(by_kind.items(), key=lambda each: (len(each[1]), each[0])):
+        by_kind.setdefault((loads(op), op.kind), []).append((op, role))
+    for _, group in sorted(by_kind.items(), key=lambda each: (each[0][0], len(each[1]), each[0][1])):
         random.Random(CHECK_SEED).shuffle(group)
         yield from group
 

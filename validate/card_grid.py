@@ -36,9 +36,7 @@ ROWS = (
     *range(72, 257, 8), *range(272, 513, 16),
 )  # fmt: skip
 FP8_ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, *ROWS[18:])
-PROMPT_ROWS = (
-    *range(576, 1537, 64), *range(1664, 2561, 128), *range(2816, 4097, 256), *range(4608, 8193, 512)
-)  # fmt: skip
+PROMPT_ROWS = (*range(576, 1025, 64), *range(1152, 4097, 128), *range(4352, 8193, 256))
 FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Programs of attention fill a card unevenly: about every number of sequences and KV heads has to be there.

@@ -1,12 +1,14 @@
 """What the verbs of the machine on a card cost (`simcore.machine.Overheads`), measured with its own programs.
 
-    launch_s   = (a loop of launches of a graph of one node)      / launches
-    wait_s     = (a loop of launch, mark, wait)                   / rounds - launch_s - the node by itself
+    launch_s   = (a loop of launches of a graph of one node, which reads a size that goes up) / launches
+    wait_s     = (a loop of such a launch, mark, wait) / rounds - launch_s - the node by itself
     message_s  = (a loop of send, recv)                           / (2 rounds)
     gate_s     = (a skipped launch of MANY nodes - one of ONE)    / (MANY - ONE), by the card's clock
 
-The node by itself is what one more of them takes in a graph, so that launch, node and wait add up to a round.
-Medians over runs, the first of which, which captures, is thrown away.
+As in decoding, each launch has a size of its own, which is written to the card before it. The node by itself
+is what one more of them takes in a graph, and launch, node and wait add up to a round: where a launch whose
+end nobody waits for takes longer than that, for the card has to catch up, launch_s is what is left of it.
+Medians over runs in turns, the first of which, which capture, are thrown away.
 """
 
 import time
@@ -18,26 +20,28 @@ from torch import Tensor
 
 from kernels.streams import current_gate
 from simcore.machine import Machine, Program
-from simcore.ops import Graph, Op, Publication, Work
+from simcore.ops import Graph, Op, Publication, Size, Work
 from simcore.trace import Trace
 from validate.card_layer import CudaLayer, Layer
 from validate.card_machine import Card
 
-LAUNCHES, RUNS = 200, 5
+LAUNCHES, RUNS = 200, 9
 ONE, MANY = 1, 501
+ROUND = "round"
 
 
 class _Counting:
-    """A state whose every op is a kernel of one program that counts up, where its gate lets it."""
+    """A state whose every op is a kernel of one program that counts up, where its gate lets it. `round`:
+    what launches are told, in the card's memory."""
 
-    read_on_device: frozenset[str] = frozenset()
+    read_on_device = frozenset({ROUND})
 
     def __init__(self, layer: Layer) -> None:
-        self.layer, self.count = layer, layer.zeros(1)
+        self.layer, self.count, self.round = layer, layer.zeros(1), layer.zeros(1)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         del stream
-        return {}
+        return {ROUND: self.round}
 
     def key(self) -> Hashable:
         return 0
@@ -63,14 +67,16 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     """`Overheads` of this host and card, in seconds."""
     layer = CudaLayer() if layer is None else layer
     card = Card([_Counting(layer)], layer)
-    launch_s = median(_looped(card, _launches))
-    round_s = median(_looped(card, _rounds))
-    message_s = median(_looped(card, _messages)) / 2
-    node_s = _more_nodes(card, gated=False)
+    loops = _launches, _rounds, _messages
+    # In turns: a processor that has just woken up is slower.
+    turns = [[_looped(card, loop) for loop in loops] for _ in range(1 + RUNS)][1:]
+    free_s, round_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
+    busy_s = max(0.0, round_s - _more_nodes(card, gated=False))
+    launch_s = min(free_s, busy_s)
     return {
         "launch_s": launch_s,
-        "wait_s": max(0.0, round_s - launch_s - node_s),
-        "message_s": message_s,
+        "wait_s": busy_s - launch_s,
+        "message_s": there_and_back_s / 2,
         "gate_s": _more_nodes(card, gated=True),
     }
 
@@ -84,21 +90,25 @@ def _nodes(count: int) -> Graph:
     return Graph(f"{count} nodes", tuple(Op("count", f"{i}", (), "int32", _nothing) for i in range(count)))
 
 
+def _told() -> Graph:
+    return Graph("told", (Op("count", "0", ((ROUND, Size(ROUND)),), "int32", _nothing),))
+
+
 def _launches(m: Machine, took_s: list[float]) -> Program:
-    graph = _nodes(ONE)
+    graph = _told()
     begun_s = time.perf_counter()
-    for _ in range(LAUNCHES):
-        ticket = m.launch(graph)
+    for i in range(LAUNCHES):
+        ticket = m.launch(graph, sizes={ROUND: i})
     took_s.append((time.perf_counter() - begun_s) / LAUNCHES)
     yield m.wait(ticket)
 
 
 def _rounds(m: Machine, took_s: list[float]) -> Program:
-    graph = _nodes(ONE)
-    yield m.wait(m.launch(graph))
+    graph = _told()
+    yield m.wait(m.launch(graph, sizes={ROUND: LAUNCHES}))
     begun_s = time.perf_counter()
     for i in range(LAUNCHES):
-        ticket = m.launch(graph)
+        ticket = m.launch(graph, sizes={ROUND: i})
         m.mark(f"round {i}", [ticket])
         yield m.wait(ticket)
     took_s.append((time.perf_counter() - begun_s) / LAUNCHES)
@@ -112,12 +122,11 @@ def _messages(m: Machine, took_s: list[float]) -> Program:
     took_s.append((time.perf_counter() - begun_s) / LAUNCHES)
 
 
-def _looped(card: Card, program: Callable[[Machine, list[float]], Program]) -> list[float]:
-    """Seconds a round of each run but the first."""
+def _looped(card: Card, program: Callable[[Machine, list[float]], Program]) -> float:
+    """Seconds a round of one run."""
     took_s: list[float] = []
-    for _ in range(1 + RUNS):
-        card.start().run(lambda m: program(m, took_s))
-    return took_s[1:]
+    card.start().run(lambda m: program(m, took_s))
+    return took_s[0]
 
 
 def _more_nodes(card: Card, *, gated: bool) -> float:

@@ -1,6 +1,7 @@
 """How long ops take on a CUDA card, one by one, in captured graphs; what the card reaches.
 
-    seconds of an op = time of a graph of (another kernel, call) / calls - the other kernel between others
+    seconds of an op = (time of a graph of (another kernel, call) - its start) / calls
+                     - the other kernel between others
 
 As in a model, another kernel comes before each call (`between`), small and of the same stream. Calls that
 follow each other are no measure of that: a kernel that starts while the launch before it ends (decode
@@ -12,10 +13,16 @@ cold: the calls go round so many sets of operands that none is in the L2 cache w
 to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
 the same operands. What takes nothing but what ops before it have just written (AS_WRITTEN) is priced warm: it
 comes from the cache as far as it has room there. What a graph takes between two of its nodes is part of an
-op's time. What computes for long is timed under lasting load, as in a run: at first a card's clock is higher
-than it can stay.
+op's time, what it takes to start is not.
+
+What computes for long is timed under load, all else without: a card that multiplies at full speed draws more
+power than it may and lowers its clock, by up to a quarter, and it goes by the last tenths of a second. Before
+each timing products bring the share of time that it has multiplied of late (an average that forgets by the
+time MEMORY_S) to LOAD_SHARE, or it rests until that share is small: so a time does not hang on what was timed
+before it.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -44,12 +51,17 @@ SEED = 0
 MOST_SETS = 128
 # A graph need not be longer than this: what takes long is called less often.
 GRAPH_S = 3e-4
-# An op bound by arithmetic that has a floor above this is repeated so long before it is timed.
-LASTING_FLOOR_S, LASTING_S = 1e-4, 0.02
+# An op bound by arithmetic that has a floor above this is timed under load.
+LOADED_FLOOR_S = 5e-5
+# Of the time, so much is spent on products before a timing under load, and at most so much before another;
+# what was longer ago counts less.
+LOAD_SHARE, REST_SHARE, MEMORY_S = 0.6, 0.1, 0.2
+# Sides and number of the products that load a card.
+LOAD_SIDE, LOAD_CALLS = 4096, 4
 # Rounds of replays; of what takes longer than SLOW_S one.
 ROUNDS, REPLAYS, SLOW_S = 2, 5, 2e-3
-# The kernel between calls: of how many numbers, and how many of it and the other are timed.
-FEW, BETWEEN = 64, 50
+# The kernel between calls: of how many numbers, and how many pairs of it and another are timed.
+FEW, PAIRS = 64, (10, 50)
 # What is shorter has it timed anew.
 SHORT_S = 2e-5
 # What is warm has to have so many times as much room.
@@ -114,16 +126,17 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         sets = operands(kernel, op, 0 if written else card.l2_bytes)
         set_bytes = sum(x.nbytes for x in sets[0])
         calls, took_s = calls_over(kernel, op, sets)
-        graph = _captured(_spaced(calls))
-        if _lasts(op, floor):
-            _keep_busy(graph)
-        rounds = ROUNDS if took_s < SLOW_S else 1
-        seconds = [each for _ in range(rounds) for each in _times(graph, len(calls))]
+        graph, prepare = _captured(_spaced(calls)), load().bring if loads(op, floor) else load().rest
+        seconds = list[float]()
+        other = between().seconds(again=took_s < SHORT_S)
+        for _ in range(ROUNDS if took_s < SLOW_S else 1):
+            prepare()
+            seconds += _times(graph, len(calls), other)
         del graph
         warm_s = None
         if len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
             same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
-            warm_s = statistics.median(_times(_captured(_spaced(same)), len(same)))
+            warm_s = statistics.median(_times(_captured(_spaced(same)), len(same), other))
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
     launches, floor_s = launches_and_floor(op, floor)
     found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
@@ -137,19 +150,20 @@ def _spaced(calls: Sequence[Call]) -> list[Call]:
     return [each for call in calls for each in (other, call)]
 
 
-def _times(graph: torch.cuda.CUDAGraph, calls: int) -> list[float]:
-    """Seconds of a call, without the kernel before it, replay by replay."""
-    found = [each / calls for each in replays_s(graph, REPLAYS)]
-    other_s = between().seconds(again=min(found) < SHORT_S)
-    if min(found) <= other_s:
+def _times(graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float]) -> list[float]:
+    """Seconds of a call, without the graph's start and the kernel before it, replay by replay."""
+    start_s, other_s = other
+    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, REPLAYS)]
+    if min(seconds) <= 0.0:
         raise ValueError("is not told from the kernel between calls")
-    return [each - other_s for each in found]
+    return seconds
 
 
 class _Between:
     """The kernel that stands between calls: one block that adds to a few numbers. It is timed in turns with
     another of its size, half of which time counts as its own, for each of them then comes behind another
-    kernel. That goes by the card's clock, which goes by its load: for what is short it is timed each time."""
+    kernel; in graphs of few and of many, so that what a graph takes to start is told from it. All that goes
+    by the card's clock, which goes by its load: for what is short it is timed each time."""
 
     def __init__(self) -> None:
         few, others = torch.zeros(FEW, device="cuda"), torch.zeros(FEW, device="cuda")
@@ -157,13 +171,17 @@ class _Between:
         calls: list[Call] = [self.call, partial(torch.neg, others, out=others)]
         for call in calls:
             call()
-        self._graph, self._calls = _captured(calls * BETWEEN), len(calls) * BETWEEN
+        self._graphs = [(len(calls) * pairs, _captured(calls * pairs)) for pairs in PAIRS]
         self._seconds = self.seconds(again=True)
 
-    def seconds(self, *, again: bool) -> float:
-        """As it was timed last, or now."""
+    def seconds(self, *, again: bool) -> tuple[float, float]:
+        """What a graph takes to start, and the kernel, as they were timed last, or now."""
         if again:
-            self._seconds = statistics.median(replays_s(self._graph, REPLAYS)) / self._calls
+            (few, few_s), (many, many_s) = (
+                (calls, statistics.median(replays_s(graph, REPLAYS))) for calls, graph in self._graphs
+            )
+            other_s = (many_s - few_s) / (many - few)
+            self._seconds = max(0.0, few_s - few * other_s), other_s
         return self._seconds
 
 
@@ -173,17 +191,46 @@ def between() -> _Between:
     return _Between()
 
 
-def _lasts(op: Op, floor: Roofline) -> bool:
+def loads(op: Op, floor: Roofline) -> bool:
     """Whether an op computes so much, and so little else, that the card's power decides how fast."""
     least = floor(op)
-    return least.compute_s > max(LASTING_FLOOR_S, least.memory_s)
+    return least.compute_s > max(LOADED_FLOOR_S, least.memory_s)
 
 
-def _keep_busy(graph: torch.cuda.CUDAGraph) -> None:
-    begun_s = time.perf_counter()
-    while time.perf_counter() - begun_s < LASTING_S:
-        graph.replay()
-        torch.cuda.current_stream().synchronize()
+class _Load:
+    """The share of time that the card has spent on products of late."""
+
+    def __init__(self) -> None:
+        x = torch.randn(LOAD_SIDE, LOAD_SIDE, device="cuda").to(torch.bfloat16)
+        out = torch.empty_like(x)
+        self._graph = _captured([partial(torch.mm, x, x, out=out)] * LOAD_CALLS)
+        self._share, self._at_s = 0.0, time.perf_counter()
+
+    def bring(self) -> None:
+        """Multiplies until that is LOAD_SHARE."""
+        self._go_on(0.0)
+        while self._share < LOAD_SHARE:
+            self._graph.replay()
+            torch.cuda.current_stream().synchronize()
+            self._go_on(1.0)
+
+    def rest(self) -> None:
+        """Waits until that is at most REST_SHARE."""
+        self._go_on(0.0)
+        if self._share > REST_SHARE:
+            time.sleep(MEMORY_S * math.log(self._share / REST_SHARE))
+
+    def _go_on(self, busy: float) -> None:
+        """Up to now, since the last time, the card was busy with products, or not."""
+        now_s = time.perf_counter()
+        kept = math.exp((self._at_s - now_s) / MEMORY_S)
+        self._share, self._at_s = kept * self._share + (1.0 - kept) * busy, now_s
+
+
+@cache
+def load() -> _Load:
+    """Of this process."""
+    return _Load()
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

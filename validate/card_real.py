@@ -1,10 +1,12 @@
 """What runs a study's programs on the CUDA card of this machine: one `Card` a case, first runs thrown away.
 
-A first run compiles, fills caches and captures; the next one counts once nothing has been captured any more.
+First runs compile, fill caches and capture; more are thrown away until card and host have worked for
+WARM_S: at first a card's clocks are low, and launches take twice as long. The next one counts.
 Between two runs of a case its state goes back to where it began. All ranks of a mesh share the card.
 """
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,13 +26,13 @@ from validate.card_machine import Card, CardRun
 from validate.card_states import SEED, CardStates
 from validate.machines import reported
 
-# Runs that are thrown away at most until one captures nothing.
-MOST_WARM_UPS = 3
+# Runs that are thrown away at most until one captures nothing; how long those take together that do not.
+MOST_WARM_UPS, WARM_S = 3, 0.05
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A card with the states of a case; `warm` once a run has captured nothing."""
+    """A card with the states of a case; `warm` once runs have captured nothing for long enough."""
 
     key: Any
     card: Card
@@ -59,19 +61,14 @@ class CountedRun:
         assert self._held is not None, "a run runs once"
         (case, start, run), self._held = self._held, None
         with _memory_of(self._title):
-            warm_ups = 0
-            while not case.warm and warm_ups < MOST_WARM_UPS:
-                warm = start()
-                case.reset()
-                warm.run(program)
-                case.warm = not warm.fresh
-                warm_ups += 1
+            if not case.warm:
+                _warm_up(case, start, program)
             case.reset()
             trace = run.run(program)
         if run.fresh:
             raise InputError(
-                f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts,"
-                f" after {warm_ups} before it; its times would be those of capturing"
+                f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
+                " others before it; its times would be those of capturing"
             )
         return trace
 
@@ -80,13 +77,36 @@ class CountedRun:
         raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
 
 
+def _warm_up(case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]) -> None:
+    captured, warm_s = 0, 0.0
+    while captured < MOST_WARM_UPS and warm_s < WARM_S:
+        run = start()
+        case.reset()
+        begun_s = time.perf_counter()
+        run.run(program)
+        if run.fresh:
+            captured += 1
+        else:
+            warm_s += time.perf_counter() - begun_s
+            case.warm = True
+
+
 @contextmanager
 def _memory_of(title: str) -> Iterator[None]:
     """Raises InputError where the card's memory does not do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise InputError(f"--on cuda: {title}: {' '.join(str(error).split())[:160]}") from None
+        held, kept = (f"{size / 1e9:.1f} GB" for size in _held_bytes())
+        words = " ".join(str(error).split()).partition(". GPU")[0]
+        raise InputError(f"--on cuda: {title}: {words}; {held} are in use, {kept} kept") from None
+
+
+def _held_bytes() -> tuple[int, int]:
+    """What tensors take on the card, and what is kept for them."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
 @dataclass
@@ -114,7 +134,7 @@ class RealCard:
             "torch": str(torch.__version__),
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
-            "runs": f"{self.repeats} a case, the median counts; runs that captured graphs were thrown away",
+            "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
             "cache": "as the run itself leaves it; of an operator all other sets of operands, as many as go"
             " round the L2 cache, had their turn before",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
@@ -154,15 +174,20 @@ class RealCard:
             _collect()
             with _memory_of(title):
                 card = Card(self.states.of(setup), self.layer(), mesh=mesh, lockstep=lockstep)
+            # What states were drawn in goes back before something small, which stays, is put there.
+            _collect()
             self._case = _Case(key, card)
         return self._case
 
 
 def _collect() -> None:
-    """Captured graphs and what they hold stand in cycles; their memory goes back to the driver."""
+    """Captured graphs and what they hold stand in cycles; their memory goes back to the driver, with what
+    cuBLAS keeps for each stream that it has worked on: 32 MiB, which would hold gigabytes that it lies in."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+        clear: Any = torch._C._cuda_clearCublasWorkspaces
+        clear()
         torch.cuda.empty_cache()
 
 

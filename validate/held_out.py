@@ -173,6 +173,8 @@ def main(
     spec, of = load_device(device), load_profile(device, profile)
     card = measure_card(lambda text: None)
     shapes = held_out(asked, count, seed, of)
+    # As in a calibration: a card that is loaded and then not has to rest each time.
+    shapes.sort(key=lambda op: card_measure.loads(op, roofline(spec)))
     ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
     found = list(tried(ready, spec, pricer(spec, profile=of), card))
     if not found:
