@@ -45,20 +45,22 @@ FEW_ROWS = 64
 STEPS, LAST_STEP = ((256, 8), (512, 16), (1024, 64), (4096, 128)), 256
 # From so many rows on the arithmetic of a product takes longer than reading it.
 MANY_ROWS = 256
-# Prompts' attention goes by blocks of keys, of long prompts by tiles of queries.
-KEYS, LONG_PROMPT, QUERIES = 64, 1024, 128
-# Beside its own keys a prompt's attention takes as long as for so many more.
-SPARE_KEYS = 128
-# Steps in which cached tokens count, of the prompt's own.
-CACHED_STEPS = 1000
-# Flops for each byte of memory from which on cards with tensor cores are bound by arithmetic, about.
-RIDGE = 200
+# Prompts' attention goes by tiles of queries, each over blocks of keys (FlashAttention 2, heads of 128); of
+# long prompts the last tile's blocks hardly matter.
+QUERIES, KEYS, LONG_PROMPT = 128, 64, 1024
+# Besides, a program of it takes as long as for so many blocks more.
+SPARE_BLOCKS = 1
+# Flops for each byte of memory from which on cards with tensor cores are bound by arithmetic, about; how many
+# times longer than at a card's peak attention takes for its own.
+RIDGE, ATTENTION_SLOWER = 200, 8
 # Methods of linear attention that go by chunks of so many tokens.
 CHUNKS = {
     "linear_attention_lightning": 64,
     "linear_attention_causal_dot_product": 64,
     "linear_attention_fleet": 16,
 }
+# Of what a chunk takes that is not full, the part for rows that are there: they alone are read and written.
+ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
 # Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")
 # Logarithms of one number that differ by less are the same.
@@ -124,17 +126,15 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     if kind == "prefill_attention":
         # Programs each take rows of a query head of a prompt; which of them share keys hardly matters.
         count, length, cached = _prompts(own)
-        tokens = _whole(length, KEYS if length <= LONG_PROMPT else QUERIES)
-        # Time grows in proportion to all keys, those of the prompt and of before.
-        share = round(CACHED_STEPS * (1 + cached / (tokens + SPARE_KEYS)))
+        tokens, before = _in_blocks(length, cached)
         heads = count * own["q_heads"]
-        return {"head_dim": own["head_dim"], "tokens": tokens, "cached": share, "heads": heads}
+        return {"head_dim": own["head_dim"], "tokens": tokens, "cached": 1 + before, "heads": heads}
     if kind == "matmul":
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
         batch, heads = own.pop("batch"), own.pop("heads")
         if kind in CHUNKS:
-            own["length"] = _whole(own["length"], CHUNKS[kind])
+            own["length"] = _begun(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
     return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
 
@@ -159,6 +159,16 @@ def _whole(size: int, tile: int) -> int:
     return size if size <= tile else -(-size // tile) * tile
 
 
+def _begun(length: int, chunk: int) -> int:
+    """The most rows that take as many chunks, of which as many are full: a sequence of full ones may be cut
+    into one group of them more.
+
+    >>> _begun(65, 64), _begun(127, 64), _begun(128, 64)
+    (127, 127, 128)
+    """
+    return length if length % chunk == 0 else -(-length // chunk) * chunk - 1
+
+
 def _prompts(shape: Mapping[str, int]) -> tuple[int, int, int]:
     """How many prompts of prefill attention there are, the tokens of each, and those cached before."""
     tokens, kv_tokens = shape["tokens"], shape["kv_tokens"]
@@ -173,22 +183,67 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
     (1.0, 1.0)
     """
     if kind == "prefill_attention":
-        _, length, cached = _prompts(shape)
-        whole = coordinates(kind, shape)["tokens"]
-        return _prefill_work(shape, whole, cached) / _prefill_work(shape, length, cached)
+        return _prefill_work(shape)
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
-    if kind in CHUNKS:
-        return coordinates(kind, shape)["length"] / shape["length"]
-    return 1.0
+    return _chunked_work(kind, shape) if kind in CHUNKS else 1.0
 
 
-def _prefill_work(shape: Mapping[str, int], length: int, cached: int) -> float:
-    """What bounds a prompt's attention: bytes (of elements of two) as flops at the ridge, or flops."""
-    queries, keys = shape["q_heads"], shape["kv_heads"]
-    moved = 4 * (queries * length + keys * (length + cached))
-    flops = 2 * queries * length * (2 * cached + length + 1)
-    return float(max(RIDGE * moved, flops))
+def _blocks(tokens: int) -> int:
+    """Blocks of keys that so many tokens take."""
+    return -(-tokens // KEYS)
+
+
+def _in_blocks(length: int, cached: int) -> tuple[int, int]:
+    """A prompt's tokens, and the blocks of keys before them, as far as programs of attention can tell.
+
+    Up to one tile of queries has one program, which goes through all blocks, whosever they are. Of several
+    tiles each ends with its own last key, but for the last: it has two blocks more than the one before, or
+    one, or none, which is as if the prompt had one token more than the tiles before.
+
+    >>> _in_blocks(33, 0), _in_blocks(33, 31), _in_blocks(33, 32), _in_blocks(33, 128)
+    ((33, 0), (33, 0), (33, 1), (33, 2))
+    >>> _in_blocks(129, 0), _in_blocks(250, 0), _in_blocks(129, 48), _in_blocks(129, 63), _in_blocks(1300, 63)
+    ((192, 0), (256, 0), (129, 1), (129, 1), (1408, 1))
+    """
+    most, before = _blocks(length + cached), _blocks(cached)
+    if length <= QUERIES:
+        return length, most - _blocks(length)
+    if length > LONG_PROMPT:
+        return _whole(length, QUERIES), before
+    full = (length - 1) // QUERIES * QUERIES
+    return max(full + 1, (most - before) * KEYS), before
+
+
+def _prefill_work(shape: Mapping[str, int]) -> float:
+    """How many times what bounds a prompt's attention, bytes (of elements of two) or flops, all of it takes:
+    the flops of its programs in whole tiles and blocks, and the bytes."""
+    _, length, cached = _prompts(shape)
+    queries, tiles, before = shape["q_heads"], -(-length // QUERIES), _blocks(cached)
+    moved = 4 * RIDGE * (queries * length + shape["kv_heads"] * (length + cached))
+    # The i-th tile but the last takes before + i QUERIES / KEYS, the last all.
+    blocks = (tiles - 1) * (before + tiles * QUERIES // KEYS // 2) + _blocks(length + cached)
+    flops = 4 * queries * QUERIES * KEYS * (blocks + SPARE_BLOCKS * tiles)
+    least = max(moved, 2 * queries * length * (2 * cached + length + 1))
+    return (ATTENTION_SLOWER * flops + moved) / least
+
+
+def _chunked_work(kind: str, shape: Mapping[str, int]) -> float:
+    """How many times the bytes of a method that goes by chunks those of whole chunks are; the state that it
+    reads and writes is the same for both.
+
+    >>> shape = {"length": 32, "rank": 64, "dim": 64, "states": 1}
+    >>> _chunked_work("linear_attention_lightning", {**shape, "length": 64})
+    1.0
+    >>> _chunked_work("linear_attention_fleet", {**shape, "length": 72, "block": 64, "states": 0}), 80 / 72
+    (1.1111111111111112, 1.1111111111111112)
+    """
+    length, rank, dim = shape["length"], shape["rank"], shape["dim"]
+    reads = -(-dim // shape["block"]) if kind == "linear_attention_fleet" else 1
+    a_row, states = 2 * rank * reads + 2 * dim, 2 * rank * dim * shape["states"]
+    share = ROWS_SHARE.get(kind, 0.0)
+    rows = share * length + (1.0 - share) * _whole(length, CHUNKS[kind])
+    return (rows * a_row + states) / (length * a_row + states)
 
 
 def place_of(op: Op) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from statistics import median
 
 import torch
 
-from devices.corrected import Role
+from devices.corrected import Role, correction
 from devices.fit import Fit, fit_two
 from devices.fitted import Birth, FittedProfile
 from devices.price import launches_and_floor, roofline
@@ -315,13 +315,9 @@ def _at(
 
 
 def _off(constants: Fit, low: At, high: At, middle: At) -> float:
-    """log(measured / what lies between two points), as `devices.corrected` has it along one dimension."""
-
-    def over(at: At) -> float:
-        return math.log(at[1].median_s / constants.seconds(at[1].launches, at[1].floor_s))
-
-    share = math.log(middle[0] / low[0]) / math.log(high[0] / low[0])
-    return over(middle) - (1.0 - share) * over(low) - share * over(high)
+    """log(measured / what `devices.corrected` has between two points); 0 where they say nothing of it."""
+    near = correction(constants, [as_read(low[1]), as_read(high[1])])
+    return near.error(constants, as_read(middle[1])) or 0.0
 
 
 def _key(op: Op) -> Key:

@@ -54,14 +54,22 @@ SPECULATED_CONTEXT = (
 )  # fmt: skip
 SIDES = tuple(1 << power for power in range(15))
 LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 3, 9, 36)
-LENGTHS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, *(1 << power for power in range(11, 17)))
+# Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
+# and beside round numbers, of which groups are alike, others.
+FEW_SEQUENCES, MANY_SEQUENCES = (1, 2, 3, 4), tuple(range(5, 17))
+LENGTHS = (
+    64, 128, 192, 256, 320, 384, 448, 500, 512, 520, 640, 740, 768, 780, 1000, 1024, 1040, 1200, 1400, 1700,
+    1960, 2048, 2300, 3000, 3900, 4096, 4300, 6000, 7900, 8192, 8700, 12000, 16100, 16384, 16500, 19000,
+    23000, 32000, 32768, 33000, 46000, 65536,
+)  # fmt: skip
+FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 12000, 16384, 16500, 23000, 32768, 65536)
 # Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
 # finer question of how many sequences. On both sides of where they take one more step.
 SLOW_LENGTHS = {
     "block_based": (
         64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 320, 384, 512, 768, 1024, 2048,
     ),
-    "fleet": LENGTHS[:13],
+    "fleet": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 2048, 4096),
     "recursion": (64, 65, 96, 128, 129, 160, 192, 193, 224, 256),
     "vanilla": (
         64, 65, 96, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 641, 768, 769, 896, 897,
@@ -70,12 +78,16 @@ SLOW_LENGTHS = {
 }  # fmt: skip
 # Sequences of one token; rows of elementwise ops, of which each remainder by four has numbers of its own.
 ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
-# Tokens of prompts; positions that a history or a column has; few sequences.
+# Tokens of prompts and tokens cached before them: up to one tile of queries, where only blocks of keys count;
+# beyond, one token more than whole tiles, behind which the last tile has no block of its own.
+SHORT_PROMPTS, SHORT_CACHED = (16, 64, 65, 128), (0, 64, 128, 256, 512, 2048, 8192)
 PROMPTS = (
-    16, 32, *range(64, 1025, 64), *range(1152, 2177, 128), *range(2304, 4097, 256), 4224, 4352,
-    *range(4608, 8193, 512),
+    129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 576, 640, 641, 768, 769, 896, 897, 1024, 1152, 1280,
+    1536, 1792, 2048, 2176, 2304, 2816, 3328, 3840, 4224, 4352, 4608, 5120, 6144, 7168, 8192,
 )  # fmt: skip
-FEW_PROMPTS = (16, 32, 64, 128, 192, 256)
+CACHED = (0, 48, 496, 2032, 8176)
+MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
+# Positions that a history or a column has; few sequences.
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (
     1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 192, 256, 384, 512,
@@ -233,13 +245,11 @@ def _decoder() -> Iterator[Family]:
         # It is compiled for each batch.
         frozenset({"batch"}), refined=("context",), lines=(),
     )  # fmt: skip
-    for prompts, cached, lengths in (
-        ((1, 4, 16), (0, 128, 512, 2048, 8192), PROMPTS), ((64,), (0, 128, 512, 2048), FEW_PROMPTS),
-    ):  # fmt: skip
+    for lengths, cached in ((SHORT_PROMPTS, SHORT_CACHED), (PROMPTS, CACHED)):
         yield Family(
             "prefill_attention", _prefill, _heads_of(),
-            {"prompts": prompts, "cached": cached, "length": lengths},
-            frozenset({"prompts"}), refined=("length",), lines=(), most={"tokens": 16384},
+            {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
+            frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
         )  # fmt: skip
 
 
@@ -307,24 +317,25 @@ def _sequence_operators() -> Iterator[Family]:
     yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
         yield Family(kind, elementwise, CHANNELS, {"rows": ROWS_BY_FOUR}, options=FP32)
-    yield from (_linear_attention(method) for method in linear.METHODS)
+    for method in linear.METHODS:
+        yield from _linear_attention(method)
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": ONE_TOKEN},
         options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
     )  # fmt: skip
 
 
-def _linear_attention(method: str) -> Family:
-    slow = method in SLOW_LENGTHS
-    return Family(
-        f"linear_attention_{method}", _linear(method), LINEAR[:1] if slow else LINEAR,
-        {
-            "batch": (1, 4, 16) if slow else tuple(range(1, 17)),
-            "length": SLOW_LENGTHS.get(method, LENGTHS),
-        },
-        frozenset({"batch"} if slow else ()),
-        MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
+def _linear_attention(method: str) -> Iterator[Family]:
+    batches: Sequence[tuple[Sequence[int], Sequence[int]]] = (
+        (FEW_SEQUENCES, LENGTHS), (MANY_SEQUENCES, FEW_LENGTHS)
     )  # fmt: skip
+    slow = method in SLOW_LENGTHS
+    for batch, lengths in [((1, 4, 16), SLOW_LENGTHS[method])] if slow else batches:
+        yield Family(
+            f"linear_attention_{method}", _linear(method), LINEAR[:1] if slow else LINEAR,
+            {"batch": batch, "length": lengths}, frozenset({"batch"} if slow else ()),
+            MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
+        )  # fmt: skip
 
 
 @cache

@@ -1,0 +1,105 @@
+"""By what measured shapes lie near each other, and what their fits take them to do."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from devices.corrected import Measured, coordinates, correction, whole_tiles
+from devices.fit import fit_two
+from devices.price import launches_and_floor, roofline
+from devices.spec import load_device
+from simcore import ops
+from simcore.ops import Op
+from simcore.ops_linear_attention import linear_attention
+from validate.calibrate import shape_text
+from validate.card_grid import grid
+
+
+def dimensions(op: Op) -> Mapping[str, int]:
+    return {name: op[name] for name, _ in op.shape}
+
+
+def prefill_op(prompts: int, length: int, cached: int) -> Op:
+    pairs, tokens = prompts * (length * cached + length * (length + 1) // 2), prompts * length
+    heads = {"q_heads": 8, "kv_heads": 2, "head_dim": 128}
+    kv_tokens = tokens + prompts * cached
+    return ops.prefill_attention(tokens=tokens, kv_tokens=kv_tokens, pairs=pairs, dtype="bf16", **heads)
+
+
+def prefill(prompts: int, length: int, cached: int) -> Mapping[str, int]:
+    return dimensions(prefill_op(prompts, length, cached))
+
+
+def programs(length: int, cached: int) -> list[int]:
+    """The blocks of keys that FlashAttention 2 has each tile of queries go through (flash_fwd_kernel.h)."""
+    most = -(-(length + cached) // 64)
+    return [min(most, -(-((i + 1) * 128 + cached) // 64)) for i in range(-(-length // 128))]
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 192, 250, 257, 1024])
+def test_prompts_of_the_same_programs_are_near_and_others_are_not(length: int) -> None:
+    seen: dict[tuple[int, int], list[int]] = {}
+    for cached in range(0, 520, 7):
+        at = coordinates("prefill_attention", prefill(4, length, cached))
+        key = at["tokens"], at["cached"]
+        assert seen.setdefault(key, programs(length, cached)) == programs(length, cached)
+    assert len(seen) == len({tuple(each) for each in seen.values()})
+
+
+@pytest.mark.parametrize(("length", "cached"), [(33, 0), (129, 63), (640, 100), (3000, 5000)])
+def test_attention_takes_as_long_as_its_programs_and_its_bytes(length: int, cached: int) -> None:
+    shape = prefill(2, length, cached)
+    q, kv = shape["q_heads"], shape["kv_heads"]
+    blocks = sum(programs(length, cached)) + len(programs(length, cached))
+    moved = 200 * 4 * (q * length + kv * (length + cached))
+    least = max(moved, 2 * q * length * (2 * cached + length + 1))
+    flops = 4 * q * 128 * 64 * blocks
+    assert whole_tiles("prefill_attention", shape) == pytest.approx((8 * flops + moved) / least)
+
+
+def test_a_prompt_of_a_row_more_than_a_block_is_priced_by_what_takes_as_many() -> None:
+    # A program of one tile takes 3 us and 2 more a block, whatever its rows and whosever the keys.
+    def measured(length: int, cached: int) -> Measured:
+        op, seconds = prefill_op(1, length, cached), 1e-6 * (3 + 2 * programs(length, cached)[0])
+        launches, floor_s = launches_and_floor(op, roofline(load_device("h200-sxm")))
+        return Measured("prefill_attention", shape_text(op), "bf16", launches, floor_s, seconds)
+
+    known = [measured(*at) for at in ((16, 0), (64, 0), (65, 0), (128, 0), (64, 128), (128, 128), (16, 128))]
+    fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
+    near = correction(fit, known)
+    for length, cached in ((40, 0), (70, 0), (128, 20), (30, 150)):
+        assert near.error(fit, measured(length, cached)) == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["lightning", "causal_dot_product", "fleet"])
+def test_a_state_is_not_read_once_more_for_a_chunk_that_is_not_full(method: str) -> None:
+    make: Any = partial(
+        linear_attention, method, batch=4, heads=8, rank=128, dim=128, dtype="bf16", decay=True
+    )
+    one, whole = dimensions(make(length=65)), make(length=128)
+    grown = whole.work.hbm_bytes / make(length=65).work.hbm_bytes
+    assert 1.0 < whole_tiles(f"linear_attention_{method}", one) <= grown
+    assert whole_tiles(f"linear_attention_{method}", dimensions(whole)) == 1.0
+
+
+def test_sequences_of_full_chunks_are_told_from_those_with_rows_left_over() -> None:
+    # 512 rows may be two groups, 511 are one (`kernels.linear_attention.triton_chunked`).
+    make: Any = partial(linear_attention, "lightning", batch=1, heads=8, rank=128, dim=128, dtype="bf16")
+    lengths = [
+        coordinates("linear_attention_lightning", dimensions(make(length=length, decay=True)))["length"]
+        for length in (449, 500, 511, 512, 513)
+    ]
+    assert lengths == [511, 511, 511, 512, 575]
+
+
+def test_the_grid_has_prompts_of_each_number_of_blocks_that_a_last_tile_takes() -> None:
+    found = {
+        tuple(blocks - programs(length, cached)[0] for blocks in programs(length, cached))
+        for op in grid(["prefill_attention"])
+        if (count := ops.prompts(op["tokens"], op["kv_tokens"], op["pairs"]))
+        for length, cached in [(op["tokens"] // count, (op["kv_tokens"] - op["tokens"]) // count)]
+        if 128 < length <= 256
+    }
+    assert found == {(0, 0), (0, 1), (0, 2)}
