@@ -15,8 +15,8 @@ each take a sequence's KV head, whichever it is; or only how many tiles of rows 
 they hold is one more tile (`coordinates`). What is alike in them is measured once.
 
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
-of a kind together; where there are none, those at points left out one by one, which are about twice as far
-from others as what lies between them. Either as an interval by `devices.fit.interval`.
+of a kind together (`devices.fit.checked_interval`); where there are none, those at points left out one by
+one, which are about twice as far from others as what lies between them (`devices.fit.interval`).
 """
 
 import math

@@ -19,6 +19,12 @@ Student's t with n - 2 degrees of freedom says of one more observation:
 
 Of draws from a log-normal error 89 to 92 % then lie inside, of 3 points as of 60.
 Of one or two points nothing is left over to judge by: the interval is then a factor of 2 either way, assumed.
+
+Where prices were checked by n times that they were not made of, nothing has to be assumed of how the errors
+e_i are distributed (split conformal prediction, Lei et al. 2018): one more like them is smaller in size than
+the k-th of theirs in k of n + 1 cases, and the interval is
+
+    high = 1 / low = exp(|e|_k),   k = 0.9 (n + 1)      between two of them in proportion
 """
 
 import math
@@ -31,7 +37,7 @@ from numpy.typing import NDArray
 from simcore.files import InputError
 from simcore.ops import Price, SourceKind
 
-__all__ = ["Fit", "fit_two", "interval"]
+__all__ = ["LEAST_CHECKS", "Fit", "checked_interval", "fit_two", "interval"]
 
 # Where the floor does not show in the times at all, 1 / efficiency is 0: kept finite, for files and sums.
 LEAST_SLOPE = 1e-6
@@ -42,6 +48,8 @@ MOST_FACTOR = 1e3
 # So far beyond the fitted floors the interval still holds.
 TRUSTED_REACH = 4.0
 Z_95 = 1.6448536269514722
+# How much of what comes lies in an interval. Of fewer checks none is large enough for that.
+COVERED, LEAST_CHECKS = 0.9, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +143,16 @@ def interval(residuals: NDArray[np.float64]) -> tuple[float, float]:
     most = math.log(MOST_FACTOR)
     low = math.exp(-min(most, widened * max(-below, normal)))
     return low, math.exp(min(most, widened * max(above, normal)))
+
+
+def checked_interval(errors: NDArray[np.float64]) -> tuple[float, float]:
+    """low and high of the log ratios [n] of times to prices that were not made of them, n at least
+    LEAST_CHECKS.
+
+    >>> low, high = checked_interval(np.log([1.0, 1.1, 0.98, 1.2, 1.0, 1.03, 1 / 1.3, 1.0, 1.0]))
+    >>> round(1 / low, 3), round(high, 3)
+    (1.3, 1.3)
+    """
+    widest = float(np.quantile(np.abs(errors), COVERED, method="weibull"))
+    high = math.exp(min(math.log(MOST_FACTOR), widest))
+    return 1.0 / high, high

@@ -28,7 +28,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from devices.corrected import Correction, Measured, correction
-from devices.fit import Fit, interval
+from devices.fit import LEAST_CHECKS, Fit, checked_interval
 from simcore.files import (
     STRICT,
     Count,
@@ -60,8 +60,6 @@ __all__ = [
 FITTED, MEASURED = "fitted", "measured"
 FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
-# Of fewer shapes the tails say little: the interval then is that of the points themselves.
-LEAST_CHECKS = 8
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
 OVERHEADS = tuple(field.name for field in fields(Overheads))
 
@@ -239,7 +237,7 @@ class FittedProfile:
 
     def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
         errors = [off for _, off in self._errors(checks)]
-        return interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+        return checked_interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
 
     def errors(self) -> Iterator[tuple[Measured, float]]:
         """log(measured / predicted) at each shape that was measured only to check prices."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devices.corrected import Measured, coordinates, correction, whole_tiles
+from devices.corrected import Measured, Role, coordinates, correction, whole_tiles
 from devices.fit import fit_two
 from devices.price import launches_and_floor, roofline
 from devices.spec import load_device
@@ -14,7 +14,8 @@ from simcore import ops
 from simcore.ops import Op
 from simcore.ops_linear_attention import linear_attention
 from validate.calibrate import shape_text
-from validate.card_grid import grid
+from validate.card_calibrate import in_turn
+from validate.card_grid import drawn, grid
 
 
 def dimensions(op: Op) -> Mapping[str, int]:
@@ -103,3 +104,29 @@ def test_the_grid_has_prompts_of_each_number_of_blocks_that_a_last_tile_takes() 
         if 128 < length <= 256
     }
     assert found == {(0, 0), (0, 1), (0, 2)}
+
+
+@pytest.mark.parametrize(("kind", "spectrum"), [("tile_conv", 0), ("tile_flash_fft", 2)])
+def test_the_grid_has_both_sides_of_where_tiles_leave_the_cache(kind: str, spectrum: int) -> None:
+    found: dict[tuple[int, int, int], set[int]] = {}
+    for op in grid([kind]):
+        found.setdefault((op["channels"], op["batch"], op["side"]), set()).add(op["layers"])
+    jumps = 0
+    for (channels, batch, side), layers in found.items():
+        kept = 60 * 2**20 // 128 // (channels * 4 * (2 * side + spectrum + 2 * batch * side))
+        if 1 <= kept < 36:
+            jumps += 1
+            assert {kept, kept + 1} <= layers
+    assert jumps > 30
+
+
+def test_what_only_checks_is_measured_apart_from_what_it_checks() -> None:
+    kinds = ["norm", "rotary", "decode_attention"]
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds)]
+    shapes += [(op, "check") for op in drawn(kinds, 40, 1)]
+    order = list(in_turn(shapes, lambda op: False))
+    assert sorted(map(str, order)) == sorted(map(str, shapes))
+    groups = [op.kind if role == "fit" else role for op, role in order]
+    assert [name for i, name in enumerate(groups) if not i or name != groups[i - 1]] == [
+        "norm", "check", "rotary", "decode_attention",
+    ]  # fmt: skip

@@ -235,11 +235,12 @@ def measure_all(
 def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> Iterator[tuple[Op, Role]]:
     """Kind by kind, the one with most shapes last, and after all those what loads the card; in any order, so
     that what there is no time for lies between what was measured, and what is left takes as long as what is
-    done."""
-    by_kind: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
+    done. What only checks comes together, at another time than what it checks: what changes with time is an
+    error of prices too."""
+    groups: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
     for op, role in shapes:
-        by_kind.setdefault((loads(op), op.kind), []).append((op, role))
-    for _, group in sorted(by_kind.items(), key=lambda each: (each[0][0], len(each[1]), each[0][1])):
+        groups.setdefault((loads(op), op.kind if role == "fit" else role), []).append((op, role))
+    for _, group in sorted(groups.items(), key=lambda each: (each[0][0], len(each[1]), each[0][1])):
         random.Random(CHECK_SEED).shuffle(group)
         yield from group
 
@@ -305,7 +306,7 @@ def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[_L
             found.setdefault(key, ([], make))[0].append((values[axis], point))
     for points, make in found.values():
         if len(points) > 1:
-            yield _Line(points, make)
+            yield _Line(sorted(points, key=lambda at: at[0]), make)
 
 
 def _at(

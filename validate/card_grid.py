@@ -13,7 +13,7 @@ change, as products do beyond a tile's rows.
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
@@ -46,21 +46,27 @@ SEQUENCES = (
 )  # fmt: skip
 # On both sides of where layouts change; no round numbers else: contexts are none.
 CONTEXT = (
-    131, 255, 257, 511, 513, 777, 1023, 1025, 1547, 2047, 2049, 4095, 4097, 8201, 16411, 32771, 131201
+    131, 255, 257, 511, 777, 1023, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
 SPECULATED_CONTEXT = (
-    521, 649, 777, 905, 1033, 1289, 1547, 1803, 2059, 2571, 3083, 3595, 4099, 5125, 6151, 7177, 8201,
-    12301, 16411, 24593, 32771, 65543, 131201,
+    521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
+    12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
 )  # fmt: skip
 SIDES = tuple(1 << power for power in range(15))
-LAYERS, FEW_LAYERS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 3, 9, 36)
+# Layers of a tile, by its method; of sides up to SHORT_SIDE those between as well, where that is not all yet.
+LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 12, 24), 256
+FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
+FEWEST_LAYERS = (1, 2, 3, 9, 36)
+# Up to so many bytes tiles find their inputs in the cache where they are measured, beyond not: calls go round
+# 128 sets of them (`validate.card_measure`), and an H200 keeps 60 MiB.
+KEPT_BYTES = 60 * 2**20 // 128
 # Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
 # and beside round numbers, of which groups are alike, others.
 FEW_SEQUENCES, MANY_SEQUENCES = (1, 2, 3, 4), tuple(range(5, 17))
 LENGTHS = (
-    64, 128, 192, 256, 320, 384, 448, 500, 512, 520, 640, 740, 768, 780, 1000, 1024, 1040, 1200, 1400, 1700,
-    1960, 2048, 2300, 3000, 3900, 4096, 4300, 6000, 7900, 8192, 8700, 12000, 16100, 16384, 16500, 19000,
-    23000, 32000, 32768, 33000, 46000, 65536,
+    64, 128, 192, 256, 320, 384, 448, 500, 512, 520, 640, 740, 768, 780, 1000, 1024, 1040, 1200, 1700, 1960,
+    2048, 2300, 3000, 4096, 4300, 6000, 8192, 8700, 12000, 16384, 16500, 19000, 23000, 32768, 33000, 46000,
+    65536,
 )  # fmt: skip
 FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 12000, 16384, 16500, 23000, 32768, 65536)
 # Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
@@ -113,6 +119,7 @@ class Family:
     each range. `steps`: ranges of which only the values named exist (powers of two, say). `refined`: ranges
     in which a calibration measures between two values as well where it has to. `lines`: choices that get a
     line of fits of their own; all of them, if left out. `most`: the largest an op's dimension may be.
+    `besides`: of a choice and a value of each range, others to measure at.
     """
 
     kind: str
@@ -125,6 +132,7 @@ class Family:
     refined: tuple[str, ...] = ()
     lines: tuple[str, ...] | None = None
     most: Mapping[str, int] = field(default_factory=dict)
+    besides: Callable[[Dims, Dims], Iterable[Dims]] | None = None
 
     def at(self, choice: Dims, values: Dims) -> Op | None:
         """The op of these dimensions; None for one that is too large."""
@@ -145,9 +153,13 @@ class Family:
                 yield op
 
     def places(self) -> Iterator[tuple[Dims, Dims]]:
-        """A choice, and a value of each range."""
-        for choice, values in product(self.choices, product(*self.ranges.values())):
-            yield choice, dict(zip(self.ranges, values, strict=True))
+        """A choice, and a value of each range, each once."""
+        for choice in self.choices:
+            every = [dict(zip(self.ranges, values, strict=True)) for values in product(*self.ranges.values())]
+            more = [each for values in every for each in self.besides(choice, values)] if self.besides else []
+            yield from (
+                (choice, dict(values)) for values in dict.fromkeys(tuple(v.items()) for v in every + more)
+            )
 
     def draw(self, draw: random.Random) -> Op | None:
         """One op of the ranges."""
@@ -282,6 +294,22 @@ def _tile(implementation: conv.Implementation) -> Callable[..., Op]:
     return make
 
 
+def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims], Iterator[Dims]]:
+    """The most layers of one launch that find their inputs in the cache, and one more: time jumps there."""
+    spectrum = 2 if implementation.endswith("fft") else 0
+
+    def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
+        # A filter of twice the side, or its spectrum; inputs and sums of each sequence; all in fp32.
+        of_a_channel = 4 * (2 * values["side"] + spectrum + 2 * values["batch"] * values["side"])
+        kept = KEPT_BYTES // (choice["channels"] * of_a_channel)
+        layers = [kept, kept + 1] if 1 <= kept < LAYERS[-1] else []
+        if implementation == "flash_fft" and values["side"] <= SHORT_SIDE:
+            layers += LAYERS_BETWEEN
+        yield from ({**values, "layers": count} for count in layers)
+
+    return besides
+
+
 def _linear(method: str) -> Callable[..., Op]:
     def make(*, batch: int, heads: int, length: int, rank: int, dim: int) -> Op:
         return linear.linear_attention(
@@ -295,10 +323,11 @@ def _sequence_operators() -> Iterator[Family]:
     for name in conv.IMPLEMENTATIONS:
         # Sums grow with the square of the side: nobody takes them for long ones.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
-        layers = LAYERS if name.startswith("flash") else FEW_LAYERS
+        layers = FEW_LAYERS.get(name, FEWEST_LAYERS)
         yield Family(
             f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
             frozenset({"batch", "side"}), MOST_CONV_BYTES, refined=("layers",),
+            besides=_layers_besides(name),
         )  # fmt: skip
     for kind, make, lags in (
         ("conv_row", conv.conv_row, "inputs"),
@@ -357,7 +386,7 @@ def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
 
 def _thinned(family: Family) -> Family:
     ranges = {name: (*values[:-1:3], values[-1]) for name, values in family.ranges.items()}
-    return replace(family, ranges=ranges, refined=())
+    return replace(family, ranges=ranges, refined=(), besides=None)
 
 
 def drawn(
