@@ -130,3 +130,22 @@ def test_what_only_checks_is_measured_apart_from_what_it_checks() -> None:
     assert [name for i, name in enumerate(groups) if not i or name != groups[i - 1]] == [
         "norm", "check", "rotary", "decode_attention",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "same"),
+    [
+        ("linear_attention_vanilla", "length", ("batch", "heads")),
+        ("linear_attention_block_based", "length", ("batch", "heads")),
+        ("tile_fft", "layers", ("batch", "side", "channels")),
+    ],
+)
+def test_what_is_drawn_is_no_larger_than_what_is_measured(
+    kind: str, axis: str, same: tuple[str, ...]
+) -> None:
+    largest: dict[tuple[int, ...], int] = {}
+    for op in grid([kind]):
+        key = tuple(op[name] for name in same)
+        largest[key] = max(largest.get(key, 0), op[axis])
+    for op in drawn([kind], 200, 3):
+        assert op[axis] <= largest[tuple(op[name] for name in same)]

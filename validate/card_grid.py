@@ -13,6 +13,7 @@ change, as products do beyond a tile's rows.
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -68,7 +69,7 @@ LENGTHS = (
     2048, 2300, 3000, 4096, 4300, 6000, 8192, 8700, 12000, 16384, 16500, 19000, 23000, 32768, 33000, 46000,
     65536,
 )  # fmt: skip
-FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 12000, 16384, 16500, 23000, 32768, 65536)
+FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 16500, 65536)
 # Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
 # finer question of how many sequences. On both sides of where they take one more step.
 SLOW_LENGTHS = {
@@ -89,7 +90,7 @@ ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
 SHORT_PROMPTS, SHORT_CACHED = (16, 64, 65, 128), (0, 64, 128, 256, 512, 2048, 8192)
 PROMPTS = (
     129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 576, 640, 641, 768, 769, 896, 897, 1024, 1152, 1280,
-    1536, 1792, 2048, 2176, 2304, 2816, 3328, 3840, 4224, 4352, 4608, 5120, 6144, 7168, 8192,
+    1536, 1792, 2048, 2176, 2816, 3584, 4224, 4352, 4608, 6144, 8192,
 )  # fmt: skip
 CACHED = (0, 48, 496, 2032, 8176)
 MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
@@ -157,9 +158,24 @@ class Family:
         for choice in self.choices:
             every = [dict(zip(self.ranges, values, strict=True)) for values in product(*self.ranges.values())]
             more = [each for values in every for each in self.besides(choice, values)] if self.besides else []
-            yield from (
-                (choice, dict(values)) for values in dict.fromkeys(tuple(v.items()) for v in every + more)
-            )
+            ends = [
+                end for axis in self.refined for values in every if (end := self._end(choice, values, axis))
+            ]
+            found = dict.fromkeys(tuple(each.items()) for each in (*every, *more, *ends))
+            yield from ((choice, dict(values)) for values in found)
+
+    def _end(self, choice: Dims, values: Dims, axis: str) -> Dims | None:
+        """Where the last value of a range makes an op too large, the largest that does not: what is drawn
+        lies below it. Once for all values of that range: by the first of them."""
+        known = self.ranges[axis]
+
+        def too_large(value: int) -> bool:
+            return self.at(choice, {**values, axis: value}) is None
+
+        if values[axis] != known[0] or too_large(known[0]) or not too_large(known[-1]):
+            return None
+        above = bisect_left(range(known[-1]), True, known[0], key=too_large)
+        return {**values, axis: above - 1}
 
     def draw(self, draw: random.Random) -> Op | None:
         """One op of the ranges."""
