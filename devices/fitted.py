@@ -125,9 +125,9 @@ class Birth:
 @dataclass(frozen=True, config=STRICT)
 class SharedUse:
     """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
-    `simcore.contention`), measured: seconds of each kernel that leave the device to others, the gap within
-    which instances share weights, the share of the memory's rate. `cases` were fitted to; of the `judged`
-    others the predicted time was off by `error_pct`, the median."""
+    `simcore.contention`), measured: seconds of each kernel in which another stream's may begin, the gap
+    within which instances share weights, the share of the memory's rate. `cases` were fitted to; of the
+    `judged` others the predicted time was off by `error_pct`, the median."""
 
     leaves_s: Seconds
     reuse_s: Seconds

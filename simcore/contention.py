@@ -15,24 +15,27 @@ arithmetic runs beside one that is bound by memory at full speed. What is known 
                          one model that started within about t seconds of each other find the weights in the
                          cache that the one before has just read: a gap g to it saves exp(-g / t) of the
                          memory traffic
-    ... with leaves_s l  besides, a kernel holds the multiprocessors while it waits: of the time in which a
-                         graph keeps neither memory nor arithmetic busy (its price over its floor), l seconds
-                         a kernel are its start and its end, which leave the device to others; for the rest,
+    ... with leaves_s l  besides, kernels of several streams get in one after another, first come, first
+                         served: one that waits begins when all blocks of the one before have begun, l seconds
+                         (its end, the other's start) before that one could follow itself. So kernels of
+                         a1, a2, .. seconds on n streams go in rounds, one of each a round (`in_rounds`):
 
-                             held = max(0, 1 - max(memory / r, compute) - l * kernels a second)
+                             round = a1 + a2 + .. - (n - 1) l        rate_i = a_i / round
 
-                         nobody else computes or reads. l = infinity holds nothing, which is the law above;
-                         with l = 0 graphs that are far from both bounds run in turns
+                         What is shorter than l keeps nobody out, and nobody is faster than alone. A step of
+                         many small kernels all but stands still beside kernels of a hundred times their
+                         length. l = infinity is the law above; with l = 0 kernels run strictly in turns
     throughput(c)        n instances together do 1 + c (n - 1) times what one does, whatever they run
 
-The constants t, r, l and c are for calibration (`validate.contention`). Not modelled: the interference of
+The constants t, r, l and c are for calibration (`validate.contention`). Not modelled: kernels of few blocks,
+beside which others find room (a long kernel is taken to fill the device), and the interference of
 collectives (they run at their own price). A calibrated device may put its own function in the place of
 these.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import exp, inf
 
 
@@ -50,6 +53,9 @@ class Demand:
 
 
 Rates = Callable[[Sequence[Demand]], list[float]]
+
+# Bounds of what a kernel takes and leaves, in seconds, so that nobody's rate is nothing.
+LONGEST_S, LEAST_S = 1e5, 1e-15
 
 
 def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[float]:
@@ -83,26 +89,55 @@ def _rates(
     if len(running) == 1:
         return [1.0]
     rates = [1.0] * len(running)
-    held = [held_share(d, leaves_s, reach) for d in running]
-    # Seconds of the device, of which the memory works off `memory` times as much.
-    _limit(rates, [d.memory + h * memory for d, h in zip(running, held, strict=True)], memory)
-    _limit(rates, [d.compute + h for d, h in zip(running, held, strict=True)], 1.0)
+    _limit(rates, [d.memory for d in running], memory)
+    _limit(rates, [d.compute for d in running], 1.0)
     _limit(rates, [d.launch for d in running], 1.0)
+    if leaves_s == inf:
+        return rates
+    # Kernels that find their operands in the cache are shorter by what they need not read.
+    takes = [max(LEAST_S, 1.0 - d.memory * (1.0 / reach - 1.0 / memory)) for d in running]
+    rounds = in_rounds(takes, [d.kernels_per_s for d in running], leaves_s)
+    rates = [min(both) for both in zip(rates, rounds, strict=True)]
+    # While one keeps the others out, they neither read nor compute.
+    keeps = [max(0.0, t - leaves_s * d.kernels_per_s) for t, d in zip(takes, running, strict=True)]
+    for busy in ([d.memory / memory for d in running], [d.compute for d in running]):
+        asked = [rate * max(b, k) for rate, b, k in zip(rates, busy, keeps, strict=True)]
+        slowed = [1.0] * len(running)
+        _limit(slowed, asked, 1.0)
+        rates = [rate * factor for rate, factor in zip(rates, slowed, strict=True)]
     return rates
 
 
-def held_share(demand: Demand, leaves_s: float, reach: float = 1.0) -> float:
-    """The share of its time alone in which a graph only waits and yet lets nobody else have the
-    multiprocessors, 0 to 1; `leaves_s`: seconds a kernel that are not so; `reach`: the share of
-    the memory's rate at which it is busy all the time.
+def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: float) -> list[float]:
+    """Rates of streams whose kernels get in one after another. `takes`: the share of their time alone that
+    kernels take (1: all of it); `kernels_per_s`: how many they are in a second alone.
 
-    >>> held_share(Demand(0.5, 0.1, kernels_per_s=1000), 0.00025)
-    0.25
+    Of the time alone, kernels keep others out but for leaves_s each: keeps = takes - leaves, with
+    leaves = min(takes, leaves_s kernels_per_s). In the share x of time in which nobody is kept out all get in
+    equally many kernels:
+
+        rate_i = min(1, x / leaves_i)        x + sum of rate_i keeps_i = 1
+
+    so that each is done or kept out by others all the time, unless it runs as if alone.
+
+    Kernels of 60 and 20 us; a round takes 60 + 20 - 16:
+
+    >>> [round(rate, 9) for rate in in_rounds([1.0, 1.0], [1 / 60e-6, 1 / 20e-6], 16e-6)]
+    [0.9375, 0.3125]
     """
-    if leaves_s == inf:
-        return 0.0
-    idle = 1.0 - max(demand.memory / reach, demand.compute)
-    return max(0.0, idle - leaves_s * demand.kernels_per_s)
+    most = [max(LEAST_S, leaves_s) * max(1.0 / LONGEST_S, each) for each in kernels_per_s]
+    leaves = [min(both) for both in zip(takes, most, strict=True)]
+    keeps = [share - free for share, free in zip(takes, leaves, strict=True)]
+    order = sorted(range(len(takes)), key=lambda i: leaves[i])
+    # Seconds that those from each place in the order on keep others out, by second in which nobody is.
+    slowed = list(accumulate(keeps[i] / leaves[i] for i in reversed(order)))[::-1]
+    free, full = 0.0, 0.0
+    for i, kept in zip(order, slowed, strict=True):
+        free = (1.0 - full) / (1.0 + kept)
+        if free <= leaves[i]:
+            break
+        full += keeps[i]
+    return [min(1.0, free / share) for share in leaves]
 
 
 def _limit(rates: list[float], demands: Sequence[float], capacity: float) -> None:
@@ -115,7 +150,7 @@ def _limit(rates: list[float], demands: Sequence[float], capacity: float) -> Non
 def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> Rates:
     """The law that reckons with weights found in the cache; `reuse_s` 0 is `max_min_rates`. `reach`: the
     share of the datasheet's memory rate that kernels reach, beyond which several together do not get either.
-    `leaves_s`: seconds of each kernel that leave the device to others though it neither reads nor computes.
+    `leaves_s`: seconds of each kernel in which another stream's may begin.
 
     >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
     >>> shared_reads(0.01)(both)

@@ -22,7 +22,7 @@ class Hardware:
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
-    `leaves_s`: seconds of each kernel that leave the device to others (`simcore.contention`).
+    `leaves_s`: seconds of each kernel in which another stream's may begin (`simcore.contention`).
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.

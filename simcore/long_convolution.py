@@ -64,7 +64,10 @@ class LongConvolution:
     dtype: str = "fp16"
     tiles: tuple[tuple[int, Implementation], ...] = ()
     rank: int = DEFAULT_RANK
-    _made: dict[tuple[object, ...], Graph] = field(default_factory=dict, repr=False, compare=False)
+    # Of this model alone: `replace` gives another one its own.
+    _made: dict[tuple[object, ...], Graph] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt < self.tokens:

@@ -189,7 +189,7 @@ def test_the_generic_algorithm(mixer: str) -> None:
     draw = Random(mixer)
     for model in models(draw, mixer):
         # It takes no prompt.
-        check(replace(model, prompt=0, _made={}), generic_tiling, {}, False, draw.randrange(1000))
+        check(replace(model, prompt=0), generic_tiling, {}, False, draw.randrange(1000))
 
 
 def test_filters_that_depend_on_data() -> None:

@@ -5,8 +5,8 @@
 
 Cases and programs are those of `validate.contention_cases`. What runs together costs on the simulated machine
 what it was measured to cost alone; so the error is that of the law of contention (`simcore.contention`), of
-which the profile has the constants. --fit takes them from every second case of each kind instead, by least
-squares of log(measured / predicted), judges the others, and writes them into the profile.
+which the profile has the constants. --fit takes them from every second number of streams or side of each kind
+instead, by least squares of log(measured / predicted), judges the others, and writes them into the profile.
 
     error = larger / smaller of measured and predicted - 1
 """
@@ -128,17 +128,19 @@ def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constan
 
 
 def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
-    """What each row is for: with `fitting`, every second case of a kind is fitted to."""
-    seen: dict[str, list[Case]] = {}
+    """What each row is for: with `fitting`, every second case of a kind is fitted to. Tiles of one side are
+    one case, however they are computed: they may take as long, so that one would not judge the other."""
+    seen: dict[str, list[tuple[int, ...]]] = {}
     found = []
     for row in rows:
         if row.case.kind != "beside" and row.case.count == 1:
             found.append("alone")
             continue
+        case = row.case.batch, row.case.count, row.case.context, row.case.side
         cases = seen.setdefault(row.case.kind, [])
-        if row.case not in cases:
-            cases.append(row.case)
-        found.append("fit" if fitting and cases.index(row.case) % 2 == 0 else "judged")
+        if case not in cases:
+            cases.append(case)
+        found.append("fit" if fitting and cases.index(case) % 2 == 0 else "judged")
     return found
 
 
