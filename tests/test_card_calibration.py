@@ -21,7 +21,7 @@ import typer
 from typer.testing import CliRunner
 
 from devices.corrected import FEW_ROWS, Measured, coordinates
-from devices.fitted import Birth
+from devices.fitted import Birth, SharedUse, write_shared_use
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
@@ -195,6 +195,18 @@ def test_a_calibration_prices_shapes_between_those_measured(
     # Of attention that takes longest few shapes are measured: some lie beyond them.
     sources = Counter(one.price.source for one in held)
     assert sources["interpolated"] + sources["measured"] > 0.9 * len(held)
+
+
+def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    card(nothing)
+    target = tmp_path / "local"
+    table = {"sample": TABLE["sample"]}
+    calibrate_card(target, True, quiet, table=table, within_s=60.0)
+    found = SharedUse(3e-6, 0.0, 0.95, 14, 12, 3.0, "NVIDIA H200", "2026-11-22T11:19:28+00:00")
+    write_shared_use(found, target)
+    _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0)
+    assert again.contention == found
+    assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
 
 
 def test_jumps_are_found_between_measured_shapes(

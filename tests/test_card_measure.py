@@ -9,7 +9,7 @@ import pytest
 from devices.price import roofline
 from devices.spec import load_device
 from simcore import ops
-from validate import card_measure
+from validate import bench_timing, card_measure
 
 START_S, OTHER_S = 2.3e-6, 1.1e-6
 
@@ -35,7 +35,7 @@ class Clock:
 def _between(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernel between calls, where graphs are the number of their kernels."""
     monkeypatch.setattr(
-        card_measure, "replays_s", lambda nodes, replays: [START_S + nodes * OTHER_S] * replays
+        card_measure, "replays_s", lambda nodes, replays, ahead: [START_S + nodes * OTHER_S] * replays
     )
     found = object.__new__(card_measure._Between)
     found._graphs = [(2 * pairs, 2 * pairs) for pairs in card_measure.PAIRS]
@@ -54,13 +54,15 @@ def test_the_time_of_a_call_does_not_hang_on_how_many_there_are(
 ) -> None:
     other = _between(monkeypatch).seconds(again=True)
     whole_s = START_S + calls * (OTHER_S + 1.5e-6)
-    monkeypatch.setattr(card_measure, "replays_s", lambda graph, replays: [whole_s] * replays)
+    monkeypatch.setattr(card_measure, "replays_s", lambda graph, replays, ahead: [whole_s] * replays)
     graph: Any = None
     assert card_measure._times(graph, calls, other) == pytest.approx([1.5e-6] * card_measure.REPLAYS)
 
 
 def test_what_is_not_told_from_the_kernel_between_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_measure, "replays_s", lambda graph, replays: [START_S + 10 * OTHER_S] * replays)
+    monkeypatch.setattr(
+        card_measure, "replays_s", lambda graph, replays, ahead: [START_S + 10 * OTHER_S] * replays
+    )
     graph: Any = None
     with pytest.raises(ValueError, match="not told from"):
         card_measure._times(graph, 10, (START_S, OTHER_S))
@@ -75,6 +77,35 @@ def load(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Clock]:
     found = object.__new__(card_measure._Load)
     found._graph, found._share, found._at_s = SimpleNamespace(replay=clock.replay), 0.0, 0.0
     return found, clock
+
+
+@pytest.mark.parametrize(("queueing_s", "wait_s"), [(2e-4, 3e-4), (1e-3, 1.2e-3), (1.0, 4.8e-3)])
+def test_short_graphs_are_timed_with_the_host_ahead(
+    queueing_s: float, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is doubled until it lasts longer than queueing does, or may be no longer. 2 GHz."""
+    waits = list[float]()
+
+    class Event:
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return waits[-1] < queueing_s
+
+        def elapsed_time(self, other: "Event") -> float:
+            del other
+            return 0.05
+
+    monkeypatch.setattr(bench_timing, "event", Event)
+    monkeypatch.setattr(bench_timing, "wait", lambda cycles: waits.append(cycles / 2e9))
+    monkeypatch.setattr(bench_timing.torch.cuda, "synchronize", lambda: None)
+    graph: Any = SimpleNamespace(replay=lambda: None)
+    assert bench_timing.replays_s(graph, 2, ahead=True) == pytest.approx([5e-5, 5e-5])
+    assert waits[-1] == pytest.approx(wait_s)
+    waits.clear()
+    bench_timing.replays_s(graph, 2)
+    assert waits == pytest.approx([3e-4])
 
 
 def test_a_card_is_loaded_to_the_same_share_whatever_was_before(load: tuple[Any, Clock]) -> None:

@@ -22,8 +22,10 @@ from validate.reading_kernels import nothing_kernel, read_kernel
 
 LEAST_REPLAYS, LEAST_S, MOST_REPLAYS = 20, 0.03, 400
 QUICK_REPLAYS, QUICK_S = 5, 0.001
-# Long enough for the host to queue some replays; well under a millisecond.
-WAIT_CYCLES = 600_000
+# Long enough for the host to queue some replays; well under a millisecond. How long it may be at most where
+# other processes slow the host down. Of graphs of LONG_S the host queues one while the one before it runs.
+WAIT_CYCLES, MOST_WAIT_CYCLES = 600_000, 10_000_000
+LONG_S = 2e-4
 READ_BYTES = 1 << 32
 
 Call = Callable[[], object]
@@ -82,16 +84,29 @@ def once_s(call: Call) -> float:
     return float(1e-3 * before.elapsed_time(after))
 
 
-def replays_s(graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
-    """Seconds of each of so many replays."""
-    marks = [(event(), event()) for _ in range(replays)]
-    wait()
+def replays_s(graph: torch.cuda.CUDAGraph, replays: int, *, ahead: bool = False) -> list[float]:
+    """Seconds of each of so many replays. `ahead`: short graphs anew, behind a wait of twice as long, where
+    that was over before all of them were queued: the device then waits for the host, within a replay."""
+    cycles = WAIT_CYCLES
+    while True:
+        found, late = _replayed_behind(cycles, graph, replays)
+        if not (ahead and late) or min(found) > LONG_S or 2 * cycles > MOST_WAIT_CYCLES:
+            return found
+        cycles *= 2
+
+
+def _replayed_behind(cycles: int, graph: torch.cuda.CUDAGraph, replays: int) -> tuple[list[float], bool]:
+    """Seconds of replays behind a wait, and whether that was over before all were queued."""
+    marks, waited = [(event(), event()) for _ in range(replays)], event()
+    wait(cycles)
+    waited.record()
     for before, after in marks:
         before.record()
         graph.replay()
         after.record()
+    late = _is_over(waited)
     torch.cuda.synchronize()
-    return [1e-3 * before.elapsed_time(after) for before, after in marks]
+    return [1e-3 * before.elapsed_time(after) for before, after in marks], late
 
 
 def event() -> torch.cuda.Event:
@@ -100,9 +115,13 @@ def event() -> torch.cuda.Event:
     return made
 
 
-def wait() -> None:
+def _is_over(passed: Any) -> bool:
+    return bool(passed.query())
+
+
+def wait(cycles: int = WAIT_CYCLES) -> None:
     """A kernel that does nothing for a while, so that what is queued behind it follows without gaps."""
-    CUDA._sleep(WAIT_CYCLES)
+    CUDA._sleep(cycles)
 
 
 def _readers(x: torch.Tensor, processors: int) -> dict[str, Call]:

@@ -28,8 +28,9 @@ import torch
 
 from devices.corrected import Role, correction
 from devices.fit import Fit, fit_two
-from devices.fitted import Birth, FittedProfile
+from devices.fitted import Birth, FittedProfile, SharedUse
 from devices.price import launches_and_floor, roofline
+from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.linear_attention.api import default_device
 from kernels.table import TABLE, Kernel
@@ -97,9 +98,19 @@ def calibrate_card(
         _partial(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
+    profile = replace(profile, contention=_contention(target, device))
     write_whole(profile, points, target)
     _partial(target).unlink(missing_ok=True)
     return target, profile
+
+
+def _contention(target: Path, device: str) -> SharedUse | None:
+    """What `validate.contention` has fitted into the profile that stood here: that is measured by itself."""
+    try:
+        before = load_profile(device, str(target / "profile.yaml"))
+    except InputError:
+        return None
+    return before.contention if isinstance(before, FittedProfile) else None
 
 
 def this_card() -> str:

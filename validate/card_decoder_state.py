@@ -374,13 +374,17 @@ def _caches(
     config, batch, dtype = model.config, model.batch, torch_dtype(model.dtypes.kv)
     assert isinstance(batch, int)
     found: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(prod(mesh.values()))]
+    ranks = [
+        kv_heads_of(config, layout.coordinate(mesh, rank, TENSOR), model.ranks) for rank in range(len(found))
+    ]
     for _ in range(config.layers):
         for which in range(2):
-            whole = normal(generator, batch, config.kv_heads, context - 1, config.head_dim, scale=1.0)
-            for rank, cache in enumerate(found):
-                heads = kv_heads_of(config, layout.coordinate(mesh, rank, TENSOR), model.ranks)
+            for cache, heads in zip(found, ranks, strict=True):
                 shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
-                room = torch.zeros(shape, dtype=dtype, device=device)
-                room[:, :, : context - 1] = whole[:, heads].to(device, dtype)
-                cache[which].append(room)
+                cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
+            # One by one: what all of them are drawn in would leave holes of the size of a cache.
+            for i in range(batch):
+                drawn = normal(generator, config.kv_heads, context - 1, config.head_dim, scale=1.0)
+                for cache, heads in zip(found, ranks, strict=True):
+                    cache[which][-1][i, :, : context - 1] = drawn[heads].to(device, dtype)
     return found

@@ -153,7 +153,7 @@ def _spaced(calls: Sequence[Call]) -> list[Call]:
 def _times(graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float]) -> list[float]:
     """Seconds of a call, without the graph's start and the kernel before it, replay by replay."""
     start_s, other_s = other
-    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, REPLAYS)]
+    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, REPLAYS, ahead=True)]
     if min(seconds) <= 0.0:
         raise ValueError("is not told from the kernel between calls")
     return seconds
@@ -178,7 +178,8 @@ class _Between:
         """What a graph takes to start, and the kernel, as they were timed last, or now."""
         if again:
             (few, few_s), (many, many_s) = (
-                (calls, statistics.median(replays_s(graph, REPLAYS))) for calls, graph in self._graphs
+                (calls, statistics.median(replays_s(graph, REPLAYS, ahead=True)))
+                for calls, graph in self._graphs
             )
             other_s = (many_s - few_s) / (many - few)
             self._seconds = max(0.0, few_s - few * other_s), other_s

@@ -5,8 +5,9 @@
 
 Cases and programs are those of `validate.contention_cases`. What runs together costs on the simulated machine
 what it was measured to cost alone; so the error is that of the law of contention (`simcore.contention`), of
-which the profile has the constants. --fit takes them from every second number of streams or side of each kind
-instead, by least squares of log(measured / predicted), judges the others, and writes them into the profile.
+which the profile has the constants. --fit takes `leaves_s` and `reach` from every second number of streams
+or side of each kind instead, by least squares of log(measured / predicted), judges the others, and writes
+them into the profile; `reuse_s` is 0 then: graphs take as long with weights in common as with their own.
 
     error = larger / smaller of measured and predicted - 1
 """
@@ -58,8 +59,7 @@ MODEL, DTYPES = "llama-3.1-8b", Dtypes("bf16", "bf16", "bf16")
 CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 # Where a search for constants begins, how often each may simulate all cases.
-STARTS_S, MOST_TRIES = (5e-7, 5e-6), 80
-FIRST_REUSE_S = 1e-5
+STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
 LEAST_S = 1e-9
 
 
@@ -150,8 +150,7 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
         raise InputError("--fit: there is no case to fit to; give more streams or sides")
 
     def constants(x: Sequence[float]) -> Constants:
-        leaves_s, reuse_s = (min(1.0, max(LEAST_S, math.exp(min(0.0, value)))) for value in x[:2])
-        return Constants(leaves_s, reuse_s, min(1.0, max(0.1, x[2])))
+        return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(1.0, max(0.1, x[1])))
 
     def cost(x: Sequence[float]) -> float:
         found_s = together_s(rows, models, device, constants(x))
@@ -160,11 +159,8 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
     search: Any = minimize
     best: Any = None
     for start_s in STARTS_S:
-        first = [math.log(start_s), math.log(FIRST_REUSE_S), reach]
-        steps = [
-            first,
-            *([*first[:i], first[i] + step, *first[i + 1 :]] for i, step in enumerate((1, 1, -0.1))),
-        ]
+        first = [math.log(start_s), reach]
+        steps = [first, [first[0] + 1.0, reach], [first[0], reach - 0.1]]
         options = {"maxfev": MOST_TRIES, "initial_simplex": steps}
         found: Any = search(cost, first, method="Nelder-Mead", options=options)
         best = found if best is None or found.fun < best.fun else best

@@ -543,7 +543,8 @@ def decoder_states(
     dtype = torch_dtype(model.dtypes.kv)
     for _ in range(config.layers):
         for which in range(2):
-            whole = normal(generator, batch, config.kv_heads, context - 1, config.head_dim, scale=1.0)
+            size = config.kv_heads, context - 1, config.head_dim
+            whole = torch.stack([normal(generator, *size, scale=1.0) for _ in range(batch)])
             for body, cache in zip(ranks, caches, strict=True):
                 heads = kv_heads_of(config, body.part, body.parts)
                 room = torch.zeros(batch, heads.stop - heads.start, context + tokens, config.head_dim)
