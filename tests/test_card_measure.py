@@ -15,10 +15,10 @@ START_S, OTHER_S = 2.3e-6, 1.1e-6
 
 
 class Clock:
-    """Time goes on by what is slept, and by `step_s` whenever a graph has been replayed."""
+    """Time goes on by what is slept."""
 
-    def __init__(self, step_s: float) -> None:
-        self.now_s, self.step_s, self.slept_s, self.replays = 0.0, step_s, 0.0, 0
+    def __init__(self) -> None:
+        self.now_s = self.slept_s = 0.0
 
     def perf_counter(self) -> float:
         return self.now_s
@@ -26,10 +26,6 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
         self.slept_s += seconds
-
-    def replay(self) -> None:
-        self.now_s += self.step_s
-        self.replays += 1
 
 
 def _between(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -68,17 +64,6 @@ def test_what_is_not_told_from_the_kernel_between_is_no_time(monkeypatch: pytest
         card_measure._times(graph, 10, (START_S, OTHER_S))
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Clock]:
-    clock = Clock(1e-3)
-    monkeypatch.setattr(card_measure, "time", clock)
-    stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(card_measure.torch.cuda, "current_stream", lambda: stream)
-    found = object.__new__(card_measure._Load)
-    found._graph, found._share, found._at_s = SimpleNamespace(replay=clock.replay), 0.0, 0.0
-    return found, clock
-
-
 @pytest.mark.parametrize(("queueing_s", "wait_s"), [(2e-4, 3e-4), (1e-3, 1.2e-3), (1.0, 4.8e-3)])
 def test_short_graphs_are_timed_with_the_host_ahead(
     queueing_s: float, wait_s: float, monkeypatch: pytest.MonkeyPatch
@@ -108,34 +93,43 @@ def test_short_graphs_are_timed_with_the_host_ahead(
     assert waits == pytest.approx([3e-4])
 
 
-def test_a_card_is_loaded_to_the_same_share_whatever_was_before(load: tuple[Any, Clock]) -> None:
-    """1 - exp(-t / MEMORY_S) = LOAD_SHARE from rest; after a pause p only what that has cost."""
-    found, clock = load
-    found.bring()
-    rested_s = -card_measure.MEMORY_S * math.log(1.0 - card_measure.LOAD_SHARE)
-    assert clock.now_s == pytest.approx(rested_s, abs=2 * clock.step_s)
-    pause_s = 0.02
-    clock.now_s += pause_s
-    begun_s = clock.now_s
-    found.bring()
-    kept = card_measure.LOAD_SHARE * math.exp(-pause_s / card_measure.MEMORY_S)
-    again_s = card_measure.MEMORY_S * math.log((1.0 - kept) / (1.0 - card_measure.LOAD_SHARE))
-    assert clock.now_s - begun_s == pytest.approx(again_s, abs=2 * clock.step_s)
-    before = clock.replays
-    found.bring()
-    assert clock.replays == before
+@pytest.fixture
+def heat(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(card_measure, "time", clock)
+    return card_measure._Heat(), clock
 
 
-def test_a_card_rests_after_a_load_and_only_then(load: tuple[Any, Clock]) -> None:
-    found, clock = load
+def test_a_card_rests_until_it_was_busy_for_no_more_than_a_share(heat: tuple[Any, Clock]) -> None:
+    """1 - exp(-busy / MEMORY_S) of the time at first, and then a share that fades as exp(-t / MEMORY_S)."""
+    found, clock = heat
     found.rest()
     assert clock.slept_s == 0.0
-    found.bring()
+    clock.now_s += 0.3
+    found.add(0.3)
+    share = 1.0 - math.exp(-0.3 / card_measure.MEMORY_S)
     found.rest()
-    pause_s = card_measure.MEMORY_S * math.log(card_measure.LOAD_SHARE / card_measure.REST_SHARE)
-    assert clock.slept_s == pytest.approx(pause_s, rel=0.02)
+    first_s = card_measure.MEMORY_S * math.log(share / card_measure.REST_SHARE)
+    assert clock.slept_s == pytest.approx(first_s)
     found.rest()
-    assert clock.slept_s == pytest.approx(pause_s, rel=0.02)
+    assert clock.slept_s == pytest.approx(first_s)
+    # What was at rest meanwhile need not rest again.
+    clock.now_s += 0.3
+    found.add(0.3)
+    clock.now_s += 0.1
+    found.rest()
+    again = 1.0 - (1.0 - card_measure.REST_SHARE) * math.exp(-0.3 / card_measure.MEMORY_S)
+    second_s = card_measure.MEMORY_S * math.log(again / card_measure.REST_SHARE) - 0.1
+    assert clock.slept_s == pytest.approx(first_s + second_s)
+
+
+def test_short_work_between_pauses_needs_no_rest(heat: tuple[Any, Clock]) -> None:
+    found, clock = heat
+    for _ in range(1000):
+        clock.now_s += 0.02
+        found.add(0.002)
+        found.rest()
+    assert clock.slept_s == 0.0
 
 
 def test_what_computes_for_long_loads_a_card() -> None:

@@ -144,7 +144,7 @@ def profile_of(
         fits=fits(points, {}, 0.0, CACHE, own_line),
         overheads=dict(costs),
         birth=born,
-        notes=tuple(_notes(points, failed, left_out)),
+        notes=tuple(_notes(points, failed, left_out, born.rates)),
         points=tuple(as_read(point) for point in points),
     )
 
@@ -406,9 +406,15 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
     )
 
 
-def _notes(points: Sequence[Point], failed: Sequence[str], left_out: int) -> Iterator[str]:
+def _notes(
+    points: Sequence[Point], failed: Sequence[str], left_out: int, rates: Mapping[str, float]
+) -> Iterator[str]:
     """What a reader should know."""
     yield f"operands come from {CACHE}; the column cache says which"
+    for name in ("bf16", "fp8"):
+        if under_load := rates.get(card_measure.loaded(name)):
+            slower = rates[f"{name}_flops_per_s"] / under_load
+            yield f"times are of a card at rest; under load {name} products take {slower:.2f} times as long"
     missing = sorted({*TABLE} - {point.op.kind for point in points})
     if missing:
         yield f"not measured, priced by the roofline: {', '.join(missing)}"

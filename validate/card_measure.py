@@ -6,20 +6,20 @@
 As in a model, another kernel comes before each call (`between`), small and of the same stream. Calls that
 follow each other are no measure of that: a kernel that starts while the launch before it ends (decode
 attention) then stands in its own way, up to a quarter longer, and kernels that are already loaded start
-sooner. A layer of Llama 3.1 8B takes what its ops do that are measured like this, to 0.5 % in the median of
-six points and 1.4 % at most (validate/measured/h200_runs/decoder_layer/ladder.csv, rung 2).
+sooner.
 
 cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
 to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
-the same operands. What takes nothing but what ops before it have just written (AS_WRITTEN) is priced warm: it
-comes from the cache as far as it has room there. What a graph takes between two of its nodes is part of an
-op's time, what it takes to start is not.
+the same operands. What takes nothing but what ops before it have just written (AS_WRITTEN) is priced from the
+cache, as far as it has room there: calls go round so many sets as stay in a part of it, for one address may
+take longer than another. What a graph takes between two of its nodes is part of an op's time, what it takes
+to start is not.
 
-What computes for long is timed under load, all else without: a card that multiplies at full speed draws more
-power than it may and lowers its clock, by up to a quarter, and it goes by the last tenths of a second. Before
-each timing products bring the share of time that it has multiplied of late (an average that forgets by the
-time MEMORY_S) to LOAD_SHARE, or it rests until that share is small: so a time does not hang on what was timed
-before it.
+All are times of a card at rest. One that multiplies for long draws more power than it may and lowers its
+clock, by up to a quarter, and it goes by the last tenths of a second: products timed one behind the other, at
+whatever clock, differ by 4 % in the median and by 10 % at times when they are timed again; at rest by 0.5 and
+2 %. So before each timing the card rests until it has spent no more than REST_SHARE of its time, of late, on
+what loads it (an average that forgets by MEMORY_S). `rates` says how much slower products are under load.
 """
 
 import math
@@ -45,23 +45,23 @@ from validate import bench_cases as cases
 from validate.bench_timing import Card, capture, once_s, one_line, replayed, replays_s
 from validate.captures import GraphPool
 from validate.measure import Point
+from validate.reading_kernels import nothing_kernel
 
 SEED = 0
 # More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
 MOST_SETS = 128
 # A graph need not be longer than this: what takes long is called less often.
 GRAPH_S = 3e-4
-# An op bound by arithmetic that has a floor above this is timed under load.
-LOADED_FLOOR_S = 5e-5
-# Of the time, so much is spent on products before a timing under load, and at most so much before another;
-# what was longer ago counts less.
-LOAD_SHARE, REST_SHARE, MEMORY_S = 0.6, 0.1, 0.2
-# Sides and number of the products that load a card.
-LOAD_SIDE, LOAD_CALLS = 4096, 4
-# Rounds of replays; of what takes longer than SLOW_S one.
-ROUNDS, REPLAYS, SLOW_S = 2, 5, 2e-3
-# The kernel between calls: of how many numbers, and how many pairs of it and another are timed.
-FEW, PAIRS = 64, (10, 50)
+# An op bound by arithmetic that has a floor above this loads the card.
+LOADING_FLOOR_S = 5e-5
+# Of the time, so much may have been spent on such ops before a timing; what was longer ago counts less.
+REST_SHARE, MEMORY_S = 0.25, 0.2
+# Products go on for so long before their rate under load is taken.
+LOADED_S = 1.0
+# Rounds of replays; of what takes longer than SLOW_S one, of fewer.
+ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
+# How many pairs of the kernel between calls and of another are timed, and the warps of both.
+PAIRS, WARPS = (10, 50), (1, 4)
 # What is shorter has it timed anew.
 SHORT_S = 2e-5
 # What is warm has to have so many times as much room.
@@ -92,13 +92,15 @@ def go_on() -> None:
 
 
 def operands(
-    kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda"
+    kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda", *, stay: bool = False
 ) -> list[tuple[Tensor, ...]]:
-    """Sets of random operands of an op, as many as it takes to go round the L2 cache."""
+    """Sets of random operands of an op, as many as it takes to go round the L2 cache, or as `stay` there."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
-    if MOST_SETS * set_bytes <= l2_bytes:
+    if stay:
+        count = max(1, min(cases.LEAST_CALLS, l2_bytes // WARM_SHARE // set_bytes))
+    elif MOST_SETS * set_bytes <= l2_bytes:
         # All of them would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)
     return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
@@ -122,26 +124,26 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
     """The point of an op. Raises what its kernel, or the lack of memory, raises."""
     with torch.inference_mode(), no_collections(), one_stream({}):
         written = op.kind in AS_WRITTEN
-        # No cache to go round: one set.
-        sets = operands(kernel, op, 0 if written else card.l2_bytes)
+        sets = operands(kernel, op, card.l2_bytes, stay=written)
         set_bytes = sum(x.nbytes for x in sets[0])
         calls, took_s = calls_over(kernel, op, sets)
-        graph, prepare = _captured(_spaced(calls)), load().bring if loads(op, floor) else load().rest
-        seconds = list[float]()
+        graph, slow, seconds = _captured(_spaced(calls)), took_s >= SLOW_S, list[float]()
         other = between().seconds(again=took_s < SHORT_S)
-        for _ in range(ROUNDS if took_s < SLOW_S else 1):
-            prepare()
-            seconds += _times(graph, len(calls), other)
+        heat().rest()
+        for _ in range(1 if slow else ROUNDS):
+            seconds += _times(graph, len(calls), other, SLOW_REPLAYS if slow else REPLAYS)
+        if loads(op, floor):
+            heat().add(len(calls) * sum(seconds))
         del graph
         warm_s = None
-        if len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
+        if not written and len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
             same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
             warm_s = statistics.median(_times(_captured(_spaced(same)), len(same), other))
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
     launches, floor_s = launches_and_floor(op, floor)
     found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
     where = cache_state(len(sets), set_bytes, card.l2_bytes)
-    return replace(found, cache=WRITTEN if op.kind in AS_WRITTEN else where, warm_s=warm_s)
+    return replace(found, cache=WRITTEN if written else where, warm_s=warm_s)
 
 
 def _spaced(calls: Sequence[Call]) -> list[Call]:
@@ -150,25 +152,27 @@ def _spaced(calls: Sequence[Call]) -> list[Call]:
     return [each for call in calls for each in (other, call)]
 
 
-def _times(graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float]) -> list[float]:
+def _times(
+    graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float], replays: int = REPLAYS
+) -> list[float]:
     """Seconds of a call, without the graph's start and the kernel before it, replay by replay."""
     start_s, other_s = other
-    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, REPLAYS, ahead=True)]
+    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, replays, ahead=True)]
     if min(seconds) <= 0.0:
         raise ValueError("is not told from the kernel between calls")
     return seconds
 
 
 class _Between:
-    """The kernel that stands between calls: one block that adds to a few numbers. It is timed in turns with
-    another of its size, half of which time counts as its own, for each of them then comes behind another
-    kernel; in graphs of few and of many, so that what a graph takes to start is told from it. All that goes
-    by the card's clock, which goes by its load: for what is short it is timed each time."""
+    """The kernel that stands between calls: one block that does nothing, so that no address counts. It is
+    timed in turns with another such, half of which time counts as its own, for each of them then comes
+    behind another kernel; in graphs of few and of many, so that what a graph takes to start is told from it.
+    All that goes by the card's clock, which goes by its load: for what is short it is timed each time."""
 
     def __init__(self) -> None:
-        few, others = torch.zeros(FEW, device="cuda"), torch.zeros(FEW, device="cuda")
-        self.call: Call = partial(few.add_, 1.0)
-        calls: list[Call] = [self.call, partial(torch.neg, others, out=others)]
+        word = torch.zeros(1, dtype=torch.int32, device="cuda")
+        calls: list[Call] = [partial(nothing_kernel[(1,)], word, num_warps=warps) for warps in WARPS]
+        self.call = calls[0]
         for call in calls:
             call()
         self._graphs = [(len(calls) * pairs, _captured(calls * pairs)) for pairs in PAIRS]
@@ -195,44 +199,38 @@ def between() -> _Between:
 def loads(op: Op, floor: Roofline) -> bool:
     """Whether an op computes so much, and so little else, that the card's power decides how fast."""
     least = floor(op)
-    return least.compute_s > max(LOADED_FLOOR_S, least.memory_s)
+    return least.compute_s > max(LOADING_FLOOR_S, least.memory_s)
 
 
-class _Load:
-    """The share of time that the card has spent on products of late."""
+class _Heat:
+    """The share of time that the card has spent on ops that load it, of late."""
 
     def __init__(self) -> None:
-        x = torch.randn(LOAD_SIDE, LOAD_SIDE, device="cuda").to(torch.bfloat16)
-        product: Call = partial(torch.mm, x, x, out=torch.empty_like(x))
-        product()
-        self._graph = _captured([product] * LOAD_CALLS)
         self._share, self._at_s = 0.0, time.perf_counter()
 
-    def bring(self) -> None:
-        """Multiplies until that is LOAD_SHARE."""
-        self._go_on(0.0)
-        while self._share < LOAD_SHARE:
-            self._graph.replay()
-            torch.cuda.current_stream().synchronize()
-            self._go_on(1.0)
+    def add(self, busy_s: float) -> None:
+        """It has been busy with one for so long, until now."""
+        self._fade(busy_s)
+        self._share = 1.0 - (1.0 - self._share) * math.exp(-busy_s / MEMORY_S)
 
     def rest(self) -> None:
-        """Waits until that is at most REST_SHARE."""
-        self._go_on(0.0)
+        """Waits until the share is at most REST_SHARE."""
+        self._fade(0.0)
         if self._share > REST_SHARE:
             time.sleep(MEMORY_S * math.log(self._share / REST_SHARE))
+            self._fade(0.0)
 
-    def _go_on(self, busy: float) -> None:
-        """Up to now, since the last time, the card was busy with products, or not."""
+    def _fade(self, busy_s: float) -> None:
+        """Of the time since the last call all but `busy_s` was rest."""
         now_s = time.perf_counter()
-        kept = math.exp((self._at_s - now_s) / MEMORY_S)
-        self._share, self._at_s = kept * self._share + (1.0 - kept) * busy, now_s
+        self._share *= math.exp(min(0.0, busy_s - (now_s - self._at_s)) / MEMORY_S)
+        self._at_s = now_s
 
 
 @cache
-def load() -> _Load:
+def heat() -> _Heat:
     """Of this process."""
-    return _Load()
+    return _Heat()
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
@@ -273,15 +271,39 @@ def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
 
 def rates(card: Card) -> dict[str, float]:
     """What this card reaches: bytes/s of reading and of copying, flop/s of square products by number
-    format (fp8: e4m3, one scale a tensor), seconds of a graph's node."""
+    format (fp8: e4m3, one scale a tensor), at rest and, of bf16 and fp8, under load; seconds of a graph's
+    node."""
     found = {"read_bytes_per_s": card.read_bytes_per_s, "copy_bytes_per_s": _copied(), "node_s": card.node_s}
     for name, dtype in DTYPES.items():
         side = SIDE // 4 if name in ("fp64", "fp32") else SIDE
         a = torch.randn(side, side, device="cuda").to(dtype)
         found[f"{name}_flops_per_s"] = 2.0 * side**3 / _typical_s(partial(torch.mm, a, a))
+        if name == "bf16":
+            found |= _loaded(name, partial(torch.mm, a, a))
     if has_fp8():
-        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _typical_s(scaled_product(SIDE, SIDE, SIDE))
+        product = scaled_product(SIDE, SIDE, SIDE)
+        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _typical_s(product)
+        found |= _loaded("fp8", product)
     return found
+
+
+def loaded(name: str) -> str:
+    """The name under which `rates` has what products of a number format reach under load.
+
+    >>> loaded("bf16")
+    'bf16_loaded_flops_per_s'
+    """
+    return f"{name}_loaded_flops_per_s"
+
+
+def _loaded(name: str, product: Call) -> dict[str, float]:
+    graph, until_s = capture([product] * CALLS_OF_RATES), time.perf_counter() + LOADED_S
+    while time.perf_counter() < until_s:
+        graph.replay()
+        torch.cuda.synchronize()
+    seconds = statistics.median(replays_s(graph, REPLAYS)) / CALLS_OF_RATES
+    heat().add(LOADED_S)
+    return {loaded(name): 2.0 * SIDE**3 / seconds}
 
 
 def has_fp8() -> bool:
