@@ -8,6 +8,7 @@ import pytest
 
 from devices.price import roofline
 from devices.spec import load_device
+from kernels.table import TABLE
 from simcore import ops
 from validate import bench_timing, card_measure
 
@@ -142,3 +143,18 @@ def test_what_computes_for_long_loads_a_card() -> None:
     assert not card_measure.loads(product(64), floor)
     assert card_measure.loads(product(1024), floor)
     assert not card_measure.loads(ops.norm("norm", tokens=1 << 20, hidden=8192, dtype="bf16"), floor)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stays", "goes_round"),
+    # Two operands and no result, of 8 KiB a token in bf16: sets that fill a quarter of 60 MB, as many as
+    # there are calls at most; sets that go three times round the cache, 128 of them at most.
+    [(1, 24, 24), (64, 14, 128), (4096, 1, 4)],
+)
+def test_sets_of_operands_stay_in_the_cache_or_go_round_it(tokens: int, stays: int, goes_round: int) -> None:
+    op = ops.residual("residual", tokens=tokens, hidden=4096, dtype="bf16")
+    kernel = TABLE["residual"]
+    for stay, count in ((True, stays), (False, goes_round)):
+        sets = card_measure.operands(kernel, op, 60_000_000, "cpu", stay=stay)
+        assert len(sets) == count
+        assert len({x.data_ptr() for one in sets for x in one}) == count * len(sets[0])
