@@ -37,7 +37,7 @@ from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Roofline
 from simcore.study import Progress
-from validate import card_host, card_measure
+from validate import card_host, card_measure, card_nodes
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import (
     ALIKE,
@@ -62,6 +62,8 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
+# Seconds that are left for what kernels take in graphs.
+NODES_S = 10.0
 # Of the time of measuring: by then, what is not compiled is compiled where it is measured.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -89,14 +91,18 @@ def calibrate_card(
     check_target(target, device)
     progress("what the card reaches", 0, 1)
     card = measure_card(lambda text: None)
-    costs, reached = card_host.host_costs(), card_measure.rates(card)
+    costs, reached = dict(card_host.host_costs()), card_measure.rates(card)
     torch.cuda.empty_cache()
     measuring = Measuring(device, _partial(target), table, card)
-    left_out = measure_all(table, quick, measuring, progress, begun_s + within_s)
+    with_nodes = table.keys() >= card_nodes.KINDS
+    left_out = measure_all(table, quick, measuring, progress, begun_s + within_s - NODES_S * with_nodes)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
     if not points:
         _partial(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
+    if with_nodes:
+        progress("kernels in graphs", 0, 1)
+        costs["node_s"] = card_nodes.node_cost(measuring.floor, card)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     profile = replace(profile, contention=_contention(target, device))
     write_whole(profile, points, target)

@@ -1,0 +1,99 @@
+"""node_s = ((step - start) - sum of ops by themselves) / ops, and where the simulated machine adds it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from simcore import ops
+from simcore.assembly import Place, assemble, in_graphs
+from simcore.decoder_config import DecoderConfig
+from simcore.models import Decoder, Dtypes
+from simcore.ops import Op, Price
+from simcore.scenario import parse_scenario
+from tests.fake_card import FakeLayer
+from validate import card_nodes
+from validate.card_decoder_state import card_decoder_states
+from validate.card_machine import Card
+
+NODE_S = 4e-7
+NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")
+
+
+def price(op: Op) -> Price:
+    return Price(1e-6, 5e-7, 2e-6, "assumed" if op.kind == "sample" else "measured", "made up", 6e-7)
+
+
+def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
+    """A step of n ops of 1 us: start + n (1 us + node_s)."""
+
+    def step(batch: int, context: int) -> tuple[float, Sequence[Op]]:
+        assert context > 1000
+        count = 10 * batch
+        return 2e-6 + count * (1e-6 + NODE_S), [NORM] * count
+
+    found = list(card_nodes.node_costs(step, 2e-6, lambda op: 1e-6))
+    assert found == pytest.approx([NODE_S] * len(card_nodes.CASES))
+
+
+def test_every_kernel_of_a_graph_costs_a_node_but_what_is_free() -> None:
+    more = in_graphs(price, NODE_S)
+    for op, kernels in ((NORM, 1), (replace(NORM, parts=(NORM, NORM, NORM)), 3)):
+        found = more(op)
+        assert found == replace(
+            price(op),
+            seconds=1e-6 + kernels * NODE_S,
+            low_s=5e-7 + kernels * NODE_S,
+            high_s=2e-6 + kernels * NODE_S,
+            early_s=6e-7 + kernels * NODE_S,
+        )
+    free = ops.sample(tokens=1, vocab=8, dtype="fp32")
+    assert more(free) == price(free)
+    meeting = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+    assert more(meeting) == price(meeting)
+    assert in_graphs(price, 0.0) is price
+
+
+DECODE: dict[str, Any] = {
+    "name": "d", "study": "decode", "device": "h200-sxm", "profile": "none", "model": "tiny-llama",
+    "dtype": "bf16", "batch": 1, "context_tokens": 64, "tokens": 2,
+    "strategies": [{"kind": "tensor_parallel"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [None, price])
+def test_a_simulated_step_takes_a_node_for_each_of_its_ops(given: Any) -> None:
+    """At the device's own prices and at those of a replay; prices by themselves stay as they are."""
+
+    def latency_s(node_s: float) -> float:
+        scenario = parse_scenario({**DECODE, "overheads": {"node_s": node_s}}, "x")
+        parts = assemble(scenario, "x", Place(prices=given))
+        rows = parts.study.run(lambda *_: None).rows
+        (found,) = (row.value for row in rows if row.metric == "token_latency_s")
+        assert parts.price()(NORM).seconds == base(NORM).seconds
+        return float(found)
+
+    base = assemble(parse_scenario(DECODE, "x"), "x").price()
+    model = assemble(parse_scenario(DECODE, "x"), "x").study
+    layers = model.bench.config.layers  # type: ignore[attr-defined]
+    # Of a layer twelve, and embedding, norm, LM head and choice; "sample" is assumed to be free there.
+    nodes = 12 * layers + (4 if given is None else 3)
+    assert latency_s(NODE_S) - latency_s(0.0) == pytest.approx(nodes * NODE_S)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_nodes, "TOKENS", 4)
+    config = DecoderConfig("gqa", 32, 24, 2, 8, 2, 6, 53, tied_embeddings=False)
+    model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
+    states = card_decoder_states(model, {"tensor": 1}, 1, 9, 4, device="cpu", drawn_on="cpu")
+    trace = card_nodes.run_on(Card(states, FakeLayer(1)), model, 9)
+    took_s, found = card_nodes.of_later_tokens(trace)
+    later = sorted(trace.spans, key=lambda span: span.start_s)[2:]
+    assert took_s == pytest.approx(sum(span.end_s - span.start_s for span in later) / 2)
+    assert {op.kind for op in found} == card_nodes.KINDS
+    assert len(found) == 12 * 2
+    # The last of four tokens attends to those before it and to itself.
+    assert {op["context"] for op in found if op.kind == "decode_attention"} == {12}
