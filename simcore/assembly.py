@@ -181,12 +181,14 @@ def model_names() -> list[str]:
 @dataclass(frozen=True)
 class Place:
     """Where a scenario runs: `start` makes its runs, each case is run `repeats` times, and `prices`, if there
-    are any, stand for those of the device. `described`: what a provenance says of a real machine."""
+    are any, stand for those of the device, `overheads` for what its profile says of the host's verbs (those
+    of a scenario stay). `described`: what a provenance says of a real machine."""
 
     name: str = "sim"
     start: Start = simulated
     repeats: int = 1
     prices: Pricer | None = None
+    overheads: Mapping[str, float] = field(default_factory=dict)
     described: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -210,7 +212,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     link = _link(where, spec, scenario.link)
     config = _model(where, scenario.model)
     profile, warnings = _profile(where, scenario, spec, config)
-    hardware = _hardware(scenario, spec, link, profile)
+    hardware = _hardware(scenario, spec, link, profile, place)
     price = partial(hardware.price, 1, None, True)
     hardware = replace(hardware, start=place.start, repeats=place.repeats)
     if (given := place.prices) is not None:
@@ -236,8 +238,7 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     """A study of single operators: no model, no link, and of profiles only those that hold for any op."""
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
-    given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
-    device = _single_device(spec, profile, place, replace(spec.overheads, **given))
+    device = _single_device(spec, profile, place, _overheads(scenario, spec, profile, place))
     here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
     described = _described(spec, None, profile, scenario.dtype)
     study = OperatorStudy(operators.Bench(scenario, device, spec.processors), here)
@@ -248,8 +249,7 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     """A tiling study: one device, and of profiles only those that hold for any op."""
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
-    given = {**(profile.overheads if profile else {}), **scenario.overheads.model_dump(exclude_none=True)}
-    overheads = replace(spec.overheads, **given)
+    overheads = _overheads(scenario, spec, profile, place)
     if scenario.launching == "eager":
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
@@ -469,13 +469,15 @@ def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -
 
 
 def _hardware(
-    scenario: ModelScenario, spec: DeviceSpec, link: Link | None, profile: Profile | FittedProfile | None
+    scenario: ModelScenario,
+    spec: DeviceSpec,
+    link: Link | None,
+    profile: Profile | FittedProfile | None,
+    place: Place,
 ) -> Hardware:
     table = profile if isinstance(profile, Profile) else None
     fitted = profile if isinstance(profile, FittedProfile) else None
     shared = fitted.contention if fitted else None
-    given: dict[str, float] = dict(fitted.overheads) if fitted else {}
-    given |= scenario.overheads.model_dump(exclude_none=True)
 
     # One pricer for each: it remembers the price of every op.
     @cache
@@ -497,7 +499,7 @@ def _hardware(
         name=spec.name,
         price=price,
         roofline=roofline(spec, link=link),
-        overheads=replace(spec.overheads, **given),
+        overheads=_overheads(scenario, spec, fitted, place),
         memory_bytes=spec.memory_bytes,
         hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
@@ -511,6 +513,14 @@ def _hardware(
         leaves_s=shared.leaves_s if shared else inf,
         whole=table is not None and table.granularity == "iteration",
     )
+
+
+def _overheads(
+    scenario: Scenario, spec: DeviceSpec, profile: FittedProfile | None, place: Place
+) -> Overheads:
+    """What verbs cost: what the scenario says, else the place, the profile, the device."""
+    measured = {**(profile.overheads if profile else {}), **place.overheads}
+    return replace(spec.overheads, **{**measured, **scenario.overheads.model_dump(exclude_none=True)})
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:

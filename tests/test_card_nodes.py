@@ -97,3 +97,17 @@ def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(found) == 12 * 2
     # The last of four tokens attends to those before it and to itself.
     assert {op["context"] for op in found if op.kind == "decode_attention"} == {12}
+
+
+def test_verbs_cost_what_the_place_says_unless_the_scenario_does() -> None:
+    def latency_s(place: dict[str, float], scenario: dict[str, float]) -> float:
+        parts = assemble(
+            parse_scenario({**DECODE, "overheads": scenario}, "x"), "x", Place("replay", overheads=place)
+        )
+        rows = parts.study.run(lambda *_: None).rows
+        return next(float(row.value) for row in rows if row.metric == "token_latency_s" and row.value)
+
+    waits = latency_s({"wait_s": 1e-3}, {}) - latency_s({"wait_s": 0.0}, {})
+    # Of two tokens the second one begins when the first has been waited for.
+    assert waits == pytest.approx(1e-3 / 2)
+    assert latency_s({"wait_s": 1e-3}, {"wait_s": 0.0}) == latency_s({"wait_s": 0.0}, {})

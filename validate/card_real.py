@@ -8,7 +8,7 @@ Between two runs of a case its state goes back to where it began. All ranks of a
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from simcore.runs import Run, Setup
 from simcore.sim import Route
 from simcore.trace import Trace
 from validate.bench_timing import version_of
+from validate.card_host import host_costs
 from validate.card_layer import CudaLayer, Layer
 from validate.card_machine import Card, CardRun
 from validate.card_states import SEED, CardStates
@@ -148,6 +149,10 @@ class RealCard:
             " round the L2 cache, had their turn before",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
         }
+
+    def host_costs(self) -> Mapping[str, float]:
+        """Those of `validate.card_host`: another host than that of the card's profile takes other times."""
+        return host_costs(self.layer())
 
     def start(self, setup: Setup) -> Run:
         """A run on the case's card, with its buffers as they were at first."""

@@ -2,13 +2,14 @@
 
 measured    the torch machine, on the wall clock
 replayed    the simulated machine, fed with measured op times                     rung 2
+            and, on a card, with what the verbs of this host cost
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
 On a CPU op times are those of the measured run. On a card a run gives the times of whole graphs, and what is
 beside them is measured op by op afterwards: what rung 2 is off is then the machine's and the cache's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,9 @@ class Measuring(Protocol):
     def described(self) -> dict[str, Any]:
         """What a provenance says of it."""
 
+    def host_costs(self) -> Mapping[str, float]:
+        """What the verbs cost here (`simcore.machine.Overheads`), as far as runs do not show it."""
+
     def start(self, setup: Setup) -> Run:
         """See `simcore.runs.Start`."""
 
@@ -101,7 +105,7 @@ def climb(
     price = parts.price()
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
-    replay = Place("replay", prices=prices)
+    replay = Place("replay", prices=prices, overheads=real.host_costs())
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]

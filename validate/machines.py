@@ -120,6 +120,10 @@ class Real:
             "how": f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}",
         }
 
+    def host_costs(self) -> Mapping[str, float]:
+        """None: on a CPU ops are timed with the host's share in them."""
+        return {}
+
     def start(self, setup: Setup) -> Run:
         """A run with buffers of its own."""
         run = TorchRun(
