@@ -28,10 +28,11 @@ SIBLINGS = {"h100-sxm": "h200-sxm", "h200-sxm": "h100-sxm"}
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The prices of a card, and in words where they come from."""
+    """The prices of a card, and in words where they come from; what a kernel takes beyond them in a graph."""
 
     price: Pricer
     origin: str
+    node_s: float = 0.0
 
 
 def prices_of(device: str, profile: str) -> Prices:
@@ -41,14 +42,18 @@ def prices_of(device: str, profile: str) -> Prices:
     spec = load_device(device)
     own = _profile(device, profile)
     if own is not None:
-        return Prices(pricer(spec, profile=own), f"profile {profile} of {device}")
+        return Prices(pricer(spec, profile=own), f"profile {profile} of {device}", _node_s(own))
     sibling = SIBLINGS.get(device)
     theirs = _profile(sibling, profile) if sibling else None
     if sibling is None or theirs is None:
         return Prices(pricer(spec), f"roofline of {device}")
     there = load_device(sibling)
     price = scaled(pricer(there, profile=theirs), there, spec)
-    return Prices(price, f"profile {profile} of {sibling}, scaled by the datasheets")
+    return Prices(price, f"profile {profile} of {sibling}, scaled by the datasheets", _node_s(theirs))
+
+
+def _node_s(profile: FittedProfile) -> float:
+    return profile.overheads.get("node_s", 0.0)
 
 
 def _profile(device: str, name: str) -> FittedProfile | None:

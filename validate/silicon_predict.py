@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.price import roofline
-from devices.scaled import prices_of
+from devices.scaled import Prices, prices_of
 from devices.spec import load_device
 from simcore.assembly import Place, ServingStudy, assemble
 from simcore.machine import Overheads
@@ -110,17 +110,17 @@ def _lengths(tokens: int, shortest: float) -> dict[str, object]:
 
 
 @cache
-def _card_prices(card: str, profile: str) -> Pricer:
+def _card_prices(card: str, profile: str) -> Prices:
     """Prices of a card, remembered for all rows of a process; "floor": nothing but the datasheet's bounds."""
     if profile != FLOOR:
-        return prices_of(card, profile).price
+        return prices_of(card, profile)
     floor = roofline(load_device(card))
 
     def price(op: Op) -> Price:
         seconds = floor(op).seconds
         return Price(seconds, seconds, seconds, "roofline", "the datasheet's bound")
 
-    return price
+    return Prices(price, FLOOR)
 
 
 def with_host(price: Pricer, host_s: float) -> Pricer:
@@ -146,8 +146,9 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
     """The simulator's figures of a row, and what it was run on. `like`: what a row of the same `_place` at
     the same host_s was run on, whose graphs and prices are taken."""
     scenario = scenario_of(row)
-    price = with_host(_card_prices(row.card, profile), host_s)
-    study = assemble(scenario, row.id, Place(prices=price)).study
+    card = _card_prices(row.card, profile)
+    place = Place(prices=with_host(card.price, host_s), overheads={"node_s": card.node_s})
+    study = assemble(scenario, row.id, place).study
     assert isinstance(study, ServingStudy)
     bench = study.bench
     if profile == FLOOR:
