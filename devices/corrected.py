@@ -308,13 +308,14 @@ class Correction:
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
             outside = max(outside, 1.0 if not known else away)
         fitted_s = fit.seconds(launches, whole_tiles(self.kind, shape) * floor_s) * math.exp(c)
-        least_s = floor_s if source == "extrapolated" else 0.0
+        cached = source != "extrapolated" and fitted_s < floor_s
+        least_s = 0.0 if cached else floor_s
         power, seconds = 1.0 + outside, max(least_s, fitted_s)
         if fitted_s < least_s:
             source = "roofline"
         low_s = min(seconds, max(least_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
         high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
-        return Price(seconds, low_s, high_s, source, detail, cached=seconds < floor_s)
+        return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
     def _at(self, own: Mapping[str, int]) -> Numbers | None:
         """The place of these coordinates; None for what differs in what is alike."""

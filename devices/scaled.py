@@ -32,7 +32,7 @@ class Prices:
 
     price: Pricer
     origin: str
-    node_s: float = 0.0
+    in_graph_s: float = 0.0
 
 
 def prices_of(device: str, profile: str) -> Prices:
@@ -42,18 +42,18 @@ def prices_of(device: str, profile: str) -> Prices:
     spec = load_device(device)
     own = _profile(device, profile)
     if own is not None:
-        return Prices(pricer(spec, profile=own), f"profile {profile} of {device}", _node_s(own))
+        return Prices(pricer(spec, profile=own), f"profile {profile} of {device}", _in_graph_s(own))
     sibling = SIBLINGS.get(device)
     theirs = _profile(sibling, profile) if sibling else None
     if sibling is None or theirs is None:
         return Prices(pricer(spec), f"roofline of {device}")
     there = load_device(sibling)
     price = scaled(pricer(there, profile=theirs), there, spec)
-    return Prices(price, f"profile {profile} of {sibling}, scaled by the datasheets", _node_s(theirs))
+    return Prices(price, f"profile {profile} of {sibling}, scaled by the datasheets", _in_graph_s(theirs))
 
 
-def _node_s(profile: FittedProfile) -> float:
-    return profile.overheads.get("node_s", 0.0)
+def _in_graph_s(profile: FittedProfile) -> float:
+    return profile.overheads.get("in_graph_s", 0.0)
 
 
 def _profile(device: str, name: str) -> FittedProfile | None:
@@ -83,10 +83,11 @@ def scaled(sibling: Pricer, there: DeviceSpec, here: DeviceSpec) -> Pricer:
         before_s, after_s = floor_there(op).seconds, after.seconds
         if found.source == "roofline" or not before_s:
             return own(op)
-        ratio = after_s / before_s
+        # The caches of siblings are alike.
+        ratio = 1.0 if found.cached else after_s / before_s
         return Price(
             found.seconds * ratio,
-            max(after.below(found), found.low_s * min(1.0, ratio)),
+            max(after.of(found).seconds, found.low_s * min(1.0, ratio)),
             found.high_s * max(1.0, ratio),
             "extrapolated",
             f"{ratio:.3g} times that on {there.name}: {found.detail}",

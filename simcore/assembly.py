@@ -217,7 +217,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     hardware = replace(hardware, start=place.start, repeats=place.repeats)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
-    hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.node_s))
+    hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))
     described = _described(spec, link, profile, _formats(hardware.dtypes))
     study: Study
     if isinstance(scenario, ServingScenario):
@@ -256,7 +256,8 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
         overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0)
     device = _single_device(spec, profile, place, overheads)
-    device = replace(device, price=in_graphs(device.price, overheads.node_s))
+    if scenario.launching != "eager":
+        device = replace(device, price=in_graphs(device.price, overheads.in_graph_s))
     read = partial(read_figures, tiling.TilingPublished)
     here = _of_device(where, scenario, read, spec, warnings)
     described = {**_described(spec, None, profile, scenario.dtype), "launching": scenario.launching}
@@ -282,10 +283,10 @@ def _single_device(
     )
 
 
-def in_graphs(price: Pricer, node_s: float) -> Pricer:
-    """Prices of ops with others before them in a graph: `node_s` seconds a kernel more. What is assumed to be
-    free stays so, and what crosses a link is priced as it was."""
-    if node_s == 0.0:
+def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
+    """Prices of ops with others before them in a graph: `in_graph_s` seconds a kernel more. What is assumed
+    to be free stays so, and what crosses a link is priced as it was."""
+    if in_graph_s == 0.0:
         return price
 
     @lru_cache(maxsize=1 << 16)
@@ -293,7 +294,7 @@ def in_graphs(price: Pricer, node_s: float) -> Pricer:
         found = price(op)
         if found.source == "assumed" or op.ranks > 1:
             return found
-        more_s = node_s * op.kernels
+        more_s = in_graph_s * op.kernels
         early_s = None if found.early_s is None else found.early_s + more_s
         low_s, high_s = found.low_s + more_s, found.high_s + more_s
         return replace(found, seconds=found.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
@@ -304,8 +305,8 @@ def in_graphs(price: Pricer, node_s: float) -> Pricer:
 Prices = Callable[[int, float | None, bool], Pricer]
 
 
-def _all_in_graphs(prices: Prices, node_s: float) -> Prices:
-    return cache(lambda ranks, latency_s, free: in_graphs(prices(ranks, latency_s, free), node_s))
+def _all_in_graphs(prices: Prices, in_graph_s: float) -> Prices:
+    return cache(lambda ranks, latency_s, free: in_graphs(prices(ranks, latency_s, free), in_graph_s))
 
 
 def _rates_of(profile: FittedProfile | None) -> Rates:

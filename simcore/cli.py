@@ -155,7 +155,7 @@ def calibrate(
             "--minutes",
             min=0.1,
             help="of a card: what is not measured by then is left out",
-            show_default="9, quick 2.8",
+            show_default=f"{MINUTES}, quick {QUICK_MINUTES}",
         ),
     ] = None,
 ) -> None:

@@ -136,7 +136,7 @@ class HostOverheads(Strict):
     wait_s: Seconds | None = None
     message_s: Seconds | None = None
     gate_s: Seconds | None = None
-    node_s: Seconds | None = None
+    in_graph_s: Seconds | None = None
 
 
 class Common(Strict):

@@ -280,10 +280,9 @@ class Floor(NamedTuple):
         """The roofline: the largest of the three bounds."""
         return max(self.compute_s, self.memory_s, self.wire_s)
 
-    def below(self, price: Price) -> float:
-        """The least seconds that an op of this price can take: the roofline, without the bound of a memory
-        that it does not read from."""
-        return max(self.compute_s, self.wire_s) if price.cached else self.seconds
+    def of(self, price: Price) -> "Floor":
+        """The least that an op of this price can take: without a memory that it does not read from."""
+        return self._replace(memory_s=0.0) if price.cached else self
 
 
 Pricer = Callable[[Op], Price]

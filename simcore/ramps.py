@@ -391,13 +391,14 @@ class Tariff:
         shares: dict[SourceKind, float] = {}
         for op, count in group.ops:
             here = op.at(sizes)
-            price, floor = self._price(here), self._roofline(here)
+            price = self._price(here)
+            floor = self._roofline(here).of(price)
             seconds += count * price.seconds
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
             # What is assumed may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
-                least_s += count * floor.below(price)
+                least_s += count * floor.seconds
             shares[price.source] = shares.get(price.source, 0.0) + count * price.seconds
         return (seconds, least_s, memory_s, compute_s), tuple(shares.items())
 

@@ -37,7 +37,7 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
     for i, op in enumerate(op.at(sizes) for op in graph.ops):
         bare = op.bare
         cost = price(bare)
-        priced = PricedOp(op, cost, roofline(bare).below(cost))
+        priced = PricedOp(op, cost, roofline(bare).of(cost).seconds)
         if op.ranks > 1:
             if local:
                 yield _local(local, leaving, roofline)
@@ -56,7 +56,7 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
 
 def _local(ops: list[PricedOp], leaving: list[tuple[float, Publication]], roofline: Roofline) -> Segment:
     seconds = sum(priced.price.seconds for priced in ops)
-    floors = [roofline(priced.op.bare) for priced in ops]
+    floors = [roofline(priced.op.bare).of(priced.price) for priced in ops]
     if seconds <= 0.0:
         return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
     memory = sum(floor.memory_s for floor in floors) / seconds

@@ -30,7 +30,7 @@ from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
-from validate import card_calibrate, card_host, card_measure, compile_ahead
+from validate import card_calibrate, card_host, card_measure, card_nodes, compile_ahead
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
@@ -207,6 +207,30 @@ def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_
     _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0)
     assert again.contention == found
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
+
+
+@pytest.mark.parametrize("found", [4e-7, RuntimeError("no room")])
+def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
+    found: float | Exception, card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = card(nothing)
+
+    def node_cost(floor: Roofline, reached: Card) -> float:
+        assert len(seen) > 10
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(card_nodes, "KINDS", frozenset({"sample"}))
+    monkeypatch.setattr(card_nodes, "node_cost", node_cost)
+    table = {"sample": TABLE["sample"]}
+    _, profile = calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=60.0)
+    if isinstance(found, Exception):
+        assert "in_graph_s" not in profile.overheads
+        assert "what kernels take in graphs: RuntimeError: no room" in profile.notes
+    else:
+        assert profile.overheads["in_graph_s"] == found
+    assert load_profile("h200-sxm", str(tmp_path / "local")) == profile
 
 
 def test_jumps_are_found_between_measured_shapes(

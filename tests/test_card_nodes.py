@@ -1,4 +1,4 @@
-"""node_s = ((step - start) - sum of ops by themselves) / ops, and where the simulated machine adds it."""
+"""in_graph_s = ((step - start) - sum of ops by themselves) / ops, and where the simulated machine adds it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def price(op: Op) -> Price:
 
 
 def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
-    """A step of n ops of 1 us: start + n (1 us + node_s)."""
+    """A step of n ops of 1 us: start + n (1 us + in_graph_s)."""
 
     def step(batch: int, context: int) -> tuple[float, Sequence[Op]]:
         assert context > 1000
@@ -67,8 +67,8 @@ DECODE: dict[str, Any] = {
 def test_a_simulated_step_takes_a_node_for_each_of_its_ops(given: Any) -> None:
     """At the device's own prices and at those of a replay; prices by themselves stay as they are."""
 
-    def latency_s(node_s: float) -> float:
-        scenario = parse_scenario({**DECODE, "overheads": {"node_s": node_s}}, "x")
+    def latency_s(in_graph_s: float) -> float:
+        scenario = parse_scenario({**DECODE, "overheads": {"in_graph_s": in_graph_s}}, "x")
         parts = assemble(scenario, "x", Place(prices=given))
         rows = parts.study.run(lambda *_: None).rows
         (found,) = (row.value for row in rows if row.metric == "token_latency_s")

@@ -86,13 +86,15 @@ def once_s(call: Call) -> float:
 
 def replays_s(graph: torch.cuda.CUDAGraph, replays: int, *, ahead: bool = False) -> list[float]:
     """Seconds of each of so many replays. `ahead`: short graphs anew, behind a wait of twice as long, where
-    that was over before all of them were queued: the device then waits for the host, within a replay."""
+    that was over before all of them were queued: the device then waits for the host, within a replay. Raises
+    ValueError where no wait is long enough."""
     cycles = WAIT_CYCLES
-    while True:
+    while cycles <= MOST_WAIT_CYCLES:
         found, late = _replayed_behind(cycles, graph, replays)
-        if not (ahead and late) or min(found) > LONG_S or 2 * cycles > MOST_WAIT_CYCLES:
+        if not (ahead and late) or min(found) > LONG_S:
             return found
         cycles *= 2
+    raise ValueError("this host is too slow to queue graphs before they run")
 
 
 def _replayed_behind(cycles: int, graph: torch.cuda.CUDAGraph, replays: int) -> tuple[list[float], bool]:

@@ -63,7 +63,7 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
 # Seconds that are left for what kernels take in graphs.
-NODES_S = 10.0
+NODES_S = 25.0
 # Of the time of measuring: by then, what is not compiled is compiled where it is measured.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -102,7 +102,11 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
     if with_nodes:
         progress("kernels in graphs", 0, 1)
-        costs["node_s"] = card_nodes.node_cost(measuring.floor, card)
+        try:
+            costs["in_graph_s"] = card_nodes.node_cost(measuring.floor, card)
+        except card_measure.FAILURES as error:
+            failed.append(f"what kernels take in graphs: {one_line(error)}")
+            card_measure.go_on()
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     profile = replace(profile, contention=_contention(target, device))
     write_whole(profile, points, target)

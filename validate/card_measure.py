@@ -128,8 +128,11 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         set_bytes = sum(x.nbytes for x in sets[0])
         calls, took_s = calls_over(kernel, op, sets)
         graph, slow, seconds = _captured(_spaced(calls)), took_s >= SLOW_S, list[float]()
-        other = between().seconds(again=took_s < SHORT_S)
+        if loads(op, floor):
+            # Two calls outside the graph, and the graph once.
+            heat().add((2 + len(calls)) * took_s)
         heat().rest()
+        other = between().seconds(again=took_s < SHORT_S)
         for _ in range(1 if slow else ROUNDS):
             seconds += _times(graph, len(calls), other, SLOW_REPLAYS if slow else REPLAYS)
         if loads(op, floor):
@@ -274,16 +277,19 @@ def rates(card: Card) -> dict[str, float]:
     format (fp8: e4m3, one scale a tensor), at rest and, of bf16 and fp8, under load; seconds of a graph's
     node."""
     found = {"read_bytes_per_s": card.read_bytes_per_s, "copy_bytes_per_s": _copied(), "node_s": card.node_s}
+    products: dict[str, tuple[int, Call]] = {}
     for name, dtype in DTYPES.items():
         side = SIDE // 4 if name in ("fp64", "fp32") else SIDE
         a = torch.randn(side, side, device="cuda").to(dtype)
-        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _typical_s(partial(torch.mm, a, a))
-        if name == "bf16":
-            found |= _loaded(name, partial(torch.mm, a, a))
+        products[name] = side, partial(torch.mm, a, a)
     if has_fp8():
-        product = scaled_product(SIDE, SIDE, SIDE)
-        found["fp8_flops_per_s"] = 2.0 * SIDE**3 / _typical_s(product)
-        found |= _loaded("fp8", product)
+        products["fp8"] = SIDE, scaled_product(SIDE, SIDE, SIDE)
+    for name, (side, product) in products.items():
+        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _typical_s(product)
+        time.sleep(MEMORY_S)
+    for name in ("bf16", "fp8"):
+        if name in products:
+            found[loaded(name)] = 2.0 * SIDE**3 / _loaded_s(products[name][1])
     return found
 
 
@@ -296,14 +302,14 @@ def loaded(name: str) -> str:
     return f"{name}_loaded_flops_per_s"
 
 
-def _loaded(name: str, product: Call) -> dict[str, float]:
+def _loaded_s(product: Call) -> float:
     graph, until_s = capture([product] * CALLS_OF_RATES), time.perf_counter() + LOADED_S
     while time.perf_counter() < until_s:
         graph.replay()
         torch.cuda.synchronize()
     seconds = statistics.median(replays_s(graph, REPLAYS)) / CALLS_OF_RATES
     heat().add(LOADED_S)
-    return {loaded(name): 2.0 * SIDE**3 / seconds}
+    return seconds
 
 
 def has_fp8() -> bool:

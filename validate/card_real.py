@@ -35,7 +35,7 @@ AWAKE_S = 0.01
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A card with the states of a case; `warm` once runs have captured nothing for long enough."""
+    """A card with the states of a case; `warm` once it has been warmed up."""
 
     key: Any
     card: Card
@@ -50,7 +50,7 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts; before the first of a case as many as it takes until nothing is captured. When it is
+    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is
     over it holds its case no more: whoever keeps it would keep the case's memory from the next one."""
 
     def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:

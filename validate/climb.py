@@ -2,7 +2,8 @@
 
 measured    the torch machine, on the wall clock
 replayed    the simulated machine, fed with measured op times                     rung 2
-            and, on a card, with what the verbs of this host cost
+            and, on a card, with what the verbs of this host cost; what kernels take in graphs
+            beyond that is the profile's (`in_graph_s`)
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
 On a CPU op times are those of the measured run. On a card a run gives the times of whole graphs, and what is

@@ -10,7 +10,7 @@ Collectives are no kernels that could be measured alone: of them the times of th
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -88,7 +88,9 @@ class Isolated:
             if same in times or same.parts:
                 return fitted(op)
             found = priced_between(same, self._alike(same), self.floor)
-            return fitted(op) if found is None else found
+            if found is None:
+                return fitted(op)
+            return replace(found, cached=found.seconds < self.floor(same).seconds)
 
         return price
 

@@ -228,7 +228,7 @@ def prices_of(
     An op that was not run is priced by a fit to those of its kind and dtype that were, a fused one by its
     parts, the rest by `otherwise`. The prices raise InputError where there is nothing to go by.
     """
-    known = {op: _price_of(seconds) for op, seconds in times.items()}
+    known = {op: _price_of(seconds, launches_and_floor(op, floor)[1]) for op, seconds in times.items()}
     fits = _fits(known, floor)
 
     @lru_cache(maxsize=1 << 16)
@@ -249,11 +249,12 @@ def prices_of(
     return price
 
 
-def _price_of(seconds: Sequence[float]) -> Price:
+def _price_of(seconds: Sequence[float], floor_s: float) -> Price:
     low_s, high_s = (float(value) for value in np.percentile(seconds, (5, 95)))
     mean_s = fmean(seconds)
     detail = f"mean of {len(seconds)} runs"
-    return Price(mean_s, min(low_s, mean_s), max(high_s, mean_s), "measured", detail)
+    low_s, high_s = min(low_s, mean_s), max(high_s, mean_s)
+    return Price(mean_s, low_s, high_s, "measured", detail, cached=mean_s < floor_s)
 
 
 def _sum(parts: Sequence[Price]) -> Price:
@@ -263,6 +264,7 @@ def _sum(parts: Sequence[Price]) -> Price:
         sum(part.high_s for part in parts),
         "extrapolated",
         f"sum of {len(parts)} parts",
+        cached=any(part.cached for part in parts),
     )
 
 

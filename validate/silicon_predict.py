@@ -147,7 +147,7 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
     the same host_s was run on, whose graphs and prices are taken."""
     scenario = scenario_of(row)
     card = _card_prices(row.card, profile)
-    place = Place(prices=with_host(card.price, host_s), overheads={"node_s": card.node_s})
+    place = Place(prices=with_host(card.price, host_s), overheads={"in_graph_s": card.in_graph_s})
     study = assemble(scenario, row.id, place).study
     assert isinstance(study, ServingStudy)
     bench = study.bench
