@@ -5,11 +5,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from devices.corrected import Measured, Role, coordinates, correction, whole_tiles
 from devices.fit import fit_two
 from devices.price import launches_and_floor, roofline
 from devices.spec import load_device
+from kernels.table import TABLE
 from simcore import ops
 from simcore.ops import Op
 from simcore.ops_linear_attention import linear_attention
@@ -118,6 +120,27 @@ def test_the_grid_has_both_sides_of_where_tiles_leave_the_cache(kind: str, spect
             jumps += 1
             assert {kept, kept + 1} <= layers
     assert jumps > 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "choices"),
+    [
+        ("kv_append", "tokens", {"kv_heads": 2, "head_dim": 128}),
+        ("kv_copy", "tokens", {"width": 8192}),
+        ("conv_row", "inputs", {"layers": 18, "channels": 256}),
+        ("conv_column", "outputs", {"layers": 1, "channels": 768}),
+    ],
+)
+def test_the_grid_has_both_sides_of_where_inputs_leave_the_cache(
+    kind: str, axis: str, choices: Mapping[str, int]
+) -> None:
+    """By the operands that are measured: 128 sets of them stay in 60 MiB, or not."""
+    stays: dict[bool, list[int]] = {True: [], False: []}
+    for op in grid([kind]):
+        if choices.items() <= dict(op.shape).items() and op[axis] < 300:
+            given = TABLE[kind].inputs(op, torch.Generator(), torch.device("cpu"))
+            stays[128 * sum(x.nbytes for x in given) <= 60 * 2**20].append(op[axis])
+    assert max(stays[True]) + 1 == min(stays[False])
 
 
 def test_what_only_checks_is_measured_apart_from_what_it_checks() -> None:

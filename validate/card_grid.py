@@ -58,7 +58,7 @@ SIDES = tuple(1 << power for power in range(15))
 LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 12, 24), 256
 FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
 FEWEST_LAYERS = (1, 2, 3, 9, 36)
-# Up to so many bytes tiles find their inputs in the cache where they are measured, beyond not: calls go round
+# Up to so many bytes ops find their inputs in the cache where they are measured, beyond not: calls go round
 # 128 sets of them (`validate.card_measure`), and an H200 keeps 60 MiB.
 KEPT_BYTES = 60 * 2**20 // 128
 # Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
@@ -259,8 +259,15 @@ def _decoder() -> Iterator[Family]:
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
     yield _rows("rotary", ops.rotary, _heads_of())
-    yield _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim"))
-    yield _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}])
+    # K and V of a token, from and to.
+    yield replace(
+        _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim")),
+        besides=_both_sides("tokens", lambda op: 8 * op["kv_heads"] * op["head_dim"]),
+    )
+    yield replace(
+        _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}]),
+        besides=_both_sides("tokens", lambda op: 4 * op["width"]),
+    )
     yield _rows("receive_speculation", ops.receive_speculation, _received(), BATCH[:6])
     yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
     yield Family(
@@ -279,6 +286,20 @@ def _decoder() -> Iterator[Family]:
             {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
             frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
         )  # fmt: skip
+
+
+def _both_sides(
+    axis: str, step_bytes: Callable[[Dims], int], fixed_steps: float = 0.0
+) -> Callable[[Dims, Dims], Iterator[Dims]]:
+    """The largest value of a range at which inputs stay in the cache, and the next, where they take
+    `step_bytes` for each and for `fixed_steps` more: time jumps there."""
+
+    def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
+        kept = math.floor(KEPT_BYTES / step_bytes(choice) - fixed_steps)
+        if kept >= 1:
+            yield from ({**values, axis: value} for value in (kept, kept + 1))
+
+    return besides
 
 
 def _received() -> list[Dims]:
@@ -350,8 +371,10 @@ def _sequence_operators() -> Iterator[Family]:
         ("conv_column", conv.conv_column, "outputs"),
     ):
         yield Family(
-            kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,)
-        )
+            kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,),
+            # An input and a weight a channel for each lag, and what the sum is added to.
+            besides=_both_sides(lags, lambda op: 8 * op["layers"] * op["channels"], 0.5),
+        )  # fmt: skip
     inner = [(each["channels"], WIDER * each["channels"]) for each in CHANNELS]
     matrices = [{"n": n, "k": k} for pair in inner for n, k in (pair, pair[::-1])]
     yield Family("matmul", _matmul("fp32"), matrices, {"m": SEQUENCES_OF_TILES})
