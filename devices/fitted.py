@@ -208,8 +208,8 @@ class FittedProfile:
         enough."""
         key = (row.kind, row.where)
         if key not in self._corrections:
-            plain = None if self.is_general(row) else self._plain(row)
-            known = self._checked(row.kind, parse_where(row.where).get(DTYPE, "")) if plain else None
+            known = self._checked(row.kind, parse_where(row.where).get(DTYPE, ""))
+            plain = None if self.is_general(row) else self._plain(row, judged=known is None)
             found = replace(plain, low=known[0], high=known[1]) if plain and known else plain
             self._corrections[key] = found
         return self._corrections[key]
@@ -223,10 +223,22 @@ class FittedProfile:
     def _intervals(self) -> dict[tuple[str, str], tuple[float, float] | None]:
         return {}
 
-    def _plain(self, row: FitRow) -> Correction | None:
-        where, points = parse_where(row.where), self._measured.get((row.kind, "fit"), ())
-        near = [point for point in points if _holds(where, _own(point))]
-        return correction(row.fit, near) if near else None
+    def _plain(self, row: FitRow, *, judged: bool) -> Correction | None:
+        where = parse_where(row.where)
+        every = self._measured.get((row.kind, "fit"), ())
+        alike = [self._alike.get((row.kind, *each), ()) for each in where.items() if ".." not in each[1]]
+        near = [point for point in min(alike, key=len, default=every) if _holds(where, _own(point))]
+        return correction(row.fit, near, judged=judged) if near else None
+
+    @cached_property
+    def _alike(self) -> Mapping[tuple[str, str, str], Sequence[Measured]]:
+        """The points that fits are made of, by kind and the value of each dimension."""
+        found: dict[tuple[str, str, str], list[Measured]] = {}
+        for point in self.points:
+            if point.role == "fit":
+                for name, value in _own(point).items():
+                    found.setdefault((point.kind, name, value), []).append(point)
+        return found
 
     def _checked(self, kind: str, dtype: str) -> tuple[float, float] | None:
         key = (kind, dtype)
@@ -251,7 +263,7 @@ class FittedProfile:
                 continue
             key = (row.kind, row.where)
             if key not in plain:
-                plain[key] = self._plain(row)
+                plain[key] = self._plain(row, judged=False)
             near = plain[key]
             off = near.error(row.fit, point) if near else None
             if off is not None:
