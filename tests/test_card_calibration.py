@@ -609,7 +609,9 @@ def test_two_calibrations_are_compared_by_shape(tmp_path: Path) -> None:
     slower = [replace(p, median_s=p.median_s * (1.03 if p.op.kind == "norm" else 1.001)) for p in points[::2]]
     first, second = (profile_of("h200-sxm", each, profile_born(), {}, []) for each in (points, slower))
     found = ratios(first, second)
-    assert {kind: len(each) for kind, each in found.items()} == {"norm bf16": 15, "kv_copy bf16": 15}
+    both = Counter(f"{p.op.kind} {p.op.dtype}" for p in slower)
+    assert {kind: len(each) for kind, each in found.items()} == both
+    assert min(both.values()) > 10
     assert all(ratio == pytest.approx(1.03) for ratio in found["norm bf16"])
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, profile, measured in zip(folders, (first, second), (points, slower), strict=True):
