@@ -290,16 +290,13 @@ def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
         return price
 
     @lru_cache(maxsize=1 << 16)
-    def with_node(op: Op) -> Price:
+    def longer(op: Op) -> Price:
         found = price(op)
         if found.source == "assumed" or op.ranks > 1:
             return found
-        more_s = in_graph_s * op.kernels
-        early_s = None if found.early_s is None else found.early_s + more_s
-        low_s, high_s = found.low_s + more_s, found.high_s + more_s
-        return replace(found, seconds=found.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
+        return found.longer(in_graph_s * op.kernels)
 
-    return with_node
+    return longer
 
 
 Prices = Callable[[int, float | None, bool], Pricer]

@@ -267,6 +267,12 @@ class Price:
     early_s: float | None = None
     cached: bool = False
 
+    def longer(self, more_s: float) -> "Price":
+        """The same, of an op that takes `more_s` longer from its start on."""
+        early_s = None if self.early_s is None else self.early_s + more_s
+        low_s, high_s = self.low_s + more_s, self.high_s + more_s
+        return replace(self, seconds=self.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
+
 
 class Floor(NamedTuple):
     """The least seconds that an op can take on a device, by its datasheet: one bound per resource."""

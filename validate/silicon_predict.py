@@ -131,13 +131,7 @@ def with_host(price: Pricer, host_s: float) -> Pricer:
         if op.kind != "sample":
             return found
         own_s = host_s * op["tokens"]
-        return replace(
-            found,
-            seconds=found.seconds + own_s,
-            low_s=found.low_s + own_s,
-            high_s=found.high_s + own_s,
-            detail=f"{found.detail}; {own_s:.3g} s of the engine's host",
-        )
+        return replace(found.longer(own_s), detail=f"{found.detail}; {own_s:.3g} s of the engine's host")
 
     return priced
 
