@@ -24,6 +24,7 @@ from simcore.ops import Graph, Op, Publication, Size, Work
 from simcore.trace import Trace
 from validate.card_layer import CudaLayer, Layer
 from validate.card_machine import Card
+from validate.pace import pace
 
 LAUNCHES, RUNS = 200, 9
 ONE, MANY = 1, 501
@@ -68,7 +69,6 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     layer = CudaLayer() if layer is None else layer
     card = Card([_Counting(layer)], layer)
     loops = _launches, _rounds, _messages
-    # In turns: a processor that has just woken up is slower.
     turns = [[_looped(card, loop) for loop in loops] for _ in range(1 + RUNS)][1:]
     free_s, round_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
     busy_s = max(0.0, round_s - _more_nodes(card, gated=False))
@@ -123,8 +123,9 @@ def _messages(m: Machine, took_s: list[float]) -> Program:
 
 
 def _looped(card: Card, program: Callable[[Machine, list[float]], Program]) -> float:
-    """Seconds a round of one run."""
+    """Seconds a round of one run, of a host at its pace."""
     took_s: list[float] = []
+    pace().settle()
     card.start().run(lambda m: program(m, took_s))
     return took_s[0]
 

@@ -55,10 +55,10 @@ GRAPH_S = 3e-4
 # An op bound by arithmetic that has a floor above this loads the card.
 LOADING_FLOOR_S = 5e-5
 # Of the time, so much may have been spent on such ops before a timing; what was longer ago counts less.
-REST_SHARE, MEMORY_S = 0.25, 0.2
+REST_SHARE, MEMORY_S = 0.4, 0.2
 # Products go on for so long before their rate under load is taken.
 LOADED_S = 1.0
-# Rounds of replays; of what takes longer than SLOW_S one, of fewer.
+# Rounds of replays; of what loads the card one; of what takes longer than SLOW_S one of fewer.
 ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
 # How many pairs of the kernel between calls and of another are timed, and the warps of both.
 PAIRS, WARPS = (10, 50), (1, 4)
@@ -127,15 +127,16 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         sets = operands(kernel, op, card.l2_bytes, stay=written)
         set_bytes = sum(x.nbytes for x in sets[0])
         calls, took_s = calls_over(kernel, op, sets)
-        graph, slow, seconds = _captured(_spaced(calls)), took_s >= SLOW_S, list[float]()
-        if loads(op, floor):
+        graph, slow, loading = _captured(_spaced(calls)), took_s >= SLOW_S, loads(op, floor)
+        seconds = list[float]()
+        if loading:
             # Two calls outside the graph, and the graph once.
             heat().add((2 + len(calls)) * took_s)
         heat().rest()
         other = between().seconds(again=took_s < SHORT_S)
-        for _ in range(1 if slow else ROUNDS):
+        for _ in range(1 if slow or loading else ROUNDS):
             seconds += _times(graph, len(calls), other, SLOW_REPLAYS if slow else REPLAYS)
-        if loads(op, floor):
+        if loading:
             heat().add(len(calls) * sum(seconds))
         del graph
         warm_s = None

@@ -2,7 +2,7 @@
 
 First runs compile, fill caches and capture; more are thrown away until card and host have worked for
 WARM_S: at first a card's clocks are low, and launches take twice as long. The next ones count; before each
-the host is busy for AWAKE_S, as it is where it decodes all the time: one that has slept is slow at first.
+the host is kept busy until it is at its pace (`validate.pace`), as it is where it decodes all the time.
 Between two runs of a case its state goes back to where it began. All ranks of a mesh share the card.
 """
 
@@ -27,10 +27,10 @@ from validate.card_layer import CudaLayer, Layer
 from validate.card_machine import Card, CardRun
 from validate.card_states import SEED, CardStates
 from validate.machines import reported
+from validate.pace import pace
 
 # Runs that are thrown away at most until one captures nothing; how long those take together that do not.
 MOST_WARM_UPS, WARM_S = 3, 0.05
-AWAKE_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class CountedRun:
             if not case.warm:
                 _warm_up(case, start, program)
             case.reset()
-            _stay_awake()
+            pace().settle()
             trace = run.run(program)
         if run.fresh:
             raise InputError(
@@ -93,12 +93,6 @@ def _warm_up(case: _Case, start: Callable[[], CardRun], program: Callable[[Machi
         else:
             warm_s += time.perf_counter() - begun_s
             case.warm = True
-
-
-def _stay_awake() -> None:
-    until_s = time.perf_counter() + AWAKE_S
-    while time.perf_counter() < until_s:
-        pass
 
 
 @contextmanager

@@ -11,7 +11,7 @@ beside them is measured op by op afterwards: what rung 2 is off is then the mach
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from devices.price import roofline
@@ -106,7 +106,9 @@ def climb(
     price = parts.price()
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
-    replay = Place("replay", prices=prices, overheads=real.host_costs())
+    verbs = real.host_costs()
+    replay = Place("replay", prices=prices, overheads=verbs)
+    place = replace(place, described={**place.described, "replayed_with": dict(verbs)})
     replayed = assemble(scenario, where, replay).study.run(progress).rows
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
@@ -117,12 +119,15 @@ def climb(
 
     case, outcome.trace = longest(real.started)
     outcome.trace_title, simulated = simulated_too(case, simulate)
-    figures = list(_comparison(scenario.study, predicted, measured))
+    figures = list(_comparison(scenario.study, predicted, replayed, measured))
     return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
 
 
-def _comparison(study: str, predicted: Sequence[Row], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Rung 3, figure by figure, as rows of comparison.csv."""
+def _comparison(
+    study: str, predicted: Sequence[Row], replayed: Sequence[Row], measured: Sequence[Row]
+) -> Iterator[dict[str, Any]]:
+    """Rung 3, figure by figure, as rows of comparison.csv, with what rung 2 has in its place."""
+    again = {(row.axes, row.metric): row.value for row in replayed}
     for pair in compared(predicted, measured):
         yield {
             **{name: value for name, value in flat(study, pair.measured).items() if name not in DROPPED},
@@ -130,6 +135,7 @@ def _comparison(study: str, predicted: Sequence[Row], measured: Sequence[Row]) -
             "predicted": pair.predicted.value,
             "low": pair.predicted.low,
             "high": pair.predicted.high,
+            "replayed": again.get((pair.predicted.axes, pair.predicted.metric)),
             "error_pct": pair.signed_pct,
             "role": ROLE,
             "source": "wall clock",

@@ -1,0 +1,73 @@
+"""Waiting for a host that runs slowly: what counts begins at its pace, or after a while all the same."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from validate import pace
+from validate.pace import Pace
+
+FAST_S, SLOW_S = 1e-3, 1.6e-3
+
+
+class _Host:
+    """One whose loops take what `taken` says, on a clock that only they move."""
+
+    def __init__(self, taken: Callable[[float], float]) -> None:
+        self.now_s, self._taken = 0.0, taken
+
+    def loop(self) -> float:
+        took_s = self._taken(self.now_s)
+        self.now_s += took_s
+        return took_s
+
+    def pace(self) -> Pace:
+        return Pace(self.loop, lambda: self.now_s)
+
+
+def _settled_at(host: _Host, of: Pace) -> tuple[bool, float]:
+    begun_s = host.now_s
+    return of.settle(), host.now_s - begun_s
+
+
+def test_a_host_at_its_pace_is_only_kept_awake() -> None:
+    """The first time it is looked at for longer."""
+    host = _Host(lambda now_s: FAST_S)
+    of = host.pace()
+    assert _settled_at(host, of) == (True, pytest.approx(pace.FIRST_S, abs=1.01 * FAST_S))
+    assert _settled_at(host, of) == (True, pytest.approx(pace.AWAKE_S, abs=1.01 * FAST_S))
+
+
+def test_what_counts_waits_until_a_slow_host_is_fast_again() -> None:
+    """By the median of the last loops: half of them and one more are fast then."""
+    until_s = pace.FIRST_S + 0.7
+    host = _Host(lambda now_s: SLOW_S if pace.FIRST_S < now_s < until_s else FAST_S)
+    of = host.pace()
+    of.settle()
+    settled, _ = _settled_at(host, of)
+    assert settled
+    assert host.now_s == pytest.approx(until_s + (pace.LOOPS // 2 + 1) * FAST_S, abs=SLOW_S)
+
+
+def test_a_host_that_stays_slow_is_waited_for_no_longer_than_said() -> None:
+    host = _Host(lambda now_s: SLOW_S if now_s > pace.FIRST_S else FAST_S)
+    of = host.pace()
+    of.settle()
+    assert _settled_at(host, of) == (False, pytest.approx(pace.PATIENCE_S, abs=SLOW_S))
+
+
+def test_one_slow_loop_among_fast_ones_is_not_waited_for() -> None:
+    """An interrupt is no other tenant."""
+
+    def taken() -> Iterator[float]:
+        while True:
+            yield from [FAST_S] * 9
+            yield 5 * SLOW_S
+
+    loops = taken()
+    host = _Host(lambda now_s: next(loops))
+    of = host.pace()
+    of.settle()
+    settled, took_s = _settled_at(host, of)
+    assert settled
+    assert took_s < pace.AWAKE_S + 6 * SLOW_S
