@@ -15,8 +15,9 @@ gives either.
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass as plain_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +53,8 @@ __all__ = [
 
 PROFILES = Path(__file__).parent / "profiles"
 ITERATION = "iteration"
+# So many profiles that were read are kept.
+KEPT = 8
 # What a scenario says that wants no profile.
 NO_PROFILE = "none"
 WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
@@ -204,12 +207,27 @@ def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
         path = PROFILES / device / name_or_path / "profile.yaml"
     else:
         raise InputError(unknown_name(f"profile of {device}", name_or_path, profile_names(device)))
-    document = read_yaml(path)
-    fitted = isinstance(document, dict) and document.get("granularity") in (FITTED, MEASURED)
-    profile = read_fitted(document, path) if fitted else _read_table(document, path)
+    profile = _read(path, tuple(_stamps(path.parent)))
     if profile.device != device:
         raise InputError(f"{path}: device: holds for {profile.device}, not {device}")
     return profile
+
+
+# The profile of a card has some 20,000 points; studies with many cases ask for it anew in each.
+@lru_cache(maxsize=KEPT)
+def _read(path: Path, stamps: tuple[tuple[str, int, int], ...]) -> Profile | FittedProfile:
+    """The profile at `path`, whose folder has these files: one that has changed is read again."""
+    del stamps
+    document = read_yaml(path)
+    fitted = isinstance(document, dict) and document.get("granularity") in (FITTED, MEASURED)
+    return read_fitted(document, path) if fitted else _read_table(document, path)
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, time of the last change and size of each file in a folder."""
+    for file in sorted(folder.glob("*.*")):
+        stat = file.stat()
+        yield file.name, stat.st_mtime_ns, stat.st_size
 
 
 def _read_table(document: object, path: Path) -> Profile:

@@ -5,10 +5,18 @@ import os
 import pytest
 import torch
 
+from validate.pace import Pace
+
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the times of runs do not matter, none waits for a host that other tests keep busy."""
+    monkeypatch.setattr(Pace, "settle", lambda self: True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

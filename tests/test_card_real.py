@@ -1,6 +1,7 @@
 """Studies on a card that is none (`tests.fake_card`): runs that count, cases that share nothing but weights,
 a climb with op times measured one by one, and what is refused."""
 
+import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from validate.long_convolution_state import long_convolution_state
 from validate.measure import Point
 from validate.torch_machine import TorchRun
 
+pytestmark = pytest.mark.usefixtures("hurried")
 METRICS = ("token_latency_s", "latency_s", "total_s")
 H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"
 CPU = load_device("cpu")
@@ -72,6 +74,26 @@ LINEAR: dict[str, Any] = {
 }
 
 
+# Emulated kernels take seconds for wider layers.
+NARROW = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+}
+
+
+def layer_of(folder: Path) -> dict[str, Any]:
+    """The study of a layer, of a narrow model."""
+    path = folder / "narrow.json"
+    path.write_text(json.dumps(NARROW), encoding="utf-8")
+    return {**LAYER, "model": str(path)}
+
+
 def real_of(repeats: int = 2, l2_bytes: int = 4096) -> RealCard:
     return RealCard(repeats, CardStates(l2_bytes, "cpu"), lambda: FakeLayer(3))
 
@@ -82,9 +104,9 @@ def alone(op: Any, seconds: float) -> Point:
 
 
 @emulated
-def test_cases_are_run_until_nothing_is_captured_and_share_their_weights() -> None:
+def test_cases_are_run_until_nothing_is_captured_and_share_their_weights(tmp_path: Path) -> None:
     real = real_of()
-    parts = assemble(parse_scenario(LAYER, "x"), "x", Place("cuda", real.start, 2))
+    parts = assemble(parse_scenario(layer_of(tmp_path), "x"), "x", Place("cuda", real.start, 2))
     outcome = parts.study.run(lambda *_: None)
     latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
     assert [row.axes.batch for row in latencies] == [1, 2]
@@ -154,7 +176,7 @@ def test_an_operator_study_runs_on_a_card() -> None:
 
 
 @emulated
-def test_a_climb_on_a_card_measures_ops_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "go_on", lambda: None)
     real, measured = real_of(), dict[Any, float]()
     price = pricer(CPU)
@@ -168,7 +190,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(monkeypatch: pytest.MonkeyPat
 
     told: list[Isolated] = []
     # Rung 2 is at what the verbs cost on this host, rung 3 at what the profile says.
-    monkeypatch.setattr(RealCard, "host_costs", lambda self: {"wait_s": 10.0})
+    monkeypatch.setattr(RealCard, "host_costs", lambda self: {"wait_s": 0.3})
 
     def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> Any:
         card: Any = None
@@ -178,8 +200,8 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(monkeypatch: pytest.MonkeyPat
 
     bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
     found = climb(
-        parse_scenario(LAYER, "x"), "x", on="cuda", repeats=2, bounds=bounds, progress=lambda *_: None,
-        real=real, ops=by_one, device="cpu",
+        parse_scenario(layer_of(tmp_path), "x"), "x", on="cuda", repeats=2, bounds=bounds,
+        progress=lambda *_: None, real=real, ops=by_one, device="cpu",
     )  # fmt: skip
     rungs = {row["rung"]: row for row in found.rungs if row["label"] == "all" and row["passed"] is not None}
     assert rungs[0]["passed"]

@@ -50,6 +50,7 @@ from validate.contention_cases import (
     streams_of,
 )
 
+pytestmark = pytest.mark.usefixtures("hurried")
 fixed = settings(deadline=None, derandomize=True, database=None)
 emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 H200 = load_device("h200-sxm")
@@ -194,7 +195,7 @@ def test_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention_cases, "MOST_STEPS", 2)
     cases = [replace(case, steps=1) for case in cases_of([1, 3], [9], [4], ["conv"], 1)]
     real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeLayer(3))
-    rows = measured(cases, SMALL, replace(SIMULATED, start=real.start), 1, lambda _: None)
+    rows = [*measured(cases, SMALL, replace(SIMULATED, start=real.start), 1, lambda _: None)]
     assert [(row.case.kind, row.case.count, row.stream) for row in rows] == [
         ("shared weights", 1, ""), ("shared weights", 3, ""), ("own weights", 3, ""),
         ("beside", 1, "main"), ("beside", 1, "side"),

@@ -49,11 +49,13 @@ def test_what_counts_waits_until_a_slow_host_is_fast_again() -> None:
     assert host.now_s == pytest.approx(until_s + (pace.LOOPS // 2 + 1) * FAST_S, abs=SLOW_S)
 
 
-def test_a_host_that_stays_slow_is_waited_for_no_longer_than_said() -> None:
+def test_a_host_that_stays_slow_is_waited_for_once() -> None:
+    """Then that is its pace."""
     host = _Host(lambda now_s: SLOW_S if now_s > pace.FIRST_S else FAST_S)
     of = host.pace()
     of.settle()
     assert _settled_at(host, of) == (False, pytest.approx(pace.PATIENCE_S, abs=SLOW_S))
+    assert _settled_at(host, of) == (True, pytest.approx(pace.AWAKE_S, abs=1.01 * SLOW_S))
 
 
 def test_one_slow_loop_among_fast_ones_is_not_waited_for() -> None:

@@ -310,11 +310,12 @@ def main(
         born = {name: str(value) for name, value in asdict(birth(card)).items() if name in BORN}
         real = this_machine(repeats)
         start = replace(here, start=real.start)
-        rows = measured(cases, models, start, repeats, partial(typer.echo, err=True))
+        for row in measured(cases, models, start, repeats, partial(typer.echo, err=True)):
+            rows.append(row)
+            if out is not None:
+                # What has been measured is kept, whatever becomes of the next case.
+                write([Judged(each, "measured", math.nan) for each in rows], models, born, out)
         real.release()
-        if out is not None:
-            # What has been measured is kept, whatever becomes of its prediction.
-            write([Judged(row, "measured", math.nan) for row in rows], models, born, out)
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
         write(found[1], models, born, out)

@@ -10,7 +10,7 @@ price on the simulated machine: what is compared is contention only.
     seconds = (last end - first start on the streams) / graphs on one of them
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
@@ -200,10 +200,9 @@ def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
 
 def measured(
     cases: Sequence[Case], models: Models, device: Device, repeats: int, say: Callable[[str], None]
-) -> list[Row]:
-    """Each case with what its graphs take alone, which is measured once."""
+) -> Iterator[Row]:
+    """Each case, as it is measured, with what its graphs take alone, which is measured once."""
     known: dict[tuple[str, Case], float] = {}
-    found: list[Row] = []
     for asked in cases:
         alone_s = dict[str, float]()
         for stream, alone in alone_of(asked):
@@ -215,9 +214,8 @@ def measured(
         traces = [device.run(case, models) for _ in range(repeats)]
         for stream in streams_of(case):
             runs = [seconds_of(trace, case, stream) for trace in traces]
-            found.append(Row(case, stream, alone_s[stream], median(runs), min(runs), max(runs), repeats))
+            yield Row(case, stream, alone_s[stream], median(runs), min(runs), max(runs), repeats)
         say(case.text)
-    return found
 
 
 def predicted(

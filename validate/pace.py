@@ -1,6 +1,6 @@
 """Waiting until this host runs as fast as it can.
 
-    pace = seconds of a plain loop / the least that it has taken here
+    pace = seconds of a plain loop / the least that it has taken of late
 
 A processor that shares its core with somebody else's work runs up to 1.8 times as slowly, for a second or so,
 and then what a verb of the machine costs does too: 36 us of a launch become 57. A processor that has slept is
@@ -39,8 +39,11 @@ class Pace:
             last.append(self._loop())
             self._least_s = min(self._least_s, last[-1])
             busy_s, settled = self._clock() - begun_s, median(last) <= SLACK * self._least_s
-            if (settled and busy_s >= awake_s) or busy_s >= PATIENCE_S:
-                return settled
+            if settled and busy_s >= awake_s:
+                return True
+            if busy_s >= PATIENCE_S:
+                self._least_s = median(last)
+                return False
 
 
 def _loop_s() -> float:
