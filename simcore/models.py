@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from simcore import ops
 from simcore.decoder_config import DecoderConfig, ModelError
@@ -87,6 +87,8 @@ class Decoder:
     chunk: int = 128
     parts: bool = False
     outside: bool = True
+    # Sizes that its kernels read in the device's memory: one captured graph does for all their values.
+    told: ClassVar[frozenset[str]] = frozenset({CONTEXT.name})
 
     def __post_init__(self) -> None:
         if reason := why_not(self.config, self.ranks):

@@ -68,4 +68,5 @@ def simulated(setup: Setup) -> Run:
         lockstep=setup.lockstep,
         rows=setup.rows,
         tariff=setup.tariff,
+        told=getattr(setup.model, "told", frozenset()),
     )

@@ -82,6 +82,8 @@ class Simulation:
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
     out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
     messages are not noted. `tariff`: the same prices, as an earlier run has worked them out.
+
+    `told`: the sizes that kernels read in the device's memory; hosts write them (`Overheads.size_s`).
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class Simulation:
         lockstep: Sequence[str] = (),
         rows: bool = False,
         tariff: Tariff | None = None,
+        told: frozenset[str] = frozenset(),
     ) -> None:
         self.env = simpy.Environment()
         self.trace = Trace()
         self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
         self.overheads = overheads or Overheads()
+        self.told = told
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
         # Host loops and marks that have not come to their end, by rank and what they are.

@@ -187,6 +187,8 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
+        # What the device has been told of sizes.
+        self._told: dict[str, int] = {}
         self._items: dict[str, deque[Item]] = defaultdict(deque)
         self._watched: dict[str, list[Launch | RowLaunch]] = {}
         self._receivers: dict[str, deque[simpy.Event]] = defaultdict(deque)
@@ -233,7 +235,7 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        issued_s = self._spend(sim.overheads.launch_s)
+        issued_s = self._spend(sim.overheads.launch_s + self._telling_s(given))
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
@@ -261,6 +263,13 @@ class SimMachine:
             self._watch(until, launch)
         sim.submit(launch)
         return ticket
+
+    def _telling_s(self, sizes: Mapping[str, int]) -> float:
+        """What it costs to tell the device of sizes that are others than before."""
+        fresh = [name for name in self._sim.told if name in sizes and self._told.get(name) != sizes[name]]
+        for name in fresh:
+            self._told[name] = sizes[name]
+        return len(fresh) * self._sim.overheads.size_s
 
     def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:
         """Ends a launch once something comes into an inbox; those that are done are forgotten."""

@@ -432,7 +432,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
 
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeLayer(2))
-    assert costs.keys() == {"launch_s", "wait_s", "message_s", "gate_s"}
+    assert costs.keys() == {"launch_s", "size_s", "wait_s", "message_s", "gate_s"}
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0
     assert costs["message_s"] > 0.0
@@ -462,4 +462,5 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
         print("\nhost costs in us:", {name: round(1e6 * seconds, 2) for name, seconds in costs.items()})
     assert 0.0 < costs["gate_s"] < 5e-6
     assert 0.0 < costs["launch_s"] < 2e-4
+    assert 0.0 <= costs["size_s"] < 1e-4
     assert 0.0 <= costs["wait_s"] < 2e-4

@@ -167,6 +167,26 @@ def test_decode_of_tiny_graphs_is_bound_by_the_host(machine: Contract) -> None:
     assert machine.same([s.start_s for s in trace.spans], [5 * (i + 1) for i in range(10)])
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_sizes_in_the_memory_of_the_device_are_written_where_they_change(rows: bool) -> None:
+    """Of those that kernels read there alone; what only a launch is told costs nothing."""
+    grows = Graph("grows", (toy("op", Size("n")),))
+    issued_s: list[float] = []
+
+    def program(m: Machine) -> Program:
+        for n, other in ((3, 1), (3, 2), (4, 2)):
+            ticket = m.launch(grows, sizes={"n": n, "other": other})
+            issued_s.append(m.now())
+        yield m.wait(ticket)
+
+    costs = Overheads(launch_s=0.05, size_s=0.02)
+    simulated(program, overheads=costs, told=frozenset({"n"}), rows=rows)
+    assert issued_s == pytest.approx([0.07, 0.12, 0.19])
+    issued_s.clear()
+    simulated(program, overheads=costs, rows=rows)
+    assert issued_s == pytest.approx([0.05, 0.10, 0.15])
+
+
 def test_long_graphs_hide_the_host(machine: Contract) -> None:
     def program(m: Machine) -> Program:
         tickets = [m.launch(toys("long", 7)) for _ in range(4)]

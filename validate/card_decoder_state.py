@@ -85,7 +85,7 @@ class CardDecoderState:
     Raises ValueError where an op's kernel does not read the gate that it would have to.
     """
 
-    read_on_device = frozenset({CONTEXT})
+    read_on_device = Decoder.told
 
     def __init__(
         self,

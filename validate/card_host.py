@@ -1,18 +1,19 @@
 """What the verbs of the machine on a card cost (`simcore.machine.Overheads`), measured with its own programs.
 
-    launch_s   = (a loop of launches of a graph of one node, which reads a size that goes up) / launches
-    wait_s     = (a loop of such a launch, mark, wait) / rounds - launch_s - the node by itself
+    launch_s   = (a loop of launches of a graph of one node) / launches
+    wait_s     = (a loop of launch, mark, wait) / rounds - launch_s - the node by itself
+    size_s     = (the same of a graph that reads a size, which goes up, less the former) / rounds
     message_s  = (a loop of send, recv)                           / (2 rounds)
     gate_s     = (a skipped launch of MANY nodes - one of ONE)    / (MANY - ONE), by the card's clock
 
-As in decoding, each launch has a size of its own, which is written to the card before it. The node by itself
-is what one more of them takes in a graph, and launch, node and wait add up to a round: where a launch whose
-end nobody waits for takes longer than that, for the card has to catch up, launch_s is what is left of it.
-Medians over runs in turns, the first of which, which capture, are thrown away.
+The node by itself is what one more of them takes in a graph, and launch, node and wait add up to a round:
+where a launch whose end nobody waits for takes longer than that, for the card has to catch up, launch_s is
+what is left of it. Medians over runs in turns, the first of which, which capture, are thrown away.
 """
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -68,13 +69,14 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     """`Overheads` of this host and card, in seconds."""
     layer = CudaLayer() if layer is None else layer
     card = Card([_Counting(layer)], layer)
-    loops = _launches, _rounds, _messages
+    loops = _launches, partial(_rounds, _nodes(ONE)), partial(_rounds, _told()), _messages
     turns = [[_looped(card, loop) for loop in loops] for _ in range(1 + RUNS)][1:]
-    free_s, round_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
+    free_s, round_s, told_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
     busy_s = max(0.0, round_s - _more_nodes(card, gated=False))
     launch_s = min(free_s, busy_s)
     return {
         "launch_s": launch_s,
+        "size_s": max(0.0, told_s - round_s),
         "wait_s": busy_s - launch_s,
         "message_s": there_and_back_s / 2,
         "gate_s": _more_nodes(card, gated=True),
@@ -95,16 +97,15 @@ def _told() -> Graph:
 
 
 def _launches(m: Machine, took_s: list[float]) -> Program:
-    graph = _told()
+    graph = _nodes(ONE)
     begun_s = time.perf_counter()
-    for i in range(LAUNCHES):
-        ticket = m.launch(graph, sizes={ROUND: i})
+    for _ in range(LAUNCHES):
+        ticket = m.launch(graph)
     took_s.append((time.perf_counter() - begun_s) / LAUNCHES)
     yield m.wait(ticket)
 
 
-def _rounds(m: Machine, took_s: list[float]) -> Program:
-    graph = _told()
+def _rounds(graph: Graph, m: Machine, took_s: list[float]) -> Program:
     yield m.wait(m.launch(graph, sizes={ROUND: LAUNCHES}))
     begun_s = time.perf_counter()
     for i in range(LAUNCHES):
