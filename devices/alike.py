@@ -60,6 +60,7 @@ def _paged(op: Op, known: Known) -> Price | None:
         seconds=below.seconds + share * (above.seconds - below.seconds),
         low_s=low_price.low_s + share * (high_price.low_s - low_price.low_s),
         high_s=low_price.high_s + share * (high_price.high_s - low_price.high_s),
+        cached=below.cached or above.cached,
     )
 
 
@@ -98,4 +99,5 @@ def _between(half: Price, whole: Price) -> Price:
         max(half.high_s, whole.high_s),
         "extrapolated",
         f"between a cache in {BF16} and one of half as many tokens; {whole.detail}",
+        cached=half.cached or whole.cached,
     )

@@ -27,7 +27,7 @@ from devices.waves import stretch
 from simcore.files import InputError
 from simcore.ops import Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
-__all__ = ["launches_and_floor", "pricer", "roofline"]
+__all__ = ["launches_and_floor", "pricer", "roofline", "summed"]
 
 WAVES = "waves"
 # From the most to the least trusted.
@@ -110,7 +110,7 @@ def pricer(
         if found is None and fitted:
             found = price_alike(op, partial(_from_fits, tariff))
         if found is None and op.parts:
-            return _sum([price(part) for part in op.parts])
+            return summed([price(part) for part in op.parts])
         if found is None:
             found = _collective(tariff, op) if crosses_link(op) else _roofline_price(tariff, op)
         if op.kind != "speculative_attention":
@@ -139,7 +139,7 @@ def _with_early(whole: Price, early: Price) -> Price:
     )
 
 
-def _sum(parts: list[Price]) -> Price:
+def summed(parts: Sequence[Price]) -> Price:
     """Parts one after the other; an early part leaves once what stands before it is done."""
     early_s, before_s = None, 0.0
     for part in parts:
@@ -154,6 +154,7 @@ def _sum(parts: list[Price]) -> Price:
         least.source,
         f"sum of {len(parts)} parts; least trusted: {least.detail}",
         early_s,
+        any(part.cached for part in parts),
     )
 
 

@@ -16,6 +16,7 @@ gives either.
 
 import csv
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,6 +53,9 @@ __all__ = [
 ]
 
 PROFILES = Path(__file__).parent / "profiles"
+# What a profile is read from, one or the other.
+FILES = ("profile.yaml", "ops.csv", "fits.csv", "points.csv")
+Stamp = tuple[str, int, int, int]
 ITERATION = "iteration"
 # So many profiles that were read are kept.
 KEPT = 8
@@ -215,19 +219,20 @@ def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
 
 # The profile of a card has some 20,000 points; studies with many cases ask for it anew in each.
 @lru_cache(maxsize=KEPT)
-def _read(path: Path, stamps: tuple[tuple[str, int, int], ...]) -> Profile | FittedProfile:
-    """The profile at `path`, whose folder has these files: one that has changed is read again."""
+def _read(path: Path, stamps: tuple[Stamp, ...]) -> Profile | FittedProfile:
+    """The profile at `path`, whose files have these stamps: one that has changed is read again."""
     del stamps
     document = read_yaml(path)
     fitted = isinstance(document, dict) and document.get("granularity") in (FITTED, MEASURED)
     return read_fitted(document, path) if fitted else _read_table(document, path)
 
 
-def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, time of the last change and size of each file in a folder."""
-    for file in sorted(folder.glob("*.*")):
-        stat = file.stat()
-        yield file.name, stat.st_mtime_ns, stat.st_size
+def _stamps(folder: Path) -> Iterator[Stamp]:
+    """Name, number, time of the last change and size of each file of a profile that is there."""
+    for name in FILES:
+        with suppress(OSError):
+            stat = (folder / name).stat()
+            yield name, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _read_table(document: object, path: Path) -> Profile:

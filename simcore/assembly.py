@@ -218,7 +218,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))
-    described = _described(spec, link, profile, _formats(hardware.dtypes))
+    described = _described(spec, link, profile, _formats(hardware.dtypes), hardware.overheads)
     study: Study
     if isinstance(scenario, ServingScenario):
         figures = _comparable(where, scenario, read_serving_published, spec, config, warnings)
@@ -238,9 +238,10 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     """A study of single operators: no model, no link, and of profiles only those that hold for any op."""
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
-    device = _single_device(spec, profile, place, _overheads(scenario, spec, profile, place))
+    overheads = _overheads(scenario, spec, profile, place)
+    device = _single_device(spec, profile, place, overheads)
     here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
-    described = _described(spec, None, profile, scenario.dtype)
+    described = _described(spec, None, profile, scenario.dtype, overheads)
     study = OperatorStudy(operators.Bench(scenario, device, spec.processors), here)
     return Parts(study, warnings, described, lambda: device.choose)
 
@@ -260,7 +261,8 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         device = replace(device, price=in_graphs(device.price, overheads.in_graph_s))
     read = partial(read_figures, tiling.TilingPublished)
     here = _of_device(where, scenario, read, spec, warnings)
-    described = {**_described(spec, None, profile, scenario.dtype), "launching": scenario.launching}
+    described = _described(spec, None, profile, scenario.dtype, overheads)
+    described["launching"] = scenario.launching
     study = TilingStudy(tiling.Bench(scenario, device), here)
     return Parts(study, warnings, described, lambda: device.choose)
 
@@ -313,14 +315,19 @@ def _rates_of(profile: FittedProfile | None) -> Rates:
 
 
 def _described(
-    spec: DeviceSpec, link: Link | None, profile: Profile | FittedProfile | None, formats: str
+    spec: DeviceSpec,
+    link: Link | None,
+    profile: Profile | FittedProfile | None,
+    formats: str,
+    overheads: Overheads,
 ) -> dict[str, Any]:
-    """What a provenance says of the device and its prices."""
+    """What a provenance says of the device, its prices and what its verbs cost."""
     return {
         "device": {"name": spec.name, "description": spec.description, "sources": dict(spec.sources)},
         "link": asdict(cast(Any, link)) if link else None,
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "formats": formats,
+        "overheads": asdict(overheads),
     }
 
 

@@ -48,6 +48,7 @@ class Setup:
     lockstep: Sequence[str] = ()
     rows: bool = False
     tariff: Tariff | None = None
+    told: frozenset[str] = frozenset()
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
@@ -68,5 +69,5 @@ def simulated(setup: Setup) -> Run:
         lockstep=setup.lockstep,
         rows=setup.rows,
         tariff=setup.tariff,
-        told=getattr(setup.model, "told", frozenset()),
+        told=setup.told,
     )

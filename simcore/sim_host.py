@@ -235,7 +235,7 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        issued_s = self._spend(sim.overheads.launch_s + self._telling_s(given))
+        issued_s = self._spend(sim.overheads.launch_s + self._telling_s(graph, given))
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
@@ -264,11 +264,14 @@ class SimMachine:
         sim.submit(launch)
         return ticket
 
-    def _telling_s(self, sizes: Mapping[str, int]) -> float:
-        """What it costs to tell the device of sizes that are others than before."""
-        fresh = [name for name in self._sim.told if name in sizes and self._told.get(name) != sizes[name]]
-        for name in fresh:
-            self._told[name] = sizes[name]
+    def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
+        """What it costs to tell the device of the sizes that a graph reads there and that are others than
+        before; the first replay's, for a burst's host has nothing to do between two of them."""
+        told = self._sim.told
+        fresh = [name for name in told if name in sizes and self._told.get(name) != sizes[name]]
+        if not fresh or told.isdisjoint(graph.needs):
+            return 0.0
+        self._told.update((name, sizes[name]) for name in fresh)
         return len(fresh) * self._sim.overheads.size_s
 
     def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:

@@ -253,7 +253,8 @@ def read_program(data: bytes) -> RandomProgram:
     c = Choices(iter(data))
     n = 1 + c.below(4)
     mesh = {"group": 2, "tensor": 1 + n // 2} if c.below(3) == 1 else {"tensor": n}
-    overheads = Overheads(*(c.below(3) / 200 for _ in range(4)))
+    launch_s, wait_s, message_s, gate_s = (c.below(3) / 200 for _ in range(4))
+    overheads = Overheads(launch_s=launch_s, wait_s=wait_s, message_s=message_s, gate_s=gate_s)
     streams = ("main", "side", "third")[: 1 + c.below(3)]
     program = RandomProgram(mesh, overheads)
     sent = dict.fromkeys(streams, 0)

@@ -211,6 +211,14 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     # Emulated kernels take a thousand times what the roofline says: only such verbs come near.
     assert rungs[2]["median_pct"] < 1e-2 * rungs[3]["median_pct"]
     assert {row["metric"] for row in found.comparison} == {"token_latency_s"}
+    # What the replay says stands beside what the profile says, and with which verbs.
+    replayed = {(row["batch"], row["metric"]): row["replayed"] for row in found.comparison}
+    # One wait for two tokens.
+    assert len(replayed) == 2
+    assert all(0.15 < seconds < 0.151 for seconds in replayed.values())
+    assert max(row["predicted"] for row in found.comparison) < 0.01
+    assert found.place.described["replayed_with"]["wait_s"] == 0.3
+    assert found.place.described["host"].startswith("at its pace before 4 of 4 runs")
     assert {row["cache"] for row in found.prices} == {"cold"}
     assert {row["kind"] for row in found.prices} >= {"matmul", "decode_attention", "norm"}
     assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)

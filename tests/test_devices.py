@@ -2,6 +2,8 @@
 
 import csv
 import math
+import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -349,6 +351,24 @@ def test_assumed_times_are_marked() -> None:
         found = pricer(device, profile=profile, ranks=ranks)(exchange)
         assert (found.seconds, found.source) == (0.0, "assumed")
         assert "ALSpec" in found.detail
+
+
+def test_a_profile_is_read_again_where_a_file_of_it_has_changed(tmp_path: Path) -> None:
+    """Even within a tick of the clock, and to as many bytes: another file has come into its place."""
+    source = PROFILES / "h100-sxm" / "alspec-table3"
+    for name in ("profile.yaml", "ops.csv"):
+        shutil.copy(source / name, tmp_path / name)
+    # What is no file of a profile does not matter, even where it leads nowhere.
+    (tmp_path / ".#profile.yaml").symlink_to(tmp_path / "nowhere")
+    assert load_profile("h100-sxm", str(tmp_path)) is load_profile("h100-sxm", str(tmp_path))
+    before = (tmp_path / "profile.yaml").stat()
+    text = (tmp_path / "profile.yaml").read_text(encoding="utf-8")
+    changed = text.replace(f"name: {TABLE3.name}", f"name: {TABLE3.name[:-1]}4", 1)
+    assert len(changed) == len(text)
+    (tmp_path / "new").write_text(changed, encoding="utf-8")
+    os.utime(tmp_path / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (tmp_path / "new").replace(tmp_path / "profile.yaml")
+    assert load_profile("h100-sxm", str(tmp_path)).name == f"{TABLE3.name[:-1]}4"
 
 
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:

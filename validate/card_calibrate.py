@@ -62,8 +62,8 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Seconds that are left for what kernels take in graphs.
-NODES_S = 25.0
+# Seconds, and at most which share of all, that are left for what verbs cost and kernels take in graphs.
+ENDING_S, ENDING_SHARE = 28.0, 0.2
 # Of the time of measuring: by then, what is not compiled is compiled where it is measured.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -91,27 +91,43 @@ def calibrate_card(
     check_target(target, device)
     progress("what the card reaches", 0, 1)
     card = measure_card(lambda text: None)
-    costs, reached = dict(card_host.host_costs()), card_measure.rates(card)
+    reached = card_measure.rates(card)
     torch.cuda.empty_cache()
     measuring = Measuring(device, _partial(target), table, card)
-    with_nodes = table.keys() >= card_nodes.KINDS
-    left_out = measure_all(table, quick, measuring, progress, begun_s + within_s - NODES_S * with_nodes)
+    measured_s = within_s - min(ENDING_S, ENDING_SHARE * within_s)
+    left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
     if not points:
-        _partial(target).unlink(missing_ok=True)
-        raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no shapes'}")
-    if with_nodes:
-        progress("kernels in graphs", 0, 1)
-        try:
-            costs["in_graph_s"] = card_nodes.node_cost(measuring.floor, card)
-        except card_measure.FAILURES as error:
-            failed.append(f"what kernels take in graphs: {one_line(error)}")
-            card_measure.go_on()
+        if not measuring.goes_on:
+            _partial(target).unlink(missing_ok=True)
+        raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
+    costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    profile = replace(profile, contention=_contention(target, device))
+    notes = (*profile.notes, *told)
+    profile = replace(profile, notes=notes, contention=_contention(target, device))
     write_whole(profile, points, target)
     _partial(target).unlink(missing_ok=True)
     return target, profile
+
+
+def _overheads(
+    floor: Roofline, card: Card, progress: Progress, *, graphs: bool
+) -> tuple[dict[str, float], list[str]]:
+    """What verbs cost and, if `graphs`, kernels in them, after all else: other processes have ended then, and
+    the host is known well; and what is to be told of it."""
+    costs, told = dict[str, float](), list[str]()
+    progress("the host, and kernels in graphs", 0, 1)
+    try:
+        costs |= card_host.host_costs()
+        if graphs:
+            found = card_nodes.node_costs_here(floor, card)
+            costs["in_graph_s"] = card_nodes.node_cost(found)
+            told.append(card_nodes.told(found))
+    except card_measure.FAILURES as error:
+        missing = "in_graph_s" if costs else "what verbs cost"
+        told.append(f"{missing} could not be measured: {one_line(error)}")
+        card_measure.go_on()
+    return costs, told
 
 
 def _contention(target: Path, device: str) -> SharedUse | None:
@@ -189,6 +205,11 @@ class Measuring:
         if not self._left:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(_identity(card)) + "\n", encoding="utf-8")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether an interrupted calibration has left something."""
+        return bool(self._left)
 
     @property
     def nothing_works(self) -> bool:

@@ -11,7 +11,7 @@ head), so that a token ends where the next one begins, and one captured graph do
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -29,7 +29,6 @@ class Instances:
     decoder: Decoder
     count: int
     own_weights: bool = False
-    told: ClassVar[frozenset[str]] = Decoder.told
 
     def __post_init__(self) -> None:
         if self.decoder.outside or self.decoder.ranks != 1 or self.count < 1:
@@ -60,7 +59,7 @@ class CardInstancesState:
     """The states of all instances as one rank's; see the head of this file. Sizes of a stream that is none of
     theirs are those of the first."""
 
-    read_on_device = Instances.told
+    read_on_device = CardDecoderState.read_on_device
 
     def __init__(self, states: Sequence[CardDecoderState]) -> None:
         self.states = tuple(states)

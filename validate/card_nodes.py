@@ -1,6 +1,6 @@
 """What a kernel takes in a captured graph beyond what it takes by itself (`in_graph_s` of `Overheads`).
 
-    in_graph_s = median over cases of ((step - start of a graph) - sum of its ops by themselves) / its ops
+    in_graph_s = median over cases of ((step - start of a graph) - sum of its ops by themselves) / its kernels
 
 A step is that of a few layers of a decoder, run as studies run them. By themselves ops stand behind one small
 kernel (`validate.card_measure`); in a step behind others of many kinds, whose code and pages of memory have
@@ -41,18 +41,31 @@ def node_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> It
     """in_graph_s of each case."""
     for case in CASES:
         took_s, ops = step(*case)
-        yield (took_s - start_s - sum(map(alone_s, ops))) / len(ops)
+        yield (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops)
 
 
-def node_cost(floor: Roofline, reached: Reached) -> float:
-    """in_graph_s of this card, at least 0. Raises what the card raises."""
+def node_cost(found: Sequence[float]) -> float:
+    """in_graph_s by that of several cases; at least 0, for where steps take less than their ops, these share
+    what kernels take by themselves."""
+    return max(0.0, median(found))
+
+
+def told(found: Sequence[float]) -> str:
+    """What a profile says of it."""
+    each = ", ".join(f"{1e6 * seconds:.2f}" for seconds in found)
+    cases = ", ".join(f"{batch} x {context}" for batch, context in CASES)
+    return f"in_graph_s: {each} us, {LAYERS} layers of {LLAMA[0]} at batch x context of {cases}"
+
+
+def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
+    """in_graph_s of each case on this card. Raises what the card raises."""
 
     @cache
     def alone_s(op: Op) -> float:
         return card_measure.measured(TABLE[op.kind], op, floor, reached).median_s
 
     start_s, _ = card_measure.between().seconds(again=True)
-    return max(0.0, median(node_costs(_steps(), start_s, alone_s)))
+    return list(node_costs(_steps(), start_s, alone_s))
 
 
 def _steps() -> Step:

@@ -50,11 +50,15 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is
-    over it holds its case no more: whoever keeps it would keep the case's memory from the next one."""
+    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds its
+    case no more: whoever keeps it would keep the case's memory from the next one. `at_pace` is told whether
+    the host was."""
 
-    def __init__(self, case: _Case, start: Callable[[], CardRun], title: str) -> None:
+    def __init__(
+        self, case: _Case, start: Callable[[], CardRun], title: str, at_pace: list[bool] | None = None
+    ) -> None:
         run = start()
+        self._at_pace = [] if at_pace is None else at_pace
         self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
         self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
 
@@ -67,8 +71,9 @@ class CountedRun:
             if not case.warm:
                 _warm_up(case, start, program)
             case.reset()
-            pace().settle()
+            at_pace = pace().settle()
             trace = run.run(program)
+        self._at_pace.append(at_pace)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -116,12 +121,13 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on."""
+    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`)."""
 
     repeats: int
     states: CardStates
     layer: Callable[[], Layer] = CudaLayer
     started: dict[str, list[Trace]] = field(default_factory=dict)
+    at_pace: list[bool] = field(default_factory=list)
     _case: _Case | None = field(default=None)
 
     @property
@@ -139,6 +145,7 @@ class RealCard:
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
             "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
+            "host": f"at its pace before {sum(self.at_pace)} of {len(self.at_pace)} runs",
             "cache": "as the run itself leaves it; of an operator all other sets of operands, as many as go"
             " round the L2 cache, had their turn before",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
@@ -160,7 +167,7 @@ class RealCard:
                 weight=lambda op: setup.price(op).seconds,
             )
 
-        run = CountedRun(case, begin, title)
+        run = CountedRun(case, begin, title, self.at_pace)
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
 

@@ -106,10 +106,9 @@ def climb(
     price = parts.price()
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
-    verbs = real.host_costs()
-    replay = Place("replay", prices=prices, overheads=verbs)
-    place = replace(place, described={**place.described, "replayed_with": dict(verbs)})
-    replayed = assemble(scenario, where, replay).study.run(progress).rows
+    replay = assemble(scenario, where, Place("replay", prices=prices, overheads=real.host_costs()))
+    replayed = replay.study.run(progress).rows
+    place = replace(place, described={**real.described, "replayed_with": replay.described["overheads"]})
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds)

@@ -50,7 +50,7 @@ from validate.contention_cases import (
     seconds_of,
 )
 from validate.ladder import off_pct
-from validate.program import run, write_csv
+from validate.program import check_out, run, write_csv
 
 MOST_PCT = 8.0
 SHARED = KINDS[0]
@@ -265,6 +265,11 @@ def _folder(device: str, name: str) -> Path:
     return Path(name).parent if name.endswith(".yaml") else Path(name)
 
 
+def _partial(out: Path) -> Path:
+    """Where rows stand until all of them are there."""
+    return out.with_name(f".{out.stem}-partial.csv")
+
+
 def main(
     profile: Annotated[
         str, typer.Option(help="prices by which a graph's time is shared out, or none")
@@ -298,6 +303,7 @@ def main(
     born: dict[str, str] = {}
     if from_ is not None:
         rows, layers, born = read(from_)
+    check_out(out)
     name = device or this_card()
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:
@@ -314,11 +320,12 @@ def main(
             rows.append(row)
             if out is not None:
                 # What has been measured is kept, whatever becomes of the next case.
-                write([Judged(each, "measured", math.nan) for each in rows], models, born, out)
+                write([Judged(each, "measured", math.nan) for each in rows], models, born, _partial(out))
         real.release()
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
         write(found[1], models, born, out)
+        _partial(out).unlink(missing_ok=True)
     for line in lines(found[1]):
         typer.echo(line)
     typer.echo(f"law: {found[0].text}")

@@ -32,7 +32,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import Fit, fit_two
-from devices.price import launches_and_floor
+from devices.price import launches_and_floor, summed
 from kernels.kernel import Kernel, in_double
 from kernels.table import TABLE
 from simcore.files import STRICT, InputError, Positive, read_yaml, unknown_name, validated
@@ -241,7 +241,7 @@ def prices_of(
             launches, floor_s = launches_and_floor(same, floor)
             return found.price(launches, floor_s, f"fit to {found.n} measured shapes of {op.kind}")
         if op.parts:
-            return _sum([price(part) for part in op.parts])
+            return summed([price(part) for part in op.parts])
         if otherwise is None:
             raise InputError(f"no {op.kind} was measured, and the replay launches {op.name}")
         return otherwise(op)
@@ -255,17 +255,6 @@ def _price_of(seconds: Sequence[float], floor_s: float) -> Price:
     detail = f"mean of {len(seconds)} runs"
     low_s, high_s = min(low_s, mean_s), max(high_s, mean_s)
     return Price(mean_s, low_s, high_s, "measured", detail, cached=mean_s < floor_s)
-
-
-def _sum(parts: Sequence[Price]) -> Price:
-    return Price(
-        sum(part.seconds for part in parts),
-        sum(part.low_s for part in parts),
-        sum(part.high_s for part in parts),
-        "extrapolated",
-        f"sum of {len(parts)} parts",
-        cached=any(part.cached for part in parts),
-    )
 
 
 def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], Fit]:

@@ -3,9 +3,9 @@
     pace = seconds of a plain loop / the least that it has taken of late
 
 A processor that shares its core with somebody else's work runs up to 1.8 times as slowly, for a second or so,
-and then what a verb of the machine costs does too: 36 us of a launch become 57. A processor that has slept is
-slow at first. Neither is what a program takes, so before what counts the host is kept busy until its loops
-are at their pace; where it stays slow for PATIENCE_S, that is how fast it is here.
+and then what a verb of the machine costs does too. A processor that has slept is slow at first. Neither is
+what a program takes, so before what counts the host is kept busy until its loops are at their pace; where it
+stays slow for PATIENCE_S, that is how fast it is from then on.
 """
 
 import math
@@ -16,8 +16,9 @@ from functools import cache
 from statistics import median
 
 STEPS = 10_000
-# The first time, so long is looked for what the host can do; each time it is busy for AWAKE_S at least.
-FIRST_S, AWAKE_S, PATIENCE_S = 0.25, 0.01, 2.0
+# The first time, for longer than it is slow at a time, it is looked for what the host can do; each time it is
+# busy for AWAKE_S at least.
+FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 2.0
 # Of so many loops the median may take so many times the least.
 LOOPS, SLACK = 7, 1.15
 

@@ -1,14 +1,14 @@
 """How well two calibrations of a card agree: the same shapes, measured twice.
 
-    python -m validate.two_calibrations DIR DIR
+    python -m validate.two_calibrations DIR DIR [--out rows.csv]
 
 By kind of op: how many shapes both have, the median of second / first, and between what the middle 90 % of
 them lie. Shapes that a card cannot tell apart (`devices.corrected.coordinates`) count as the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -16,9 +16,11 @@ import typer
 from devices.fitted import FittedProfile
 from devices.profile import load_profile
 from simcore.files import InputError, read_yaml
-from validate.program import run
+from validate.program import check_out, run, write_csv
 
 MOST_OFF = 0.02
+
+Row = dict[str, Any]
 
 
 def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]]:
@@ -32,29 +34,51 @@ def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]
     return found
 
 
-def lines(found: Mapping[str, list[float]]) -> Iterator[str]:
-    """The table for people, all kinds together last."""
-    yield f"{'kind':40} {'n':>5} {'median':>8} {'middle 90 %':>18}"
+def rows(found: Mapping[str, list[float]], first: FittedProfile, second: FittedProfile) -> list[Row]:
+    """A row a kind, all kinds together last, with both profiles' birth records."""
     every = [ratio for each in found.values() for ratio in each]
+    born = {f"{name}_{key}": value for name, of in (("first", first), ("second", second))
+            for key, value in _born(of).items()}  # fmt: skip
+    made = list[Row]()
     for kind, each in [*sorted(found.items()), ("all", every)]:
-        low, middle, high = np.percentile(each, (5, 50, 95))
-        yield f"{kind:40} {len(each):>5} {middle:>8.4f} {low:>8.4f} to {high:.4f}"
+        low, middle, high = (float(value) for value in np.percentile(each, (5, 50, 95)))
+        made.append({"kind": kind, "n": len(each), "median": middle, "p5": low, "p95": high, **born})
+    return made
+
+
+def _born(profile: FittedProfile) -> Row:
+    if profile.birth is None:
+        return {"source": profile.source}
+    birth = profile.birth
+    return {"source": profile.source, "date": birth.date, "device": birth.processor, **birth.versions}
+
+
+def lines(found: Sequence[Row]) -> Iterator[str]:
+    """The table for people."""
+    yield f"{'kind':40} {'n':>5} {'median':>8} {'middle 90 %':>18}"
+    for row in found:
+        yield (f"{row['kind']:40} {row['n']:>5} {row['median']:>8.4f} {row['p5']:>8.4f} to {row['p95']:.4f}")
 
 
 def main(
     first: Annotated[Path, typer.Argument(help="the folder of a profile")],
     second: Annotated[Path, typer.Argument(help="another of the same device")],
+    out: Annotated[Path | None, typer.Option(help="where to write the rows, as CSV")] = None,
 ) -> None:
     """Compares two measured profiles of one device; exit 1 where a kind's median is off by over 2 %."""
+    check_out(out)
     one, other = _read(first), _read(second)
     if one.device != other.device:
         raise InputError(f"{second}: is of {other.device}, {first} of {one.device}")
     found = ratios(one, other)
     if not found:
         raise InputError(f"{second}: has no shape that {first} has")
-    for line in lines(found):
+    table = rows(found, one, other)
+    if out is not None:
+        write_csv(table, out)
+    for line in lines(table):
         typer.echo(line)
-    off = [kind for kind, each in found.items() if abs(float(np.median(each)) - 1.0) > MOST_OFF]
+    off = [row["kind"] for row in table if abs(row["median"] - 1.0) > MOST_OFF]
     if off:
         typer.echo(f"off by more than {100 * MOST_OFF:g} %: {', '.join(sorted(off))}")
         raise typer.Exit(1)

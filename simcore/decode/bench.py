@@ -170,6 +170,7 @@ class Bench:
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
             case=repr(case) if lockstep else "",
             title=_title(case.axes),
+            told=self.model(case).told,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         trace = self.hardware.start(setup).run(self.program(case))
