@@ -50,9 +50,9 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds its
-    case no more: whoever keeps it would keep the case's memory from the next one. `at_pace` is told whether
-    the host was."""
+    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds
+    its case no more: whoever keeps it would keep the case's memory from the next one. `at_pace` is told
+    whether the host was."""
 
     def __init__(
         self, case: _Case, start: Callable[[], CardRun], title: str, at_pace: list[bool] | None = None
