@@ -2,6 +2,7 @@
 a climb with op times measured one by one, and what is refused."""
 
 import json
+import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -288,17 +289,27 @@ def test_a_run_that_captures_is_not_timed() -> None:
             del program
             return self.trace
 
-    case: Any = SimpleNamespace(warm=False, reset=lambda: None)
+    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
     begin: Any = Restless
     with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts"):
         CountedRun(case, begin, "restless").run(lambda m: iter(()))
 
 
-@pytest.mark.parametrize(("captures", "runs"), [([3, 1], 2 + 5), ([1], 1 + 5), ([], 5), ([1] * 9, 3)])
+@pytest.mark.parametrize(
+    ("captures", "took_s", "runs", "others"),
+    [
+        ([3, 1], 0.0101, 2 + 5, 0),
+        ([1], 0.0101, 1 + 5, 0),
+        ([], 0.0101, 5, 0),
+        ([1] * 9, 0.0101, 3, 0),
+        # Of 2 ms: 25, and before each that counts three more, SHORT_S.
+        ([], 0.0021, 24, 3),
+    ],
+)
 def test_runs_are_thrown_away_until_they_have_worked_long_enough(
-    captures: list[int], runs: int, monkeypatch: pytest.MonkeyPatch
+    captures: list[int], took_s: float, runs: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of 10 ms: those that capture, at most three, then five, WARM_S; then the host is busy."""
+    """Of 10 ms: those that capture, at most three, then five, WARM_S; then the host comes to its pace."""
     clock, left, made = [0.0], [*captures], list[float]()
 
     class Timed:
@@ -311,7 +322,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
             del program
             self.fresh = left.pop(0) if left else 0
             made.append(clock[0])
-            clock[0] += 0.0101
+            clock[0] += took_s
             return self.trace
 
     def now() -> float:
@@ -321,7 +332,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
     settled: list[float] = []
     monkeypatch.setattr(card_real, "time", SimpleNamespace(perf_counter=now))
     monkeypatch.setattr(card_real, "pace", lambda: SimpleNamespace(settle=lambda: settled.append(clock[0])))
-    case: Any = SimpleNamespace(warm=False, reset=lambda: None)
+    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
     begin: Any = Timed
     counted = [CountedRun(case, begin, "timed") for _ in range(2)]
     if len(captures) > card_real.MOST_WARM_UPS:
@@ -332,9 +343,9 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
     for run in counted:
         run.run(lambda m: iter(()))
     assert case.warm
-    # The second of a case needs no warming up, but the host comes to its pace before it too.
-    assert len(made) == runs + 2
-    assert settled == made[-2:]
+    # The second of a case needs no warming up, but the host comes to its pace before it too, and from others.
+    assert len(made) == runs + 2 * (others + 1)
+    assert settled == pytest.approx([made[runs], made[runs + others + 1]], abs=1e-4)
 
 
 def test_a_run_that_is_over_holds_its_case_no_more() -> None:
