@@ -13,6 +13,7 @@ from simcore.decoder_config import DecoderConfig
 from simcore.models import Decoder, Dtypes
 from simcore.schedules.tensor_parallel import tensor_parallel
 from tests.fake_card import FakeLayer
+from tests.thorough import first
 from validate.card_decoder_state import CardDecoderState, card_decoder_states
 from validate.card_layer import CudaLayer
 from validate.card_machine import Card
@@ -60,7 +61,7 @@ def on_cpu(model: Decoder) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("ranks", "lockstep"), [(1, False), (2, False), (2, True)])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", first(1, CONFIGS))
 def test_a_card_decodes_the_ids_of_the_cpu(name: str, ranks: int, lockstep: bool, kind: str) -> None:
     model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)
     card = card_of(kind, model, lockstep=("tensor",) if lockstep else ())

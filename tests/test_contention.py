@@ -30,6 +30,7 @@ from simcore.models import Decoder, Dtypes
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
+from tests.thorough import thorough
 from validate import contention, contention_cases
 from validate.card_instances import CardInstancesState, Instances
 from validate.card_layer import STREAMS_OF_TORCH, CudaLayer
@@ -190,6 +191,7 @@ def test_a_tile_and_a_step_begin_together_and_are_timed_apart() -> None:
 
 
 @emulated
+@thorough
 def test_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention_cases, "STEPS", 1)
     monkeypatch.setattr(contention_cases, "MOST_STEPS", 2)

@@ -15,6 +15,7 @@ from simcore.ops import DTYPE_BYTES
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.study import Outcome
 from simcore.tiling.implementations import IMPLEMENTATIONS
+from tests.thorough import thorough
 
 H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"
 # Short enough for a test; what is short already runs as it is.
@@ -167,6 +168,7 @@ def test_batches_of_one_strategy_share_a_figure(tmp_path: Path) -> None:
     }
 
 
+@thorough
 def test_many_variants_have_no_bound_beside_them(tmp_path: Path) -> None:
     drawn = plots("codellama_34b", tmp_path, "strategies.0.ranks=[1, 2]")["latency"]["figures"]["0,0"]["data"]
     assert [trace["name"] for trace in drawn] == ["tensor parallel, 1 device", "tensor parallel, 2 devices"]

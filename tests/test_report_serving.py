@@ -19,6 +19,7 @@ from reports import figures_serving, sections_serving, style
 from reports.figures_common import Variant
 from reports.run import read_run
 from tests.serving_run import SERVERS, SLO, SUMMARY, write_run
+from tests.thorough import first
 
 LABELS = [server.label for server in SERVERS]
 RATES = (4.0, 8.0, 16.0)
@@ -297,7 +298,7 @@ CASES = ("results only", "closed loop", "no values", "no rows", "one rate", "one
          "one request", "two axes", "devices")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first(2, CASES))
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(_run(tmp_path, case))
     plots = _data(page)["plots"]

@@ -24,6 +24,7 @@ from simcore.ops_linear_attention import METHODS, linear_attention, linear_atten
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
+from tests.thorough import first
 from validate.long_convolution_state import LongConvolutionState, long_convolution_state
 from validate.torch_machine import TorchRun
 
@@ -102,7 +103,7 @@ def conv_ops(draw: random.Random, dtype: str, longest: int = 14 if HAS_GPU else 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("number", range(TRIES))
+@pytest.mark.parametrize("number", first(3, range(TRIES)))
 def test_convolutions(number: int, dtype: str, launches: list[str]) -> None:
     for op in conv_ops(random.Random(number), dtype):
         launches.clear()
@@ -133,7 +134,7 @@ def test_double_precision_takes_torchs_way(launches: list[str]) -> None:
     assert not launches
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", first(1, [False, True]))
 @pytest.mark.parametrize("name", ["lazy", "eager", "conv", "flash_conv", "fft", "flash_fft"])
 def test_a_model_by_any_tiling(
     name: str, half: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
