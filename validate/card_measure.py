@@ -17,10 +17,10 @@ to start is not.
 
 All are times of a card at rest. One that multiplies for long draws more power than it may and lowers its
 clock, by up to a quarter, and it goes by the last tenths of a second: products timed one behind the other, at
-whatever clock, differ by 4 % in the median and by 10 % at times when they are timed again; at rest nine in ten
-by less than 1.4 %. So before each timing the card rests until it has spent no more than REST_SHARE of its
-time, of late, on what loads it (an average that forgets by MEMORY_S). `rates` says how much slower products are
-under load.
+whatever clock, differ by 4 % in the median and by 10 % at times when they are timed again; at rest nine in
+ten by less than 1.4 %. So before each timing the card rests until it has spent no more than REST_SHARE of its
+time, of late, on what loads it (an average that forgets by MEMORY_S). `rates` says how much slower products
+are under load.
 """
 
 import math
