@@ -162,6 +162,10 @@ class CardRun:
         self._sizes: dict[int, int] = {}
         # What was put on each rank's wire last.
         self._wires: dict[int, Record] = {}
+        # Those of earlier runs: made at a first launch they would be part of its time.
+        for rank, name in tuple(card.lanes):
+            if rank in self._host.followers:
+                self._stream(rank, name)
 
     # -- programs --------------------------------------------------------------------------------------
 
@@ -322,10 +326,7 @@ class CardRun:
     def submit(self, launch: Launch) -> None:
         """Queues a launch: on the card, unless something before it is held back."""
         launch.since = self._since.get(launch.rank)
-        stream = self._streams.get((launch.rank, launch.stream))
-        if stream is None:
-            lanes = [self.card.lane(rank, launch.stream) for rank in self._host.followers[launch.rank]]
-            stream = self._streams[launch.rank, launch.stream] = Stream(launch.rank, launch.stream, lanes)
+        stream = self._stream(launch.rank, launch.stream)
         stream.queue.append(launch)
         if stream.task is None:
             what = f"rank {stream.rank} stream {stream.name}: "
@@ -333,6 +334,13 @@ class CardRun:
             self._working.append(stream.task)
             self._advance(stream.task)
             self._release()
+
+    def _stream(self, rank: int, name: str) -> Stream:
+        stream = self._streams.get((rank, name))
+        if stream is None:
+            lanes = [self.card.lane(follower, name) for follower in self._host.followers[rank]]
+            stream = self._streams[rank, name] = Stream(rank, name, lanes)
+        return stream
 
     def _work_off(self, stream: Stream) -> Steps:
         while stream.queue:
