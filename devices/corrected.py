@@ -24,15 +24,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import MOST_FACTOR, Fit, interval
-from simcore.files import Count, InputError, NonNegative, Positive
+from simcore.files import Count, InputError, NonNegative
 from simcore.ops import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 __all__ = ["Correction", "Measured", "correction"]
@@ -68,6 +68,8 @@ SAME = 1e-9
 # Points that are left out one by one, drawn from all of them.
 MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
+# What an op may take, in seconds: less or more is no measurement.
+Took = Annotated[float, Field(ge=1e-9, le=1e4)]
 Role = Literal["fit", "check"]
 # A coordinate, the one that it goes with, and the values of that one and of it.
 _Line = tuple[int, int, tuple[Numbers, Numbers]]
@@ -83,7 +85,7 @@ class Measured:
     dtype: str
     launches: Count
     floor_s: NonNegative
-    median_s: Positive
+    median_s: Took
     role: Role = "fit"
 
     def __post_init__(self) -> None:

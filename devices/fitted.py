@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 FITTED, MEASURED = "fitted", "measured"
+# The line of a CSV file that has the first row.
+FIRST_LINE = 2
 FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
@@ -331,14 +333,51 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
         raise InputError(f"{beside}: a line has more cells than there are columns")
     given = [{key: cell for key, cell in row.items() if cell} for row in rows]
     points = _read_points(path.parent / POINTS) if document.get("granularity") == MEASURED else []
-    return validated(FittedProfile, {**document, "fits": given, "points": points}, str(path))
+    try:
+        profile = validated(FittedProfile, {**document, "fits": given, "points": points}, str(path))
+    except InputError as error:
+        raise InputError(_in_its_file(str(error), path)) from None
+    _check_whole(profile, path.parent)
+    return profile
 
 
 def _read_points(path: Path) -> list[dict[str, str]]:
     """What `Measured` has of each line; the spread of its runs is for people."""
     names = [field.name for field in fields(Measured)]
-    lines = list(csv.DictReader(read_text(path).splitlines()))
+    reader = csv.DictReader(read_text(path).splitlines())
+    for name in set(names) - {*(reader.fieldnames or ())}:
+        raise InputError(f"{path}: has no column {name}")
+    lines = list(reader)
+    for number, line in enumerate(lines):
+        if None in line or None in line.values():
+            raise InputError(
+                f"{path}: line {number + FIRST_LINE}: has not as many cells as there are columns"
+            )
     return [{name: line[name] for name in names if line.get(name)} for line in lines]
+
+
+def _in_its_file(message: str, path: Path) -> str:
+    """A fault of a row of fits or points, told where it stands."""
+    for name, file in (("fits", FITS), ("points", POINTS)):
+        found = re.fullmatch(rf"{re.escape(str(path))}: (.*?)\b{name}\.(\d+)\.?(.*)", message, re.DOTALL)
+        if found:
+            before, row, after = found.groups()
+            return f"{path.parent / file}: line {int(row) + FIRST_LINE}: {before}{after.lstrip(': ')}"
+    return message
+
+
+def _check_whole(profile: FittedProfile, folder: Path) -> None:
+    """Raises InputError where lines of a measured profile are missing."""
+    if profile.granularity != MEASURED:
+        return
+    if profile.birth is not None and len(profile.points) != profile.birth.points:
+        there = f"{len(profile.points)} lines, and profile.yaml says birth.points: {profile.birth.points}"
+        raise InputError(f"{folder / POINTS}: {there}")
+    missing = {point.kind for point in profile.points} - {row.kind for row in profile.fits}
+    if missing:
+        raise InputError(
+            f"{folder / FITS}: no line for {', '.join(sorted(missing))}, of which {POINTS} has some"
+        )
 
 
 def write_fitted(profile: FittedProfile, folder: Path) -> None:

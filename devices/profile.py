@@ -57,6 +57,8 @@ PROFILES = Path(__file__).parent / "profiles"
 FILES = ("profile.yaml", "ops.csv", "fits.csv", "points.csv")
 Stamp = tuple[str, int, int, int]
 ITERATION = "iteration"
+# What op times of a profile are of: see `Profile` and `devices.fitted`.
+GRANULARITIES = ("ops", "parts", ITERATION, FITTED, MEASURED)
 # So many profiles that were read are kept.
 KEPT = 8
 # What a scenario says that wants no profile.
@@ -223,7 +225,13 @@ def _read(path: Path, stamps: tuple[Stamp, ...]) -> Profile | FittedProfile:
     """The profile at `path`, whose files have these stamps: one that has changed is read again."""
     del stamps
     document = read_yaml(path)
-    fitted = isinstance(document, dict) and document.get("granularity") in (FITTED, MEASURED)
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: is no profile: keys and values are needed")
+    granularity = document.get("granularity")
+    if granularity not in GRANULARITIES:
+        fault = unknown_name("value", str(granularity or ""), GRANULARITIES)
+        raise InputError(f"{path}: granularity: {fault}")
+    fitted = granularity in (FITTED, MEASURED)
     return read_fitted(document, path) if fitted else _read_table(document, path)
 
 

@@ -287,7 +287,7 @@ OFF = "% by which the larger of predicted and measured exceeds the smaller"
 def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], target: Path) -> None:
     """Prints the validation ladder: what is judged, and whether it holds."""
     table = Table(
-        title=f"error: {OFF}",
+        title=f"Errors: {OFF}",
         title_justify="left",
         header_style="bold",
         # Eight columns within 80 characters.

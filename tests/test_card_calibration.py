@@ -621,7 +621,10 @@ def test_a_role_is_fit_or_check() -> None:
 def test_two_calibrations_are_compared_by_shape(tmp_path: Path) -> None:
     points = [a_point(op) for op in grid(["norm", "kv_copy"])]
     slower = [replace(p, median_s=p.median_s * (1.03 if p.op.kind == "norm" else 1.001)) for p in points[::2]]
-    first, second = (profile_of("h200-sxm", each, profile_born(), {}, []) for each in (points, slower))
+    first, second = (
+        profile_of("h200-sxm", each, replace(profile_born(), points=len(each)), {}, [])
+        for each in (points, slower)
+    )
     found = ratios(first, second)
     both = Counter(f"{p.op.kind} {p.op.dtype}" for p in slower)
     assert {kind: len(each) for kind, each in found.items()} == both
@@ -707,13 +710,64 @@ def test_programs_say_what_is_wrong_in_one_line(
             raise InputError("number: is 1;\n  2 is allowed")
         if number == 3:
             raise FileNotFoundError(2, "No such file or directory", "x.csv")
+        if number == 4:
+            raise typer.Exit(1)
+        if number == 5:
+            raise KeyboardInterrupt
 
-    for number, code, said in ((0, 0, ""), (1, 2, "error: number: is 1; 2 is allowed\n"), (3, 2, "x.csv")):
-        monkeypatch.setattr("sys.argv", ["program", "--number", str(number)])
+    for number, code, said in (
+        ("0", 0, ""),
+        ("1", 2, "error: number: is 1; 2 is allowed\n"),
+        ("3", 2, "error: x.csv: No such file or directory\n"),
+        ("4", 1, ""),
+        ("5", 130, "interrupted\n"),
+        ("many", 2, "error: Invalid value for '--number': "),
+    ):
+        monkeypatch.setattr("sys.argv", ["program", "--number", number])
         with pytest.raises(SystemExit) as ended:
             run_program(main)
         assert ended.value.code == code
-        assert said in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told.startswith(said)
+        assert told.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        (
+            "points.csv",
+            lambda text: text[: len(text) // 2],
+            r"points\.csv: (line \d+: has not as many|\d+ lines)",
+        ),
+        (
+            "points.csv",
+            lambda text: text[: text.rindex("\n", 0, -1) + 1],
+            r"profile\.yaml says birth\.points",
+        ),
+        ("points.csv", lambda text: text.replace("1e-06", "1e-30"), r"points\.csv: line \d+: median_s: "),
+        ("points.csv", lambda text: text.replace("1e-06", "1e30"), r"points\.csv: line \d+: median_s: "),
+        ("points.csv", lambda text: text.replace("median_s", "median", 1), "has no column median_s"),
+        ("fits.csv", lambda text: text.replace("gate,", "gte,"), r"fits\.csv: no line for gate"),
+        (
+            "profile.yaml",
+            lambda text: text.replace("granularity", "granularty"),
+            "granularity: unknown value ''",
+        ),
+        ("profile.yaml", lambda text: "", "is no profile"),
+    ],
+)
+def test_a_damaged_profile_is_not_read(
+    name: str, edit: Callable[[str], str], message: str, tmp_path: Path
+) -> None:
+    points = [replace(a_point(op), median_s=1e-6) for op in grid(["gate"])]
+    born = replace(profile_born(), points=len(points))
+    write_whole(profile_of("h200-sxm", points, born, {}, []), points, tmp_path / "local")
+    path = tmp_path / "local" / name
+    load_profile("h200-sxm", str(path.parent))
+    path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        load_profile("h200-sxm", str(path.parent))
 
 
 def test_an_other_models_matrices_are_extrapolated() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, get_type_hints
 
+import torch
 import typer
 from scipy.optimize import minimize
 
@@ -304,6 +305,8 @@ def main(
     if from_ is not None:
         rows, layers, born = read(from_)
     check_out(out)
+    if from_ is not None and device is None and not torch.cuda.is_available():
+        raise InputError("--device: is needed with --measured where there is no card")
     name = device or this_card()
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:

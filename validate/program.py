@@ -35,12 +35,24 @@ def run(main: Callable[..., None]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     try:
-        app()
+        code = app(standalone_mode=False)
+    except SystemExit as ended:
+        code = ended.code
     except InputError as error:
-        note(f"error: {' '.join(str(error).split())}")
-        sys.exit(USAGE)
+        _end(f"error: {error}", USAGE)
     except OSError as error:
-        note(f"error: {error.filename or 'output'}: {error.strerror or error}")
-        sys.exit(USAGE)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        _end(f"error: {error.filename or 'output'}: {error.strerror or error}", USAGE)
+    except Exception as error:
+        # typer's own errors: a missing argument, an unknown option.
+        if not hasattr(error, "format_message"):
+            raise
+        _end(f"error: {error.format_message()}", USAGE)
+    # typer ends by itself with 130 after Ctrl-C.
+    if code == INTERRUPTED:
+        note("interrupted")
+    sys.exit(code or 0)
+
+
+def _end(message: str, code: int) -> None:
+    note(" ".join(message.split()))
+    sys.exit(code)
