@@ -122,7 +122,8 @@ def points_of(shapes: list[Case]) -> list[Point]:
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> FittedProfile:
     """A profile of the training set of tiles, written and read."""
     folder = tmp_path_factory.mktemp("profiles") / "hybrid"
-    write_profile("hybrid", "h200-sxm", points_of([*trained_tiles()]), BIRTH, folder)
+    points = points_of([*trained_tiles()])
+    write_profile("hybrid", "h200-sxm", points, replace(BIRTH, points=len(points)), folder)
     found = load_profile("h200-sxm", str(folder))
     assert isinstance(found, FittedProfile)
     return found
@@ -147,7 +148,8 @@ def test_auto_by_measured_prices_takes_the_fastest(tmp_path: Path, monkeypatch: 
     """As on a GPU, where kernels take the tensors."""
     monkeypatch.setattr(api, "is_taken", lambda *_: True)
     training = trained_sequences("cpu", "h200-sxm")[::3]
-    write_profile("auto", "h200-sxm", points_of([*training]), BIRTH, tmp_path / "auto")
+    points = points_of([*training])
+    write_profile("auto", "h200-sxm", points, replace(BIRTH, points=len(points)), tmp_path / "auto")
     price = pricer(H200, profile=load_profile("h200-sxm", str(tmp_path / "auto")))
     found = [chosen(case, a_clock(1), DATASHEET, price) for case in drawn_sequences(60, "cpu", "h200-sxm")]
     assert all(bar.met for bar in regret_bars("auto", found))
