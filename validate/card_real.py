@@ -155,6 +155,7 @@ class RealCard:
     @property
     def described(self) -> dict[str, Any]:
         """The birth record of a run here, for provenances."""
+        runs = len(self.at_pace)
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "card": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
@@ -162,10 +163,10 @@ class RealCard:
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
             "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
-            "host": f"at its pace before {sum(self.at_pace)} of {len(self.at_pace)} runs",
             "cache": "as the run itself leaves it; of an operator all other sets of operands, as many as go"
             " round the L2 cache, had their turn before",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
+            **({"host": f"at its pace before {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
 
     def host_costs(self) -> Mapping[str, float]:
