@@ -46,8 +46,10 @@ from simcore.machine import Overheads
 from simcore.ops import DTYPE_BYTES, Op
 
 __all__ = [
+    "FITS",
     "FITTED",
     "MEASURED",
+    "POINTS",
     "Birth",
     "FitRow",
     "FittedProfile",

@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from devices.fitted import FITTED, MEASURED, FittedProfile, read_fitted
+from devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
 from simcore.files import (
     STRICT,
     Count,
@@ -54,11 +54,12 @@ __all__ = [
 
 PROFILES = Path(__file__).parent / "profiles"
 # What a profile is read from, one or the other.
-FILES = ("profile.yaml", "ops.csv", "fits.csv", "points.csv")
+FILES = ("profile.yaml", "ops.csv", FITS, POINTS)
 Stamp = tuple[str, int, int, int]
 ITERATION = "iteration"
 # What op times of a profile are of: see `Profile` and `devices.fitted`.
-GRANULARITIES = ("ops", "parts", ITERATION, FITTED, MEASURED)
+Granularity = Literal["ops", "parts", "iteration"]
+GRANULARITIES = (*get_args(Granularity), FITTED, MEASURED)
 # So many profiles that were read are kept.
 KEPT = 8
 # What a scenario says that wants no profile.
@@ -112,7 +113,7 @@ class Profile:
     model: str
     batch: Count | None
     context_tokens: tuple[Count, ...]
-    granularity: Literal["ops", "parts", "iteration"]
+    granularity: Granularity
     dtypes: dict[str, str]
     chunk_tokens: Count | None
     ranks: tuple[Count, ...]

@@ -390,13 +390,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What is left in the buffer must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = READER_GONE
-    except OSError as error:
-        code = _fail(f"{error.filename or 'output'}: {error.strerror or error}", USAGE)
     except Exception as error:
-        # typer's own errors: a missing argument, an unknown option.
-        if not hasattr(error, "format_message"):
-            raise
-        code = _fail(str(error.format_message()), USAGE)
+        code = _fail(screen.fault(error), USAGE)
     sys.exit(code)
 
 

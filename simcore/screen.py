@@ -30,6 +30,16 @@ def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def fault(error: Exception) -> str:
+    """What a user is told of an error that is theirs: of files, or of the command line, which typer tells.
+    Raises what is no such error."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}"
+    if not hasattr(error, "format_message"):
+        raise error
+    return str(error.format_message())
+
+
 def progress() -> Callable[[str, int, int], None]:
     """Counts on stderr, once a run takes more than a second: in place on a terminal, else a line now and
     then."""

@@ -54,6 +54,7 @@ from validate.calibrate import (
 from validate.card_grid import Family, drawn, families, grid
 from validate.compile_ahead import as_compiled
 from validate.measure import Point
+from validate.program import partial_of
 
 CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
@@ -93,20 +94,20 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
-    measuring = Measuring(device, _partial(target), table, card)
+    measuring = Measuring(device, partial_of(target), table, card)
     measured_s = within_s - min(ENDING_S, ENDING_SHARE * within_s)
     left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.found.values()), list(measuring.failed.values())
     if not points:
         if not measuring.goes_on:
-            _partial(target).unlink(missing_ok=True)
+            partial_of(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     notes = (*profile.notes, *told)
     profile = replace(profile, notes=notes, contention=_contention(target, device))
     write_whole(profile, points, target)
-    _partial(target).unlink(missing_ok=True)
+    partial_of(target).unlink(missing_ok=True)
     return target, profile
 
 
@@ -365,10 +366,6 @@ def _off(constants: Fit, low: At, high: At, middle: At) -> float:
 
 def _key(op: Op) -> Key:
     return op.kind, shape_text(op), op.dtype
-
-
-def _partial(target: Path) -> Path:
-    return target.parent / f".{target.name}-partial.csv"
 
 
 def _identity(card: Card) -> dict[str, str]:

@@ -100,7 +100,7 @@ def climb(
     `real` machine is given. Raises what the runs raise."""
     floor = roofline(load_device(device or on))
     real = real or Real(repeats)
-    place = Place(on, real.start, repeats, described=real.described)
+    place = Place(on, real.start, repeats)
     parts = assemble(scenario, where, place)
     outcome = parts.study.run(progress)
     price = parts.price()

@@ -51,7 +51,7 @@ from validate.contention_cases import (
     seconds_of,
 )
 from validate.ladder import off_pct
-from validate.program import check_out, run, write_csv
+from validate.program import check_out, partial_of, run, write_csv
 
 MOST_PCT = 8.0
 SHARED = KINDS[0]
@@ -266,11 +266,6 @@ def _folder(device: str, name: str) -> Path:
     return Path(name).parent if name.endswith(".yaml") else Path(name)
 
 
-def _partial(out: Path) -> Path:
-    """Where rows stand until all of them are there."""
-    return out.with_name(f".{out.stem}-partial.csv")
-
-
 def main(
     profile: Annotated[
         str, typer.Option(help="prices by which a graph's time is shared out, or none")
@@ -293,6 +288,7 @@ def main(
 ) -> None:
     """Measures graphs that run at the same time, and compares; exit 1 where a kind's median error, or that of
     all, is 8 % or more, or nothing could be judged."""
+    check_out(out)
     cases = cases_of(
         _numbers("--streams", streams, 1, 256),
         _numbers("--contexts", contexts, 2, 1 << 17),
@@ -304,7 +300,6 @@ def main(
     born: dict[str, str] = {}
     if from_ is not None:
         rows, layers, born = read(from_)
-    check_out(out)
     if from_ is not None and device is None and not torch.cuda.is_available():
         raise InputError("--device: is needed with --measured where there is no card")
     name = device or this_card()
@@ -323,12 +318,12 @@ def main(
             rows.append(row)
             if out is not None:
                 # What has been measured is kept, whatever becomes of the next case.
-                write([Judged(each, "measured", math.nan) for each in rows], models, born, _partial(out))
+                write([Judged(each, "measured", math.nan) for each in rows], models, born, partial_of(out))
         real.release()
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
         write(found[1], models, born, out)
-        _partial(out).unlink(missing_ok=True)
+        partial_of(out).unlink(missing_ok=True)
     for line in lines(found[1]):
         typer.echo(line)
     typer.echo(f"law: {found[0].text}")

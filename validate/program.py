@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from simcore.files import InputError
-from simcore.screen import note
+from simcore.screen import fault, note
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -18,6 +18,11 @@ def check_out(path: Path | None) -> None:
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         why = "is a folder" if path.is_dir() else "its folder is not there"
         raise InputError(f"--out {path}: {why}")
+
+
+def partial_of(path: Path) -> Path:
+    """Where lines are kept as they are measured, until what they are for is whole."""
+    return path.with_name(f".{path.name}-partial.csv")
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
@@ -39,20 +44,15 @@ def run(main: Callable[..., None]) -> None:
     except SystemExit as ended:
         code = ended.code
     except InputError as error:
-        _end(f"error: {error}", USAGE)
-    except OSError as error:
-        _end(f"error: {error.filename or 'output'}: {error.strerror or error}", USAGE)
+        code = _fail(str(error))
     except Exception as error:
-        # typer's own errors: a missing argument, an unknown option.
-        if not hasattr(error, "format_message"):
-            raise
-        _end(f"error: {error.format_message()}", USAGE)
+        code = _fail(fault(error))
     # typer ends by itself with 130 after Ctrl-C.
     if code == INTERRUPTED:
         note("interrupted")
     sys.exit(code or 0)
 
 
-def _end(message: str, code: int) -> None:
-    note(" ".join(message.split()))
-    sys.exit(code)
+def _fail(message: str) -> int:
+    note(f"error: {' '.join(message.split())}")
+    return USAGE
