@@ -241,6 +241,7 @@ def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
     from validate.card_calibrate import this_card  # noqa: PLC0415
     from validate.card_real import this_machine  # noqa: PLC0415
     from validate.card_states import check_card_runs  # noqa: PLC0415
+    from validate.launched import compile_for  # noqa: PLC0415
     from validate.machines import check_formats  # noqa: PLC0415
 
     check_card_runs(scenario, str(file))
@@ -248,6 +249,8 @@ def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
     device = this_card()
     if scenario.device != device:
         raise InputError(f"{file}: device: is {scenario.device!r}; the card of this machine is {device!r}")
+    with _told_of(file):
+        compile_for(scenario, str(file), screen.progress())
     return device, this_machine(REPEATS)
 
 

@@ -1,0 +1,81 @@
+"""What the simulated machine launches is what a real one does, and is compiled before a card is asked."""
+
+from typing import Any
+
+import pytest
+
+from kernels.table import TABLE
+from simcore.assembly import Place, assemble
+from simcore.files import InputError
+from simcore.ops import Op
+from simcore.scenario import parse_scenario
+from validate.cuts import units
+from validate.launched import compile_for, launched
+from validate.machines import Real
+from validate.traces import op_times, plain
+
+TILES: dict[str, Any] = {
+    "name": "tiles",
+    "study": "tiling",
+    "device": "cpu",
+    "profile": "none",
+    "model": {"kind": "long_convolution", "layers": 2, "channels": 8, "block": "mlp"},
+    "tokens": 37,
+    "dtype": "fp32",
+    "strategies": [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal", "tiles": ["conv", "flash_fft"]}],
+}
+LAYER: dict[str, Any] = {
+    "name": "layer",
+    "study": "decode",
+    "device": "cpu",
+    "profile": "none",
+    "model": "tiny-llama",
+    "dtype": "fp32",
+    "batch": [1, 3],
+    "context_tokens": 16,
+    "tokens": 3,
+    "strategies": [{"kind": "tensor_parallel"}],
+}
+LINEAR: dict[str, Any] = {
+    "name": "linear",
+    "study": "linear_attention",
+    "device": "cpu",
+    "profile": "none",
+    "dtype": "fp32",
+    "methods": ["recursion", "fleet"],
+    "batch": 1,
+    "heads": 1,
+    "rank": 16,
+    "dim": 16,
+    "decay": [False, True],
+    "length": [32, 33],
+}
+
+
+def quiet(doing: str, done: int, total: int) -> None:
+    del doing, done, total
+
+
+@pytest.mark.parametrize("document", [TILES, LAYER, LINEAR], ids=lambda each: each["study"])
+def test_the_ops_of_a_scenario_are_those_that_a_real_machine_runs(document: dict[str, Any]) -> None:
+    scenario, real = parse_scenario(document, "x"), Real()
+    assemble(scenario, "x", Place("cpu", real.start)).study.run(quiet)
+    ran = {plain(unit) for op in op_times(real.traces) for unit in units(op)}
+    found = launched(scenario, "x", quiet)
+    assert {op for op in ran if op.kind in TABLE} == set(found)
+    assert len(found) == len(set(found)) > 1
+
+
+def test_each_op_is_tried_once_and_counted() -> None:
+    tried, counted = list[Op](), list[tuple[int, int]]()
+    scenario = parse_scenario(LINEAR, "x")
+    compile_for(scenario, "x", lambda doing, done, total: counted.append((done, total)), tried.append)
+    ops = launched(scenario, "x", quiet)
+    assert sorted(map(repr, tried)) == sorted(map(repr, ops))
+    assert counted[-1] == (8, 8)
+
+
+def test_what_is_wrong_with_a_scenario_is_told_before_anything_is_compiled() -> None:
+    scenario = parse_scenario({**LAYER, "model": "no-such-model"}, "x")
+    with pytest.raises(InputError, match="no-such-model"):
+        compile_for(scenario, "x", quiet, lambda op: pytest.fail("was tried"))
