@@ -143,27 +143,34 @@ def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
         torch.testing.assert_close(found[0], cpu.body.buffers["x"], rtol=1e-4, atol=1e-4)
 
 
-def test_operators_take_turns_with_all_other_operands() -> None:
+def test_operators_run_after_all_other_operands_were_read() -> None:
     op = ops.norm("n", tokens=2, hidden=8, dtype="fp32")
-    seen: list[int] = []
+    seen: list[str] = []
     sets = [
-        TABLE[op.kind].inputs(op, torch.Generator().manual_seed(i), torch.device("cpu")) for i in range(3)
+        TABLE[op.kind].inputs(op, torch.Generator().manual_seed(i), torch.device("cpu")) for i in range(4)
     ]
-    state = CardOperatorState(op, sets)
-    kernel = TABLE[op.kind]
+    state, kernel = CardOperatorState(op, sets), TABLE[op.kind]
+
+    def set_of(x: torch.Tensor) -> int:
+        return next(i for i, one in enumerate(sets) if any(x is each for each in one))
 
     class Spy:
         @staticmethod
         def run(op: Any, *given: Any) -> Any:
-            seen.append(next(i for i, one in enumerate(sets) if one[0] is given[0]))
+            seen.append(f"run {set_of(given[0])}")
             return kernel.run(op, *given)
+
+    def read(x: torch.Tensor) -> None:
+        seen.append(f"read {set_of(x)}")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card_states, "TABLE", {op.kind: Spy})
+        patch.setattr(torch.Tensor, "sum", read)
         for _ in range(2):
             state.reset()
             state.execute(op)
-    assert seen == [1, 2, 0, 1, 2, 0]
+    operands = len(sets[0])
+    assert seen == 2 * [*["read 1"] * operands, *["read 2"] * operands, "run 3", "run 0"]
 
 
 @emulated

@@ -29,14 +29,14 @@ import torch
 from simcore import mesh as layout
 from simcore.garbage import no_collections
 from simcore.machine import Flag, Machine, Program, Verdict
-from simcore.ops import Graph, Op, Roofline
+from simcore.ops import Graph, Pricer, Roofline
 from simcore.sim import DeadlockError, Outcomes, Route, no_floor
 from simcore.trace import Trace
 from validate.card_layer import Layer, seen_together
 from validate.card_memory import Memory, Notes
 from validate.card_parts import Arrival, CardTicket, Lane, Stream
 from validate.card_plan import Plan, Stage, foreign, plan_key, stages
-from validate.card_records import Clocks, HostMoment, Record, Resolver, Taken
+from validate.card_records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
 from validate.card_stages import Nodes, StageQueue, fill, met
 from validate.cuts import Meeting, Meetings, units
 from validate.flag_kernels import flags_of, settings
@@ -81,6 +81,7 @@ class Card:
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
         self.lanes: dict[tuple[int, str], Lane] = {}
+        self.shared = SharedOut(self.same, no_floor, no_floor)
         # By code - 1, what waits too long where.
         self.takers: list[str] = []
         self.own = layer.stream()
@@ -123,19 +124,20 @@ class Card:
         *,
         outcomes: Outcomes | None = None,
         roofline: Roofline = no_floor,
-        weight: Callable[[Op], float] | None = None,
+        weight: Pricer | None = None,
     ) -> "CardRun":
-        """A run. `outcomes` and `roofline` as in TorchRun; `weight`: seconds that an op takes alone, in
+        """A run. `outcomes` and `roofline` as in TorchRun; `weight`: what says how long an op takes alone, in
         proportion to which the time of a graph is shared out (left out: its roofline)."""
-        return CardRun(self, outcomes or {}, roofline, weight or (lambda op: roofline(op).seconds))
+        by = roofline, weight or roofline
+        if by != (self.shared.roofline, self.shared.weight):
+            self.shared = SharedOut(self.same, *by)
+        return CardRun(self, outcomes or {}, self.shared)
 
 
 class CardRun:
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.Simulation`."""
 
-    def __init__(
-        self, card: Card, outcomes: Outcomes, roofline: Roofline, weight: Callable[[Op], float]
-    ) -> None:
+    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut) -> None:
         self.card, self.layer, self.memory = card, card.layer, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
@@ -143,7 +145,7 @@ class CardRun:
         self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
-        self._outcomes, self._roofline, self._weight = outcomes, roofline, weight
+        self._outcomes, self._shared = outcomes, shared
         self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
         self._meetings = Meetings(self._host)
@@ -207,7 +209,7 @@ class CardRun:
         origin_s = self._host.origin_s
         ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
-        resolver = Resolver(self.trace, clocks, self._roofline, self._weight)
+        resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)

@@ -163,8 +163,8 @@ class RealCard:
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
             "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
-            "cache": "as the run itself leaves it; of an operator all other sets of operands, as many as go"
-            " round the L2 cache, had their turn before",
+            "cache": "as the run itself leaves it; of an operator other sets of operands, as many as go"
+            " round the L2 cache, were read before, the last of them by the operator",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
             **({"host": f"at its pace before {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
@@ -182,7 +182,7 @@ class RealCard:
             return case.card.start(
                 outcomes=setup.outcomes,
                 roofline=setup.roofline,
-                weight=lambda op: setup.price(op).seconds,
+                weight=setup.price,
             )
 
         run = CountedRun(case, begin, title, self.at_pace)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simcore.ops import Op, Price, Publication, Roofline
+from simcore.ops import Graph, Op, Price, Pricer, Publication, Roofline
 from simcore.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.trace import State as SpanState
 from validate.card_layer import Layer
@@ -125,10 +125,33 @@ class Clocks:
         return self.first[1] + self._rate * self.on_card(event)
 
 
-def _weights(ops: Sequence[Op], weight: Callable[[Op], float]) -> list[float]:
-    found = [max(0.0, weight(op.bare)) for op in ops]
-    total = sum(found)
-    return [each / total for each in found] if total > 0.0 else [1.0 / len(ops)] * len(ops)
+@dataclass(slots=True, eq=False)
+class SharedOut:
+    """The ops of graphs, bound, each with its share of a graph's time, and all their floors together; kept
+    from run to run. `same`: the graph that stands for all equal ones, and stays, as its id does; `weight`:
+    what says how long an op takes alone."""
+
+    same: Callable[[Graph], Graph]
+    roofline: Roofline
+    weight: Pricer | Roofline
+    _known: dict[Any, tuple[tuple[tuple[Op, float], ...], float]] = field(default_factory=dict)
+
+    def of(
+        self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]
+    ) -> tuple[tuple[tuple[Op, float], ...], float]:
+        """Of ops `first` to `first + count - 1` of a graph at sizes."""
+        key = (id(self.same(graph)), first, count, tuple(sizes.items()))
+        if key not in self._known:
+            self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
+        return self._known[key]
+
+    def between(self, ops: Sequence[Op]) -> tuple[tuple[tuple[Op, float], ...], float]:
+        """Of bound ops."""
+        bare = [op.bare for op in ops]
+        weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
+        total, floor_s = sum(weights), sum(self.roofline(op).seconds for op in bare)
+        shares = [each / total if total > 0.0 else 1.0 / len(ops) for each in weights]
+        return tuple(zip(ops, shares, strict=True)), floor_s
 
 
 @dataclass(slots=True, eq=False)
@@ -137,11 +160,8 @@ class Resolver:
 
     trace: Trace
     clocks: Clocks
-    roofline: Roofline
-    weight: Callable[[Op], float]
+    shared: SharedOut
     published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
-    _ops: dict[Any, tuple[Op, ...]] = field(default_factory=dict)
-    _shares: dict[int, list[float]] = field(default_factory=dict)
     _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
 
     def resolve(self, records: Sequence[Record]) -> None:
@@ -227,17 +247,6 @@ class Resolver:
             )
         return last
 
-    def _bound(self, record: Record) -> tuple[Op, ...]:
-        """The ops of a record, with numbers in their places."""
-        if record.publication is not None:
-            return (record.publication.put,)
-        graph, given = record.launch.graph, tuple(record.sizes.items())
-        key = (id(graph), record.first, record.count, given)
-        if key not in self._ops:
-            ops = graph.ops[record.first : record.first + record.count]
-            self._ops[key] = tuple([op.at(record.sizes) for op in ops])
-        return self._ops[key]
-
     def _span(self, record: Record) -> Span:
         launch, end_s = record.launch, max(record.end_s, record.until_s)
         took_s = end_s - record.start_s
@@ -251,30 +260,20 @@ class Resolver:
             () if record.skipped else record.members, record.replay,
         )  # fmt: skip
 
-    def _shares_of(self, ops: tuple[Op, ...]) -> list[float]:
-        # Tuples of several ops stay as long as this does: ids are their own.
-        found = self._shares.get(id(ops))
-        if found is None:
-            found = self._shares[id(ops)] = _weights(ops, self.weight)
-        return found
-
     def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
-        ops = self._bound(record)
-        if not ops:
-            return ()
-        shares = [1.0] if len(ops) == 1 else self._shares_of(ops)
+        if record.publication is not None:
+            ops, floor_s = self.shared.between([record.publication.put])
+        else:
+            given = record.launch.graph, record.first, record.count, record.sizes
+            ops, floor_s = self.shared.of(*given)
         detail = ALONE if len(ops) == 1 else SHARED
-        local = record.state == "run"
         # A share is not what its op took: what all of them took together is held against all of their floors.
-        floor_s = sum(self._floor_s(op) for op in ops) if local else 0.0
+        floor_s = floor_s if record.state == "run" else 0.0
         return tuple(
             PricedOp(
                 op,
                 Price(took_s * share, took_s * share, took_s * share, "measured", detail),
                 floor_s * share,
             )
-            for op, share in zip(ops, shares, strict=True)
+            for op, share in ops
         )
-
-    def _floor_s(self, op: Op) -> float:
-        return self.roofline(op.bare).seconds

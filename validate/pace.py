@@ -1,11 +1,12 @@
 """Waiting until this host runs as fast as it can.
 
-    pace = seconds of a plain loop / the least that it has taken of late
+    pace = median seconds of the last LOOPS plain loops / the least that such a median has been
 
 A processor that shares its core with somebody else's work runs up to 1.8 times as slowly, for a second or so,
 and then what a verb of the machine costs does too. A processor that has slept is slow at first. Neither is
-what a program takes, so before what counts the host is kept busy until its loops are at their pace; where it
-stays slow for PATIENCE_S, that is how fast it is from then on.
+what a program takes, so before what counts the host is kept busy until its loops are at their pace, for
+PATIENCE_S at most: of several runs the median counts. Where it was slow RESIGNED times in a row, that is how
+fast it is from then on.
 """
 
 import math
@@ -18,8 +19,9 @@ from statistics import median
 STEPS = 10_000
 # The first time, for longer than it is slow at a time, it is looked for what the host can do; each time it is
 # busy for AWAKE_S at least.
-FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 2.0
-# Of so many loops the median may take so many times the least.
+FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 0.6
+RESIGNED = 5
+# One loop may be faster than a processor stays; the median of so many may take so many times the least one.
 LOOPS, SLACK = 7, 1.15
 
 
@@ -30,20 +32,26 @@ class Pace:
         self, loop: Callable[[], float] | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._loop, self._clock = loop or _loop_s, clock
-        self._least_s = math.inf
+        self._least_s, self._in_vain = math.inf, 0
 
     def settle(self) -> bool:
         """Keeps the host busy until it is at its pace; gives whether it is."""
         begun_s, last = self._clock(), deque[float](maxlen=LOOPS)
-        awake_s = AWAKE_S if math.isfinite(self._least_s) else FIRST_S
+        first = math.isinf(self._least_s)
+        awake_s, patience_s = (FIRST_S, 2 * FIRST_S) if first else (AWAKE_S, PATIENCE_S)
         while True:
             last.append(self._loop())
-            self._least_s = min(self._least_s, last[-1])
-            busy_s, settled = self._clock() - begun_s, median(last) <= SLACK * self._least_s
-            if settled and busy_s >= awake_s:
+            if len(last) < LOOPS:
+                continue
+            now_s, busy_s = median(last), self._clock() - begun_s
+            self._least_s = min(self._least_s, now_s)
+            if now_s <= SLACK * self._least_s and busy_s >= awake_s:
+                self._in_vain = 0
                 return True
-            if busy_s >= PATIENCE_S:
-                self._least_s = median(last)
+            if busy_s >= patience_s:
+                self._in_vain += 1
+                if self._in_vain == RESIGNED:
+                    self._least_s, self._in_vain = now_s, 0
                 return False
 
 
