@@ -251,6 +251,10 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
     overheads = _overheads(scenario, spec, profile, place)
+    if scenario.overheads.in_graph_s is None:
+        # What a profile says of it is of a decoder, whose weights go through the cache between two launches
+        # of a kernel. Those of a long convolution stay there: its kernels take what they take by themselves.
+        overheads = replace(overheads, in_graph_s=0.0)
     if scenario.launching == "eager":
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.

@@ -235,7 +235,9 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        issued_s = self._spend(sim.overheads.launch_s + self._telling_s(graph, given))
+        costs = sim.overheads
+        issued_s = self._spend(costs.launch_s + self._telling_s(graph, given))
+        issued_s -= min(costs.return_s, costs.launch_s)
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -187,6 +187,26 @@ def test_sizes_in_the_memory_of_the_device_are_written_where_they_change(rows: b
     assert issued_s == pytest.approx([0.05, 0.10, 0.15])
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("return_s", "begins_s"), [(0.02, 0.03), (0.09, 0.0)])
+def test_a_device_begins_while_its_host_is_still_at_the_launch(
+    rows: bool, return_s: float, begins_s: float
+) -> None:
+    """By return_s, of which no more than a launch counts; the host goes on where it would have."""
+    graph, at_s = Graph("one", (toy("op", 10),)), list[float]()
+
+    def program(m: Machine) -> Program:
+        for _ in range(2):
+            ticket = m.launch(graph)
+            at_s.append(m.now())
+            yield m.wait(ticket)
+            at_s.append(m.now())
+
+    simulated(program, overheads=Overheads(launch_s=0.05, return_s=return_s), rows=rows)
+    round_s = begins_s + 0.10
+    assert at_s == pytest.approx([0.05, round_s, round_s + 0.05, 2 * round_s])
+
+
 def test_long_graphs_hide_the_host(machine: Contract) -> None:
     def program(m: Machine) -> Program:
         tickets = [m.launch(toys("long", 7)) for _ in range(4)]

@@ -1,7 +1,8 @@
 """What the verbs of the machine on a card cost (`simcore.machine.Overheads`), measured with its own programs.
 
     launch_s   = (a loop of launches of a graph of one node) / launches
-    wait_s     = (a loop of launch, mark, wait) / rounds - launch_s - the node by itself
+    return_s   = from when the device has been given a graph of such a loop to the end of its launch
+    wait_s     = (a loop of launch, mark, wait) / rounds - (launch_s - return_s) - the node by itself
     size_s     = (the same of a graph that reads a size, which goes up, less the former) / rounds
     message_s  = (a loop of send, recv)                           / (2 rounds)
     gate_s     = (a skipped launch of MANY nodes - one of ONE)    / (MANY - ONE), by the card's clock
@@ -70,14 +71,18 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     layer = CudaLayer() if layer is None else layer
     card = Card([_Counting(layer)], layer)
     loops = _launches, partial(_rounds, _nodes(ONE)), partial(_rounds, _told()), _messages
-    turns = [[_looped(card, loop) for loop in loops] for _ in range(1 + RUNS)][1:]
+    card.start().run(lambda m: _rounds(_nodes(ONE), m, []))
+    return_s = median(_looped(card, loops[1])[1]["return_s"] for _ in range(RUNS))
+    turns = [[_looped(card, loop)[0] for loop in loops] for _ in range(1 + RUNS)][1:]
     free_s, round_s, told_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
     busy_s = max(0.0, round_s - _more_nodes(card, gated=False))
     launch_s = min(free_s, busy_s)
+    return_s = min(return_s, launch_s)
     return {
         "launch_s": launch_s,
+        "return_s": return_s,
         "size_s": max(0.0, told_s - round_s),
-        "wait_s": busy_s - launch_s,
+        "wait_s": busy_s - launch_s + return_s,
         "message_s": there_and_back_s / 2,
         "gate_s": _more_nodes(card, gated=True),
     }
@@ -123,12 +128,15 @@ def _messages(m: Machine, took_s: list[float]) -> Program:
     took_s.append((time.perf_counter() - begun_s) / LAUNCHES)
 
 
-def _looped(card: Card, program: Callable[[Machine, list[float]], Program]) -> float:
-    """Seconds a round of one run, of a host at its pace."""
+def _looped(
+    card: Card, program: Callable[[Machine, list[float]], Program]
+) -> tuple[float, Mapping[str, float]]:
+    """Seconds a round of one run, of a host at its pace, and what its verbs took one by one."""
     took_s: list[float] = []
     pace().settle()
-    card.start().run(lambda m: program(m, took_s))
-    return took_s[0]
+    run = card.start()
+    run.run(lambda m: program(m, took_s))
+    return took_s[0], run.verbs
 
 
 def _more_nodes(card: Card, *, gated: bool) -> float:

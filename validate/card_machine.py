@@ -22,6 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from simcore.garbage import no_collections
 from simcore.machine import Flag, Machine, Program, Verdict
 from simcore.ops import Graph, Pricer, Roofline
 from simcore.sim import DeadlockError, Outcomes, Route, no_floor
-from simcore.trace import Trace
+from simcore.trace import Cause, Trace
 from validate.card_layer import Layer, seen_together
 from validate.card_memory import Memory, Notes
 from validate.card_parts import Arrival, CardTicket, Lane, Stream
@@ -145,6 +146,9 @@ class CardRun:
         self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
+        # What its verbs took, by the names of `simcore.machine.Overheads`; a launch with the sizes it writes.
+        self.verbs: dict[str, float] = {}
+        self._submitted: list[Launch] = []
         self._outcomes, self._shared = outcomes, shared
         self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
@@ -211,6 +215,7 @@ class CardRun:
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
+        self.verbs = verbs_of(self._submitted, resolver.cause)
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)
 
@@ -328,6 +333,7 @@ class CardRun:
     def submit(self, launch: Launch) -> None:
         """Queues a launch: on the card, unless something before it is held back."""
         launch.since = self._since.get(launch.rank)
+        self._submitted.append(launch)
         stream = self._stream(launch.rank, launch.stream)
         stream.queue.append(launch)
         if stream.task is None:
@@ -531,6 +537,8 @@ class CardRun:
                 self.layer.wait(lane.stream, self._wires[lane.rank].after)
         nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
+        if launch.given_s is None:
+            launch.given_s = self.now()
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
@@ -623,6 +631,25 @@ class CardRun:
 
     def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:
         return [self._stages.settle(notes, plan)]
+
+
+def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
+    """Median seconds of the verbs of a run, as far as it had any: from the call of a launch to its return,
+    from when the device had it to that, and from the end of what a host had nothing to do but wait for to its
+    next launch. `cause`: says when an end was."""
+    back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
+    for launch in launches:
+        since, rank = launch.since, launch.rank
+        if since is not None and since is not waited.get(rank):
+            ended_s = cause(since).at_s
+            if ended_s >= idle_s.get(rank, 0.0):
+                back_s.append(max(0.0, launch.issued_s - ended_s))
+        waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
+    left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
+    # What is held back is given to the device when others are launched.
+    left_s = [seconds for seconds in left_s if seconds >= 0.0]
+    each = {"launch_s": [x.took_s for x in launches], "return_s": left_s, "wait_s": back_s}
+    return {name: median(seconds) for name, seconds in each.items() if seconds}
 
 
 def _is_queued(ticket: Any) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from validate.card_states import SEED, CardStates
 from validate.machines import reported
 from validate.pace import pace
 
+# Seconds by the names of `simcore.machine.Overheads`.
+Costs = Mapping[str, float]
 # Runs that are thrown away at most until one captures nothing; how long those take together that do not.
 MOST_WARM_UPS, WARM_S = 3, 0.05
 # A run that is shorter comes right after others.
@@ -55,14 +58,14 @@ class _Case:
 
 class CountedRun:
     """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds
-    its case no more: whoever keeps it would keep the case's memory from the next one. `at_pace` is told
-    whether the host was."""
+    its case no more: whoever keeps it would keep the case's memory from the next one. `ended` is told
+    whether the host was at its pace, and what its verbs took."""
 
     def __init__(
-        self, case: _Case, start: Callable[[], CardRun], title: str, at_pace: list[bool] | None = None
+        self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[bool, Costs], None]
     ) -> None:
         run = start()
-        self._at_pace = [] if at_pace is None else at_pace
+        self._ended = ended
         self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
         self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
 
@@ -78,7 +81,7 @@ class CountedRun:
             _come_from_others(case, start, program)
             case.reset()
             trace = run.run(program)
-        self._at_pace.append(at_pace)
+        self._ended(at_pace, run.verbs)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -138,14 +141,17 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`)."""
+    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`);
+    `verbs`: what they took in the runs of each case."""
 
     repeats: int
     states: CardStates
     layer: Callable[[], Layer] = CudaLayer
     started: dict[str, list[Trace]] = field(default_factory=dict)
     at_pace: list[bool] = field(default_factory=list)
+    verbs: dict[str, list[Costs]] = field(default_factory=dict)
     _case: _Case | None = field(default=None)
+    _in_loops: Costs | None = field(default=None)
 
     @property
     def traces(self) -> list[Trace]:
@@ -169,9 +175,15 @@ class RealCard:
             **({"host": f"at its pace before {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
 
-    def host_costs(self) -> Mapping[str, float]:
-        """Those of `validate.card_host`: another host than that of the card's profile takes other times."""
-        return host_costs(self.layer())
+    def host_costs(self, case: str) -> Costs:
+        """What verbs took in the runs of a case, the median of them; of a verb that they had none of, what it
+        takes in a loop (`validate.card_host`). Sizes are written within launches."""
+        if self._in_loops is None:
+            self._in_loops = host_costs(self.layer())
+        runs = self.verbs.get(case, [])
+        names = dict.fromkeys(name for run in runs for name in run)
+        took = {name: median(run[name] for run in runs if name in run) for name in names}
+        return {**self._in_loops, **took, **({"size_s": 0.0} if "launch_s" in took else {})}
 
     def start(self, setup: Setup) -> Run:
         """A run on the case's card, with its buffers as they were at first."""
@@ -185,7 +197,11 @@ class RealCard:
                 weight=setup.price,
             )
 
-        run = CountedRun(case, begin, title, self.at_pace)
+        def ended(at_pace: bool, verbs: Costs) -> None:
+            self.at_pace.append(at_pace)
+            self.verbs.setdefault(setup.case, []).append(verbs)
+
+        run = CountedRun(case, begin, title, ended)
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
 

@@ -2,8 +2,8 @@
 
 measured    the torch machine, on the wall clock
 replayed    the simulated machine, fed with measured op times                     rung 2
-            and, on a card, with what the verbs of this host cost; what kernels take in graphs
-            beyond that is the profile's (`in_graph_s`)
+            and, on a card, with what the verbs of its host took in the runs of each case; what kernels
+            of a decoder take in graphs beyond that is the profile's (`in_graph_s`)
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
 On a CPU op times are those of the measured run. On a card a run gives the times of whole graphs, and what is
@@ -11,14 +11,16 @@ beside them is measured op by op afterwards: what rung 2 is off is then the mach
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any, Protocol
 
 from devices.price import roofline
 from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
+from simcore.machine import Overheads
 from simcore.ops import Pricer, Roofline
-from simcore.runs import Run, Setup, Start
+from simcore.runs import Run, Setup, Start, span_by_span
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
 from simcore.trace import Trace
@@ -65,8 +67,9 @@ class Measuring(Protocol):
     def described(self) -> dict[str, Any]:
         """What a provenance says of it."""
 
-    def host_costs(self) -> Mapping[str, float]:
-        """What the verbs cost here (`simcore.machine.Overheads`), as far as runs do not show it."""
+    def host_costs(self, case: str) -> Mapping[str, float]:
+        """What the verbs cost here in a case (`simcore.machine.Overheads`), as far as op times do not show
+        it."""
 
     def start(self, setup: Setup) -> Run:
         """See `simcore.runs.Start`."""
@@ -106,9 +109,9 @@ def climb(
     price = parts.price()
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
-    replay = assemble(scenario, where, Place("replay", prices=prices, overheads=real.host_costs()))
-    replayed = replay.study.run(progress).rows
-    place = replace(place, described={**real.described, "replayed_with": replay.described["overheads"]})
+    costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True))
+    replayed = assemble(scenario, where, Place("replay", costs.start, prices=prices)).study.run(progress).rows
+    place = replace(place, described={**real.described, "replayed_with": costs.described})
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds)
@@ -120,6 +123,31 @@ def climb(
     outcome.trace_title, simulated = simulated_too(case, simulate)
     figures = list(_comparison(scenario.study, predicted, replayed, measured))
     return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
+
+
+@dataclass
+class _Costs:
+    """Starts runs on the simulated machine at what the verbs of a real one took in the same case; what the
+    scenario says of them stays. `used`: by case."""
+
+    of: Callable[[str], Mapping[str, float]]
+    given: Mapping[str, float]
+    used: dict[str, Overheads] = field(default_factory=dict)
+
+    def start(self, setup: Setup) -> Run:
+        """See `simcore.runs.Start`."""
+        overheads = replace(setup.overheads, **{**self.of(setup.case), **self.given})
+        if setup.case:
+            self.used[setup.case] = overheads
+        return span_by_span(replace(setup, overheads=overheads))
+
+    @property
+    def described(self) -> dict[str, str]:
+        """For provenances: the median, the least and the most over all cases, in seconds."""
+        each = [asdict(overheads) for overheads in self.used.values()]
+        names = each[0] if each else ()
+        values = {name: [costs[name] for costs in each] for name in names}
+        return {name: f"{median(x):.3g} ({min(x):.3g} to {max(x):.3g})" for name, x in values.items()}
 
 
 def _comparison(

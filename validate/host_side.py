@@ -82,7 +82,6 @@ class HostSide:
         """
         for rank in self.followers:
             self.watch(f"program of rank {rank}", self._first(rank, program))
-        self._origin = time.perf_counter()
         self._work()
         stuck = [*(task.what() for task in self._hosts), *self.device.waiting()]
         if stuck:
@@ -90,6 +89,9 @@ class HostSide:
 
     def _first(self, rank: int, program: Callable[[Machine], Program]) -> Steps:
         steps = self.host(program(self.machines[rank]))
+        if self._origin is None:
+            # Before a program has its first turn nothing of it has begun.
+            self._origin = time.perf_counter()
         try:
             need = next(steps)
         except StopIteration:
@@ -221,6 +223,7 @@ class RealMachine:
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
+        issued_s = self.now()
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
         given = {} if sizes is None else sizes
@@ -233,13 +236,14 @@ class RealMachine:
         signals = tuple([t for t in after if isinstance(t, SignalTicket)])
         tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
         launch = Launch(
-            self._host.next_launch(), self.rank, stream, graph, self.now(), tickets, signals, given, advance,
+            self._host.next_launch(), self.rank, stream, graph, issued_s, tickets, signals, given, advance,
             repeat, when, sets or {}, self._device.ticket(),
         )  # fmt: skip
         if until is not None and repeat > 1:
             others = [other for other in self._watched[until] if other.ticket.end is None]
             self._watched[until] = [*others, launch]
         self._device.submit(launch)
+        launch.took_s = self.now() - issued_s
         ticket: Ticket = launch.ticket
         return ticket
 

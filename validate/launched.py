@@ -5,12 +5,11 @@ known beforehand, all are compiled side by side (`validate.compile_ahead`).
 """
 
 import time
-from dataclasses import replace
 
 from kernels.table import TABLE
 from simcore.assembly import Place, assemble
 from simcore.ops import Op
-from simcore.runs import Run, Setup, simulated
+from simcore.runs import Run, Setup, span_by_span
 from simcore.scenario import Scenario
 from simcore.study import Progress
 from simcore.trace import Trace
@@ -46,7 +45,7 @@ def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
     def start(setup: Setup) -> Run:
         # Traces of all cases may not have room beside each other.
         take()
-        run = simulated(replace(setup, rows=False, tariff=None))
+        run = span_by_span(setup)
         last.append(run.trace)
         return run
 

@@ -121,6 +121,9 @@ class Launch:
     since: Any = None
     # What it runs until has come: it ends at its next boundary, but runs once.
     curtailed: bool = False
+    # When the device had been given the first of it, where the host did that at once; how long it was at it.
+    given_s: float | None = None
+    took_s: float = 0.0
 
     def sizes_at(self, replay: int) -> dict[str, int]:
         """The sizes that a replay reads."""

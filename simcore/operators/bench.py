@@ -1,6 +1,6 @@
 """Runs cases of an operator study on one device.
 
-latency  = host time of the launch + price of the op        (simulated; `seconds` asks the prices alone)
+latency  = host time until the device has it + price of the op     (simulated; `seconds` asks prices alone)
 fits     = memory_bytes(op) <= memory of the device
 """
 
@@ -123,7 +123,9 @@ class Bench:
     def seconds(self, case: OperatorAxes) -> float:
         """The latency of a case that fits, from prices alone: what `run` simulates."""
         if case not in self.prices:
-            self.prices[case] = self.device.overheads.launch_s + self.device.price(self.op(case)).seconds
+            costs = self.device.overheads
+            until_s = max(0.0, costs.launch_s - costs.return_s)
+            self.prices[case] = until_s + self.device.price(self.op(case)).seconds
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
