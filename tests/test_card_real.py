@@ -290,7 +290,9 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
         launch(10.9, 1.0, one, rank=1),
     ]  # fmt: skip
     found = verbs_of(launches, cause)
-    assert found == {"launch_s": 1.0, "return_s": 0.25, "wait_s": pytest.approx(0.7)}
+    assert found == pytest.approx(
+        {"launch_s": 11 / 7, "return_s": 8 / 4 / 6, "wait_s": (0.5 + 0.7 + 0.9) / 3}
+    )
     assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
 

@@ -331,8 +331,9 @@ BIRTH = dict.fromkeys(contention.BORN, "x")
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = rows_by(TRUE, (1, 2))
-    write(judged(rows, LARGE, SIMULATED, TRUE, False), LARGE, BIRTH, tmp_path / "rows.csv")
-    assert read(tmp_path / "rows.csv") == (rows, 2, BIRTH)
+    births = [{**BIRTH, "date_utc": str(i)} for i in range(len(rows))]
+    write(judged(rows, LARGE, SIMULATED, TRUE, False), LARGE, births, tmp_path / "rows.csv")
+    assert read(tmp_path / "rows.csv") == (rows, 2, births)
 
 
 @pytest.fixture
@@ -355,7 +356,7 @@ def measured_rows(tmp_path: Path) -> Path:
     ]
     found_s = together_s(rows, models, here, TRUE)
     rows = [replace(row, together_s=s) for row, s in zip(rows, found_s, strict=True)]
-    write(judged(rows, models, here, TRUE, False), models, BIRTH, tmp_path / "rows.csv")
+    write(judged(rows, models, here, TRUE, False), models, [BIRTH] * len(rows), tmp_path / "rows.csv")
     return tmp_path
 
 

@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -634,9 +634,9 @@ class CardRun:
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
-    """Median seconds of the verbs of a run, as far as it had any: from the call of a launch to its return,
-    from when the device had it to that, and from the end of what a host had nothing to do but wait for to its
-    next launch. `cause`: says when an end was."""
+    """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
+    the call of a launch to its return, from when the device had it to that, and from the end of what a host
+    had nothing to do but wait for to its next launch. `cause`: says when an end was."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -649,7 +649,7 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     # What is held back is given to the device when others are launched.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
     each = {"launch_s": [x.took_s for x in launches], "return_s": left_s, "wait_s": back_s}
-    return {name: median(seconds) for name, seconds in each.items() if seconds}
+    return {name: fmean(seconds) for name, seconds in each.items() if seconds}
 
 
 def _is_queued(ticket: Any) -> bool:

@@ -205,10 +205,13 @@ CASE = tuple(field.name for field in fields(Case))
 TIMES = ("alone_s", "together_s", "least_s", "most_s", "n")
 
 
-def write(found: Sequence[Judged], models: Models, born: Mapping[str, str], path: Path) -> None:
-    """All of it as a file, with its birth record, whole or not at all."""
+Birth = Mapping[str, str]
+
+
+def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path: Path) -> None:
+    """All of it as a file, each row with its birth record, whole or not at all."""
     rows = []
-    for each in found:
+    for each, born in zip(found, births, strict=True):
         row = each.row
         cells = {**asdict(row.case), "stream": row.stream, **{name: getattr(row, name) for name in TIMES}}
         cells |= {"predicted_s": each.predicted_s, "error_pct": each.error_pct, "role": each.role}
@@ -216,8 +219,8 @@ def write(found: Sequence[Judged], models: Models, born: Mapping[str, str], path
     write_csv(rows, path)
 
 
-def read(path: Path) -> tuple[list[Row], int, dict[str, str]]:
-    """Rows that `write` has written, of how many layers the decoder was, and their birth record. Raises
+def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
+    """Rows that `write` has written, of how many layers the decoder was, and their birth records. Raises
     InputError where they are none."""
     with path.open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
@@ -232,7 +235,8 @@ def read(path: Path) -> tuple[list[Row], int, dict[str, str]]:
             case: Any = {name: (int if types[name] is int else str)(cells[name]) for name in CASE}
             times: Any = {name: float(cells[name]) for name in TIMES[:-1]}
             rows.append(Row(Case(**case), cells["stream"], **times, n=int(cells["n"])))
-        return rows, int(found[0]["layers"]), {name: found[0][name] for name in BORN}
+        births = [{name: cells[name] for name in BORN} for cells in found]
+        return rows, int(found[0]["layers"]), births
     except (KeyError, ValueError) as error:
         raise InputError(f"{path}: is no file of measured contention ({error})") from None
 
@@ -297,9 +301,9 @@ def main(
         batch,
     )
     rows: list[Row] = []
-    born: dict[str, str] = {}
+    births: list[Birth] = []
     if from_ is not None:
-        rows, layers, born = read(from_)
+        rows, layers, births = read(from_)
     if from_ is not None and device is None and not torch.cuda.is_available():
         raise InputError("--device: is needed with --measured where there is no card")
     name = device or this_card()
@@ -316,20 +320,21 @@ def main(
         start = replace(here, start=real.start)
         for row in measured(cases, models, start, repeats, partial(typer.echo, err=True)):
             rows.append(row)
+            births.append(born)
             if out is not None:
                 # What has been measured is kept, whatever becomes of the next case.
-                write([Judged(each, "measured", math.nan) for each in rows], models, born, partial_of(out))
+                write([Judged(each, "measured", math.nan) for each in rows], models, births, partial_of(out))
         real.release()
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
-        write(found[1], models, born, out)
+        write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)
     for line in lines(found[1]):
         typer.echo(line)
     typer.echo(f"law: {found[0].text}")
     errors = medians(found[1])
     if fit_ and errors:
-        write_shared_use(_shared(*found, born), _folder(name, profile))
+        write_shared_use(_shared(*found, births[-1]), _folder(name, profile))
     if not errors or max(errors.values()) >= MOST_PCT:
         raise typer.Exit(1)
 
@@ -362,7 +367,7 @@ def _compared(
     return constants, judged(rows, models, device, constants, fitting)
 
 
-def _shared(constants: Constants, found: Sequence[Judged], born: Mapping[str, str]) -> SharedUse:
+def _shared(constants: Constants, found: Sequence[Judged], born: Birth) -> SharedUse:
     counts = {role: sum(each.role == role for each in found) for role in ("fit", "judged")}
     return SharedUse(
         leaves_s=constants.leaves_s,
