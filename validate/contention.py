@@ -235,7 +235,7 @@ def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
             case: Any = {name: (int if types[name] is int else str)(cells[name]) for name in CASE}
             times: Any = {name: float(cells[name]) for name in TIMES[:-1]}
             rows.append(Row(Case(**case), cells["stream"], **times, n=int(cells["n"])))
-        births = [{name: cells[name] for name in BORN} for cells in found]
+        births: list[Birth] = [{name: cells[name] for name in BORN} for cells in found]
         return rows, int(found[0]["layers"]), births
     except (KeyError, ValueError) as error:
         raise InputError(f"{path}: is no file of measured contention ({error})") from None
