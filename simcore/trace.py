@@ -150,13 +150,15 @@ class Rows:
 
 @dataclass(slots=True)
 class Trace:
-    """Everything that one run of one program left behind."""
+    """Everything that one run of one program left behind. `verbs`: what they took on the host of a real
+    machine, in seconds, by the names of `simcore.machine.Overheads`."""
 
     spans: list[Span] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     gauges: list[Gauge] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
+    verbs: dict[str, float] = field(default_factory=dict)
 
     def by_id(self) -> dict[int, Span]:
         """Spans by their id."""

@@ -136,7 +136,7 @@ def _looped(
     pace().settle()
     run = card.start()
     run.run(lambda m: program(m, took_s))
-    return took_s[0], run.verbs
+    return took_s[0], run.trace.verbs
 
 
 def _more_nodes(card: Card, *, gated: bool) -> float:

@@ -146,8 +146,6 @@ class CardRun:
         self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
-        # What its verbs took, by the names of `simcore.machine.Overheads`; a launch with the sizes it writes.
-        self.verbs: dict[str, float] = {}
         self._submitted: list[Launch] = []
         self._outcomes, self._shared = outcomes, shared
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -215,7 +213,7 @@ class CardRun:
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
-        self.verbs = verbs_of(self._submitted, resolver.cause)
+        self.trace.verbs.update(verbs_of(self._submitted, resolver.cause))
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)
 
@@ -528,7 +526,7 @@ class CardRun:
         sizes: Mapping[str, int],
     ) -> Record:
         """Queues a local stage, or what is put on the wire."""
-        queued_s, states = self.now(), [lane.state]
+        states = [lane.state]
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
             states.append(self.states[other])
@@ -537,8 +535,9 @@ class CardRun:
                 self.layer.wait(lane.stream, self._wires[lane.rank].after)
         nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
+        queued_s = self.now()
         if launch.given_s is None:
-            launch.given_s = self.now()
+            launch.given_s = queued_s
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
@@ -590,11 +589,12 @@ class CardRun:
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
             self.layer.wait(holder.stream, at.events[place])
-        before, queued_s = self.layer.record(holder.stream), self.now()
+        before = self.layer.record(holder.stream)
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met, states, op, gate)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
+        queued_s = self.now()
         for state in states:
             for unit in units(op):
                 state.skip(unit)

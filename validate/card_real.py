@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from statistics import median
 from typing import Any
 
 import torch
@@ -58,14 +57,14 @@ class _Case:
 
 class CountedRun:
     """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds
-    its case no more: whoever keeps it would keep the case's memory from the next one. `ended` is told
-    whether the host was at its pace, and what its verbs took."""
+    its case no more: whoever keeps it would keep the case's memory from the next one. `begins` is told
+    whether the host is at its pace."""
 
     def __init__(
-        self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[bool, Costs], None]
+        self, case: _Case, start: Callable[[], CardRun], title: str, begins: Callable[[bool], None]
     ) -> None:
         run = start()
-        self._ended = ended
+        self._begins = begins
         self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
         self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
 
@@ -77,11 +76,10 @@ class CountedRun:
         with _memory_of(self._title):
             if not case.warm:
                 _warm_up(case, start, program)
-            at_pace = pace().settle()
+            self._begins(pace().settle())
             _come_from_others(case, start, program)
             case.reset()
             trace = run.run(program)
-        self._ended(at_pace, run.verbs)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -141,15 +139,13 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`);
-    `verbs`: what they took in the runs of each case."""
+    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`)."""
 
     repeats: int
     states: CardStates
     layer: Callable[[], Layer] = CudaLayer
     started: dict[str, list[Trace]] = field(default_factory=dict)
     at_pace: list[bool] = field(default_factory=list)
-    verbs: dict[str, list[Costs]] = field(default_factory=dict)
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
 
@@ -176,14 +172,14 @@ class RealCard:
         }
 
     def host_costs(self, case: str) -> Costs:
-        """What verbs took in the runs of a case, the median of them; of a verb that they had none of, what it
-        takes in a loop (`validate.card_host`). Sizes are written within launches."""
+        """What verbs took in the run of a case that is reported; of a verb that it had none of, what it takes
+        in a loop (`validate.card_host`). Sizes are written within launches."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
-        runs = self.verbs.get(case, [])
-        names = dict.fromkeys(name for run in runs for name in run)
-        took = {name: median(run[name] for run in runs if name in run) for name in names}
-        return {**self._in_loops, **took, **({"size_s": 0.0} if "launch_s" in took else {})}
+        if case not in self.started:
+            return self._in_loops
+        (trace,) = reported({case: self.started[case]})
+        return {**self._in_loops, "size_s": 0.0, **trace.verbs}
 
     def start(self, setup: Setup) -> Run:
         """A run on the case's card, with its buffers as they were at first."""
@@ -197,11 +193,7 @@ class RealCard:
                 weight=setup.price,
             )
 
-        def ended(at_pace: bool, verbs: Costs) -> None:
-            self.at_pace.append(at_pace)
-            self.verbs.setdefault(setup.case, []).append(verbs)
-
-        run = CountedRun(case, begin, title, ended)
+        run = CountedRun(case, begin, title, self.at_pace.append)
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
 

@@ -5,8 +5,9 @@
 The clocks of host and card are looked at together before and after a run; between the two they are taken to
 go apart evenly. A span starts when the last thing that it waited for has ended, if that was after the host
 had queued it: what the card takes between two graphs is then part of the later one, as what it takes between
-two nodes is part of an op's measured time. Else it starts when the card came to it, and what went before is
-its host's. The time of a graph of several ops is shared out in proportion to what they take alone (`weight`).
+two nodes is part of an op's measured time. Else it starts when the host had queued it, or when the card came
+to it after that, and what went before is its host's. The time of a graph of several ops is shared out in
+proportion to what they take alone (`weight`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +55,8 @@ class Taken:
 class Record:
     """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
     launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
-    ended; `queued_s` is when the host queued it. `gate`: where the log says whether it ran; it stands for all
-    records of its replay, of which `head` is the first, and `until_s` the end of all where it was skipped.
+    ended; `queued_s` is when the host had queued it. `gate`: where the log says whether it ran; it stands for
+    all records of its replay, of which `head` is the first, and `until_s` the end of all if it was skipped.
     `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
     ranks did."""
 
@@ -221,8 +222,8 @@ class Resolver:
         if device.span is not None and device.at_s >= record.queued_s:
             record.start_s, record.cause = device.at_s, device
         else:
-            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
-            record.start_s = max(came_s, device.at_s, record.launch.issued_s)
+            came_s = 0.0 if record.before is None else self.clocks.at(record.before)
+            record.start_s = max(came_s, device.at_s, record.queued_s)
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
         if record.meeting is not None:

@@ -1,13 +1,13 @@
 """Climbs the validation ladder with a scenario: runs it on this machine, replays it, predicts it, compares.
 
 measured    the torch machine, on the wall clock
-replayed    the simulated machine, fed with measured op times                     rung 2
-            and, on a card, with what the verbs of its host took in the runs of each case; what kernels
-            of a decoder take in graphs beyond that is the profile's (`in_graph_s`)
+replayed    the simulated machine, fed with the op times of the run               rung 2
+            and, on a card, with what the verbs of its host took there, case by case
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
-On a CPU op times are those of the measured run. On a card a run gives the times of whole graphs, and what is
-beside them is measured op by op afterwards: what rung 2 is off is then the machine's and the cache's.
+A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
+one by one afterwards, too: a replay at those times, and at what kernels of a decoder take in graphs beyond
+them (`in_graph_s` of the profile), is shown beside rung 2. What it is further off is due to neighbours.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,11 +110,18 @@ def climb(
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
     costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True))
-    replayed = assemble(scenario, where, Place("replay", costs.start, prices=prices)).study.run(progress).rows
+
+    def replay(prices: Pricer, **overheads: float) -> list[Row]:
+        again = Place("replay", costs.start, prices=prices, overheads=overheads)
+        return assemble(scenario, where, again).study.run(progress).rows
+
+    # What kernels take in graphs is in the times of the run.
+    replayed = replay(measured_prices(real.traces, floor, prices), in_graph_s=0.0)
+    one_by_one = None if ops is in_the_run else replay(prices)
     place = replace(place, described={**real.described, "replayed_with": costs.described})
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
-    rungs = ladder(points, predicted, replayed, measured, bounds)
+    rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)
 
     def simulate(start: Start) -> Outcome:
         return assemble(scenario, where, Place("predicted", start)).study.run(progress)

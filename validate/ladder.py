@@ -2,7 +2,7 @@
 
     0 numerics    each kernel against its reference in float64          ||run - reference|| / ||reference||
     1 prices      predicted op times against measured ones, at shapes that were not calibrated
-    2 schedules   the simulated machine, fed with the measured op times, against the wall clock
+    2 schedules   the simulated machine, fed with the op times of the run, against the wall clock
     3 end to end  the simulated machine at predicted prices against the wall clock
 
     error = 100 (max(predicted, measured) / min(predicted, measured) - 1)        in percent
@@ -325,9 +325,12 @@ def ladder(
     replayed: Sequence[Row],
     measured: Sequence[Row],
     bounds: Bounds,
+    *,
+    one_by_one: Sequence[Row] | None = None,
 ) -> list[dict[str, Any]]:
     """The rungs as rows: rung, label, what, n, median_pct, p95_pct, worst_pct, bound_pct, passed, and
-    `judged_by`: the error that has the bound.
+    `judged_by`: the error that has the bound. `one_by_one`: replayed with the times of ops that were measured
+    by themselves.
 
     Of each rung first what is judged, then what it is made of, which has no bound (`passed` is None). A rung
     that nothing was compared on has n = 0 and did not pass.
@@ -336,6 +339,7 @@ def ladder(
         *_numerics(points, bounds),
         *_prices(points, bounds),
         *_figures(2, compared(replayed, measured), bounds.schedules),
+        *_one_by_one(one_by_one, measured),
         *_figures(3, compared(predicted, measured), bounds.end_to_end, bounds.end_to_end_worst),
     ]
 
@@ -387,6 +391,13 @@ def _figures(
     for key in groups:
         for label, what in dict.fromkeys(key(pair) for pair in pairs):
             yield _row(rung, label, what, [pair.error_pct for pair in pairs if key(pair) == (label, what)])
+
+
+def _one_by_one(replayed: Sequence[Row] | None, measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Beside rung 2, not judged: how far off it is where ops take what they take by themselves."""
+    if replayed is not None:
+        errors = [pair.error_pct for pair in compared(replayed, measured)]
+        yield _row(2, ALL, "times, by ops one by one", errors)
 
 
 def _row(
