@@ -13,7 +13,8 @@ Three machines run programs: the simulated one (`simcore.sim`), the tape, which 
 
 What a launch means, on every machine:
 
-1. `launch` returns at once; the host pays for it. Launches on one stream of one rank run in order.
+1. `launch` returns at once; the host pays for it, and the device has the graph before it has paid for all of
+   it. Launches on one stream of one rank run in order.
 2. A launch starts when its stream is free, its `after` tickets are done and, if it names a signal in
    `after`, when that signal has come.
 3. `when` is read on the device at that point, before any signal is waited for: a launch whose
@@ -114,6 +115,11 @@ class Overheads:
     message_s: float = 0.0
     gate_s: float = 0.0
     in_graph_s: float = 0.0
+
+    @property
+    def given_s(self) -> float:
+        """Host time of a launch until the device has the graph."""
+        return max(0.0, self.launch_s - self.return_s)
 
 
 class Machine(Protocol):

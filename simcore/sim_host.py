@@ -2,7 +2,8 @@
 
 A host's clock runs ahead of the event clock by what its verbs cost; a wait catches up:
 
-    host time after a verb = max(event clock, host time) + cost of the verb
+    host time after a verb      = max(event clock, host time) + cost of the verb
+    the device has a launch at    that time - return_s
 
 All host loops of a rank share one host thread, and so one clock.
 """
@@ -237,7 +238,7 @@ class SimMachine:
             repeat = 1
         costs = sim.overheads
         issued_s = self._spend(costs.launch_s + self._telling_s(graph, given))
-        issued_s -= min(costs.return_s, costs.launch_s)
+        issued_s -= costs.launch_s - costs.given_s
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -2,14 +2,15 @@
 
     launch_s   = (a loop of launches of a graph of one node) / launches
     return_s   = from when the device has been given a graph of such a loop to the end of its launch
-    wait_s     = (a loop of launch, mark, wait) / rounds - (launch_s - return_s) - the node by itself
+    wait_s     = (a loop of launch, mark, wait) / rounds - max(launch_s, launch_s - return_s + the node)
     size_s     = (the same of a graph that reads a size, which goes up, less the former) / rounds
     message_s  = (a loop of send, recv)                           / (2 rounds)
     gate_s     = (a skipped launch of MANY nodes - one of ONE)    / (MANY - ONE), by the card's clock
 
-The node by itself is what one more of them takes in a graph, and launch, node and wait add up to a round:
-where a launch whose end nobody waits for takes longer than that, for the card has to catch up, launch_s is
-what is left of it. Medians over runs in turns, the first of which, which capture, are thrown away.
+The node is what one more of them takes in a graph. A round on the simulated machine is then as long as it was
+here: a launch, or until the card has done what it was given, and the wait. Where launches whose ends nobody
+waits for take longer, for the card has to catch up, launch_s is what a round leaves of it. Medians over runs
+in turns, the first of which, which capture, are thrown away.
 """
 
 import time
@@ -75,17 +76,20 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     return_s = median(_looped(card, loops[1])[1]["return_s"] for _ in range(RUNS))
     turns = [[_looped(card, loop)[0] for loop in loops] for _ in range(1 + RUNS)][1:]
     free_s, round_s, told_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
-    busy_s = max(0.0, round_s - _more_nodes(card, gated=False))
-    launch_s = min(free_s, busy_s)
-    return_s = min(return_s, launch_s)
     return {
-        "launch_s": launch_s,
-        "return_s": return_s,
+        **round_costs(free_s, round_s, return_s, _more_nodes(card, gated=False)),
         "size_s": max(0.0, told_s - round_s),
-        "wait_s": busy_s - launch_s + return_s,
         "message_s": there_and_back_s / 2,
         "gate_s": _more_nodes(card, gated=True),
     }
+
+
+def round_costs(free_s: float, round_s: float, return_s: float, node_s: float) -> dict[str, float]:
+    """What launch and wait cost, by the head of this file: `free_s` a launch of a loop without waits."""
+    launch_s = min(free_s, max(0.0, round_s - node_s))
+    return_s = min(return_s, launch_s)
+    busy_s = max(launch_s, launch_s - return_s + node_s)
+    return {"launch_s": launch_s, "return_s": return_s, "wait_s": max(0.0, round_s - busy_s)}
 
 
 def _nothing(op: Op) -> Work:

@@ -37,7 +37,7 @@ from validate.card_layer import Layer, seen_together
 from validate.card_memory import Memory, Notes
 from validate.card_parts import Arrival, CardTicket, Lane, Stream
 from validate.card_plan import Plan, Stage, foreign, plan_key, stages
-from validate.card_records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
+from validate.card_records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken, Waited
 from validate.card_stages import Nodes, StageQueue, fill, met
 from validate.cuts import Meeting, Meetings, units
 from validate.flag_kernels import flags_of, settings
@@ -293,9 +293,10 @@ class CardRun:
         """Now."""
         return HostMoment(rank, self.now(), self._since.get(rank))
 
-    def waited(self, rank: int, end: Any) -> None:
-        """From here on what the host of a rank does comes after an end."""
-        self._since[rank] = end
+    def waited(self, rank: int, ends: Sequence[Any]) -> None:
+        """From here on what the host of a rank does comes after these ends."""
+        if ends:
+            self._since[rank] = Waited(tuple(ends))
 
     def mark(self, rank: int, name: str, since: HostMoment, ends: Sequence[Any]) -> None:
         """Kept until times are known."""
@@ -526,7 +527,7 @@ class CardRun:
         sizes: Mapping[str, int],
     ) -> Record:
         """Queues a local stage, or what is put on the wire."""
-        states = [lane.state]
+        queued_s, states = self.now(), [lane.state]
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
             states.append(self.states[other])
@@ -535,13 +536,13 @@ class CardRun:
                 self.layer.wait(lane.stream, self._wires[lane.rank].after)
         nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
-        queued_s = self.now()
+        given_s = self.now()
         if launch.given_s is None:
-            launch.given_s = queued_s
+            launch.given_s = given_s
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
-            replay, stage.first, len(stage.ops), sizes, queued_s, self.layer.record(lane.stream),
+            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.layer.record(lane.stream),
             earlier=lane.last, publication=stage.publication,
         )  # fmt: skip
         if stage.publication is not None:
@@ -589,12 +590,12 @@ class CardRun:
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
             self.layer.wait(holder.stream, at.events[place])
-        before = self.layer.record(holder.stream)
+        before, queued_s = self.layer.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met, states, op, gate)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
-        queued_s = self.now()
+        given_s = self.now()
         for state in states:
             for unit in units(op):
                 state.skip(unit)
@@ -603,7 +604,7 @@ class CardRun:
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
             record = Record(
                 next(self._ids), at.launch, rank, at.stream.name, "collective", at.replay, at.stage.first, 1,
-                at.launch.sizes_at(at.replay), queued_s, after, before, lane.last, waited, at.gate,
+                at.launch.sizes_at(at.replay), queued_s, given_s, after, before, lane.last, waited, at.gate,
                 at.heads[place], meeting=number, members=group,
             )  # fmt: skip
             at.heads[place] = at.heads[place] or record

@@ -176,10 +176,8 @@ class RealCard:
         in a loop (`validate.card_host`). Sizes are written within launches."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
-        if case not in self.started:
-            return self._in_loops
-        (trace,) = reported({case: self.started[case]})
-        return {**self._in_loops, "size_s": 0.0, **trace.verbs}
+        traces = reported({case: self.started.get(case, [])}) if self.started.get(case) else []
+        return {**self._in_loops, "size_s": 0.0, **traces[0].verbs} if traces else self._in_loops
 
     def start(self, setup: Setup) -> Run:
         """A run on the case's card, with its buffers as they were at first."""

@@ -42,6 +42,13 @@ class HostMoment:
 
 
 @dataclass(slots=True, eq=False)
+class Waited:
+    """What a host has waited for: the last of these ends."""
+
+    records: tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False)
 class Taken:
     """A publication that somebody took: which one, the log at `place` says."""
 
@@ -55,9 +62,9 @@ class Taken:
 class Record:
     """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
     launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
-    ended; `queued_s` is when the host had queued it. `gate`: where the log says whether it ran; it stands for
-    all records of its replay, of which `head` is the first, and `until_s` the end of all if it was skipped.
-    `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
+    ended; the host began to queue it at `queued_s` and had done so at `given_s`. `gate`: where the log says
+    whether it ran; it stands for all records of its replay, of which `head` is the first, and `until_s` the
+    end of all if it was skipped. `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
     ranks did."""
 
     id: int
@@ -70,6 +77,7 @@ class Record:
     count: int
     sizes: Mapping[str, int]
     queued_s: float
+    given_s: float
     after: Any
     before: Any = None
     earlier: "Record | None" = None
@@ -201,7 +209,7 @@ class Resolver:
             case None:
                 return Cause(None, 0.0)
             case _:
-                ends = [self.cause(record) for record in moment.records]
+                ends = [self.cause(end) for end in moment.records]
                 return max(ends, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
 
     def mark(self, rank: int, name: str, moments: Sequence[Any]) -> None:
@@ -219,11 +227,13 @@ class Resolver:
             record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
             return
         device = self._last_waited(record)
-        if device.span is not None and device.at_s >= record.queued_s:
+        if device.span is not None and device.at_s >= record.given_s:
             record.start_s, record.cause = device.at_s, device
         else:
-            came_s = 0.0 if record.before is None else self.clocks.at(record.before)
-            record.start_s = max(came_s, device.at_s, record.queued_s)
+            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
+            earliest_s = max(came_s, device.at_s, record.launch.issued_s)
+            # Of a graph that takes long to queue the card may begin while the host is at it.
+            record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
         if record.meeting is not None:
@@ -261,12 +271,17 @@ class Resolver:
             () if record.skipped else record.members, record.replay,
         )  # fmt: skip
 
-    def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
+    def _ops_of(self, record: Record) -> tuple[tuple[tuple[Op, float], ...], float]:
         if record.publication is not None:
-            ops, floor_s = self.shared.between([record.publication.put])
-        else:
-            given = record.launch.graph, record.first, record.count, record.sizes
-            ops, floor_s = self.shared.of(*given)
+            return self.shared.between([record.publication.put])
+        return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)
+
+    def _floor_s(self, record: Record) -> float:
+        """The least that the ops of a record take where they run."""
+        return self._ops_of(record)[1] if record.state == "run" else 0.0
+
+    def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
+        ops, floor_s = self._ops_of(record)
         detail = ALONE if len(ops) == 1 else SHARED
         # A share is not what its op took: what all of them took together is held against all of their floors.
         floor_s = floor_s if record.state == "run" else 0.0

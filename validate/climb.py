@@ -6,8 +6,10 @@ replayed    the simulated machine, fed with the op times of the run             
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
 A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
-one by one afterwards, too: a replay at those times, and at what kernels of a decoder take in graphs beyond
-them (`in_graph_s` of the profile), is shown beside rung 2. What it is further off is due to neighbours.
+one by one afterwards, too, and a replay at those times, and at what kernels of a decoder take in graphs
+beyond them (`in_graph_s` of the profile), is held to the same bound. By the run's own times, which have in
+them what kernels did to one another, a replay of one thing after the other says only that the schedule adds
+up; the other one says whether ops and verbs, each by itself, make the whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,16 +111,19 @@ def climb(
     price = parts.price()
     points, prices, told = ops(real.traces, price, floor, progress)
     outcome.warnings = [*outcome.warnings, *told]
-    costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True))
 
-    def replay(prices: Pricer, **overheads: float) -> list[Row]:
-        again = Place("replay", costs.start, prices=prices, overheads=overheads)
-        return assemble(scenario, where, again).study.run(progress).rows
+    def replay(scenario: Scenario, prices: Pricer) -> tuple[list[Row], dict[str, str]]:
+        costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True))
+        again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
+        return again.study.run(progress).rows, costs.described
 
     # What kernels take in graphs is in the times of the run.
-    replayed = replay(measured_prices(real.traces, floor, prices), in_graph_s=0.0)
-    one_by_one = None if ops is in_the_run else replay(prices)
-    place = replace(place, described={**real.described, "replayed_with": costs.described})
+    bare = scenario.model_copy(
+        update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0})}
+    )
+    replayed, described = replay(bare, measured_prices(real.traces, floor, prices))
+    one_by_one = None if ops is in_the_run else replay(scenario, prices)[0]
+    place = replace(place, described={**real.described, "replayed_with": described})
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)

@@ -262,12 +262,14 @@ class RealMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
+        ends = []
         for ticket in tickets:
-            self._device.waited(self.rank, (yield from _done(ticket)))
+            ends.append((yield from _done(ticket)))
+        self._device.waited(self.rank, ends)
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
-        self._device.waited(self.rank, (yield from _done(after)))
+        self._device.waited(self.rank, [(yield from _done(after))])
         return self._device.value_of(flag)
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:

@@ -39,7 +39,7 @@ from validate.ladder import (
 from validate.measure import Point
 from validate.traces import op_times, plain
 
-# Shapes of a kind that are measured: more than are shown, for rung 2 takes its prices from them.
+# Shapes of a kind that are measured: more than are shown, for a replay takes its prices from them.
 MOST_SHAPES = 64
 # Two sizes that are closer than this are one another's neighbours.
 NEAR = 0.02

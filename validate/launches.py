@@ -161,8 +161,8 @@ class Device(Protocol):
     def moment(self, rank: int) -> Any:
         """Now, on the host of a rank."""
 
-    def waited(self, rank: int, end: Any) -> None:
-        """The host of a rank has waited for an end."""
+    def waited(self, rank: int, ends: Sequence[Any]) -> None:
+        """The host of a rank has waited for some ends."""
 
     def mark(self, rank: int, name: str, since: Any, ends: Sequence[Any]) -> None:
         """Notes a mark: a moment of the host, and the ends of what it named."""

@@ -163,7 +163,7 @@ class TorchRun:
         del rank
         return Cause(self._last, self.now(), host=True)
 
-    def waited(self, rank: int, end: Cause) -> None:
+    def waited(self, rank: int, ends: Sequence[Cause]) -> None:
         """Nothing: what comes next on the processor is caused by what was there before."""
 
     def mark(self, rank: int, name: str, since: Cause, ends: Sequence[Cause]) -> None:

@@ -123,9 +123,7 @@ class Bench:
     def seconds(self, case: OperatorAxes) -> float:
         """The latency of a case that fits, from prices alone: what `run` simulates."""
         if case not in self.prices:
-            costs = self.device.overheads
-            until_s = max(0.0, costs.launch_s - costs.return_s)
-            self.prices[case] = until_s + self.device.price(self.op(case)).seconds
+            self.prices[case] = self.device.overheads.given_s + self.device.price(self.op(case)).seconds
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
