@@ -276,8 +276,9 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
         progress=lambda *_: None, real=real, ops=by_one, device="cpu",
     )  # fmt: skip
     of = {row["what"]: row["median_pct"] for row in found.rungs if row["rung"] == 2 and row["judged_by"]}
-    # What graphs take charged once more, or verbs at what loops say, would be seconds in place of milliseconds.
-    assert of["times"] < 100.0 < 1e4 < of["times, ops one by one"]
+    # Were graphs charged once more, or verbs at what loops say, it would be seconds in place of milliseconds.
+    assert of["times"] < 1e3
+    assert of["times, ops one by one"] > of["times"]
     replayed_with = found.place.described["replayed_with"]
     assert replayed_with["in_graph_s"] == "0 (0 to 0)"
     assert float(replayed_with["launch_s"].split()[0]) < 0.1

@@ -301,10 +301,10 @@ def test_what_an_h200_measured_is_predicted() -> None:
         LARGE, config=replace(load_config(contention.MODELS / "llama-3.1-8b.json"), layers=layers)
     )
 
-    def errors(constants: Constants, fitting: bool) -> dict[str, list[float]]:
+    def errors(constants: Constants, fitting: bool, role: str = "judged") -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
         for each in judged(rows, models, SIMULATED, constants, fitting):
-            if each.role == "judged":
+            if each.role == role:
                 found.setdefault(each.row.stream or each.row.case.kind, []).append(each.error_pct)
         return found
 
@@ -312,12 +312,15 @@ def test_what_an_h200_measured_is_predicted() -> None:
     assert isinstance(profile, FittedProfile)
     law = profile.contention
     assert law is not None
-    by_law = errors(Constants(law.leaves_s, law.reuse_s, law.reach), True)
+    of_law = Constants(law.leaves_s, law.reuse_s, law.reach)
+    by_law, fitted = errors(of_law, True), errors(of_law, True, "fit")
     assert set(by_law) == {"shared weights", "own weights", "main", "side"}
     assert {kind for kind, each in by_law.items() if median(each) >= contention.MOST_PCT} == set()
-    # Tiles of 3 us are half a microsecond longer beside steps, which the law does not know.
     assert max(by_law["main"]) < 5.0
-    assert max(by_law["side"]) < 15.0
+    # Short tiles wait for programs of a step, which the law does not know: of those that it was fitted to one
+    # of 8 us takes 38 % longer than it says, of the others one of 4 us 13 %.
+    assert max(by_law["side"]) == pytest.approx(13.3, abs=0.1)
+    assert max(fitted["side"]) == pytest.approx(38.2, abs=0.1)
     # Max-min shares alone let a step go on beside tiles of side 1024 as if it were alone.
     assert max(errors(Constants(math.inf, 0.0, law.reach), False)["main"]) > 90.0
 

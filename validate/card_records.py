@@ -64,8 +64,8 @@ class Record:
     launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
     ended; the host began to queue it at `queued_s` and had done so at `given_s`. `gate`: where the log says
     whether it ran; it stands for all records of its replay, of which `head` is the first, and `until_s` the
-    end of all if it was skipped. `waited`: what it waited for besides the record `earlier` of its stream; of a collective, what all of its
-    ranks did."""
+    end of all if it was skipped. `waited`: what it waited for besides the record `earlier` of its stream; of
+    a collective, what all of its ranks did."""
 
     id: int
     launch: Launch

@@ -16,7 +16,6 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -334,7 +333,7 @@ def main(
     typer.echo(f"law: {found[0].text}")
     errors = medians(found[1])
     if fit_ and errors:
-        write_shared_use(_shared(*found, births[-1]), _folder(name, profile))
+        write_shared_use(_shared(*found, births), _folder(name, profile))
     if not errors or max(errors.values()) >= MOST_PCT:
         raise typer.Exit(1)
 
@@ -367,7 +366,7 @@ def _compared(
     return constants, judged(rows, models, device, constants, fitting)
 
 
-def _shared(constants: Constants, found: Sequence[Judged], born: Birth) -> SharedUse:
+def _shared(constants: Constants, found: Sequence[Judged], births: Sequence[Birth]) -> SharedUse:
     counts = {role: sum(each.role == role for each in found) for role in ("fit", "judged")}
     return SharedUse(
         leaves_s=constants.leaves_s,
@@ -376,9 +375,14 @@ def _shared(constants: Constants, found: Sequence[Judged], born: Birth) -> Share
         cases=counts["fit"],
         judged=counts["judged"],
         error_pct=medians(found)["all"],
-        processor=born["device"],
-        date=born.get("date_utc") or datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=_each(births, "device"),
+        date=_each(births, "date_utc"),
     )
+
+
+def _each(births: Sequence[Birth], name: str) -> str:
+    """What they say, where it differs one after the other."""
+    return ", ".join(dict.fromkeys(born[name] for born in births))
 
 
 if __name__ == "__main__":
