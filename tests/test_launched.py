@@ -9,6 +9,7 @@ from simcore.assembly import Place, assemble
 from simcore.files import InputError
 from simcore.ops import Op
 from simcore.scenario import parse_scenario
+from tests.test_card_real import LAYER, LINEAR
 from validate.cuts import units
 from validate.launched import compile_for, launched
 from validate.machines import Real
@@ -24,39 +25,14 @@ TILES: dict[str, Any] = {
     "dtype": "fp32",
     "strategies": [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal", "tiles": ["conv", "flash_fft"]}],
 }
-LAYER: dict[str, Any] = {
-    "name": "layer",
-    "study": "decode",
-    "device": "cpu",
-    "profile": "none",
-    "model": "tiny-llama",
-    "dtype": "fp32",
-    "batch": [1, 3],
-    "context_tokens": 16,
-    "tokens": 3,
-    "strategies": [{"kind": "tensor_parallel"}],
-}
-LINEAR: dict[str, Any] = {
-    "name": "linear",
-    "study": "linear_attention",
-    "device": "cpu",
-    "profile": "none",
-    "dtype": "fp32",
-    "methods": ["recursion", "fleet"],
-    "batch": 1,
-    "heads": 1,
-    "rank": 16,
-    "dim": 16,
-    "decay": [False, True],
-    "length": [32, 33],
-}
+SHAPES = {**LINEAR, "profile": "none", "decay": [False, True], "length": [32, 33]}
 
 
 def quiet(doing: str, done: int, total: int) -> None:
     del doing, done, total
 
 
-@pytest.mark.parametrize("document", [TILES, LAYER, LINEAR], ids=lambda each: each["study"])
+@pytest.mark.parametrize("document", [TILES, LAYER, SHAPES], ids=lambda each: each["study"])
 def test_the_ops_of_a_scenario_are_those_that_a_real_machine_runs(document: dict[str, Any]) -> None:
     scenario, real = parse_scenario(document, "x"), Real()
     assemble(scenario, "x", Place("cpu", real.start)).study.run(quiet)
@@ -68,7 +44,7 @@ def test_the_ops_of_a_scenario_are_those_that_a_real_machine_runs(document: dict
 
 def test_each_op_is_tried_once_and_counted() -> None:
     tried, counted = list[Op](), list[tuple[int, int]]()
-    scenario = parse_scenario(LINEAR, "x")
+    scenario = parse_scenario(SHAPES, "x")
     compile_for(scenario, "x", lambda doing, done, total: counted.append((done, total)), tried.append)
     ops = launched(scenario, "x", quiet)
     assert sorted(map(repr, tried)) == sorted(map(repr, ops))
