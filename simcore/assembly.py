@@ -212,7 +212,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     link = _link(where, spec, scenario.link)
     config = _model(where, scenario.model)
     profile, warnings = _profile(where, scenario, spec, config)
-    hardware = _hardware(scenario, spec, link, profile, place)
+    hardware = _hardware(where, scenario, spec, link, profile, place)
     price = partial(hardware.price, 1, None, True)
     hardware = replace(hardware, start=place.start, repeats=place.repeats)
     if (given := place.prices) is not None:
@@ -238,7 +238,7 @@ def _operators(where: str, scenario: OperatorScenario, spec: DeviceSpec, place: 
     """A study of single operators: no model, no link, and of profiles only those that hold for any op."""
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
-    overheads = _overheads(scenario, spec, profile, place)
+    overheads = _overheads(where, scenario, spec, profile, place)
     device = _single_device(spec, profile, place, overheads)
     here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
     described = _described(spec, None, profile, scenario.dtype, overheads)
@@ -250,7 +250,7 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     """A tiling study: one device, and of profiles only those that hold for any op."""
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     profile, warnings = _fits(where, scenario, spec)
-    overheads = _overheads(scenario, spec, profile, place)
+    overheads = _overheads(where, scenario, spec, profile, place)
     if scenario.overheads.in_graph_s is None:
         # What a profile says of it is of a decoder, whose weights go through the cache between two launches
         # of a kernel. Those of a long convolution stay there: its kernels take what they take by themselves.
@@ -478,6 +478,7 @@ def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -
 
 
 def _hardware(
+    where: str,
     scenario: ModelScenario,
     spec: DeviceSpec,
     link: Link | None,
@@ -508,7 +509,7 @@ def _hardware(
         name=spec.name,
         price=price,
         roofline=roofline(spec, link=link),
-        overheads=_overheads(scenario, spec, fitted, place),
+        overheads=_overheads(where, scenario, spec, fitted, place),
         memory_bytes=spec.memory_bytes,
         hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
@@ -525,11 +526,16 @@ def _hardware(
 
 
 def _overheads(
-    scenario: Scenario, spec: DeviceSpec, profile: FittedProfile | None, place: Place
+    where: str, scenario: Scenario, spec: DeviceSpec, profile: FittedProfile | None, place: Place
 ) -> Overheads:
-    """What verbs cost: what the scenario says, else the place, the profile, the device."""
+    """What verbs cost: what the scenario says, else the place, the profile, the device. Raises InputError
+    where a launch would return before it began."""
     measured = {**(profile.overheads if profile else {}), **place.overheads}
-    return replace(spec.overheads, **{**measured, **scenario.overheads.model_dump(exclude_none=True)})
+    found = replace(spec.overheads, **{**measured, **scenario.overheads.model_dump(exclude_none=True)})
+    if scenario.overheads.return_s is not None and found.return_s > found.launch_s:
+        allowed = f"at most launch_s ({found.launch_s:g}) is allowed"
+        raise InputError(f"{where}: overheads.return_s: is {found.return_s:g}; {allowed}")
+    return found
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Graphs at the same time: the law of contention, the cases' programs on a card that is none and simulated,
 constants found again from what the law gave, and the program around them."""
 
+import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -398,9 +399,48 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         found = ran("--measured", str(measured_rows / "rows.csv"), option, text, "--device", "h200-sxm")
         assert isinstance(found.exception, InputError)
         assert option in str(found.exception)
-    (measured_rows / "bad.csv").write_text("kind,batch\nbeside,1\n")
-    with pytest.raises(InputError, match="no file of measured contention"):
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("together_s", "nan", "row 2: together_s: is 'nan'; it should be a number of at least"),
+        ("alone_s", "-1", "row 2: alone_s: is '-1'; it should be a number of at least"),
+        ("least_s", "hello", "row 2: least_s: is 'hello'; it should be a number"),
+        ("steps", "-1", "row 2: steps: is '-1'; it should be a whole number of at least 1"),
+        ("count", "2.5", "row 2: count: is '2.5'; it should be a whole number"),
+        ("n", "", "row 2: n: is ''; it should be a whole number of at least 1"),
+        ("kind", "x", "row 2: kind: is 'x' \\(allowed: 'shared weights', 'own weights', 'beside'\\)"),
+        ("stream", "hello", "row 2: stream: is 'hello' \\(allowed: "),
+        ("layers", None, "row 1: layers: is missing"),
+    ],
+)
+def test_measured_rows_are_told_what_is_wrong_with_them(
+    column: str, value: str | None, says: str, measured_rows: Path
+) -> None:
+    with (measured_rows / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if value is None:
+        rows = [{name: cell for name, cell in row.items() if name != column} for row in rows]
+    else:
+        rows[1][column] = value
+    with (measured_rows / "bad.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(InputError, match=says):
         read(measured_rows / "bad.csv")
+
+
+def test_files_that_are_no_rows_are_refused(tmp_path: Path) -> None:
+    for content, says in (
+        (b"", "has no rows"),
+        (b"kind\n\xff\n", "is no text"),
+        (b"kind,batch\nbeside,1\n", "row 1: "),
+    ):
+        (tmp_path / "bad.csv").write_bytes(content)
+        with pytest.raises(InputError, match=says):
+            read(tmp_path / "bad.csv")
 
 
 # -- streams -------------------------------------------------------------------------------------------------

@@ -594,3 +594,16 @@ def test_a_fault_in_published_figures_names_line_and_column(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"published: z\.csv, line 2: value: is '-1'"):
         read_operator_published("published", bad)
     assert len(read_operator_published("published", PUBLISHED / "leetdecoding_table3.csv")) == 63
+
+
+def test_a_scenario_cannot_ask_for_launches_that_return_before_they_began() -> None:
+    scenario = parse_scenario(
+        {
+            "name": "x", "study": "linear_attention", "device": "cpu", "profile": "none", "dtype": "fp32",
+            "methods": ["fleet"], "batch": 1, "heads": 1, "rank": 16, "dim": 16, "length": 32,
+            "overheads": {"launch_s": 1e-5, "return_s": 2e-5},
+        },
+        "x",
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"x: overheads\.return_s: is 2e-05; at most launch_s"):
+        assemble(scenario, "x")

@@ -14,7 +14,7 @@ them into the profile; `reuse_s` is 0 then: graphs take as long with weights in 
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from validate.contention_cases import (
     measured,
     predicted,
     seconds_of,
+    streams_of,
 )
 from validate.ladder import off_pct
 from validate.program import check_out, partial_of, run, write_csv
@@ -221,23 +222,52 @@ def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path
 def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
     """Rows that `write` has written, of how many layers the decoder was, and their birth records. Raises
     InputError where they are none."""
-    with path.open(newline="", encoding="utf-8") as file:
-        found = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            found = list(csv.DictReader(file))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is no text") from None
     if not found:
         raise InputError(f"{path}: has no rows")
+    rows = [_row(cells, f"{path}: row {i}") for i, cells in enumerate(found, 1)]
+    births: list[Birth] = [{name: cells[name] for name in BORN} for cells in found]
+    return rows, _number(found[0], "layers", int, 1, f"{path}: row 1"), births
+
+
+def _row(cells: Mapping[str, str | None], where: str) -> Row:
+    """One row of a file. Raises InputError that names row and column."""
+    for name in (*CASE, *TIMES, *BORN, "stream", "layers"):
+        if cells.get(name) is None:
+            raise InputError(f"{where}: {name}: is missing")
     types: dict[str, Any] = get_type_hints(Case)
-    rows = []
+    words: Any = {name: cells[name] for name in CASE if types[name] is not int}
+    _known(where, "kind", words["kind"], KINDS)
+    beside = words["kind"] == "beside"
+    if beside:
+        _known(where, "method", words["method"], IMPLEMENTATIONS)
+    some = {"batch", "count", "steps", *(("side", "tiles") if beside else ())}
+    counts = {name: _number(cells, name, int, int(name in some), where) for name in CASE if name not in words}
+    case = Case(**words, **counts)
+    _known(where, "stream", str(cells["stream"]), streams_of(case))
+    times: Any = {name: _number(cells, name, float, LEAST_S, where) for name in TIMES[:-1]}
+    return Row(case, str(cells["stream"]), **times, n=_number(cells, "n", int, 1, where))
+
+
+def _known(where: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise InputError(f"{where}: {name}: is {value!r} (allowed: {', '.join(map(repr, allowed))})")
+
+
+def _number(cells: Mapping[str, str | None], name: str, kind: type, least: float, where: str) -> Any:
+    """A number of a row, no less than `least` and finite."""
     try:
-        for cells in found:
-            if cells["kind"] not in KINDS:
-                raise InputError(f"{path}: kind: is {cells['kind']!r} (allowed: {', '.join(KINDS)})")
-            case: Any = {name: (int if types[name] is int else str)(cells[name]) for name in CASE}
-            times: Any = {name: float(cells[name]) for name in TIMES[:-1]}
-            rows.append(Row(Case(**case), cells["stream"], **times, n=int(cells["n"])))
-        births: list[Birth] = [{name: cells[name] for name in BORN} for cells in found]
-        return rows, int(found[0]["layers"]), births
-    except (KeyError, ValueError) as error:
-        raise InputError(f"{path}: is no file of measured contention ({error})") from None
+        found = kind(cells[name] or "")
+    except ValueError:
+        found = math.nan
+    if not least <= found < math.inf:
+        what = "whole number" if kind is int else "number"
+        raise InputError(f"{where}: {name}: is {cells[name]!r}; it should be a {what} of at least {least:g}")
+    return found
 
 
 # -- the program -------------------------------------------------------------------------------------------
