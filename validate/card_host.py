@@ -72,10 +72,11 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     layer = CudaLayer() if layer is None else layer
     card = Card([_Counting(layer)], layer)
     loops = _launches, partial(_rounds, _nodes(ONE)), partial(_rounds, _told()), _messages
-    card.start().run(lambda m: _rounds(_nodes(ONE), m, []))
-    return_s = median(_looped(card, loops[1])[1]["return_s"] for _ in range(RUNS))
-    turns = [[_looped(card, loop)[0] for loop in loops] for _ in range(1 + RUNS)][1:]
-    free_s, round_s, told_s, there_and_back_s = (median(each) for each in zip(*turns, strict=True))
+    turns = [[_looped(card, loop) for loop in loops] for _ in range(1 + RUNS)][1:]
+    free_s, round_s, told_s, there_and_back_s = (
+        median(took_s for took_s, _ in each) for each in zip(*turns, strict=True)
+    )
+    return_s = median(verbs["return_s"] for _, (_, verbs), *_ in turns)
     return {
         **round_costs(free_s, round_s, return_s, _more_nodes(card, gated=False)),
         "size_s": max(0.0, told_s - round_s),

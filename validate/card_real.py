@@ -176,7 +176,8 @@ class RealCard:
         in a loop (`validate.card_host`). Sizes are written within launches."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
-        traces = reported({case: self.started.get(case, [])}) if self.started.get(case) else []
+        runs = self.started.get(case)
+        traces = reported({case: runs}) if runs else []
         return {**self._in_loops, "size_s": 0.0, **traces[0].verbs} if traces else self._in_loops
 
     def start(self, setup: Setup) -> Run:

@@ -25,6 +25,8 @@ from validate.launches import Launch, TorchTicket
 NEAR_S = 0.25
 # Events are timed to a quarter of this, and two of them are compared.
 TICK_S = 2e-6
+# Ops, each with its share of a time, and the floors of all.
+Shares = tuple[tuple[tuple[Op, float], ...], float]
 SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
 
 
@@ -143,18 +145,16 @@ class SharedOut:
     same: Callable[[Graph], Graph]
     roofline: Roofline
     weight: Pricer | Roofline
-    _known: dict[Any, tuple[tuple[tuple[Op, float], ...], float]] = field(default_factory=dict)
+    _known: dict[Any, Shares] = field(default_factory=dict)
 
-    def of(
-        self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]
-    ) -> tuple[tuple[tuple[Op, float], ...], float]:
+    def of(self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]) -> Shares:
         """Of ops `first` to `first + count - 1` of a graph at sizes."""
         key = (id(self.same(graph)), first, count, tuple(sizes.items()))
         if key not in self._known:
             self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
         return self._known[key]
 
-    def between(self, ops: Sequence[Op]) -> tuple[tuple[tuple[Op, float], ...], float]:
+    def between(self, ops: Sequence[Op]) -> Shares:
         """Of bound ops."""
         bare = [op.bare for op in ops]
         weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
@@ -271,7 +271,7 @@ class Resolver:
             () if record.skipped else record.members, record.replay,
         )  # fmt: skip
 
-    def _ops_of(self, record: Record) -> tuple[tuple[tuple[Op, float], ...], float]:
+    def _ops_of(self, record: Record) -> Shares:
         if record.publication is not None:
             return self.shared.between([record.publication.put])
         return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)

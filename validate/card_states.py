@@ -46,11 +46,13 @@ class CardOperatorState:
 
     def reset(self) -> None:
         """The other sets of operands are read, and the last of them used."""
-        for x in (x for others in self.sets[1:-1] for x in others):
-            x.sum()
+        if len(self.sets) == 1:
+            return
+        for others in self.sets[1:-1]:
+            for x in others:
+                x.sum()
         with one_stream(self._buffers):
-            for last in self.sets[1:][-1:]:
-                TABLE[self.op.kind].run(self.op, *last)
+            TABLE[self.op.kind].run(self.op, *self.sets[-1])
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """None: an operator is bound."""

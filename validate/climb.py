@@ -77,16 +77,16 @@ class Measuring(Protocol):
         """See `simcore.runs.Start`."""
 
 
-# Op times beside their prices, and the prices of a replay, from the traces of a machine and predicted prices.
+# Op times beside their prices, and prices of ops that no run had, from traces and predicted prices.
 Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], tuple[list[OpPoint], Pricer, list[str]]]
 
 
 def in_the_run(
     traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress
 ) -> tuple[list[OpPoint], Pricer, list[str]]:
-    """Op times of the run itself."""
+    """Op times of the run itself; nothing beside them."""
     del progress
-    return op_points(traces, price, floor), measured_prices(traces, floor, price), []
+    return op_points(traces, price, floor), price, []
 
 
 def climb(
