@@ -221,6 +221,11 @@ class Graph:
         return sum(op.kernels for op in self.ops)
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its ops."""
+        return frozenset(op.kind for op in self.ops)
+
+    @cached_property
     def meets(self) -> bool:
         """Whether a collective is among the ops."""
         return any(op.ranks > 1 for op in self.ops)

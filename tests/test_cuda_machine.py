@@ -65,7 +65,6 @@ def note(log: Tensor, count: Tensor, code: int, rounds: int) -> None:
 class ToyCard:
     """Writes down on the card what it was asked to do."""
 
-    read_on_device: frozenset[str] = frozenset()
     codes: dict[tuple[Any, ...], int] = {}  # noqa: RUF012 - one list for all of them
 
     def __init__(self, layer: Any, rounds: int = 1) -> None:
@@ -82,6 +81,13 @@ class ToyCard:
     def forget(self) -> None:
         with torch.inference_mode():
             self.count.zero_()
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        del graph
+        return frozenset()
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        return graph.needs - self.told(graph)
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
         del stream
@@ -387,11 +393,12 @@ def test_sizes_grow_from_replay_to_replay(kind: str) -> None:
 class ToyWithSize(ToyCard):
     """Reads how long its op is from the card's memory: what it notes is the number that stands there."""
 
-    read_on_device = frozenset({"n"})
-
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         self.number = layer.zeros(1)
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        return graph.needs & {"n"}
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
         del stream

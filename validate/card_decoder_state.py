@@ -29,7 +29,7 @@ from kernels.decoder.token import note
 from kernels.streams import current_gate, shared
 from simcore import mesh as layout
 from simcore.models import TENSOR, Decoder, Dtypes
-from simcore.ops import Op, Publication, Size
+from simcore.ops import Graph, Op, Publication, Size
 from validate.decoder_state import LAYER_ENDS, Weights, kv_heads_of, normal, shards, torch_dtype
 
 CONTEXT = "context"
@@ -85,8 +85,6 @@ class CardDecoderState:
     Raises ValueError where an op's kernel does not read the gate that it would have to.
     """
 
-    read_on_device = Decoder.told
-
     def __init__(
         self,
         model: Decoder,
@@ -132,6 +130,14 @@ class CardDecoderState:
         self.chosen.fill_(-1)
 
     # -- the protocol of the machine on a card -----------------------------------------------------------
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        """The context, where it counts."""
+        return graph.needs & Decoder.told
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """All others."""
+        return graph.needs - Decoder.told
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """The lengths, which all streams of a rank share: it has one set of activations."""

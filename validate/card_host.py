@@ -38,10 +38,15 @@ class _Counting:
     """A state whose every op is a kernel of one program that counts up, where its gate lets it. `round`:
     what launches are told, in the card's memory."""
 
-    read_on_device = frozenset({ROUND})
-
     def __init__(self, layer: Layer) -> None:
         self.layer, self.count, self.round = layer, layer.zeros(1), layer.zeros(1)
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        return graph.needs
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        del graph
+        return frozenset()
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         del stream

@@ -59,8 +59,6 @@ class CardInstancesState:
     """The states of all instances as one rank's; see the head of this file. Sizes of a stream that is none of
     theirs are those of the first."""
 
-    read_on_device = CardDecoderState.read_on_device
-
     def __init__(self, states: Sequence[CardDecoderState]) -> None:
         self.states = tuple(states)
         self._of_stream = {Instances.stream(i): state for i, state in enumerate(self.states)}
@@ -69,6 +67,14 @@ class CardInstancesState:
         """All as before the first token."""
         for state in self.states:
             state.reset()
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        """As of one of them."""
+        return self.states[0].told(graph)
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """As of one of them."""
+        return self.states[0].bound(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Each instance has lengths of its own."""

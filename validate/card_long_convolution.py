@@ -1,33 +1,51 @@
 """A long-convolution model on a card: the buffers of `long_convolution_state` there, at addresses that stay.
 
-Where an op works (its position) belongs to what its graph is captured with, so that a generation of L tokens
-has L graphs of steps and as many of tiles. Outputs stay where the last level has them.
+A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`), and one graph does
+for all of them: what goes from op to op inside it lies still. What else works on positions, rows, columns and
+tiles, is captured with them, one graph for each; so is a graph that has both. Outputs stay where the last
+level has them.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.kernel import DTYPES
+from kernels.long_convolution.placed import placed_for
 from kernels.streams import current_gate
 from simcore.long_convolution import LongConvolution
-from simcore.ops import Op, Publication
-from validate.long_convolution_state import LongConvolutionState, parameters
+from simcore.ops import Graph, Op, Publication
+from simcore.ops_convolution import POSITION
+from validate.long_convolution_state import LongConvolutionState, parameters, run
+
+# Ops between a cell and the next input: where they work, the card says.
+STEP = frozenset({"conv_cell", "matmul", "activation", "gate", "next_input"})
 
 
 class CardLongConvolutionState:
     """All levels of one model; see the head of this file. Raises ValueError for a number format that torch
     does not compute in."""
 
-    read_on_device: frozenset[str] = frozenset()
-
     def __init__(self, model: LongConvolution, seed: int, device: torch.device | str = "cuda") -> None:
         if model.dtype not in DTYPES:
             raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {model.dtype}")
         drawn = parameters(model, seed, DTYPES[model.dtype]).to(device)
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
+        self.position = torch.zeros(1, dtype=torch.int32, device=device)
+        self._at = placed_for(drawn.given)
+        # Where a step is: the layer's input and its sums, then what a matrix product gave to the next op.
+        self._input, self._sums = drawn.given.new_empty(2, model.batch, model.channels)
+        self._hidden = self._sums
+        self._in_step = False
+        self._methods: Mapping[str, Callable[[Op], None]] = {
+            "conv_cell": self._cell,
+            "matmul": self._multiply,
+            "activation": self._activate,
+            "gate": self._gate,
+            "next_input": self._next_input,
+        }
 
     @property
     def outputs(self) -> Tensor:
@@ -38,13 +56,21 @@ class CardLongConvolutionState:
         """As before the first position."""
         self.inner.reset()
 
+    def told(self, graph: Graph) -> frozenset[str]:
+        """The position, where there are cells."""
+        return graph.needs & LongConvolution.told if "conv_cell" in graph.kinds else frozenset()
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """All that a graph needs, but of a step the position."""
+        return graph.needs - self.told(graph) if graph.kinds <= STEP else graph.needs
+
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """None is read on the device."""
+        """The position, of all streams: there is one set of activations."""
         del stream
-        return {}
+        return {POSITION.name: self.position}
 
     def key(self) -> Hashable:
-        """Ops say themselves where they work."""
+        """Ops say themselves where they work, or the card does."""
         return 0
 
     def restore(self, key: Hashable) -> None:
@@ -55,7 +81,9 @@ class CardLongConvolutionState:
         """Any op of the model's graphs. Raises ValueError where it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
-        self.inner.execute(op)
+        # Blocks of a prompt, and of mixers without cells, work where their ops say.
+        self._in_step = self._in_step or op.kind == "conv_cell"
+        (self._methods.get(op.kind, self.inner.execute) if self._in_step else self.inner.execute)(op)
 
     def skip(self, op: Op) -> None:
         """Nothing is noted."""
@@ -67,3 +95,33 @@ class CardLongConvolutionState:
     def meet(self, op: Op, states: Sequence[Any]) -> None:
         """A tiling has no collectives. Raises ValueError."""
         self.inner.meet(op, states)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def _level(self, level: int) -> Tensor:
+        return self.inner.a[level]
+
+    def _cell(self, op: Op) -> None:
+        layer = op.where("layer")
+        tap = self.inner.taps[layer - 1, :, 0]
+        self._at.cell(self._level(layer - 1), tap, self._level(layer), self.position, self._input, self._sums)
+
+    def _multiply(self, op: Op) -> None:
+        x = {"up": self._sums, "gate_projection": self._input}.get(op.name, self._hidden)
+        layer = op.where("layer")
+        self._hidden = run(op, x, self.inner.parameters.matrices[op.name][layer - 1])
+        if op.name == "down":
+            self._at.store(self._hidden, None, self.position, self._level(layer))
+
+    def _activate(self, op: Op) -> None:
+        self._hidden = run(op, self._hidden)
+
+    def _gate(self, op: Op) -> None:
+        self._at.store(self._sums, self._hidden, self.position, self._level(op.where("layer")))
+
+    def _next_input(self, op: Op) -> None:
+        del op
+        self._at.next_input(
+            self._level(self.inner.model.layers), self.inner.parameters.noise, self.position, self._level(0)
+        )
+        self._in_step = False

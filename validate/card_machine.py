@@ -435,8 +435,7 @@ class CardRun:
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        read = stream.lanes[0].state.read_on_device
-        bound = {name: sizes[name] for name in sorted(launch.graph.needs - read)}
+        bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
         key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
         # Codes and words are a stream's own.
         found = self.card.plans.get((stream.rank, stream.name, key))
@@ -507,10 +506,13 @@ class CardRun:
         if lane.flags_seen < self._written:
             layer.wait(lane.stream, self._writing)
             lane.flags_seen = self._written
-        if launch.graph.needs & lane.state.read_on_device:
-            for name, tensor in lane.state.sizes(lane.name).items():
-                value, place = sizes.get(name), tensor.data_ptr()
-                if value is not None and self._sizes.get(place) != value:
+        told = lane.state.told(launch.graph)
+        if told:
+            tensors = lane.state.sizes(lane.name)
+            for name in told:
+                value, tensor = sizes[name], tensors[name]
+                place = tensor.data_ptr()
+                if self._sizes.get(place) != value:
                     layer.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from simcore.ops import Graph
 from validate.card_layer import Layer
 from validate.card_memory import Notes
 from validate.card_plan import Plan, Stage
@@ -19,12 +20,15 @@ class CardState(State, Protocol):
     goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
     does.
 
-    `read_on_device`: sizes that its kernels read from device memory (`sizes`), of each stream; all others are
-    captured with the ops. Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it
-    is 0; `put` and `meet` too.
+    Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it is 0; `put` and `meet`
+    too.
     """
 
-    read_on_device: frozenset[str]
+    def told(self, graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory (`sizes`)."""
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """The sizes that its ops are captured with: at others they are captured anew."""
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """int32 tensors that hold a size for kernels of a stream, all elements the same."""

@@ -18,7 +18,7 @@ from simcore.files import InputError
 from simcore.long_convolution import LongConvolution
 from simcore.models import Decoder
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
-from simcore.ops import Op, Publication
+from simcore.ops import Graph, Op, Publication
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario, Scenario, TensorParallel
 from simcore.tiling_scenario import TilingScenario
@@ -38,8 +38,6 @@ class CardOperatorState:
     """Random operands of one operator, set by set; runs take the first, `reset` reads all others: to run on
     each, tens of thousands of kernels for some methods, takes seconds."""
 
-    read_on_device: frozenset[str] = frozenset()
-
     def __init__(self, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> None:
         self.op, self.sets = op, list(sets)
         self._buffers: dict[Hashable, Any] = {}
@@ -53,6 +51,15 @@ class CardOperatorState:
                 x.sum()
         with one_stream(self._buffers):
             TABLE[self.op.kind].run(self.op, *self.sets[-1])
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        """No size is read on the device."""
+        del graph
+        return frozenset()
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """All that a graph needs."""
+        return graph.needs
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """None: an operator is bound."""

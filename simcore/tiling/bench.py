@@ -113,6 +113,7 @@ class Bench:
             tariff=tariff,
             case=repr(case.axes) if rows else "",
             title=_title(case.axes),
+            told=model.told,
             holds=holds,
         )
         run = self.device.start(setup)

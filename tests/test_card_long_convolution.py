@@ -1,0 +1,108 @@
+"""A long convolution on the machine of a card gives what it gives on the CPU, in every tiling that runs there;
+its steps are captured once for all positions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from simcore.long_convolution import LongConvolution
+from simcore.machine import Machine, Program
+from simcore.ops_convolution import IMPLEMENTATIONS
+from simcore.schedules.eager import eager
+from simcore.schedules.fractal_tiling import fractal_tiling
+from simcore.schedules.lazy import lazy
+from tests.fake_card import FakeLayer
+from validate.card_layer import CudaLayer
+from validate.card_long_convolution import CardLongConvolutionState
+from validate.card_machine import Card
+from validate.long_convolution_state import long_convolution_state
+from validate.torch_machine import TorchRun
+
+torch.set_num_threads(1)
+
+HAS_GPU = torch.cuda.is_available()
+SCHEDULES: dict[str, tuple[Callable[..., Program], dict[str, Any]]] = {
+    "lazy": (lazy, {}),
+    "lazy, layer by layer": (lazy, {"parallel": False}),
+    "eager": (eager, {}),
+    "eager, layer by layer": (eager, {"parallel": False}),
+    "fractal": (fractal_tiling, {}),
+    "fractal, layer by layer": (fractal_tiling, {"parallel": False}),
+    "fractal, sequential from 4": (fractal_tiling, {"sequential_from": 4}),
+}
+# How tiles are computed goes round the implementations.
+TILES = tuple((1 << i, IMPLEMENTATIONS[i % len(IMPLEMENTATIONS)]) for i in range(6))
+
+
+def twice(model: LongConvolution, name: str, device: str) -> tuple[CardLongConvolutionState, list[int], Card]:
+    """The state after a run that captures and one that replays, and how many stages each captured."""
+    schedule, options = SCHEDULES[name]
+    state = CardLongConvolutionState(model, 0, device)
+    card = Card([state], FakeLayer(1) if device == "cpu" else CudaLayer())
+
+    def program(m: Machine) -> Program:
+        return schedule(m, model, [], **options)
+
+    captured = []
+    for _ in range(2):
+        state.reset()
+        run = card.start()
+        run.run(program)
+        captured.append(run.fresh)
+    return state, captured, card
+
+
+def model_of(name: str, block: Any, batch: int, prompt: int, dtype: str) -> LongConvolution:
+    tiles = TILES if name.startswith("fractal") else ()
+    return LongConvolution(
+        layers=3, channels=5, tokens=21, batch=batch, prompt=prompt, block=block, dtype=dtype, tiles=tiles
+    )
+
+
+def same_as_on_the_cpu(name: str, block: str, batch: int, prompt: int, device: str, dtype: str) -> None:
+    model = model_of(name, block, batch, prompt, dtype)
+    state, captured, _ = twice(model, name, device)
+    assert captured[0] > 0
+    assert captured[1] == 0
+    schedule, options = SCHEDULES[name]
+    truth = long_convolution_state(model, seed=0)
+    TorchRun([truth]).run(lambda m: schedule(m, model, [], **options))
+    found, expected = state.outputs.double().cpu(), torch.stack(truth.outputs)
+    # What a prompt gives is not computed.
+    error = (found - expected)[prompt:].norm() / expected[prompt:].norm()
+    assert float(error) < {"fp64": 1e-10, "fp32": 1e-5}[dtype]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 2, 1), ("mlp", 1, 6)]
+)
+def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch: int, prompt: int) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 1, 6)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_the_same_on_a_real_card(name: str, block: str, batch: int, prompt: int, dtype: str) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype)
+
+
+@pytest.mark.parametrize(("tokens", "name", "others"), [(9, "lazy", 8), (17, "lazy", 16), (9, "fractal", 8)])
+def test_a_step_is_captured_once_for_all_positions(tokens: int, name: str, others: int) -> None:
+    model = LongConvolution(layers=2, channels=3, tokens=tokens, dtype="fp64")
+    state, captured, _ = twice(model, name, "cpu")
+    # Rows and tiles, one for each position but the first, or the last.
+    assert captured == [1 + others, 0]
+    assert state.told(model.step()) == {"position"}
+    assert not state.bound(model.step())
+
+
+def test_what_has_rows_in_it_is_captured_for_each_position() -> None:
+    model = LongConvolution(layers=2, channels=3, tokens=9, dtype="fp64")
+    _, captured, _ = twice(model, "lazy, layer by layer", "cpu")
+    assert captured == [9, 0]
