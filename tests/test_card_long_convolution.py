@@ -1,5 +1,5 @@
-"""A long convolution on the machine of a card gives what it gives on the CPU, in every tiling that runs there;
-its steps are captured once for all positions."""
+"""A long convolution on the machine of a card gives what it gives on the CPU, in every tiling that runs
+there; its steps are captured once for all positions."""
 
 from collections.abc import Callable
 from typing import Any

@@ -294,9 +294,8 @@ def untold(at_pace: bool) -> None:
 def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the run that is reported; a launch has written its sizes, and of other verbs loops say what they
-    take."""
-    loops = {"launch_s": 1.0, "size_s": 2.0, "wait_s": 3.0, "gate_s": 4.0}
+    """Of the run that is reported; of other verbs loops say what they take."""
+    loops = {"launch_s": 1.0, "size_s": 2.0, "wait_s": 3.0, "message_s": 5.0, "gate_s": 4.0}
     monkeypatch.setattr(card_real, "host_costs", lambda layer: loops)
     real = real_of()
     scenario = parse_scenario({**layer_of(tmp_path), "batch": [1]}, "x")
@@ -306,7 +305,8 @@ def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
     assert 0.0 < costs["return_s"] < costs["launch_s"] < 1.0
     reported = middle_first(real.started[case], lambda trace: trace.end_s)[0]
     assert costs["launch_s"] == reported.verbs["launch_s"]
-    assert (costs["size_s"], costs["gate_s"]) == (0.0, 4.0)
+    assert 0.0 < costs["size_s"] < 1.0
+    assert (costs["message_s"], costs["gate_s"]) == (5.0, 4.0)
     assert real.host_costs("of which there were no runs") == loops
 
 
@@ -332,9 +332,14 @@ def test_rounds_take_as_long_on_the_simulated_machine(node_s: float) -> None:
 def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_next_launch() -> None:
     """Of two launches after an end the first counts, and none that was issued late for other reasons."""
 
-    def launch(issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0) -> Any:
+    def launch(
+        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, told: int = 0
+    ) -> Any:
         given_s = issued_s + 0.75 * took_s + held
-        return SimpleNamespace(issued_s=issued_s, took_s=took_s, since=since, rank=rank, given_s=given_s)
+        return SimpleNamespace(
+            issued_s=issued_s, took_s=took_s, since=since, rank=rank, given_s=given_s,
+            told=told, told_s=0.1 * told,
+        )  # fmt: skip
 
     def cause(end: Any) -> Any:
         return SimpleNamespace(at_s=end[0])
@@ -354,6 +359,9 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     )
     assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
+    # Sizes that launches wrote are no part of what a launch takes.
+    told = [launch(0.0, 1.0, told=2), launch(1.0, 1.0), launch(2.0, 1.0, told=1)]
+    assert verbs_of(told, cause) == pytest.approx({"launch_s": 2.7 / 3, "return_s": 0.25, "size_s": 0.1})
 
 
 def attention(context: int, batch: int = 1) -> Any:

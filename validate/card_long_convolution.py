@@ -1,8 +1,8 @@
 """A long-convolution model on a card: the buffers of `long_convolution_state` there, at addresses that stay.
 
-A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`), and one graph does
-for all of them: what goes from op to op inside it lies still. What else works on positions, rows, columns and
-tiles, is captured with them, one graph for each; so is a graph that has both. Outputs stay where the last
+A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`): one graph does
+for all of them, and what goes from op to op inside it lies still. What else works on positions, rows, columns
+and tiles, is captured with them, one graph for each; so is a graph that has both. Outputs stay where the last
 level has them.
 """
 

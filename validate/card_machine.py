@@ -513,8 +513,11 @@ class CardRun:
                 value, tensor = sizes[name], tensors[name]
                 place = tensor.data_ptr()
                 if self._sizes.get(place) != value:
+                    begun_s = self.now()
                     layer.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
+                    if not launch.took_s:
+                        launch.told_s, launch.told = launch.told_s + self.now() - begun_s, launch.told + 1
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -638,8 +641,9 @@ class CardRun:
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
-    the call of a launch to its return, from when the device had it to that, and from the end of what a host
-    had nothing to do but wait for to its next launch. `cause`: says when an end was."""
+    the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
+    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
+    when an end was."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -651,8 +655,10 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
     # What is held back is given to the device when others are launched.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    each = {"launch_s": [x.took_s for x in launches], "return_s": left_s, "wait_s": back_s}
-    return {name: fmean(seconds) for name, seconds in each.items() if seconds}
+    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.told for x in launches)
+    each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
+    found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
+    return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
 
 
 def _is_queued(ticket: Any) -> bool:

@@ -173,12 +173,12 @@ class RealCard:
 
     def host_costs(self, case: str) -> Costs:
         """What verbs took in the run of a case that is reported; of a verb that it had none of, what it takes
-        in a loop (`validate.card_host`). Sizes are written within launches."""
+        in a loop (`validate.card_host`)."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
         runs = self.started.get(case)
         traces = reported({case: runs}) if runs else []
-        return {**self._in_loops, "size_s": 0.0, **traces[0].verbs} if traces else self._in_loops
+        return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
 
     def start(self, setup: Setup) -> Run:
         """A run on the case's card, with its buffers as they were at first."""

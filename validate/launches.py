@@ -124,6 +124,9 @@ class Launch:
     # When the device had been given the first of it, where the host did that at once; how long it was at it.
     given_s: float | None = None
     took_s: float = 0.0
+    # Of that, what it took to write sizes in the device's memory, and how many there were.
+    told_s: float = 0.0
+    told: int = 0
 
     def sizes_at(self, replay: int) -> dict[str, int]:
         """The sizes that a replay reads."""
