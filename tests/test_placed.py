@@ -13,7 +13,6 @@ from kernels.long_convolution.placed import (
     cell_at,
     next_input_at,
     placed_for,
-    store_at,
 )
 from tests.test_triton_convolution import BOUNDS, DEVICE, DTYPES, HAS_GPU, drawn, ints
 
@@ -43,88 +42,88 @@ def only_there(level: Tensor, at: int, dtype: torch.dtype) -> Tensor:
 
 @dtypes
 @sizes
-def test_cell(batch: int, filters: int, room: int, channels: int, at: int, dtype: torch.dtype) -> None:
-    y, z = (only_there(drawn(dtype, batch, room, channels, seed=seed, more=1), at, dtype) for seed in (0, 1))
-    tap = drawn(dtype, filters, channels, seed=2, more=1)
-    still, out = torch.full((2, batch, channels), math.nan, dtype=dtype, device=DEVICE)
-    before = z.clone()
-    cell_at(y, tap, z, ints(at), still, out)
-    assert torch.equal(still, y[:, at])
-    close(out, z[:, at].double() + y[:, at].double() * tap.double())
-    assert torch.equal(z.nan_to_num(7.0), before.nan_to_num(7.0))
-
-
-@dtypes
-@sizes
-@pytest.mark.parametrize("times", [False, True])
-def test_store(
-    batch: int, filters: int, room: int, channels: int, at: int, dtype: torch.dtype, times: bool
+@pytest.mark.parametrize("first", [True, False])
+def test_cell(
+    batch: int, filters: int, room: int, channels: int, at: int, dtype: torch.dtype, first: bool
 ) -> None:
-    del filters
-    x, factor = (drawn(dtype, batch, channels, seed=seed, more=1) for seed in (0, 1))
-    z = torch.full((batch, room, channels), math.nan, dtype=dtype, device=DEVICE)
-    store_at(x, factor if times else None, ints(at), z)
-    close(z[:, at], x.double() * (factor.double() if times else 1.0))
-    z[:, at] = math.nan
-    assert bool(z.isnan().all())
+    whole, z = (only_there(drawn(dtype, batch, room, channels, seed=seed), at, dtype) for seed in (0, 1))
+    expected = whole[:, at].clone()
+    nothing = torch.full_like(whole, math.nan)
+    y, level = (nothing[:, 0].clone(), whole) if first else (expected.clone(), nothing)
+    tap = drawn(dtype, filters, channels, seed=2, more=1)
+    out, before = torch.full_like(expected, math.nan), z.clone()
+    cell_at(y, level, tap, z, ints(at), out, first)
+    assert torch.equal(y, expected)
+    assert torch.equal(level[:, at], expected)
+    close(out, z[:, at].double() + expected.double() * tap.double())
+    level[:, at] = math.nan
+    assert bool(level.isnan().all())
+    assert torch.equal(z.nan_to_num(7.0), before.nan_to_num(7.0))
 
 
 @dtypes
 @sizes
 def test_next_input(batch: int, filters: int, room: int, channels: int, at: int, dtype: torch.dtype) -> None:
     del filters
-    last = only_there(drawn(dtype, batch, room, channels), at, dtype)
-    noise = drawn(dtype, room, batch, channels, seed=1, more=1)
-    a = torch.full((batch, room, channels), math.nan, dtype=dtype, device=DEVICE)
-    next_input_at(last, noise, ints(at), a)
+    x, noise = drawn(dtype, batch, channels, more=1), drawn(dtype, room, batch, channels, seed=1, more=1)
+    last, a = torch.full((2, batch, room, channels), math.nan, dtype=dtype, device=DEVICE)
+    next_input_at(x, last, noise, ints(at), a)
+    assert torch.equal(last[:, at], x)
     if at + 1 < room:
-        close(a[:, at + 1], last[:, at].double() + noise[at].double())
+        close(a[:, at + 1], x.double() + noise[at].double())
         a[:, at + 1] = math.nan
+    last[:, at] = math.nan
     assert bool(a.isnan().all())
+    assert bool(last.isnan().all())
 
 
 @sizes
+@pytest.mark.parametrize("first", [True, False])
 def test_references_are_the_same_in_plain_torch(
-    batch: int, filters: int, room: int, channels: int, at: int
+    batch: int, filters: int, room: int, channels: int, at: int, first: bool
 ) -> None:
     def levels(seed: int) -> Tensor:
         return drawn(torch.float64, batch, room, channels, seed=seed)
 
-    y, z, tap, where = levels(0), levels(1), drawn(torch.float64, filters, channels, seed=2), ints(at)
-    assert placed_for(y) is REFERENCES
-    still, out = torch.full((2, batch, channels), math.nan, dtype=torch.float64, device=DEVICE)
-    REFERENCES.cell(y, tap, z, where, still, out)
-    torch.testing.assert_close(out, z[:, at] + y[:, at] * tap)
-    torch.testing.assert_close(still, y[:, at])
-    expected = z.clone()
-    expected[:, at] = still * out
-    REFERENCES.store(still, out, where, z)
-    torch.testing.assert_close(z, expected)
-    noise, a = drawn(torch.float64, room, batch, channels, seed=3), levels(4)
-    expected = a.clone()
+    level, z, a = levels(0), levels(1), levels(4)
+    tap, where = drawn(torch.float64, filters, channels, seed=2), ints(at)
+    assert placed_for(z) is REFERENCES
+    y, before = drawn(torch.float64, batch, channels, seed=5), level.clone()
+    given, out = y.clone(), torch.full_like(y, math.nan)
+    REFERENCES.cell(y, level, tap, z, where, out, first)
+    y_then = before[:, at] if first else given
+    torch.testing.assert_close(out, z[:, at] + y_then * tap)
+    torch.testing.assert_close(y, y_then)
+    if not first:
+        before[:, at] = given
+    torch.testing.assert_close(level, before)
+    noise, last = drawn(torch.float64, room, batch, channels, seed=3), levels(6)
+    expected, kept = a.clone(), last.clone()
+    kept[:, at] = out
     if at + 1 < room:
-        expected[:, at + 1] = y[:, at] + noise[at]
-    REFERENCES.next_input(y, noise, where, a)
+        expected[:, at + 1] = out + noise[at]
+    REFERENCES.next_input(out, last, noise, where, a)
     torch.testing.assert_close(a, expected)
+    torch.testing.assert_close(last, kept)
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
-    y, z, tap = (torch.zeros(size, device=DEVICE) for size in ((2, 3, 4), (2, 3, 4), (1, 4)))
-    still, out = torch.zeros(2, 2, 4, device=DEVICE)
-    noise = torch.zeros(3, 2, 4, device=DEVICE)
+    level, z, other = torch.zeros(3, 2, 3, 4, device=DEVICE)
+    tap, (y, out) = torch.zeros(1, 4, device=DEVICE), torch.zeros(2, 2, 4, device=DEVICE)
+    noise, where = torch.zeros(3, 2, 4, device=DEVICE), ints(0)
     with pytest.raises(ValueError, match="position has to be int32"):
-        cell_at(y, tap, z, torch.zeros(1, device=DEVICE), still, out)
-    with pytest.raises(ValueError, match="do not fit y"):
-        cell_at(y, torch.zeros(3, 4, device=DEVICE), z, ints(0), still, out)
+        cell_at(y, level, tap, z, torch.zeros(1, device=DEVICE), out, True)
+    with pytest.raises(ValueError, match="do not fit level"):
+        cell_at(y, level, torch.zeros(3, 4, device=DEVICE), z, where, out, True)
     with pytest.raises(ValueError, match="other memory"):
-        cell_at(y, tap, z, ints(0), out, out)
+        cell_at(out, level, tap, z, where, out, True)
     with pytest.raises(ValueError, match="out has to be"):
-        cell_at(y, tap, z, ints(0), still, out[:, :3])
-    with pytest.raises(ValueError, match="x has to be"):
-        store_at(out.half(), None, ints(0), z)
+        cell_at(y, level, tap, z, where, out[:, :3], False)
     with pytest.raises(ValueError, match="z has to be"):
-        store_at(out, None, ints(0), z[:, :, ::2])
+        cell_at(y, level, tap, z[:, :, ::2], where, out, False)
+    with pytest.raises(ValueError, match="x has to be"):
+        next_input_at(out.half(), z, noise, where, other)
     with pytest.raises(ValueError, match="do not fit a"):
-        next_input_at(z, noise[:2], ints(0), y)
+        next_input_at(out, z, noise[:2], where, other)
     with pytest.raises(ValueError, match="other memory"):
-        next_input_at(z, noise, ints(0), z)
+        next_input_at(out, z, noise, where, z)

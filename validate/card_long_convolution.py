@@ -2,8 +2,9 @@
 
 A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`): one graph does
 for all of them, and what goes from op to op inside it lies still. What else works on positions, rows, columns
-and tiles, is captured with them, one graph for each; so is a graph that has both. Outputs stay where the last
-level has them.
+and tiles, is captured with them, one graph for each; so is a graph that has both. A layer's output comes to
+its place with the op behind its block: no copy is launched that the model does not have. Outputs stay where
+the last level has them.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -35,9 +36,10 @@ class CardLongConvolutionState:
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         self._at = placed_for(drawn.given)
-        # Where a step is: the layer's input and its sums, then what a matrix product gave to the next op.
-        self._input, self._sums = drawn.given.new_empty(2, model.batch, model.channels)
-        self._hidden = self._sums
+        # Where a step is: what the layer below gave, the layer's sums, what a product gave to the next op.
+        self._below = self._input = drawn.given.new_empty(model.batch, model.channels)
+        self._rooms = drawn.given.new_empty(2, model.batch, model.channels)
+        self._sums = self._hidden = self._rooms[0]
         self._in_step = False
         self._methods: Mapping[str, Callable[[Op], None]] = {
             "conv_cell": self._cell,
@@ -103,25 +105,31 @@ class CardLongConvolutionState:
 
     def _cell(self, op: Op) -> None:
         layer = op.where("layer")
+        # What a gate made of the sums of the layer below is read here.
+        self._sums = self._rooms[layer % 2]
+        first = layer == 1
+        if first:
+            self._below = self._input
         tap = self.inner.taps[layer - 1, :, 0]
-        self._at.cell(self._level(layer - 1), tap, self._level(layer), self.position, self._input, self._sums)
+        self._at.cell(
+            self._below, self._level(layer - 1), tap, self._level(layer), self.position, self._sums, first
+        )
 
     def _multiply(self, op: Op) -> None:
-        x = {"up": self._sums, "gate_projection": self._input}.get(op.name, self._hidden)
+        x = {"up": self._sums, "gate_projection": self._below}.get(op.name, self._hidden)
         layer = op.where("layer")
         self._hidden = run(op, x, self.inner.parameters.matrices[op.name][layer - 1])
         if op.name == "down":
-            self._at.store(self._hidden, None, self.position, self._level(layer))
+            self._below = self._hidden
 
     def _activate(self, op: Op) -> None:
         self._hidden = run(op, self._hidden)
 
     def _gate(self, op: Op) -> None:
-        self._at.store(self._sums, self._hidden, self.position, self._level(op.where("layer")))
+        self._below = run(op, self._hidden, self._sums)
 
     def _next_input(self, op: Op) -> None:
         del op
-        self._at.next_input(
-            self._level(self.inner.model.layers), self.inner.parameters.noise, self.position, self._level(0)
-        )
+        last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
+        self._at.next_input(self._below, last, noise, self.position, self._level(0))
         self._in_step = False

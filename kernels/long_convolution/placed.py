@@ -1,16 +1,15 @@
 """What the ops of one position do where that position is read on the device.
 
-    cell        out_b   = z_b,t + y_b,t k_0            and y_b,t once more, where it lies still
-    store       z_b,t   = x_b            or            x_b g_b
-    next_input  a_b,(t+1) = last_b,t + noise_t,b       as far as there is a position t + 1
+    cell        out_b = z_b,t + y_b k_0     y_b goes to where the level below stands, or is read there
+    next_input  last_b,t = x_b              a_b,(t+1) = x_b + noise_t,b, as far as there is a position t + 1
 
 A captured graph of them is right at every position, and one graph that is replayed stays where the device
 keeps what it has just run: 256 graphs of a token step, one for each position, took 4.7 % longer by turns than
 one of them again and again (an H200; validate/measured/h200_tiling_step_graphs.csv). Matrix products between
-them read and write tensors that do not move.
+them read and write tensors that do not move; what they give goes to its place with the next op.
 
-Layouts: y, z, a, last [batch, positions, channels], tap [1 or batch, channels], noise [positions, batch,
-channels], x, g, out [batch, channels]; position int32 [1]. Sums are made in fp32.
+Layouts: level, z, a, last [batch, positions, channels], tap [1 or batch, channels], noise [positions, batch,
+channels], y, x, out [batch, channels]; position int32 [1]. Sums are made in fp32.
 """
 
 from collections.abc import Callable
@@ -34,11 +33,10 @@ BLOCK, WARPS = 128, 4
 
 
 class Placed(NamedTuple):
-    """How the three are carried out; see the head of this file. Each writes what it is given last."""
+    """How the two are carried out; see `cell_at` and `next_input_at`."""
 
-    cell: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    store: Callable[[Tensor, Tensor | None, Tensor, Tensor], None]
-    next_input: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    cell: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
+    next_input: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def placed_for(x: Tensor) -> Placed:
@@ -46,99 +44,81 @@ def placed_for(x: Tensor) -> Placed:
     return KERNELS if has_kernel(x) else REFERENCES
 
 
-def cell_at(y: Tensor, tap: Tensor, z: Tensor, position: Tensor, still: Tensor, out: Tensor) -> None:
-    """Writes z + y tap at the position to `out`, and y there to `still`. Raises ValueError for tensors that
-    do not fit."""
-    _check(position, y=y, z=z)
-    check_written("out", out, y, tap, z, still)
-    check_written("still", still, y, tap, z)
-    batch, _, channels = y.shape
-    for name, x in (("still", still), ("out", out)):
-        check_like(name, x, (batch, channels), y.dtype)
-    if tuple(z.shape) != tuple(y.shape) or tuple(tap.shape) not in ((1, channels), (batch, channels)):
-        raise ValueError(f"z {kind(z)} and tap {kind(tap)} do not fit y {kind(y)}")
-    _cell_kernel[_grid(y)](
-        position, y, tap, z, still, out, channels,
-        *y.stride()[:2], 0 if tap.shape[0] == 1 else tap.stride(0), *z.stride()[:2],
-        still.stride(0), out.stride(0), BLOCK=BLOCK, **_launched(y),
+def cell_at(
+    y: Tensor, level: Tensor, tap: Tensor, z: Tensor, position: Tensor, out: Tensor, first: bool
+) -> None:
+    """Writes z at the position, plus y tap, to `out`. y goes to the position of `level`; in the `first` cell
+    it comes from there. Raises ValueError for tensors that do not fit."""
+    _check(position, level=level, z=z)
+    check_written("out", out, y, level, tap, z)
+    check_written("y" if first else "level", y if first else level, tap, z)
+    batch, _, channels = level.shape
+    for name, x in (("y", y), ("out", out)):
+        check_like(name, x, (batch, channels), level.dtype)
+    if tuple(z.shape) != tuple(level.shape) or tuple(tap.shape) not in ((1, channels), (batch, channels)):
+        raise ValueError(f"z {kind(z)} and tap {kind(tap)} do not fit level {kind(level)}")
+    _cell_kernel[_grid(level)](
+        position, y, level, tap, z, out, channels,
+        y.stride(0), *level.stride()[:2], 0 if tap.shape[0] == 1 else tap.stride(0), *z.stride()[:2],
+        out.stride(0), FIRST=first, BLOCK=BLOCK, **_launched(level),
     )  # fmt: skip
 
 
 @triton.jit
 def _cell_kernel(
-    position_ptr, y_ptr, tap_ptr, z_ptr, still_ptr, out_ptr, channels,
-    y_sequence, y_row, tap_sequence, z_sequence, z_row, still_row, out_row,
-    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    position_ptr, y_ptr, level_ptr, tap_ptr, z_ptr, out_ptr, channels,
+    y_row, level_sequence, level_row, tap_sequence, z_sequence, z_row, out_row,
+    FIRST: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (batch, blocks of channels), as of the other two."""
+    """Grid (batch, blocks of channels), as of the other one."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
     at, row, column, there = _place(position_ptr, channels, BLOCK)
-    y = tl.load(y_ptr + row * y_sequence + at * y_row + column, mask=there)
+    y_at = y_ptr + row * y_row + column
+    level_at = level_ptr + row * level_sequence + at * level_row + column
     z = tl.load(z_ptr + row * z_sequence + at * z_row + column, mask=there).to(tl.float32)
     tap = tl.load(tap_ptr + row * tap_sequence + column, mask=there).to(tl.float32)
-    tl.store(still_ptr + row * still_row + column, y, mask=there)
+    if FIRST:
+        y = tl.load(level_at, mask=there)
+        tl.store(y_at, y, mask=there)
+    else:
+        y = tl.load(y_at, mask=there)
+        tl.store(level_at, y, mask=there)
     tl.store(out_ptr + row * out_row + column, z + y.to(tl.float32) * tap, mask=there)
 
 
-def store_at(x: Tensor, factor: Tensor | None, position: Tensor, z: Tensor) -> None:
-    """Writes x, or its product with a factor, to the position of z. Raises ValueError for tensors that do not
-    fit."""
-    _check(position, z=z)
-    check_written("z", z, x, factor)
-    for name, given in (("x", x), ("factor", factor)):
-        if given is not None:
-            check_like(name, given, (z.shape[0], z.shape[2]), z.dtype)
-    by = x if factor is None else factor
-    _store_kernel[_grid(z)](
-        position, x, by, z, z.shape[2], x.stride(0), by.stride(0), *z.stride()[:2],
-        TIMES=factor is not None, BLOCK=BLOCK, **_launched(z),
-    )  # fmt: skip
-
-
-@triton.jit
-def _store_kernel(
-    position_ptr, x_ptr, factor_ptr, z_ptr, channels, x_row, factor_row, z_sequence, z_row,
-    TIMES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
-    at, row, column, there = _place(position_ptr, channels, BLOCK)
-    x = tl.load(x_ptr + row * x_row + column, mask=there).to(tl.float32)
-    if TIMES:
-        x *= tl.load(factor_ptr + row * factor_row + column, mask=there).to(tl.float32)
-    tl.store(z_ptr + row * z_sequence + at * z_row + column, x, mask=there)
-
-
-def next_input_at(last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
-    """Writes the last level at the position, and noise, to the position of `a` after it, if there is one.
-    Raises ValueError for tensors that do not fit."""
+def next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
+    """Writes x to the position of the last level, and with noise to the position of `a` after it, if there is
+    one. Raises ValueError for tensors that do not fit."""
     _check(position, last=last, a=a)
-    check_written("a", a, last, noise)
+    check_written("a", a, x, last, noise)
+    check_written("last", last, x, noise)
     batch, room, channels = a.shape
+    check_like("x", x, (batch, channels), a.dtype)
     if tuple(last.shape) != tuple(a.shape) or tuple(noise.shape) != (room, batch, channels):
         raise ValueError(f"last {kind(last)} and noise {kind(noise)} do not fit a {kind(a)}")
     _next_input_kernel[_grid(a)](
-        position, last, noise, a, room, channels,
-        *last.stride()[:2], *noise.stride()[:2], *a.stride()[:2], BLOCK=BLOCK, **_launched(a),
+        position, x, last, noise, a, room, channels,
+        x.stride(0), *last.stride()[:2], *noise.stride()[:2], *a.stride()[:2], BLOCK=BLOCK, **_launched(a),
     )  # fmt: skip
 
 
 @triton.jit
 def _next_input_kernel(
-    position_ptr, last_ptr, noise_ptr, a_ptr, room, channels,
-    last_sequence, last_row, noise_row, noise_sequence, a_sequence, a_row,
+    position_ptr, x_ptr, last_ptr, noise_ptr, a_ptr, room, channels,
+    x_row, last_sequence, last_row, noise_row, noise_sequence, a_sequence, a_row,
     BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
     at, row, column, there = _place(position_ptr, channels, BLOCK)
+    x = tl.load(x_ptr + row * x_row + column, mask=there)
+    tl.store(last_ptr + row * last_sequence + at * last_row + column, x, mask=there)
     there &= at + 1 < room
-    x = tl.load(last_ptr + row * last_sequence + at * last_row + column, mask=there).to(tl.float32)
-    x += tl.load(noise_ptr + at * noise_row + row * noise_sequence + column, mask=there).to(tl.float32)
+    noise_at = noise_ptr + at * noise_row + row * noise_sequence + column
+    x = x.to(tl.float32) + tl.load(noise_at, mask=there).to(tl.float32)
     tl.store(a_ptr + row * a_sequence + (at + 1) * a_row + column, x, mask=there)
 
 
@@ -172,27 +152,23 @@ def _check(position: Tensor, **levels: Tensor) -> None:
 
 
 def reference_cell_at(
-    y: Tensor, tap: Tensor, z: Tensor, position: Tensor, still: Tensor, out: Tensor
+    y: Tensor, level: Tensor, tap: Tensor, z: Tensor, position: Tensor, out: Tensor, first: bool
 ) -> None:
     """As `cell_at` in plain torch, any float dtype; nothing of the host waits for the position."""
-    here = _row(y, position)
-    still.copy_(here)
-    out.copy_(wide(_row(z, position)) + wide(here) * wide(tap))
+    if first:
+        y.copy_(_row(level, position))
+    else:
+        level.index_copy_(1, position.long(), y[:, None])
+    out.copy_(wide(_row(z, position)) + wide(y) * wide(tap))
 
 
-def reference_store_at(x: Tensor, factor: Tensor | None, position: Tensor, z: Tensor) -> None:
-    """As `store_at` in plain torch."""
-    new = x if factor is None else (wide(x) * wide(factor)).to(z.dtype)
-    z.index_copy_(1, position.long(), new[:, None])
-
-
-def reference_next_input_at(last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
+def reference_next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
     """As `next_input_at` in plain torch."""
     t = position.long()
+    last.index_copy_(1, t, x[:, None])
     after = (t + 1).clamp(max=a.shape[1] - 1)
-    new = wide(_row(last, position)) + wide(noise.index_select(0, t)[0])
-    kept = torch.where(after > t, new.to(a.dtype), _row(a, after))
-    a.index_copy_(1, after, kept[:, None])
+    new = wide(x) + wide(noise.index_select(0, t)[0])
+    a.index_copy_(1, after, torch.where(after > t, new.to(a.dtype), _row(a, after))[:, None])
 
 
 def _row(x: Tensor, position: Tensor) -> Tensor:
@@ -200,5 +176,5 @@ def _row(x: Tensor, position: Tensor) -> Tensor:
     return x.index_select(1, position.long())[:, 0]
 
 
-KERNELS = Placed(cell_at, store_at, next_input_at)
-REFERENCES = Placed(reference_cell_at, reference_store_at, reference_next_input_at)
+KERNELS = Placed(cell_at, next_input_at)
+REFERENCES = Placed(reference_cell_at, reference_next_input_at)
