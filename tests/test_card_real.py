@@ -211,7 +211,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(RealCard, "host_costs", costs)
 
     def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> Any:
-        card: Any = None
+        card: Any = SimpleNamespace(l2_bytes=1 << 20)
         found = measure_alone(traces, floor, card, progress, measure=measure)
         told.append(found)
         return found.op_points(price, "cpu"), found.prices(price), list(found.told())

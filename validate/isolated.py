@@ -1,6 +1,7 @@
 """What the ops of real runs on a card take one by one, and prices for the simulated machine from that.
 
-    isolated times      each op alone, cold, in captured graphs             validate.card_measure
+    isolated times      each op alone in captured graphs: cold, or from the L2 cache where its runs
+                        find its operands there             validate.card_measure, validate.reuse
     between two shapes  log t = log t1 + (log t2 - log t1) (log x - log x1) / (log x2 - log x1)
                         where both differ from it in the one dimension x alone, and lie on both sides
     beside one          t = t1 floor / floor1, where x lies within NEAR of it
@@ -37,6 +38,7 @@ from validate.ladder import (
     spread,
 )
 from validate.measure import Point
+from validate.reuse import found_in_cache
 from validate.traces import op_times, plain
 
 # Shapes of a kind that are measured: more than are shown, for a replay takes its prices from them.
@@ -51,12 +53,14 @@ Shape = tuple[str, str, str]
 
 @dataclass
 class Isolated:
-    """What was measured: points by op, why others were not, and the times in runs of all."""
+    """What was measured: points by op, why others were not, the times in runs of all, and ops whose operands
+    runs find in the L2 cache."""
 
     floor: Roofline
     points: dict[Op, Point] = field(default_factory=dict)
     failed: dict[Op, str] = field(default_factory=dict)
     in_runs: Mapping[Op, Sequence[float]] = field(default_factory=dict)
+    in_cache: Collection[Op] = frozenset()
 
     def op_points(
         self, price: Pricer, device: torch.device | str, known: Collection[Shape] = ()
@@ -78,7 +82,7 @@ class Isolated:
     def prices(self, otherwise: Pricer) -> Pricer:
         """Prices for the simulated machine; see the head of this file. What lies between no two shapes is
         priced by a fit to its kind, the rest by `otherwise`."""
-        times = {op: [point.median_s] for op, point in self.points.items()}
+        times = {op: [self._seconds(op)] for op in self.points}
         times |= {op: list(seconds) for op, seconds in self.in_runs.items() if op.ranks > 1}
         fitted = prices_of(times, self.floor, otherwise)
 
@@ -104,9 +108,14 @@ class Isolated:
             )
 
     def _alike(self, op: Op) -> Iterator[tuple[Op, float]]:
-        for other, point in self.points.items():
+        for other in self.points:
             if (other.kind, other.dtype) == (op.kind, op.dtype):
-                yield other, point.median_s
+                yield other, self._seconds(other)
+
+    def _seconds(self, op: Op) -> float:
+        """As its runs have it: with its operands in the cache, or not."""
+        point = self.points[op]
+        return point.warm_s if op in self.in_cache and point.warm_s is not None else point.median_s
 
     def _error(self, op: Op, device: torch.device | str) -> float | None:
         try:
@@ -118,7 +127,7 @@ class Isolated:
 
 
 def measure_alone(
-    traces: Iterable[Trace],
+    traces: Sequence[Trace],
     floor: Roofline,
     card: Card,
     progress: Progress,
@@ -135,7 +144,7 @@ def measure_alone(
         for group in _groups((op for op in single if op.kind in table), floor).values()
         for op in spread(group, MOST_SHAPES)
     ]
-    found = Isolated(floor, in_runs=in_runs)
+    found = Isolated(floor, in_runs=in_runs, in_cache=found_in_cache(traces, card.l2_bytes))
     for done, op in enumerate(wanted):
         progress("ops one by one", done, len(wanted))
         try:
