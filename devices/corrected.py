@@ -78,7 +78,8 @@ _Line = tuple[int, int, tuple[Numbers, Numbers]]
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Measured:
     """One measured op: its shape as in "m=16;n=256", and what a fit is made of; `role`: whether one is
-    made of it, or it only says how far off prices are elsewhere."""
+    made of it, or it only says how far off prices are elsewhere; `warm_s`: its time with all operands in the
+    cache, where that was measured."""
 
     kind: str
     shape: str
@@ -87,6 +88,7 @@ class Measured:
     floor_s: NonNegative
     median_s: Took
     role: Role = "fit"
+    warm_s: Took | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:

@@ -184,6 +184,15 @@ class FittedProfile:
             found.setdefault(row.kind, []).append((parse_where(row.where), row))
         return {kind: tuple(sorted(rows, key=lambda r: -len(r[0]))) for kind, rows in found.items()}
 
+    @cached_property
+    def in_cache(self) -> "FittedProfile":
+        """The same of ops whose operands lie in the cache: by their times there, where those were measured; this
+        one, where none was."""
+        if all(point.warm_s is None for point in self.points):
+            return self
+        warm = [p if p.warm_s is None else replace(p, median_s=p.warm_s) for p in self.points]
+        return replace(self, points=tuple(warm))
+
     def row(self, op: Op) -> FitRow | None:
         """The line that holds for an op, or None."""
         return self._line(op.kind, {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype})
@@ -347,7 +356,7 @@ def _read_points(path: Path) -> list[dict[str, str]]:
     """What `Measured` has of each line; the spread of its runs is for people."""
     names = [field.name for field in fields(Measured)]
     reader = csv.DictReader(read_text(path).splitlines())
-    for name in set(names) - {*(reader.fieldnames or ())}:
+    for name in set(names) - {"warm_s", *(reader.fieldnames or ())}:
         raise InputError(f"{path}: has no column {name}")
     lines = list(reader)
     for number, line in enumerate(lines):

@@ -27,7 +27,12 @@ from devices.waves import stretch
 from simcore.files import InputError
 from simcore.ops import Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
-__all__ = ["launches_and_floor", "pricer", "roofline", "summed"]
+__all__ = ["STAYS", "launches_and_floor", "pricer", "roofline", "summed"]
+
+# The share of an L2 cache in which what is used again stays. One in two halves, each of which serves half of
+# the multiprocessors, has what all read in both ("NVIDIA A100 Tensor Core GPU Architecture", on the L2 cache;
+# Hopper's is built likewise).
+STAYS = 0.5
 
 WAVES = "waves"
 # From the most to the least trusted.

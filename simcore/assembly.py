@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from devices.fitted import FittedProfile, SharedUse
-from devices.price import pricer, roofline
+from devices.price import STAYS, pricer, roofline
 from devices.profile import NO_PROFILE, Profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, load_device
 from simcore import decode, laws, operators, serving, tiling
@@ -262,7 +262,10 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0)
     device = _single_device(spec, profile, place, overheads)
     if scenario.launching != "eager":
-        device = replace(device, price=in_graphs(device.price, overheads.in_graph_s))
+        longer = partial(in_graphs, in_graph_s=overheads.in_graph_s)
+        device = replace(
+            device, price=longer(device.price), in_cache=device.in_cache and longer(device.in_cache)
+        )
     read = partial(read_figures, tiling.TilingPublished)
     here = _of_device(where, scenario, read, spec, warnings)
     described = _described(spec, None, profile, scenario.dtype, overheads)
@@ -275,6 +278,8 @@ def _single_device(
     spec: DeviceSpec, profile: FittedProfile | None, place: Place, overheads: Overheads
 ) -> SingleDevice:
     priced = pricer(spec, profile=profile)
+    warm = profile.in_cache if profile else None
+    known = place.prices is None and warm is not None and warm is not profile
     return SingleDevice(
         name=spec.name,
         price=place.prices or priced,
@@ -282,6 +287,8 @@ def _single_device(
         roofline=roofline(spec),
         overheads=overheads,
         memory_bytes=spec.memory_bytes,
+        in_cache=pricer(spec, profile=warm) if known else None,
+        cache_bytes=STAYS * spec.l2_bytes,
         profile=profile.name if profile else None,
         rates=_rates_of(profile),
         start=place.start,

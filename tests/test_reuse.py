@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devices.price import roofline
+from devices.price import STAYS, roofline
 from devices.spec import load_device
 from simcore import ops
 from simcore.long_convolution import LongConvolution
@@ -16,7 +16,7 @@ from simcore.sim import Simulation
 from simcore.trace import Trace
 from validate.isolated import measure_alone
 from validate.measure import Point
-from validate.reuse import STAYS, found_in_cache
+from validate.reuse import found_in_cache
 from validate.traces import plain
 
 

@@ -12,13 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from devices.price import STAYS
 from simcore.ops import Op
 from simcore.trace import Span, Trace
 from validate.traces import plain
-
-# A cache in two halves, each of which serves half of a card's multiprocessors, has what all read in both
-# ("NVIDIA A100 Tensor Core GPU Architecture", section on the L2 cache; Hopper's is built likewise).
-STAYS = 0.5
 
 
 def found_in_cache(traces: Iterable[Trace], cache_bytes: int) -> frozenset[Op]:

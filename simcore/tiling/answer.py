@@ -87,7 +87,7 @@ def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
 
 def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     """What the figures rest on, and what Hybrid takes at each point."""
-    told = [] if bench.device.measured else _assumptions(bench)
+    told = [] if bench.device.measured else _assumptions(bench, found)
     chosen: dict[str, list[str]] = {}
     for one in found:
         strategy, axes = one.case.strategy, one.case.axes
@@ -100,7 +100,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     return told
 
 
-def _assumptions(bench: Bench) -> list[str]:
+def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
     if bench.scenario.launching == "eager":
         launching = (
             "every kernel is launched by itself and costs launch_s besides its work, as in PyTorch without"
@@ -115,8 +115,19 @@ def _assumptions(bench: Bench) -> list[str]:
         " slower block, and smaller speed-ups",
         "mixer seconds are the red cells' too: one kernel a layer and position, whatever the schedule",
         "lazy and eager read and write each number once, at the rate of device memory; fused tiles keep what"
-        " is between on the chip; nothing is found in a cache",
+        f" is between on the chip; {_in_cache(bench, found)}",
     ]
+
+
+def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
+    stays = [one for one in found if one.stays]
+    if not stays:
+        return "nothing is found in a cache"
+    which = "all" if len(stays) == len(found) else ", ".join(dict.fromkeys(x.case.axes.label for x in stays))
+    return (
+        f"what a step uses again lies in the L2 cache where less than {bench.device.cache_bytes / 1e6:.0f} MB"
+        f" are moved from step to step: {which}"
+    )
 
 
 def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:

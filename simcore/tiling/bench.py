@@ -25,7 +25,7 @@ from simcore.runs import Setup
 from simcore.study import TilingAxes
 from simcore.tiling.cases import Case, choice, model_of, program
 from simcore.tiling.implementations import Choice
-from simcore.tiling.launches import Burst, launches, seconds_by_kind
+from simcore.tiling.launches import Burst, launches, seconds_by_kind, work
 from simcore.tiling_scenario import Fractal, TilingScenario
 from simcore.trace import Trace
 
@@ -55,12 +55,25 @@ class Bench:
     prices: dict[str, tuple[Pricer, Tariff]] = field(default_factory=dict)
     models: dict[Case, tuple[LongConvolution, list[Burst]]] = field(default_factory=dict)
 
-    def price(self, end: str = "value") -> tuple[Pricer, Tariff]:
-        """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
+    def price(self, case: Case, end: str = "value") -> tuple[Pricer, Tariff]:
+        """Prices of a case as they are, or at the `low` or `high` end of their intervals; what is known of
+        them."""
+        # What is known of another case is forgotten.
+        self.launches(case)
         if end not in self.prices:
-            price = at_end(self.device.price, end)
+            price = at_end(self._charged(case), end)
             self.prices[end] = price, Tariff(price, self.device.roofline)
         return self.prices[end]
+
+    def stays(self, case: Case) -> bool:
+        """Whether what a step uses again is in the cache still, and is priced from there: where less than it
+        holds is moved from step to step, in the mean."""
+        moved = work(self.launches(case)[1], lambda _: True).hbm_bytes
+        return self.device.in_cache is not None and moved <= case.generated * self.device.cache_bytes
+
+    def _charged(self, case: Case) -> Pricer:
+        cached = self.device.in_cache
+        return cached if cached is not None and self.stays(case) else self.device.price
 
     def tiles(self, case: Case) -> Choice:
         """The implementation of each side, by the prices that choices are made by."""
@@ -89,7 +102,7 @@ class Bench:
             by_kind = _measured_by_kind(trace)
             sources: dict[str, float] = {"measured": sum(by_kind.values())}
         else:
-            by_kind = seconds_by_kind(bursts, self.price(end)[1])
+            by_kind = seconds_by_kind(bursts, self.price(case, end)[1])
             sources = dict(trace.rows.sources.items())
             _check_sum(case, by_kind, trace)
         first = len(ended) - case.generated
@@ -99,7 +112,7 @@ class Bench:
         self, case: Case, model: LongConvolution, ended_s: list[float], end: str = "value", *, rows: bool
     ) -> Trace:
         """What a case did; `rows`: launches as rows of numbers, for long runs. Raises LawError."""
-        price, tariff = self.price(end)
+        price, tariff = self.price(case, end)
         strategy = case.strategy
         half = isinstance(strategy, Fractal) and strategy.half_storage[0]
         holds: dict[str, Any] = {"tokens": case.axes.tokens, "half_storage": half}

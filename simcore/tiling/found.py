@@ -12,7 +12,8 @@ from simcore.tiling.implementations import Choice
 @dataclass(slots=True, eq=False)
 class Found:
     """What a case gave. `runs` are figures of time: with prices as they are, then at their ends, where not
-    all of them need be known; or of each measured run, the one that is reported first."""
+    all of them need be known; or of each measured run, the one that is reported first. `stays`: see
+    `Bench.stays`."""
 
     case: Case
     tiles: Choice
@@ -23,6 +24,7 @@ class Found:
     sources: Mapping[str, float]
     steps: dict[str, Any]
     measured: bool
+    stays: bool
 
     def values(self, name: str) -> list[float]:
         """A figure of time in each run."""

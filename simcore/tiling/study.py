@@ -94,6 +94,7 @@ def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
         first.sources,
         tables.steps(case, first),
         measured,
+        bench.stays(case),
     )
     return found, first
 
@@ -108,7 +109,7 @@ def _ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mappi
     found: list[tuple[Figures, Mapping[str, float]]] = []
     for end in ("low", "high"):
         if summed:
-            kinds = seconds_by_kind(bench.launches(case)[1], bench.price(end)[1])
+            kinds = seconds_by_kind(bench.launches(case)[1], bench.price(case, end)[1])
             found.append((sums(kinds, sum(kinds.values()), case.generated), kinds))
         else:
             again = bench.run(case, end)
