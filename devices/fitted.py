@@ -186,8 +186,8 @@ class FittedProfile:
 
     @cached_property
     def in_cache(self) -> "FittedProfile":
-        """The same of ops whose operands lie in the cache: by their times there, where those were measured; this
-        one, where none was."""
+        """The same of ops whose operands lie in the cache: by their times there, where those were measured;
+        this one, where none was."""
         if all(point.warm_s is None for point in self.points):
             return self
         warm = [p if p.warm_s is None else replace(p, median_s=p.warm_s) for p in self.points]

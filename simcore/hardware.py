@@ -61,8 +61,8 @@ class Hardware:
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
     """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
-    chosen, whatever the run is charged (`price`). `in_cache`: what is charged instead where things stay in the
-    cache, which holds `cache_bytes`, until they are used again; None where nobody has measured that.
+    chosen, whatever the run is charged (`price`). `in_cache`: what is charged instead where operands stay in
+    the cache, which holds `cache_bytes`, until they are used again; None where nobody has measured that.
     `profile`: the name of the fits in use, or None; `rates`: how graphs slow each other down; `start`,
     `repeats` as in Hardware."""
 

@@ -1,0 +1,102 @@
+"""Prices of operands that lie in the L2 cache: from times that were measured there, for tilings whose steps
+use again what they used a moment ago."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devices.corrected import Measured
+from devices.fitted import FitRow, FittedProfile
+from devices.price import STAYS, launches_and_floor, pricer, roofline
+from devices.profile import load_profile
+from devices.spec import load_device
+from simcore import ops
+from simcore.assembly import assemble
+from simcore.ops import Op
+from simcore.scenario import load_scenario
+from simcore.tiling.bench import Bench
+from simcore.tiling.cases import Case, cases, program
+from simcore.tiling.launches import launches as launched
+from simcore.tiling_scenario import TilingScenario
+
+H200 = load_device("h200-sxm")
+TILES = Path("scenarios/h200/tiles.yaml")
+
+
+def product(n: int) -> Op:
+    return ops.matmul("w", m=1, n=n, k=64, dtype="fp32")
+
+
+def profile(*points: Measured) -> FittedProfile:
+    row = FitRow("matmul", 1e-6, 0.5, 0.9, 1.1, 3, 0.0, 1.0, "by hand")
+    return FittedProfile("toy", "toy", "by hand", "h200-sxm", "measured", (row,), {}, points=points)
+
+
+def point(n: int, seconds: float, warm_s: float | None = None) -> Measured:
+    launches, floor_s = launches_and_floor(product(n), roofline(H200))
+    return Measured("matmul", f"m=1;n={n};k=64", "fp32", launches, floor_s, seconds, warm_s=warm_s)
+
+
+def test_what_was_measured_in_the_cache_is_priced_so_and_nothing_else() -> None:
+    cold = profile(point(16, 4e-6, 3e-6), point(64, 5e-6, 3.5e-6), point(1024, 9e-6))
+    warm = cold.in_cache
+    for n, before, after in ((16, 4e-6, 3e-6), (64, 5e-6, 3.5e-6), (1024, 9e-6, 9e-6)):
+        assert pricer(H200, profile=cold)(product(n)).seconds == pytest.approx(before)
+        assert pricer(H200, profile=warm)(product(n)).seconds == pytest.approx(after)
+    assert 3e-6 < pricer(H200, profile=warm)(product(32)).seconds < 3.5e-6
+    assert cold.points[0].median_s == 4e-6
+
+
+def test_without_times_in_the_cache_there_are_no_prices_of_it() -> None:
+    cold = profile(point(16, 4e-6), point(64, 5e-6))
+    assert cold.in_cache is cold
+    assert assemble(load_scenario(TILES, ["profile=none"]), "x").study.bench.device.in_cache is None  # type: ignore[attr-defined]
+
+
+def bench_of(tokens: int) -> tuple[Bench, list[Case]]:
+    scenario = load_scenario(TILES, [f"tokens={tokens}"])
+    assert isinstance(scenario, TilingScenario)
+    return assemble(scenario, "x").study.bench, list(cases(scenario))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stays"), [(64, ["lazy", "fractal"]), (2048, ["fractal"])], ids=["short", "long"]
+)
+def test_steps_whose_weights_stay_in_the_cache_are_priced_from_there(tokens: int, stays: list[str]) -> None:
+    """What lazy reads of its history drives them out, what a fractal tiling reads does not."""
+    bench, all_ = bench_of(tokens)
+    found = load_profile("h200-sxm", "local")
+    assert isinstance(found, FittedProfile)
+    up = next(p for p in found.points if (p.kind, p.dtype, p.shape) == ("matmul", "fp32", "m=1;n=512;k=256"))
+    assert up.warm_s is not None
+    assert up.warm_s < 0.95 * up.median_s
+    for case in all_[:2]:
+        seconds = bench.price(case)[0](ops.matmul("up", m=1, n=512, k=256, dtype="fp32")).seconds
+        expected = up.warm_s if case.axes.strategy in stays else up.median_s
+        assert bench.stays(case) is (case.axes.strategy in stays)
+        assert seconds == pytest.approx(expected)
+
+
+def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -> None:
+    bench, (lazy, *_) = bench_of(64)
+    model = bench.model(lazy)
+    bursts = launched(lambda m: program(lazy, model, m, []))
+    moved = sum(n for burst in bursts for _, n in burst.total(lambda op: op.work.hbm_bytes)) / 64
+    assert bench.device.cache_bytes == STAYS * H200.l2_bytes
+    for cache_bytes, stays in ((1.001 * moved, True), (0.999 * moved, False)):
+        other = Bench(bench.scenario, replace(bench.device, cache_bytes=cache_bytes))
+        assert other.stays(lazy) is stays
+
+
+def test_a_run_says_what_is_found_in_the_cache() -> None:
+    short, long = (
+        " ".join(
+            assemble(load_scenario(TILES, [f"tokens={n}", "strategies=[{kind: lazy}]"]), "x")
+            .study.run(lambda *_: None)
+            .notes
+        )
+        for n in (64, 2048)
+    )
+    assert "what a step uses again lies in the L2 cache where less than 30 MB are moved" in short
+    assert "nothing is found in a cache" in long
