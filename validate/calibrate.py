@@ -308,9 +308,8 @@ def cells(point: Point) -> list[object]:
 def as_read(point: Point) -> Measured:
     """A point as a profile has it that is read."""
     op = point.op
-    return Measured(
-        op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.role
-    )
+    times = point.floor_s, point.median_s, point.role, point.warm_s
+    return Measured(op.kind, shape_text(op), op.dtype, point.launches, *times)
 
 
 def shape_text(op: Op) -> str:
