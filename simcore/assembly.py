@@ -252,15 +252,19 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     profile, warnings = _fits(where, scenario, spec)
     overheads = _overheads(where, scenario, spec, profile, place)
     if scenario.overheads.in_graph_s is None:
-        # What a profile says of it is of a decoder, whose weights go through the cache between two launches
-        # of a kernel. Those of a long convolution stay there: its kernels take what they take by themselves.
+        # What a profile says of it was measured on a decoder's graphs, of many kinds of kernels. A graph of a
+        # few kinds takes what its kernels take by themselves (validate/measured/h200_tiling_step_graphs.csv).
         overheads = replace(overheads, in_graph_s=0.0)
     if scenario.launching == "eager":
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
         spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
-        overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0)
+        # Nothing is captured then, and no kernel reads a size in the device's memory.
+        overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0, size_s=0.0)
     device = _single_device(spec, profile, place, overheads)
+    if profile is not None and place.prices is None and profile.in_cache is not profile:
+        warm = pricer(spec, profile=profile.in_cache)
+        device = replace(device, in_cache=warm, stays_bytes=STAYS * spec.l2_bytes)
     if scenario.launching != "eager":
         longer = partial(in_graphs, in_graph_s=overheads.in_graph_s)
         device = replace(
@@ -278,8 +282,6 @@ def _single_device(
     spec: DeviceSpec, profile: FittedProfile | None, place: Place, overheads: Overheads
 ) -> SingleDevice:
     priced = pricer(spec, profile=profile)
-    warm = profile.in_cache if profile else None
-    known = place.prices is None and warm is not None and warm is not profile
     return SingleDevice(
         name=spec.name,
         price=place.prices or priced,
@@ -287,8 +289,6 @@ def _single_device(
         roofline=roofline(spec),
         overheads=overheads,
         memory_bytes=spec.memory_bytes,
-        in_cache=pricer(spec, profile=warm) if known else None,
-        cache_bytes=STAYS * spec.l2_bytes,
         profile=profile.name if profile else None,
         rates=_rates_of(profile),
         start=place.start,

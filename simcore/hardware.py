@@ -61,8 +61,8 @@ class Hardware:
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
     """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
-    chosen, whatever the run is charged (`price`). `in_cache`: what is charged instead where operands stay in
-    the cache, which holds `cache_bytes`, until they are used again; None where nobody has measured that.
+    chosen, whatever the run is charged (`price`). `in_cache`: prices of ops whose operands are in the L2
+    cache, where `stays_bytes` stay until they are used again; None where nobody has measured that.
     `profile`: the name of the fits in use, or None; `rates`: how graphs slow each other down; `start`,
     `repeats` as in Hardware."""
 
@@ -73,7 +73,7 @@ class SingleDevice:
     overheads: Overheads
     memory_bytes: float
     in_cache: Pricer | None = None
-    cache_bytes: float = 0.0
+    stays_bytes: float = 0.0
     profile: str | None = None
     rates: Rates = max_min_rates
     start: Start = simulated

@@ -15,7 +15,7 @@ largest power of two that divides i (Algorithm 1, line 4).
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simcore import ops_convolution as conv
 from simcore.ops import DTYPE_BYTES, Graph, Op, activation, matmul, placed
@@ -64,8 +64,6 @@ class LongConvolution:
     dtype: str = "fp16"
     tiles: tuple[tuple[int, Implementation], ...] = ()
     rank: int = DEFAULT_RANK
-    # The sizes that kernels of a step read in the device's memory.
-    told: ClassVar[frozenset[str]] = frozenset({POSITION.name})
     # Of this model alone: `replace` gives another one its own.
     _made: dict[tuple[object, ...], Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -87,6 +85,12 @@ class LongConvolution:
     def implementation(self, side: int) -> Implementation:
         """How tiles of a side are computed (default: the fused direct one)."""
         return self._implementation.get(side, "flash_conv")
+
+    @staticmethod
+    def told(graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory: the position, where there are
+        cells."""
+        return graph.needs & {POSITION.name} if "conv_cell" in graph.kinds else frozenset()
 
     # -- graphs: all of them read `position`, the position that is computed or was last ------------------
 

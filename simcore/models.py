@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from simcore import ops
 from simcore.decoder_config import DecoderConfig, ModelError
@@ -87,12 +87,16 @@ class Decoder:
     chunk: int = 128
     parts: bool = False
     outside: bool = True
-    # Sizes that its kernels read in the device's memory: one captured graph does for all their values.
-    told: ClassVar[frozenset[str]] = frozenset({CONTEXT.name})
 
     def __post_init__(self) -> None:
         if reason := why_not(self.config, self.ranks):
             raise ModelError(reason)
+
+    @staticmethod
+    def told(graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory: captured once, it does for all their
+        values."""
+        return graph.needs & {CONTEXT.name}
 
     # -- graphs --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from simcore.machine import Machine, Overheads, Program
 from simcore.mesh import Mesh
 from simcore.ops import Pricer, Roofline
 from simcore.ramps import Tariff
-from simcore.sim import Outcomes, Route, Simulation
+from simcore.sim import Outcomes, Route, Simulation, Told, nothing
 from simcore.trace import Trace
 
 
@@ -48,7 +48,7 @@ class Setup:
     lockstep: Sequence[str] = ()
     rows: bool = False
     tariff: Tariff | None = None
-    told: frozenset[str] = frozenset()
+    told: Told = nothing
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from simcore.trace import Cause, PricedOp, Span, State, Trace
 
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
+Told = Callable[[Graph], frozenset[str]]
 
 
 class DeadlockError(RuntimeError):
@@ -39,6 +40,12 @@ class DeadlockError(RuntimeError):
 
 class MismatchError(RuntimeError):
     """Ranks met in a collective with different ops, or along an axis of another size."""
+
+
+def nothing(graph: Graph) -> frozenset[str]:
+    """No graph reads a size in the device's memory."""
+    del graph
+    return frozenset()
 
 
 def no_floor(op: Op) -> Floor:
@@ -83,7 +90,8 @@ class Simulation:
     out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
     messages are not noted. `tariff`: the same prices, as an earlier run has worked them out.
 
-    `told`: the sizes that kernels read in the device's memory; hosts write them (`Overheads.size_s`).
+    `told`: the sizes that kernels of a graph read in the device's memory; hosts write them
+    (`Overheads.size_s`).
     """
 
     def __init__(
@@ -98,7 +106,7 @@ class Simulation:
         lockstep: Sequence[str] = (),
         rows: bool = False,
         tariff: Tariff | None = None,
-        told: frozenset[str] = frozenset(),
+        told: Told = nothing,
     ) -> None:
         self.env = simpy.Environment()
         self.trace = Trace()

@@ -270,10 +270,8 @@ class SimMachine:
     def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
-        told = self._sim.told
+        told = self._sim.told(graph)
         fresh = [name for name in told if name in sizes and self._told.get(name) != sizes[name]]
-        if not fresh or told.isdisjoint(graph.needs):
-            return 0.0
         self._told.update((name, sizes[name]) for name in fresh)
         return len(fresh) * self._sim.overheads.size_s
 

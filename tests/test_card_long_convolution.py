@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.decoder.split_kv import ONE_BY_ONE
+from kernels.long_convolution.placed import KERNELS
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
 from simcore.ops_convolution import IMPLEMENTATIONS
@@ -14,6 +16,7 @@ from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from tests.fake_card import FakeLayer
+from validate import card_long_convolution
 from validate.card_layer import CudaLayer
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card
@@ -32,6 +35,7 @@ SCHEDULES: dict[str, tuple[Callable[..., Program], dict[str, Any]]] = {
     "fractal, layer by layer": (fractal_tiling, {"parallel": False}),
     "fractal, sequential from 4": (fractal_tiling, {"sequential_from": 4}),
 }
+BOUNDS = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 3e-2}
 # How tiles are computed goes round the implementations.
 TILES = tuple((1 << i, IMPLEMENTATIONS[i % len(IMPLEMENTATIONS)]) for i in range(6))
 
@@ -72,7 +76,7 @@ def same_as_on_the_cpu(name: str, block: str, batch: int, prompt: int, device: s
     found, expected = state.outputs.double().cpu(), torch.stack(truth.outputs)
     # What a prompt gives is not computed.
     error = (found - expected)[prompt:].norm() / expected[prompt:].norm()
-    assert float(error) < {"fp64": 1e-10, "fp32": 1e-5}[dtype]
+    assert float(error) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -83,11 +87,22 @@ def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64")
 
 
+@pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
+@pytest.mark.parametrize("name", ["lazy, layer by layer", "fractal"])
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 6), ("gate", 2, 0)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_same_by_its_kernels(
+    name: str, block: str, batch: int, prompt: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card_long_convolution, "placed_for", lambda x: KERNELS)
+    same_as_on_the_cpu(name, block, batch, prompt, "cpu", dtype)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 1, 6)])
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "fp16", "bf16"])
 def test_the_same_on_a_real_card(name: str, block: str, batch: int, prompt: int, dtype: str) -> None:
     same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype)
 

@@ -24,6 +24,7 @@ from simcore.files import InputError
 from simcore.machine import Overheads
 from simcore.models import Decoder, Dtypes
 from simcore.ops import Price
+from simcore.runs import Run, Setup
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.schedules.lazy import lazy
 from simcore.schedules.tensor_parallel import tensor_parallel
@@ -33,15 +34,16 @@ from simcore.trace import Trace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from validate import card_real, card_states, isolated
+from validate import climb as climbing
 from validate.card_decoder_state import card_decoder_states
-from validate.card_host import ROUND, counting_card, host_costs, rounds
+from validate.card_host import counting_card, host_costs, rounds
 from validate.card_layer import CudaLayer
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card, verbs_of
 from validate.card_memory import Memory
 from validate.card_real import CountedRun, RealCard, this_machine
 from validate.card_states import CardOperatorState, CardStates, check_card_runs
-from validate.climb import climb
+from validate.climb import OpTimes, climb
 from validate.decoder_state import decoder_states
 from validate.isolated import Isolated, calibrated, measure_alone, priced_between, shape_of
 from validate.ladder import Bounds
@@ -215,7 +217,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
         card: Any = SimpleNamespace(l2_bytes=1 << 20)
         found = measure_alone(traces, floor, card, progress, measure=measure)
         told.append(found)
-        return found.op_points(price, "cpu"), found.prices(price), list(found.told())
+        return OpTimes(found.op_points(price, "cpu"), found.prices(price), list(found.told()))
 
     bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
     found = climb(
@@ -269,7 +271,8 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
 
     def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> Any:
         took = op_times(traces)
-        return [], lambda op: Price(*[0.5 * fmean(took.get(plain(op), [1e-3]))] * 3, "measured", "half"), []
+        prices = lambda op: Price(*[0.5 * fmean(took.get(plain(op), [1e-3]))] * 3, "measured", "half")  # noqa: E731
+        return OpTimes([], prices)
 
     bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
     found = climb(
@@ -285,6 +288,40 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
     assert float(replayed_with["launch_s"].split()[0]) < 0.1
     # Runs that are drawn, not reported, are charged what loops say.
     assert real.host_costs("") == loops
+
+
+@emulated
+def test_a_replay_by_ops_one_by_one_is_shorter_in_the_case_that_finds_them_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in another one, and not by the run's own times, in which that is already."""
+    monkeypatch.setattr(RealCard, "host_costs", lambda self, case: {"launch_s": 0.0, "wait_s": 0.0})
+    norm = ops.norm("n", tokens=1, hidden=8, dtype="fp32")
+    charged: list[tuple[str, float]] = []
+    start = climbing.span_by_span
+
+    def noting(setup: Setup) -> Run:
+        if setup.case:
+            charged.append((setup.case, setup.price(norm).seconds))
+        return start(setup)
+
+    monkeypatch.setattr(climbing, "span_by_span", noting)
+
+    def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> OpTimes:
+        second = Price(1.0, 1.0, 1.0, "measured", "")
+        saved: list[dict[Any, float]] = [{plain(norm): 0.75}, {}]
+        assert len(traces) == len(saved)
+        return OpTimes([], lambda op: second, [], saved)
+
+    bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
+    climb(
+        parse_scenario(layer_of(tmp_path), "x"), "x", on="cuda", repeats=2, bounds=bounds,
+        progress=lambda *_: None, real=real_of(), ops=by_one, device="cpu",
+    )  # fmt: skip
+    first, second = dict.fromkeys(case for case, _ in charged)
+    by_case = {case: [seconds for other, seconds in charged if other == case] for case in (first, second)}
+    assert min(by_case[first]) == 0.25
+    assert max(by_case[first]) == min(by_case[second]) == max(by_case[second]) == 1.0
 
 
 def untold(at_pace: bool) -> None:
@@ -320,7 +357,7 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
         given_s = issued_s + 0.75 * took_s + held
         return SimpleNamespace(
             issued_s=issued_s, took_s=took_s, since=since, rank=rank, given_s=given_s,
-            told=told, told_s=0.1 * told,
+            sizes_told=told, told_s=0.1 * told,
         )  # fmt: skip
 
     def cause(end: Any) -> Any:
@@ -602,14 +639,14 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rounds_take_as_long_on_the_simulated_machine() -> None:
-    """By what its verbs took and by what each round took on the card, of another run than these."""
+    """By what verbs took, in other runs: of both machines what is left of the card's own time, the host's."""
     layer = CudaLayer()
     card = counting_card(layer)
-    first, second, real = [card.start().run(rounds) for _ in range(3)]
-    del first
-    nodes = len(second.spans[0].ops)
-    node_s = median(span.end_s - span.start_s for span in second.spans) / nodes
-    price = Price(node_s, node_s, node_s, "measured", "one node")
+    real = [card.start().run(rounds) for _ in range(6)][1:]
+    span_s = median(span.end_s - span.start_s for trace in real for span in trace.spans)
+    count, nodes = len(real[0].spans), len(real[0].spans[0].ops)
+    price = Price(span_s / nodes, span_s / nodes, span_s / nodes, "measured", "one node")
     overheads = Overheads(**host_costs(layer))
-    trace = Simulation(lambda op: price, overheads=overheads, told=frozenset({ROUND})).run(rounds)
-    assert trace.end_s == pytest.approx(real.end_s, rel=0.1)
+    trace = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs).run(rounds)
+    hosts_s = median(each.end_s - sum(s.end_s - s.start_s for s in each.spans) for each in real)
+    assert trace.end_s - count * span_s == pytest.approx(hosts_s, rel=0.2)

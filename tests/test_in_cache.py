@@ -83,9 +83,9 @@ def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -
     model = bench.model(lazy)
     bursts = launched(lambda m: program(lazy, model, m, []))
     moved = sum(n for burst in bursts for _, n in burst.total(lambda op: op.work.hbm_bytes)) / 64
-    assert bench.device.cache_bytes == STAYS * H200.l2_bytes
-    for cache_bytes, stays in ((1.001 * moved, True), (0.999 * moved, False)):
-        other = Bench(bench.scenario, replace(bench.device, cache_bytes=cache_bytes))
+    assert bench.device.stays_bytes == STAYS * H200.l2_bytes
+    for stays_bytes, stays in ((1.001 * moved, True), (0.999 * moved, False)):
+        other = Bench(bench.scenario, replace(bench.device, stays_bytes=stays_bytes))
         assert other.stays(lazy) is stays
 
 
@@ -98,5 +98,32 @@ def test_a_run_says_what_is_found_in_the_cache() -> None:
         )
         for n in (64, 2048)
     )
-    assert "what a step uses again lies in the L2 cache where less than 30 MB are moved" in short
+    assert "less than 30 MB are moved from step to step: all cases" in short
     assert "nothing is found in a cache" in long
+
+
+def test_tiles_and_prompts_are_priced_cold_and_prompts_drive_nothing_out() -> None:
+    """Tiles come too seldom for what they read; a prompt is over when steps begin."""
+    bench, (_, case, *_) = bench_of(64)
+    tile = next(op for burst in bench.launches(case)[1] for op in burst.ops if op.kind.startswith("tile_"))
+    assert bench.stays(case)
+    assert bench.price(case)[0](tile) == bench.device.price(tile)
+    assert bench.device.in_cache is not None
+    assert bench.device.in_cache(tile) != bench.device.price(tile)
+    scenario = load_scenario(TILES, ["tokens=7064", "prompt_tokens=7000"])
+    assert isinstance(scenario, TilingScenario)
+    after = assemble(scenario, "x").study.bench  # type: ignore[attr-defined]
+    prompted = list(cases(scenario))[1]
+    moved = sum(
+        n for burst in after.launches(prompted)[1] for _, n in burst.total(lambda op: op.work.hbm_bytes)
+    )
+    assert moved > 64 * after.device.stays_bytes
+    assert after.stays(prompted)
+
+
+def test_where_no_time_in_the_cache_is_known_nothing_stays() -> None:
+    """The profile has products of 256 channels in fp32."""
+    scenario = load_scenario(TILES, ["tokens=64", "dtype=fp16"])
+    assert isinstance(scenario, TilingScenario)
+    bench = assemble(scenario, "x").study.bench  # type: ignore[attr-defined]
+    assert not any(bench.stays(case) for case in cases(scenario))

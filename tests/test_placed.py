@@ -113,8 +113,11 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     noise, where = torch.zeros(3, 2, 4, device=DEVICE), ints(0)
     with pytest.raises(ValueError, match="position has to be int32"):
         cell_at(y, level, tap, z, torch.zeros(1, device=DEVICE), out, True)
-    with pytest.raises(ValueError, match="do not fit level"):
-        cell_at(y, level, torch.zeros(3, 4, device=DEVICE), z, where, out, True)
+    with pytest.raises(ValueError, match="does not fit level"):
+        cell_at(y, level, tap, z[:, :2], where, out, True)
+    for wrong in (torch.zeros(3, 4, device=DEVICE), torch.zeros(1, 8, device=DEVICE)[:, ::2]):
+        with pytest.raises(ValueError, match="tap has to be"):
+            cell_at(y, level, wrong, z, where, out, True)
     with pytest.raises(ValueError, match="other memory"):
         cell_at(out, level, tap, z, where, out, True)
     with pytest.raises(ValueError, match="out has to be"):
@@ -123,7 +126,20 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         cell_at(y, level, tap, z[:, :, ::2], where, out, False)
     with pytest.raises(ValueError, match="x has to be"):
         next_input_at(out.half(), z, noise, where, other)
-    with pytest.raises(ValueError, match="do not fit a"):
-        next_input_at(out, z, noise[:2], where, other)
+    with pytest.raises(ValueError, match="does not fit a"):
+        next_input_at(out, z[:, :2], noise, where, other)
+    for wrong in (noise[:2], torch.zeros(3, 2, 8, device=DEVICE)[..., ::2]):
+        with pytest.raises(ValueError, match="noise has to be"):
+            next_input_at(out, z, wrong, where, other)
     with pytest.raises(ValueError, match="other memory"):
         next_input_at(out, z, noise, where, z)
+
+
+@pytest.mark.parametrize("at", [-1, 3, 4])
+def test_nothing_is_written_beyond_all_positions(at: int) -> None:
+    """The next level lies behind a level's last position."""
+    levels = torch.zeros(3, 1, 3, 8, device=DEVICE)
+    y, out = torch.ones(2, 1, 8, device=DEVICE)
+    cell_at(y, levels[0], y, levels[1], ints(at), out, False)
+    next_input_at(y, levels[1], torch.ones(3, 1, 8, device=DEVICE), ints(at), levels[0])
+    assert not bool(levels.any())

@@ -133,11 +133,11 @@ class CardDecoderState:
 
     def told(self, graph: Graph) -> frozenset[str]:
         """The context, where it counts."""
-        return graph.needs & Decoder.told
+        return Decoder.told(graph)
 
     def bound(self, graph: Graph) -> frozenset[str]:
         """All others."""
-        return graph.needs - Decoder.told
+        return graph.needs - self.told(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """The lengths, which all streams of a rank share: it has one set of activations."""

@@ -21,9 +21,6 @@ from simcore.ops import Graph, Op, Publication
 from simcore.ops_convolution import POSITION
 from validate.long_convolution_state import LongConvolutionState, parameters, run
 
-# Ops between a cell and the next input: where they work, the card says.
-STEP = frozenset({"conv_cell", "matmul", "activation", "gate", "next_input"})
-
 
 class CardLongConvolutionState:
     """All levels of one model; see the head of this file. Raises ValueError for a number format that torch
@@ -59,12 +56,12 @@ class CardLongConvolutionState:
         self.inner.reset()
 
     def told(self, graph: Graph) -> frozenset[str]:
-        """The position, where there are cells."""
-        return graph.needs & LongConvolution.told if "conv_cell" in graph.kinds else frozenset()
+        """As the model says."""
+        return LongConvolution.told(graph)
 
     def bound(self, graph: Graph) -> frozenset[str]:
         """All that a graph needs, but of a step the position."""
-        return graph.needs - self.told(graph) if graph.kinds <= STEP else graph.needs
+        return graph.needs - self.told(graph) if graph.kinds <= self._methods.keys() else graph.needs
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """The position, of all streams: there is one set of activations."""
@@ -72,23 +69,26 @@ class CardLongConvolutionState:
         return {POSITION.name: self.position}
 
     def key(self) -> Hashable:
-        """Ops say themselves where they work, or the card does."""
-        return 0
+        """Whether a step has begun. Else ops say themselves where they work."""
+        return self._in_step
 
     def restore(self, key: Hashable) -> None:
-        """Nothing changes."""
-        assert key == 0
+        """Goes back to that."""
+        assert isinstance(key, bool)
+        self._in_step = key
 
     def execute(self, op: Op) -> None:
         """Any op of the model's graphs. Raises ValueError where it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
         # Blocks of a prompt, and of mixers without cells, work where their ops say.
-        self._in_step = self._in_step or op.kind == "conv_cell"
-        (self._methods.get(op.kind, self.inner.execute) if self._in_step else self.inner.execute)(op)
+        in_step = self._in_step or op.kind == "conv_cell"
+        (self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute)(op)
+        self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """Nothing is noted."""
+        """A step goes from its first cell to the next input."""
+        self._in_step = op.kind != "next_input" and (self._in_step or op.kind == "conv_cell")
 
     def put(self, publication: Publication, to: Any) -> None:
         """A tiling publishes nothing. Raises ValueError."""
@@ -132,4 +132,3 @@ class CardLongConvolutionState:
         del op
         last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
         self._at.next_input(self._below, last, noise, self.position, self._level(0))
-        self._in_step = False

@@ -517,7 +517,9 @@ class CardRun:
                     layer.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
                     if not launch.took_s:
-                        launch.told_s, launch.told = launch.told_s + self.now() - begun_s, launch.told + 1
+                        launch.told_s += self.now() - begun_s
+                        # Those that are led are told with their leader.
+                        launch.sizes_told += lane.rank == launch.rank
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -655,7 +657,7 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
     # What is held back is given to the device when others are launched.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.told for x in launches)
+    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.sizes_told for x in launches)
     each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found

@@ -14,6 +14,7 @@ up; the other one says whether ops and verbs, each by itself, make the whole.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from statistics import median
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from devices.price import roofline
 from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
 from simcore.machine import Overheads
-from simcore.ops import Pricer, Roofline
+from simcore.ops import Op, Price, Pricer, Roofline
 from simcore.runs import Run, Setup, Start, span_by_span
 from simcore.scenario import Scenario
 from simcore.study import FIGURE, Outcome, Progress, Row, flat
@@ -29,6 +30,7 @@ from simcore.trace import Trace
 from validate.ladder import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
 from validate.machines import Real
 from validate.recorded import longest, price_rows, simulated_too
+from validate.traces import plain
 
 ROLE = "measured on this machine"
 # Figures that split the time of a graph among its ops: on a card nobody has measured these.
@@ -77,16 +79,25 @@ class Measuring(Protocol):
         """See `simcore.runs.Start`."""
 
 
-# Op times beside their prices, and prices of ops that no run had, from traces and predicted prices.
-Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], tuple[list[OpPoint], Pricer, list[str]]]
+@dataclass(frozen=True)
+class OpTimes:
+    """Op times beside their prices; prices for a replay by them, and for ops that no run had; what to warn
+    of. `saved_s`: by trace and op, without place and name, how many seconds less than by these prices."""
+
+    points: list[OpPoint]
+    prices: Pricer
+    told: list[str] = field(default_factory=list)
+    saved_s: Sequence[Mapping[Op, float]] = ()
 
 
-def in_the_run(
-    traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress
-) -> tuple[list[OpPoint], Pricer, list[str]]:
+# From traces and predicted prices.
+Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], OpTimes]
+
+
+def in_the_run(traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress) -> OpTimes:
     """Op times of the run itself; nothing beside them."""
     del progress
-    return op_points(traces, price, floor), price, []
+    return OpTimes(op_points(traces, price, floor), price)
 
 
 def climb(
@@ -109,11 +120,16 @@ def climb(
     parts = assemble(scenario, where, place)
     outcome = parts.study.run(progress)
     price = parts.price()
-    points, prices, told = ops(real.traces, price, floor, progress)
-    outcome.warnings = [*outcome.warnings, *told]
+    alone = ops(real.traces, price, floor, progress)
+    points, prices = alone.points, alone.prices
+    outcome.warnings = [*outcome.warnings, *alone.told]
+    reported = [case for case in real.started if case]
+    saved = dict(zip(reported, alone.saved_s, strict=True)) if alone.saved_s else {}
 
-    def replay(scenario: Scenario, prices: Pricer) -> tuple[list[Row], dict[str, str]]:
-        costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True))
+    def replay(
+        scenario: Scenario, prices: Pricer, saved: Mapping[str, Mapping[Op, float]]
+    ) -> tuple[list[Row], dict[str, str]]:
+        costs = _Costs(real.host_costs, scenario.overheads.model_dump(exclude_none=True), saved)
         again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
         return again.study.run(progress).rows, costs.described
 
@@ -121,8 +137,8 @@ def climb(
     bare = scenario.model_copy(
         update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0})}
     )
-    replayed, described = replay(bare, measured_prices(real.traces, floor, prices))
-    one_by_one = None if ops is in_the_run else replay(scenario, prices)[0]
+    replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
+    one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]
     place = replace(place, described={**real.described, "replayed_with": described})
     predicted = assemble(scenario, where).study.run(progress).rows
     measured = [row for row in outcome.rows if ops is in_the_run or row.metric not in SPLIT]
@@ -140,10 +156,11 @@ def climb(
 @dataclass
 class _Costs:
     """Starts runs on the simulated machine at what the verbs of a real one took in the same case; what the
-    scenario says of them stays. `used`: by case."""
+    scenario says of them stays. `saved_s`: by case, as in OpTimes; `used`: by case."""
 
     of: Callable[[str], Mapping[str, float]]
     given: Mapping[str, float]
+    saved_s: Mapping[str, Mapping[Op, float]]
     used: dict[str, Overheads] = field(default_factory=dict)
 
     def start(self, setup: Setup) -> Run:
@@ -151,7 +168,8 @@ class _Costs:
         overheads = replace(setup.overheads, **{**self.of(setup.case), **self.given})
         if setup.case:
             self.used[setup.case] = overheads
-        return span_by_span(replace(setup, overheads=overheads))
+        price = _less(setup.price, self.saved_s.get(setup.case, {}))
+        return span_by_span(replace(setup, price=price, overheads=overheads))
 
     @property
     def described(self) -> dict[str, str]:
@@ -160,6 +178,17 @@ class _Costs:
         names = each[0] if each else ()
         values = {name: [costs[name] for costs in each] for name in names}
         return {name: f"{median(x):.3g} ({min(x):.3g} to {max(x):.3g})" for name, x in values.items()}
+
+
+def _less(price: Pricer, saved_s: Mapping[Op, float]) -> Pricer:
+    if not saved_s:
+        return price
+
+    @cache
+    def shorter(op: Op) -> Price:
+        return price(op).longer(-saved_s.get(plain(op), 0.0))
+
+    return shorter
 
 
 def _comparison(

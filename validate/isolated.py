@@ -1,7 +1,8 @@
 """What the ops of real runs on a card take one by one, and prices for the simulated machine from that.
 
-    isolated times      each op alone in captured graphs: cold, or from the L2 cache where its runs
-                        find its operands there             validate.card_measure, validate.reuse
+    isolated times      each op alone, cold, in captured graphs             validate.card_measure
+    in a case           less by cold - warm, for ops that find their operands in the L2 cache there
+                                                                            validate.reuse
     between two shapes  log t = log t1 + (log t2 - log t1) (log x - log x1) / (log x2 - log x1)
                         where both differ from it in the one dimension x alone, and lie on both sides
     beside one          t = t1 floor / floor1, where x lies within NEAR of it
@@ -27,7 +28,7 @@ from simcore.trace import Trace
 from validate.bench_timing import Card, one_line
 from validate.calibrate import shape_text
 from validate.card_measure import FAILURES, go_on, measured
-from validate.climb import Ops
+from validate.climb import Ops, OpTimes
 from validate.cuts import units
 from validate.ladder import (
     NUMERICS_SHAPES,
@@ -53,14 +54,12 @@ Shape = tuple[str, str, str]
 
 @dataclass
 class Isolated:
-    """What was measured: points by op, why others were not, the times in runs of all, and ops whose operands
-    runs find in the L2 cache."""
+    """What was measured: points by op, why others were not, and the times in runs of all."""
 
     floor: Roofline
     points: dict[Op, Point] = field(default_factory=dict)
     failed: dict[Op, str] = field(default_factory=dict)
     in_runs: Mapping[Op, Sequence[float]] = field(default_factory=dict)
-    in_cache: Collection[Op] = frozenset()
 
     def op_points(
         self, price: Pricer, device: torch.device | str, known: Collection[Shape] = ()
@@ -82,7 +81,7 @@ class Isolated:
     def prices(self, otherwise: Pricer) -> Pricer:
         """Prices for the simulated machine; see the head of this file. What lies between no two shapes is
         priced by a fit to its kind, the rest by `otherwise`."""
-        times = {op: [self._seconds(op)] for op in self.points}
+        times = {op: [point.median_s] for op, point in self.points.items()}
         times |= {op: list(seconds) for op, seconds in self.in_runs.items() if op.ranks > 1}
         fitted = prices_of(times, self.floor, otherwise)
 
@@ -98,6 +97,12 @@ class Isolated:
 
         return price
 
+    def saved_s(self, trace: Trace, cache_bytes: int) -> Mapping[Op, float]:
+        """How many seconds less than by themselves ops of a run take that find their operands in a cache of
+        so many bytes."""
+        found = ((op, self.points[op]) for op in found_in_cache(trace, cache_bytes) if op in self.points)
+        return {op: point.median_s - point.warm_s for op, point in found if point.warm_s is not None}
+
     def told(self) -> Iterator[str]:
         """What to warn of."""
         if self.failed:
@@ -108,14 +113,9 @@ class Isolated:
             )
 
     def _alike(self, op: Op) -> Iterator[tuple[Op, float]]:
-        for other in self.points:
+        for other, point in self.points.items():
             if (other.kind, other.dtype) == (op.kind, op.dtype):
-                yield other, self._seconds(other)
-
-    def _seconds(self, op: Op) -> float:
-        """As its runs have it: with its operands in the cache, or not."""
-        point = self.points[op]
-        return point.warm_s if op in self.in_cache and point.warm_s is not None else point.median_s
+                yield other, point.median_s
 
     def _error(self, op: Op, device: torch.device | str) -> float | None:
         try:
@@ -127,7 +127,7 @@ class Isolated:
 
 
 def measure_alone(
-    traces: Sequence[Trace],
+    traces: Iterable[Trace],
     floor: Roofline,
     card: Card,
     progress: Progress,
@@ -144,7 +144,7 @@ def measure_alone(
         for group in _groups((op for op in single if op.kind in table), floor).values()
         for op in spread(group, MOST_SHAPES)
     ]
-    found = Isolated(floor, in_runs=in_runs, in_cache=found_in_cache(traces, card.l2_bytes))
+    found = Isolated(floor, in_runs=in_runs)
     for done, op in enumerate(wanted):
         progress("ops one by one", done, len(wanted))
         try:
@@ -208,13 +208,12 @@ def one_by_one(
     """Op times for a climb on a card: `release` lets go of what its run holds there, then ops are
     measured."""
 
-    def ops(
-        traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress
-    ) -> tuple[list[OpPoint], Pricer, list[str]]:
+    def ops(traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress) -> OpTimes:
         release()
         found = measure_alone(traces, floor, card, progress)
         points = found.op_points(price, device, known)
-        return points, found.prices(price), list(found.told())
+        saved = [found.saved_s(trace, card.l2_bytes) for trace in traces]
+        return OpTimes(points, found.prices(price), list(found.told()), saved)
 
     return ops
 

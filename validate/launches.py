@@ -126,7 +126,7 @@ class Launch:
     took_s: float = 0.0
     # Of that, what it took to write sizes in the device's memory, and how many there were.
     told_s: float = 0.0
-    told: int = 0
+    sizes_told: int = 0
 
     def sizes_at(self, replay: int) -> dict[str, int]:
         """The sizes that a replay reads."""

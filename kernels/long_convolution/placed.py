@@ -55,10 +55,11 @@ def cell_at(
     batch, _, channels = level.shape
     for name, x in (("y", y), ("out", out)):
         check_like(name, x, (batch, channels), level.dtype)
-    if tuple(z.shape) != tuple(level.shape) or tuple(tap.shape) not in ((1, channels), (batch, channels)):
-        raise ValueError(f"z {kind(z)} and tap {kind(tap)} do not fit level {kind(level)}")
+    if tuple(z.shape) != tuple(level.shape):
+        raise ValueError(f"z {kind(z)} does not fit level {kind(level)}")
+    check_like("tap", tap, (1 if tap.shape[0] == 1 else batch, channels), level.dtype)
     _cell_kernel[_grid(level)](
-        position, y, level, tap, z, out, channels,
+        position, y, level, tap, z, out, level.shape[1], channels,
         y.stride(0), *level.stride()[:2], 0 if tap.shape[0] == 1 else tap.stride(0), *z.stride()[:2],
         out.stride(0), FIRST=first, BLOCK=BLOCK, **_launched(level),
     )  # fmt: skip
@@ -66,7 +67,7 @@ def cell_at(
 
 @triton.jit
 def _cell_kernel(
-    position_ptr, y_ptr, level_ptr, tap_ptr, z_ptr, out_ptr, channels,
+    position_ptr, y_ptr, level_ptr, tap_ptr, z_ptr, out_ptr, room, channels,
     y_row, level_sequence, level_row, tap_sequence, z_sequence, z_row, out_row,
     FIRST: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +75,7 @@ def _cell_kernel(
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
-    at, row, column, there = _place(position_ptr, channels, BLOCK)
+    at, row, column, there = _place(position_ptr, room, channels, BLOCK)
     y_at = y_ptr + row * y_row + column
     level_at = level_ptr + row * level_sequence + at * level_row + column
     z = tl.load(z_ptr + row * z_sequence + at * z_row + column, mask=there).to(tl.float32)
@@ -96,8 +97,9 @@ def next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Tensor, a: T
     check_written("last", last, x, noise)
     batch, room, channels = a.shape
     check_like("x", x, (batch, channels), a.dtype)
-    if tuple(last.shape) != tuple(a.shape) or tuple(noise.shape) != (room, batch, channels):
-        raise ValueError(f"last {kind(last)} and noise {kind(noise)} do not fit a {kind(a)}")
+    check_like("noise", noise, (room, batch, channels), a.dtype)
+    if tuple(last.shape) != tuple(a.shape):
+        raise ValueError(f"last {kind(last)} does not fit a {kind(a)}")
     _next_input_kernel[_grid(a)](
         position, x, last, noise, a, room, channels,
         x.stride(0), *last.stride()[:2], *noise.stride()[:2], *a.stride()[:2], BLOCK=BLOCK, **_launched(a),
@@ -113,7 +115,7 @@ def _next_input_kernel(
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
-    at, row, column, there = _place(position_ptr, channels, BLOCK)
+    at, row, column, there = _place(position_ptr, room, channels, BLOCK)
     x = tl.load(x_ptr + row * x_row + column, mask=there)
     tl.store(last_ptr + row * last_sequence + at * last_row + column, x, mask=there)
     there &= at + 1 < room
@@ -123,11 +125,11 @@ def _next_input_kernel(
 
 
 @triton.jit
-def _place(position_ptr, channels, BLOCK: tl.constexpr):
-    """The position, the sequence, some channels, and which of these there are."""
+def _place(position_ptr, room, channels, BLOCK: tl.constexpr):
+    """The position, the sequence, some channels, and which of these there are; none beyond all positions."""
     at = tl.load(position_ptr).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    return at, tl.program_id(0).to(tl.int64), column, column < channels
+    return at, tl.program_id(0).to(tl.int64), column, (column < channels) & (at >= 0) & (at < room)
 
 
 def _grid(x: Tensor) -> tuple[int, int]:

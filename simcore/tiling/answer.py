@@ -123,10 +123,11 @@ def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
     stays = [one for one in found if one.stays]
     if not stays:
         return "nothing is found in a cache"
-    which = "all" if len(stays) == len(found) else ", ".join(dict.fromkeys(x.case.axes.label for x in stays))
+    cases = ", ".join(f"{one.case.axes.label} of {one.case.axes.tokens:,} tokens" for one in stays)
+    which = "all cases" if len(stays) == len(found) else cases
     return (
-        f"what a step uses again lies in the L2 cache where less than {bench.device.cache_bytes / 1e6:.0f} MB"
-        f" are moved from step to step: {which}"
+        f"nothing but the weights of steps is found in a cache, where less than"
+        f" {bench.device.stays_bytes / 1e6:.0f} MB are moved from step to step: {which}"
     )
 
 
