@@ -320,8 +320,9 @@ def test_a_replay_by_ops_one_by_one_is_shorter_in_the_case_that_finds_them_in_th
     )  # fmt: skip
     first, second = dict.fromkeys(case for case, _ in charged)
     by_case = {case: [seconds for other, seconds in charged if other == case] for case in (first, second)}
-    assert min(by_case[first]) == 0.25
-    assert max(by_case[first]) == min(by_case[second]) == max(by_case[second]) == 1.0
+    # By the run's own times first: those of a few microseconds, not of a second less three quarters.
+    assert [by_case[first][-1], by_case[second][-1]] == [0.25, 1.0]
+    assert all(len(seconds) == 2 and 0.0 < seconds[0] < 0.2 for seconds in by_case.values())
 
 
 def untold(at_pace: bool) -> None:
