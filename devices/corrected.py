@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import MOST_FACTOR, Fit, interval
-from simcore.files import Count, InputError, NonNegative
+from simcore.files import Count, InputError
 from simcore.ops import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 __all__ = ["Correction", "Measured", "correction"]
@@ -70,6 +70,10 @@ MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
 # What an op may take, in seconds: less or more is no measurement.
 Took = Annotated[float, Field(ge=1e-9, le=1e4)]
+# The least that it can take.
+Least = Annotated[float, Field(gt=0.0, le=1e4)]
+# How many times the time from memory one from the cache may be.
+WARM = 0.1, 2.0
 Role = Literal["fit", "check"]
 # A coordinate, the one that it goes with, and the values of that one and of it.
 _Line = tuple[int, int, tuple[Numbers, Numbers]]
@@ -85,7 +89,7 @@ class Measured:
     shape: str
     dtype: str
     launches: Count
-    floor_s: NonNegative
+    floor_s: Least
     median_s: Took
     role: Role = "fit"
     warm_s: Took | None = None
@@ -93,6 +97,12 @@ class Measured:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise InputError(f"{self.kind} {self.shape}: dtype {self.dtype} is unknown")
+        low, high = (share * self.median_s for share in WARM)
+        if self.warm_s is not None and not low <= self.warm_s <= high:
+            raise InputError(
+                f"{self.kind} {self.shape}: warm_s: is {self.warm_s:g}; {low:g} to {high:g}"
+                f" ({WARM[0]:g} to {WARM[1]:g} times median_s) is allowed"
+            )
         words = [word.partition("=") for word in self.shape.split(";")]
         if len({name for name, _, _ in words}) < len(words) or not all(
             name and value.isdecimal() for name, _, value in words

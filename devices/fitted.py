@@ -29,6 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from devices.corrected import Correction, Measured, correction
 from devices.fit import LEAST_CHECKS, Fit, checked_interval
+from devices.spec import check_return
 from simcore.files import (
     STRICT,
     Count,
@@ -165,6 +166,7 @@ class FittedProfile:
         for name in self.overheads:
             if name not in OVERHEADS:
                 raise InputError(f"overheads: {unknown_name('key', name, OVERHEADS)}")
+        check_return(self.overheads)
         if not self.fits:
             raise InputError(f"{FITS} has no line")
         if bool(self.points) != (self.granularity == MEASURED):

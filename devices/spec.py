@@ -7,6 +7,8 @@
 A catalogue file `catalog/<name>.yaml` holds one device; a file of one's own has the same keys.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -50,6 +52,14 @@ SOURCED = (
     "kernel_s",
     "tensor_parallel",
 )
+
+
+def check_return(overheads: Mapping[str, float]) -> None:
+    """Raises InputError where the device would have a launch before that began; overheads in seconds, by
+    name."""
+    launch_s, return_s = overheads.get("launch_s", math.inf), overheads.get("return_s", 0.0)
+    if return_s > launch_s:
+        raise InputError(f"overheads.return_s: is {return_s:g}; at most launch_s ({launch_s:g}) is allowed")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -137,6 +147,7 @@ class DeviceSpec:
         for field, seconds in asdict(self.overheads).items():
             if not 0.0 <= seconds <= 1.0:
                 raise InputError(f"overheads.{field}: is {seconds}; 0 to 1 second is allowed")
+        check_return(asdict(self.overheads))
         if "default" not in self.tensor_parallel:
             raise InputError("missing key 'tensor_parallel.default'")
         for ranks in self.tensor_parallel:

@@ -127,3 +127,25 @@ def test_where_no_time_in_the_cache_is_known_nothing_stays() -> None:
     assert isinstance(scenario, TilingScenario)
     bench = assemble(scenario, "x").study.bench  # type: ignore[attr-defined]
     assert not any(bench.stays(case) for case in cases(scenario))
+
+
+@pytest.mark.parametrize("warm_s", [1e-9, 1e-3])
+def test_a_time_in_the_cache_that_is_none_is_refused(warm_s: float) -> None:
+    with pytest.raises(ValueError, match=r"warm_s: is .*; 4e-07 to 8e-06 .* is allowed"):
+        point(16, 4e-6, warm_s)
+
+
+def test_a_device_that_has_a_launch_before_it_began_is_refused() -> None:
+    row = profile(point(16, 4e-6)).fits
+    with pytest.raises(
+        ValueError, match=r"overheads.return_s: is 2e-05; at most launch_s \(1e-05\) is allowed"
+    ):
+        FittedProfile("x", "x", "x", "cpu", "fitted", row, {"launch_s": 1e-5, "return_s": 2e-5})
+    with pytest.raises(ValueError, match=r"overheads.return_s: is 0.5; at most launch_s"):
+        replace(H200, overheads=replace(H200.overheads, return_s=0.5))
+
+
+def test_prices_from_beyond_what_was_measured_are_warned_of() -> None:
+    scenario = load_scenario(TILES, ["tokens=64", "batch=256", "strategies=[{kind: lazy}]"])
+    warnings = assemble(scenario, "x").study.run(lambda *_: None).warnings
+    assert any("of the device time is from extrapolated prices" in warning for warning in warnings)

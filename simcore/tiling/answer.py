@@ -9,6 +9,9 @@ from simcore.tiling_scenario import Fractal
 
 LAZY = "lazy"
 
+# Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
+MOST_UNMEASURED, MOST_EXTRAPOLATED = 0.5, 0.05
+
 
 def answer(found: Sequence[Found]) -> str:
     """The fastest strategy, per token and over lazy, and what its tiles are computed by."""
@@ -123,7 +126,7 @@ def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
     stays = [one for one in found if one.stays]
     if not stays:
         return "nothing is found in a cache"
-    cases = ", ".join(f"{one.case.axes.label} of {one.case.axes.tokens:,} tokens" for one in stays)
+    cases = "; ".join(f"{one.case.axes.label} of {one.case.axes.tokens:,} tokens" for one in stays)
     which = "all cases" if len(stays) == len(found) else cases
     return (
         f"nothing but the weights of steps is found in a cache, where less than"
@@ -132,11 +135,13 @@ def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
 
 
 def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
-    """Prices that nobody measured."""
-    unmeasured = shares.get("roofline", 0.0)
-    if bench.device.measured or unmeasured <= 0.5:
-        return []
-    return [
-        f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
-        f" {bench.device.name}"
-    ]
+    """Prices that nobody measured, or not so far."""
+    told, unmeasured, far = [], shares.get("roofline", 0.0), shares.get("extrapolated", 0.0)
+    if unmeasured > MOST_UNMEASURED and not bench.device.measured:
+        told.append(
+            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
+            f" {bench.device.name}"
+        )
+    if far > MOST_EXTRAPOLATED and not bench.device.measured:
+        told.append(f"{far:.0%} of the device time is from extrapolated prices")
+    return told
