@@ -10,10 +10,10 @@ sooner.
 
 cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
 to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
-the same operands; the price where a run uses them again at once (`FittedProfile.in_cache`). What takes nothing but what ops before it have just written (AS_WRITTEN) is priced from the
-cache, as far as it has room there: calls go round so many sets as stay in a part of it, for one address may
-take longer than another. What a graph takes between two of its nodes is part of an op's time, what it takes
-to start is not.
+the same operands; the price where a run uses them again at once (`FittedProfile.in_cache`). What takes
+nothing but what ops before it have just written (AS_WRITTEN) is priced from the cache, as far as it has room
+there: calls go round so many sets as stay in a part of it, for one address may take longer than another. What
+a graph takes between two of its nodes is part of an op's time, what it takes to start is not.
 
 All are times of a card at rest. One that multiplies for long draws more power than it may and lowers its
 clock, by up to a quarter, and it goes by the last tenths of a second: products timed one behind the other, at
