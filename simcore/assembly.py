@@ -16,7 +16,7 @@ from typing import Any, cast
 from devices.fitted import FittedProfile, SharedUse
 from devices.price import STAYS, pricer, roofline
 from devices.profile import NO_PROFILE, Profile, load_profile, profile_names
-from devices.spec import DeviceSpec, Link, load_device
+from devices.spec import DeviceSpec, Link, check_return, load_device
 from simcore import decode, laws, operators, serving, tiling
 from simcore.contention import Rates, max_min_rates, shared_reads
 from simcore.decode import HitRow
@@ -539,9 +539,11 @@ def _overheads(
     where a launch would return before it began."""
     measured = {**(profile.overheads if profile else {}), **place.overheads}
     found = replace(spec.overheads, **{**measured, **scenario.overheads.model_dump(exclude_none=True)})
-    if scenario.overheads.return_s is not None and found.return_s > found.launch_s:
-        allowed = f"at most launch_s ({found.launch_s:g}) is allowed"
-        raise InputError(f"{where}: overheads.return_s: is {found.return_s:g}; {allowed}")
+    if scenario.overheads.return_s is not None:
+        try:
+            check_return(asdict(found))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     return found
 
 

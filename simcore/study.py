@@ -14,6 +14,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from simcore.published import Published
 from simcore.trace import Trace
 
+# Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
+MOST_UNMEASURED, MOST_EXTRAPOLATED = 0.5, 0.05
+
 # (what is being done, how much of it is done, of how much)
 Progress = Callable[[str, int, int], None]
 R = TypeVar("R")
@@ -277,6 +280,16 @@ class Crossing:
     def turns_once_to_ahead(self) -> bool:
         """Whether the gain is negative below one place and positive above it."""
         return len(self.places) == 1 and not self.ahead_at_low
+
+
+def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
+    """What to warn of where most of the device time is priced by nobody's measurements; `shares`: of it, by
+    source of price."""
+    share = shares.get("roofline", 0.0)
+    if share <= MOST_UNMEASURED:
+        return []
+    priced = f"{share:.0%} of the device time is priced by datasheet and roofline"
+    return [f"{priced}, not by measurements of {device}"]
 
 
 def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:

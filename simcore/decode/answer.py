@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from simcore.decode.bench import Bench, Case
 from simcore.decode.crossover import Crossover
+from simcore.study import MOST_EXTRAPOLATED, unmeasured
 
 # The first and last tokens that ALSpec's Tables 1 and 2 speculate on (section 5.1).
 PUBLISHED_CHUNK = 128
@@ -143,7 +144,7 @@ def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
     ]
 
 
-def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -> list[str]:
+def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = MOST_EXTRAPOLATED) -> list[str]:
     """What to warn of in the prices: extrapolation, no measurement, what is taken as free, hit rates that
     were measured otherwise."""
     found = []
@@ -155,12 +156,7 @@ def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = 0.05) -
             f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated"
             f" prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
         )
-    unmeasured = sources(bench, fitting).get("roofline", 0.0)
-    if unmeasured > 0.5:
-        found.append(
-            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
-            f" {bench.hardware.name}"
-        )
+    found += unmeasured(sources(bench, fitting), bench.hardware.name)
     free = sorted(frozenset().union(*(bench.run(case).free_speculation for case in fitting)))
     if free:
         names = ", ".join(free)

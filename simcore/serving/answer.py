@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from simcore.serving.bench import Bench, Case
 from simcore.serving.figures import over_replicas
+from simcore.study import MOST_EXTRAPOLATED, unmeasured
 
 if TYPE_CHECKING:
     from simcore.serving.study import Found
 
 # Attainments that differ by less than this are the same.
 SAME = 0.005
-MOST_EXTRAPOLATED = 0.05
 
 
 def answer(bench: Bench, found: Sequence["Found"]) -> str:
@@ -208,12 +208,7 @@ def warnings(bench: Bench, found: Sequence["Found"], shares: Mapping[str, float]
     left_out = max(one.left_out for one in found)
     if left_out:
         told.append(f"{left_out:,} recorded requests without prompt or answer are left out")
-    unmeasured = shares.get("roofline", 0.0)
-    if unmeasured > 0.5:
-        told.append(
-            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
-            f" {bench.hardware.name}"
-        )
+    told += unmeasured(shares, bench.hardware.name)
     unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
     if unseen > 0.05:
         told.append(

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from simcore.study import MOST_EXTRAPOLATED, unmeasured
 from simcore.tiling.bench import Bench
 from simcore.tiling.found import Found
 from simcore.tiling.implementations import Choice, ranges
 from simcore.tiling_scenario import Fractal
 
 LAZY = "lazy"
-
-# Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
-MOST_UNMEASURED, MOST_EXTRAPOLATED = 0.5, 0.05
 
 
 def answer(found: Sequence[Found]) -> str:
@@ -136,12 +134,9 @@ def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
 
 def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
     """Prices that nobody measured, or not so far."""
-    told, unmeasured, far = [], shares.get("roofline", 0.0), shares.get("extrapolated", 0.0)
-    if unmeasured > MOST_UNMEASURED and not bench.device.measured:
-        told.append(
-            f"{unmeasured:.0%} of the device time is priced by datasheet and roofline, not by measurements of"
-            f" {bench.device.name}"
-        )
-    if far > MOST_EXTRAPOLATED and not bench.device.measured:
+    if bench.device.measured:
+        return []
+    told, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)
+    if far > MOST_EXTRAPOLATED:
         told.append(f"{far:.0%} of the device time is from extrapolated prices")
     return told

@@ -19,7 +19,7 @@ from simcore.garbage import no_collections
 from simcore.hardware import SingleDevice, at_end
 from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
-from simcore.ops import Op, Price, Pricer
+from simcore.ops import Pricer
 from simcore.ramps import Tariff
 from simcore.runs import Setup
 from simcore.study import TilingAxes
@@ -68,22 +68,21 @@ class Bench:
     def stays(self, case: Case) -> bool:
         """Whether ops of steps find in the cache what the step before has used, and are priced so: where less
         than stays there is moved from step to step, in the mean."""
-        return bool(self._cheaper(case))
-
-    def _cheaper(self, case: Case) -> Mapping[Op, Price]:
-        """The prices of ops of a case's steps that are others than cold. Tiles come too seldom; what a prompt
-        has used is long gone."""
-        cached, (model, bursts) = self.device.in_cache, self.launches(case)
-        steps = [burst for burst in bursts if "conv_prefill" not in burst.graph.kinds]
-        moved = work(steps, lambda _: True).hbm_bytes
-        if cached is None or moved > case.generated * self.device.stays_bytes:
-            return {}
-        prices = ((op, cached(op), self.device.price(op)) for op in {op.bare for op in model.step().ops})
-        return {op: warm for op, warm, cold in prices if warm.seconds != cold.seconds}
+        return self.price(case)[0] is not self.device.price
 
     def _charged(self, case: Case) -> Pricer:
-        cheaper, price = self._cheaper(case), self.device.price
-        return (lambda op: cheaper.get(op) or price(op)) if cheaper else price
+        """The device's prices, but of ops of steps those in the cache. Tiles come too seldom; what a prompt
+        has used is long gone."""
+        price, cached = self.device.price, self.device.in_cache
+        if cached is None:
+            return price
+        model, bursts = self.launches(case)
+        steps = [burst for burst in bursts if "conv_prefill" not in burst.graph.kinds]
+        if work(steps, lambda _: True).hbm_bytes > case.generated * self.device.stays_bytes:
+            return price
+        prices = ((op, cached(op), price(op)) for op in {op.bare for op in model.step().ops})
+        warm = {op: found for op, found, cold in prices if found.seconds != cold.seconds}
+        return (lambda op: warm.get(op) or price(op)) if warm else price
 
     def tiles(self, case: Case) -> Choice:
         """The implementation of each side, by the prices that choices are made by."""
