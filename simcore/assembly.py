@@ -258,9 +258,10 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
     if scenario.launching == "eager":
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
-        spec = replace(cast(Any, spec), kernel_s=overheads.launch_s)
+        spec = replace(cast(Any, spec), kernel_s=overheads.whole_launch_s(1))
         # Nothing is captured then, and no kernel reads a size in the device's memory.
-        overheads = replace(overheads, launch_s=overheads.launch_s if profile else 0.0, size_s=0.0)
+        launch_s = overheads.launch_s if profile else 0.0
+        overheads = replace(overheads, launch_s=launch_s, launch_kernel_s=0.0, size_s=0.0)
     device = _single_device(spec, profile, place, overheads)
     if profile is not None and place.prices is None and profile.in_cache is not profile:
         warm = pricer(spec, profile=profile.in_cache)

@@ -133,6 +133,7 @@ class HostOverheads(Strict):
     """Costs of the machine's verbs in seconds, in the place of the device's own."""
 
     launch_s: Seconds | None = None
+    launch_kernel_s: Seconds | None = None
     return_s: Seconds | None = None
     size_s: Seconds | None = None
     wait_s: Seconds | None = None

@@ -307,8 +307,8 @@ class Simulation:
         if start_s > free_s:
             stream.since_s = start_s
         work.since_s = stream.since_s
-        work.launch_s = self.overheads.launch_s
         work.kernels = launch.graph.kernels
+        work.launch_s = self.overheads.whole_launch_s(work.kernels)
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.
@@ -436,7 +436,8 @@ class Simulation:
     def _demand(self, stream: _Stream, launch: Launch, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
-        share = min(1.0, self.overheads.launch_s / graph_s) if graph_s > 0.0 else 0.0
+        launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
+        share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
         return replace(segment.demand, launch=share, since_s=stream.since_s)
 
     def stop(self, launch: Launch) -> None:

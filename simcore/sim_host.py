@@ -237,8 +237,9 @@ class SimMachine:
         if until is not None and self._items[until]:
             repeat = 1
         costs = sim.overheads
-        issued_s = self._spend(costs.launch_s + self._telling_s(graph, given))
-        issued_s -= costs.launch_s - costs.given_s
+        launch_s = costs.whole_launch_s(graph.kernels)
+        issued_s = self._spend(launch_s + self._telling_s(graph, given))
+        issued_s -= launch_s - costs.given_s(graph.kernels)
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -4,7 +4,8 @@ a climb with op times measured one by one, and what is refused."""
 import json
 import math
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ from tests.test_card_decoder import GQA
 from validate import card_real, card_states, isolated
 from validate import climb as climbing
 from validate.card_decoder_state import card_decoder_states
-from validate.card_host import counting_card, host_costs, rounds
+from validate.card_host import ONE, SOME, counting_card, host_costs, rounds
 from validate.card_layer import CudaLayer
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card, verbs_of
@@ -334,7 +335,10 @@ def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the run that is reported; of other verbs loops say what they take."""
-    loops = {"launch_s": 1.0, "size_s": 2.0, "wait_s": 3.0, "message_s": 5.0, "gate_s": 4.0}
+    loops = {
+        "launch_s": 1.0, "launch_kernel_s": 1.0, "size_s": 2.0,
+        "wait_s": 3.0, "message_s": 5.0, "gate_s": 4.0,
+    }  # fmt: skip
     monkeypatch.setattr(card_real, "host_costs", lambda layer: loops)
     real = real_of()
     scenario = parse_scenario({**layer_of(tmp_path), "batch": [1]}, "x")
@@ -344,6 +348,8 @@ def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
     assert 0.0 < costs["return_s"] < costs["launch_s"] < 1.0
     reported = middle_first(real.started[case], lambda trace: trace.end_s)[0]
     assert costs["launch_s"] == reported.verbs["launch_s"]
+    # Its mean has what its kernels took in it.
+    assert costs["launch_kernel_s"] == 0.0
     assert 0.0 < costs["size_s"] < 1.0
     assert (costs["message_s"], costs["gate_s"]) == (5.0, 4.0)
     assert real.host_costs("of which there were no runs") == loops
@@ -375,13 +381,19 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     ]  # fmt: skip
     found = verbs_of(launches, cause)
     assert found == pytest.approx(
-        {"launch_s": 11 / 7, "return_s": 8 / 4 / 6, "wait_s": (0.5 + 0.7 + 0.9) / 3}
+        {
+            "launch_s": 11 / 7,
+            "launch_kernel_s": 0.0,
+            "return_s": 8 / 4 / 6,
+            "wait_s": (0.5 + 0.7 + 0.9) / 3,
+        }
     )
-    assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "return_s": 0.25}
+    assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "launch_kernel_s": 0.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
     # Sizes that launches wrote are no part of what a launch takes.
     told = [launch(0.0, 1.0, told=2), launch(1.0, 1.0), launch(2.0, 1.0, told=1)]
-    assert verbs_of(told, cause) == pytest.approx({"launch_s": 2.7 / 3, "return_s": 0.25, "size_s": 0.1})
+    found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
+    assert verbs_of(told, cause) == pytest.approx(found)
 
 
 def attention(context: int, batch: int = 1) -> Any:
@@ -603,7 +615,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
 
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeLayer(2))
-    assert costs.keys() == {"launch_s", "return_s", "size_s", "wait_s", "message_s", "gate_s"}
+    assert costs.keys() == {field.name for field in fields(Overheads)} - {"in_graph_s"}
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0
     assert costs["message_s"] > 0.0
@@ -639,15 +651,16 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_rounds_take_as_long_on_the_simulated_machine() -> None:
+@pytest.mark.parametrize("nodes", [ONE, 73, SOME])
+def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     """By what verbs took, in other runs: of both machines what is left of the card's own time, the host's."""
-    layer = CudaLayer()
+    layer, program = CudaLayer(), partial(rounds, nodes=nodes)
     card = counting_card(layer)
-    real = [card.start().run(rounds) for _ in range(6)][1:]
+    real = [card.start().run(program) for _ in range(6)][1:]
     span_s = median(span.end_s - span.start_s for trace in real for span in trace.spans)
-    count, nodes = len(real[0].spans), len(real[0].spans[0].ops)
+    count = len(real[0].spans)
     price = Price(span_s / nodes, span_s / nodes, span_s / nodes, "measured", "one node")
     overheads = Overheads(**host_costs(layer))
-    trace = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs).run(rounds)
+    trace = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs).run(program)
     hosts_s = median(each.end_s - sum(s.end_s - s.start_s for s in each.spans) for each in real)
     assert trace.end_s - count * span_s == pytest.approx(hosts_s, rel=0.2)

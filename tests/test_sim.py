@@ -188,6 +188,25 @@ def test_sizes_in_the_memory_of_the_device_are_written_where_they_change(rows: b
 
 
 @pytest.mark.parametrize("rows", [False, True])
+def test_a_launch_takes_the_longer_the_more_kernels_its_graph_has(rows: bool) -> None:
+    """An op that stands for many kernels counts as so many; the device has the graph when all are told."""
+    many = Graph("many", (toy("one", 1), replace(toy("three", 5), parts=(toy("part", 1),) * 3)))
+    at_s = list[float]()
+
+    def program(m: Machine) -> Program:
+        for graph in (toys("single", 1), many):
+            ticket = m.launch(graph)
+            at_s.append(m.now())
+            yield m.wait(ticket)
+            at_s.append(m.now())
+
+    costs = Overheads(launch_s=0.05, launch_kernel_s=0.01, return_s=0.02)
+    simulated(program, overheads=costs, rows=rows)
+    # Launches take 0.06 and 0.09; the device has the graph for 0.02 of it, and is done after 0.05 and 0.13.
+    assert at_s == pytest.approx([0.06, 0.06, 0.06 + 0.09, 0.06 + 0.13])
+
+
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("return_s", "begins_s"), [(0.02, 0.03), (0.09, 0.0)])
 def test_a_device_begins_while_its_host_is_still_at_the_launch(
     rows: bool, return_s: float, begins_s: float

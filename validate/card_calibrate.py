@@ -38,6 +38,7 @@ from simcore.files import InputError
 from simcore.ops import Op, Roofline
 from simcore.study import Progress
 from validate import card_host, card_measure, card_nodes
+from validate.allocator import take_memory_in_segments
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import (
     ALIKE,
@@ -91,6 +92,7 @@ def calibrate_card(
     target = target or profile_path(device)
     check_target(target, device)
     progress("what the card reaches", 0, 1)
+    memory = f"memory was taken {take_memory_in_segments()}"
     card = measure_card(lambda text: None)
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
@@ -104,7 +106,7 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    notes = (*profile.notes, *told)
+    notes = (*profile.notes, memory, *told)
     profile = replace(profile, notes=notes, contention=_contention(target, device))
     write_whole(profile, points, target)
     partial_of(target).unlink(missing_ok=True)

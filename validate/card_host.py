@@ -1,19 +1,21 @@
 """What the verbs of the machine on a card cost (`simcore.machine.Overheads`), measured with its own programs.
 
-    launch_s, return_s, size_s, wait_s    what they took in `rounds` (`card_machine.verbs_of`): a launch of
-                                          SOME nodes that reads a size, another one each time, a mark, a wait
-    message_s  = (a loop of send, recv)                           / (2 rounds)
-    gate_s     = (a skipped launch of MANY nodes - one of ONE)    / (MANY - ONE), by the card's clock
+    launch_kernel_s = (a launch of SOME nodes - one of ONE)       / (SOME - ONE)
+    launch_s        = a launch of ONE node - ONE launch_kernel_s
+    return_s, size_s, wait_s    what they took beside both of these, on average
+    message_s       = (a loop of send, recv)                      / (2 rounds)
+    gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
 
-Between two launches a host waits for the card, as it does for a token. One that launches again at once is
-faster: 26 us against 36 in the tokens of a tiling (an H200's host). SOME is between the nodes of a tiling's
-step and of a decoder's: a launch takes a little longer the more there are. Medians over runs in turns, the
-first of which, which captures, is thrown away.
+The first five are of `rounds`, as `card_machine.verbs_of` tells them apart: a launch that reads a size,
+another one each time, a mark, a wait. Between two launches a host waits for the card, as it does for a token;
+one that launches again at once is faster (26 us, where the tokens of a tiling take 36; an H200's host).
+Medians over runs in turns, the first of which, which captures, is thrown away.
 """
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from statistics import median
+from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +31,7 @@ from validate.pace import pace
 ROUNDS, MESSAGES, RUNS = 100, 200, 9
 ONE, SOME, MANY = 1, 201, 501
 ROUND = "round"
-IN_ROUNDS = "launch_s", "return_s", "size_s", "wait_s"
+BESIDE_LAUNCHES = "return_s", "size_s", "wait_s"
 
 
 class _Counting:
@@ -78,12 +80,23 @@ def counting_card(layer: Layer) -> Card:
 def host_costs(layer: Layer | None = None) -> dict[str, float]:
     """`Overheads` of this host and card, in seconds."""
     card = counting_card(CudaLayer() if layer is None else layer)
-    turns = [(_verbs(card), _messages_s(card)) for _ in range(1 + RUNS)][1:]
+    turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
+    few, many = _medians([verbs for verbs, _, _ in turns]), _medians([verbs for _, verbs, _ in turns])
+    kernel_s = max(0.0, (many["launch_s"] - few["launch_s"]) / (SOME - ONE))
+    launch_s = max(0.0, few["launch_s"] - ONE * kernel_s)
+    beside = {name: fmean((few[name], many[name])) for name in BESIDE_LAUNCHES}
     return {
-        **{name: median(verbs[name] for verbs, _ in turns) for name in IN_ROUNDS},
-        "message_s": median(message_s for _, message_s in turns),
+        "launch_s": launch_s,
+        "launch_kernel_s": kernel_s,
+        **beside,
+        "return_s": min(beside["return_s"], launch_s),
+        "message_s": median(message_s for *_, message_s in turns),
         "gate_s": _gate_s(card),
     }
+
+
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: median(verbs[name] for verbs in runs) for name in ("launch_s", *BESIDE_LAUNCHES)}
 
 
 def _nothing(op: Op) -> Work:
@@ -95,25 +108,25 @@ def _nodes(count: int) -> Graph:
     return Graph(f"{count} nodes", tuple(Op("count", f"{i}", (), "int32", _nothing) for i in range(count)))
 
 
-def _told() -> Graph:
-    """SOME nodes, of which the last one reads a size."""
+def _told(count: int) -> Graph:
+    """So many nodes, of which the last one reads a size."""
     last = Op("count", "told", ((ROUND, Size(ROUND)),), "int32", _nothing)
-    return _nodes(SOME - 1) + Graph("told", (last,))
+    return _nodes(count - 1) + Graph("told", (last,))
 
 
-def rounds(m: Machine) -> Program:
+def rounds(m: Machine, *, nodes: int) -> Program:
     """See the head of this file."""
-    graph = _told()
+    graph = _told(nodes)
     for i in range(ROUNDS):
         ticket = m.launch(graph, sizes={ROUND: i})
         m.mark(f"round {i}", [ticket])
         yield m.wait(ticket)
 
 
-def _verbs(card: Card) -> Mapping[str, float]:
-    """What verbs took in a run of rounds, of a host at its pace."""
+def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
+    """What verbs took in a run of rounds of so many nodes, of a host at its pace."""
     pace().settle()
-    return card.start().run(rounds).verbs
+    return card.start().run(partial(rounds, nodes=nodes)).verbs
 
 
 def _messages_s(card: Card) -> float:

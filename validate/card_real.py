@@ -22,6 +22,7 @@ from simcore.machine import Machine, Program
 from simcore.runs import Run, Setup
 from simcore.sim import Route
 from simcore.trace import Trace
+from validate.allocator import take_memory_in_segments
 from validate.bench_timing import version_of
 from validate.card_host import host_costs
 from validate.card_layer import CudaLayer, Layer
@@ -139,13 +140,15 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`)."""
+    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`);
+    `memory`: how the card's memory is taken, in a word."""
 
     repeats: int
     states: CardStates
     layer: Callable[[], Layer] = CudaLayer
     started: dict[str, list[Trace]] = field(default_factory=dict)
     at_pace: list[bool] = field(default_factory=list)
+    memory: str = ""
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
 
@@ -168,6 +171,7 @@ class RealCard:
             "cache": "as the run itself leaves it; of an operator other sets of operands, as many as go"
             " round the L2 cache, were read before, the last of them by the operator",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
+            **({"memory": self.memory} if self.memory else {}),
             **({"host": f"at its pace before {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
 
@@ -234,4 +238,5 @@ def _collect() -> None:
 def this_machine(repeats: int) -> RealCard:
     """The card of this machine."""
     properties: Any = torch.cuda.get_device_properties(0)
-    return RealCard(repeats, CardStates(int(properties.L2_cache_size)))
+    memory = take_memory_in_segments()
+    return RealCard(repeats, CardStates(int(properties.L2_cache_size)), memory=memory)

@@ -123,7 +123,8 @@ class Bench:
     def seconds(self, case: OperatorAxes) -> float:
         """The latency of a case that fits, from prices alone: what `run` simulates."""
         if case not in self.prices:
-            self.prices[case] = self.device.overheads.given_s + self.device.price(self.op(case)).seconds
+            op = self.op(case)
+            self.prices[case] = self.device.overheads.given_s(op.kernels) + self.device.price(op).seconds
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
