@@ -34,7 +34,7 @@ from simcore.study import middle_first
 from simcore.trace import Trace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
-from validate import card_real, card_states, isolated
+from validate import card_host, card_real, card_states, isolated
 from validate import climb as climbing
 from validate.card_decoder_state import card_decoder_states
 from validate.card_host import ONE, SOME, counting_card, host_costs, rounds
@@ -619,6 +619,20 @@ def test_costs_of_verbs_are_times_of_this_machine() -> None:
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0
     assert costs["message_s"] > 0.0
+
+
+def test_a_launch_is_told_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of one node are done before a host comes to wait for them: of them no wait is known."""
+
+    def verbs(card: Any, nodes: int) -> dict[str, float]:
+        found = {"launch_s": 3e-5 + 2e-7 * nodes, "return_s": 8e-6 + 4e-8 * nodes, "size_s": 1e-5}
+        return found if nodes == ONE else {**found, "wait_s": 9e-6}
+
+    monkeypatch.setattr(card_host, "_verbs", verbs)
+    costs = host_costs(FakeLayer(2))
+    wanted = {"launch_s": 3e-5, "launch_kernel_s": 2e-7, "size_s": 1e-5, "wait_s": 9e-6}
+    assert {name: costs[name] for name in wanted} == pytest.approx(wanted)
+    assert costs["return_s"] == pytest.approx(8e-6 + 4e-8 * (ONE + SOME) / 2)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,8 @@
 
     launch_kernel_s = (a launch of SOME nodes - one of ONE)       / (SOME - ONE)
     launch_s        = a launch of ONE node - ONE launch_kernel_s
-    return_s, size_s, wait_s    what they took beside both of these, on average
+    return_s, size_s            what they took beside both of these, on average
+    wait_s          = what a wait took behind SOME nodes (a host is never before ONE is done)
     message_s       = (a loop of send, recv)                      / (2 rounds)
     gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
 
@@ -31,7 +32,7 @@ from validate.pace import pace
 ROUNDS, MESSAGES, RUNS = 100, 200, 9
 ONE, SOME, MANY = 1, 201, 501
 ROUND = "round"
-BESIDE_LAUNCHES = "return_s", "size_s", "wait_s"
+WITH_LAUNCHES = "launch_s", "return_s", "size_s"
 
 
 class _Counting:
@@ -81,22 +82,19 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     """`Overheads` of this host and card, in seconds."""
     card = counting_card(CudaLayer() if layer is None else layer)
     turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
-    few, many = _medians([verbs for verbs, _, _ in turns]), _medians([verbs for _, verbs, _ in turns])
+    few = {name: median(verbs[name] for verbs, _, _ in turns) for name in WITH_LAUNCHES}
+    many = {name: median(verbs[name] for _, verbs, _ in turns) for name in (*WITH_LAUNCHES, "wait_s")}
     kernel_s = max(0.0, (many["launch_s"] - few["launch_s"]) / (SOME - ONE))
     launch_s = max(0.0, few["launch_s"] - ONE * kernel_s)
-    beside = {name: fmean((few[name], many[name])) for name in BESIDE_LAUNCHES}
     return {
         "launch_s": launch_s,
         "launch_kernel_s": kernel_s,
-        **beside,
-        "return_s": min(beside["return_s"], launch_s),
+        "return_s": min(launch_s, fmean((few["return_s"], many["return_s"]))),
+        "size_s": fmean((few["size_s"], many["size_s"])),
+        "wait_s": many["wait_s"],
         "message_s": median(message_s for *_, message_s in turns),
         "gate_s": _gate_s(card),
     }
-
-
-def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: median(verbs[name] for verbs in runs) for name in ("launch_s", *BESIDE_LAUNCHES)}
 
 
 def _nothing(op: Op) -> Work:
