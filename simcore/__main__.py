@@ -1,16 +1,25 @@
 """`python -m simcore`: see simcore.cli."""
 
+import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C while it is still being loaded is an interrupt like any other."""
+    """Runs the command line. Ctrl-C while it is still being loaded is an interrupt like any other; who is
+    told to end goes the same way, so that nothing is left half-written."""
+    signal.signal(signal.SIGTERM, _end)
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:
         print("error: interrupted; nothing is left half-written", file=sys.stderr)
         sys.exit(130)
     cli.main()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Exits as a shell would say it: with 128 and the number of the signal."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,10 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
     assert list(here.iterdir()) == []
 
 
-def test_interrupted_it_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "told to end")]
+)
+def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A shell that runs tests in the background has its children ignore what Ctrl-C sends.
@@ -208,10 +211,10 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, heeded)
     time.sleep(2.0)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors.decode().strip().endswith("error: interrupted; nothing is left half-written")
+    assert process.returncode == code
+    assert errors.decode().strip().endswith(f"error: {says}; nothing is left half-written")
     assert list(tmp_path.iterdir()) == []
 
 
