@@ -50,7 +50,7 @@ from validate.isolated import Isolated, calibrated, measure_alone, priced_betwee
 from validate.ladder import Bounds
 from validate.long_convolution_state import long_convolution_state
 from validate.measure import Point
-from validate.pace import pace
+from validate.pace import Pace, pace
 from validate.torch_machine import TorchRun
 from validate.traces import op_times, plain
 
@@ -244,7 +244,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     assert found.place.described["replayed_with"]["wait_s"] == "0.45 (0.3 to 0.6)"
     runs = len(real.at_pace)
     assert runs >= 4
-    assert found.place.described["host"] == f"at its pace before {runs} of {runs} runs"
+    assert found.place.described["host"] == f"at its pace before and after {runs} of {runs} runs"
     assert {row["cache"] for row in found.prices} == {"cold"}
     assert {row["kind"] for row in found.prices} >= {"matmul", "decode_attention", "norm"}
     assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)
@@ -327,7 +327,7 @@ def test_a_replay_by_ops_one_by_one_is_shorter_in_the_case_that_finds_them_in_th
     assert all(len(seconds) == 2 and 0.0 < seconds[0] < 0.2 for seconds in by_case.values())
 
 
-def untold(at_pace: bool) -> None:
+def untold(trace: Trace, at_pace: bool) -> None:
     """For runs that nobody asks about."""
 
 
@@ -494,7 +494,16 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
 
     settled: list[float] = []
     monkeypatch.setattr(card_real, "time", SimpleNamespace(perf_counter=now))
-    monkeypatch.setattr(card_real, "pace", lambda: SimpleNamespace(settle=lambda: settled.append(clock[0])))
+
+    class Even(Pace):
+        """Of a host that is always at it."""
+
+        def settle(self) -> bool:
+            settled.append(clock[0])
+            return True
+
+    even = Even(lambda: 1.0)
+    monkeypatch.setattr(card_real, "pace", lambda: even)
     case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
     begin: Any = Timed
     counted = [CountedRun(case, begin, "timed", untold) for _ in range(2)]
@@ -671,12 +680,9 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
 def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     """By what verbs took, in other runs: of both machines what is left of the card's own time, the host's."""
     layer, program = CudaLayer(), partial(rounds, nodes=nodes)
-    card, real = counting_card(layer), list[Trace]()
-    for _ in range(6):
-        pace().settle()
-        real.append(card.start().run(program))
+    card = counting_card(layer)
     # The first one captures.
-    del real[0]
+    real = [pace().keeps(lambda: card.start().run(program))[0] for _ in range(6)][1:]
     kernel_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2]) / nodes
     price = Price(kernel_s, kernel_s, kernel_s, "measured", "one node")
     overheads = Overheads(**host_costs(layer))

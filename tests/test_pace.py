@@ -90,3 +90,23 @@ def test_one_slow_loop_among_fast_ones_is_not_waited_for() -> None:
     settled, took_s = _settled_at(host, of)
     assert settled
     assert took_s < pace.AWAKE_S + 6 * SLOW_S
+
+
+def test_what_is_timed_while_its_host_turns_slow_is_done_again() -> None:
+    """The last one counts, whether or not its host was at its pace."""
+    slow_s = (10.0, 12.5)
+    host = _Host(lambda now_s: SLOW_S if slow_s[0] < now_s < slow_s[1] else FAST_S)
+    of, ended_s = host.pace(), list[float]()
+
+    def act() -> int:
+        host.now_s += 1.0
+        ended_s.append(host.now_s)
+        return len(ended_s)
+
+    assert of.keeps(act) == (1, True)
+    # Begun while it is fast and over while it is not; all while it is not; begun when that is over.
+    host.now_s = 9.5
+    assert of.keeps(act) == (4, True)
+    assert slow_s[0] < ended_s[1] < ended_s[2] < slow_s[1] < ended_s[3] - 1.0
+    slow_s = (host.now_s + 0.5, 1e9)
+    assert of.keeps(act) == (4 + pace.ATTEMPTS, False)

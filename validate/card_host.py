@@ -131,8 +131,8 @@ def rounds(m: Machine, *, nodes: int) -> Program:
 
 def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
     """What verbs took in a run of rounds of so many nodes, of a host at its pace."""
-    pace().settle()
-    return card.start().run(partial(rounds, nodes=nodes)).verbs
+    trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
+    return trace.verbs
 
 
 def _messages_s(card: Card) -> float:

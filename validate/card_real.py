@@ -57,15 +57,15 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts; before the first of a case some that do not (`_warm_up`). When it is over it holds
-    its case no more: whoever keeps it would keep the case's memory from the next one. `begins` is told
-    whether the host is at its pace."""
+    """A run that counts, one with its host at its pace if that can be; before the first of a case some that
+    do not count (`_warm_up`). When it is over it holds its case no more: whoever keeps it would keep the
+    case's memory from the next one. `ended` is given what it leaves behind, and whether its host was."""
 
     def __init__(
-        self, case: _Case, start: Callable[[], CardRun], title: str, begins: Callable[[bool], None]
+        self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[Trace, bool], None]
     ) -> None:
         run = start()
-        self._begins = begins
+        self._ended = ended
         self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
         self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
 
@@ -77,16 +77,26 @@ class CountedRun:
         with _memory_of(self._title):
             if not case.warm:
                 _warm_up(case, start, program)
-            self._begins(pace().settle())
-            _come_from_others(case, start, program)
-            case.reset()
-            trace = run.run(program)
+            unused = [run]
+            run, at_pace = pace().keeps(
+                lambda: self._attempt(case, start, unused.pop() if unused else start(), program)
+            )
+        self.trace, self.fed_s = run.trace, run.fed_s
+        self._ended(run.trace, at_pace)
+        return run.trace
+
+    def _attempt(
+        self, case: _Case, start: Callable[[], CardRun], run: CardRun, program: Callable[[Machine], Program]
+    ) -> CardRun:
+        _come_from_others(case, start, program)
+        case.reset()
+        run.run(program)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
                 " others before it; its times would be those of capturing"
             )
-        return trace
+        return run
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
         """Raises InputError: what is fed would have to be fed to the runs that are thrown away, too."""
@@ -140,7 +150,8 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on; `at_pace`: whether the host was before each run that counts (`validate.pace`);
+    what a `Card` stands on; `at_pace`: whether the host was, before and after each run that counts
+    (`validate.pace`);
     `memory`: how the card's memory is taken, in a word."""
 
     repeats: int
@@ -172,7 +183,7 @@ class RealCard:
             " round the L2 cache, were read before, the last of them by the operator",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
             **({"memory": self.memory} if self.memory else {}),
-            **({"host": f"at its pace before {sum(self.at_pace)} of {runs} runs"} if runs else {}),
+            **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
 
     def host_costs(self, case: str) -> Costs:
@@ -196,9 +207,13 @@ class RealCard:
                 weight=setup.price,
             )
 
-        run = CountedRun(case, begin, title, self.at_pace.append)
-        self.started.setdefault(setup.case, []).append(run.trace)
-        return run
+        traces = self.started.setdefault(setup.case, [])
+
+        def ended(trace: Trace, at_pace: bool) -> None:
+            traces.append(trace)
+            self.at_pace.append(at_pace)
+
+        return CountedRun(case, begin, title, ended)
 
     def release(self) -> None:
         """Lets go of all that lies on the card."""

@@ -5,8 +5,8 @@
 A processor that shares its core with somebody else's work runs up to 1.8 times as slowly, for a second or so,
 and then what a verb of the machine costs does too. A processor that has slept is slow at first. Neither is
 what a program takes, so before what counts the host is kept busy until its loops are at their pace, for
-PATIENCE_S at most: of several runs the median counts. Where it was slow RESIGNED times in a row, that is how
-fast it is from then on.
+PATIENCE_S at most, and after it they say whether it still is. Where it was slow RESIGNED times in a row, that
+is how fast it is from then on.
 """
 
 import math
@@ -15,12 +15,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 from statistics import median
+from typing import TypeVar
+
+T = TypeVar("T")
 
 STEPS = 10_000
 # The first time, for longer than it is slow at a time, it is looked for what the host can do; each time it is
 # busy for AWAKE_S at least.
 FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 0.6
 RESIGNED = 5
+# How often what is timed is done at most.
+ATTEMPTS = 3
 # One loop may be faster than a processor stays; the median of so many may take so many times the least one.
 LOOPS, SLACK = 7, 1.15
 
@@ -33,6 +38,20 @@ class Pace:
     ) -> None:
         self._loop, self._clock = loop or _loop_s, clock
         self._least_s, self._in_vain = math.inf, 0
+
+    def keeps(self, act: Callable[[], T]) -> tuple[T, bool]:
+        """Does what is timed, and gives what it gives and whether the host was at its pace before and after
+        it. Where it was not, it is done again, ATTEMPTS times in all, and the last one counts."""
+        for _ in range(ATTEMPTS):
+            settled = self.settle()
+            found = act()
+            kept = settled and self._holds()
+            if kept:
+                break
+        return found, kept
+
+    def _holds(self) -> bool:
+        return median(self._loop() for _ in range(LOOPS)) <= SLACK * self._least_s
 
     def settle(self) -> bool:
         """Keeps the host busy until it is at its pace; gives whether it is."""
