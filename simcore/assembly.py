@@ -539,7 +539,7 @@ def _overheads(
     """What verbs cost: what the scenario says, else the place, the profile, the device. Raises InputError
     where a launch would return before it began."""
     measured = {**(profile.overheads if profile else {}), **place.overheads}
-    found = replace(spec.overheads, **{**measured, **scenario.overheads.model_dump(exclude_none=True)})
+    found = replace(spec.overheads, **{**measured, **scenario.overheads.given()})
     if scenario.overheads.return_s is not None:
         try:
             check_return(asdict(found))

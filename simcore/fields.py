@@ -141,6 +141,11 @@ class HostOverheads(Strict):
     gate_s: Seconds | None = None
     in_graph_s: Seconds | None = None
 
+    def given(self) -> dict[str, float]:
+        """What is said, in seconds by name: who says `launch_s` alone says all that a launch takes."""
+        said: dict[str, float] = self.model_dump(exclude_none=True)
+        return {"launch_kernel_s": 0.0, **said} if "launch_s" in said else said
+
 
 class Common(Strict):
     """What every study says: its name, the device and the model, what to compare with, how often to draw."""

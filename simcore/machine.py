@@ -101,13 +101,12 @@ def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the verbs of a machine cost, in seconds: `launch_s` host time of one launch, and `launch_kernel_s`
-    more for each kernel of its graph, of which `return_s` comes after the device has been given the graph,
-    `size_s` of each size that kernels read in the device's
-    memory and that is another than in the launch before, `wait_s` of coming back from a wait or a read,
-    `message_s` of one send or receive; `gate_s` device time of one kernel that reads its flag and returns,
-    `in_graph_s` of each kernel beyond its price where others stand before it in a graph of a decoder
-    (`simcore.assembly.in_graphs`)."""
+    """What the verbs of a machine cost, in seconds: `launch_s`, and `launch_kernel_s` for each kernel of its
+    graph (`Graph.kernels`), host time of one launch, of which `return_s` comes after the device has been
+    given the graph; `size_s` of each size that kernels read in the device's memory and that is another than
+    in the launch before, `wait_s` of coming back from a wait or a read, `message_s` of one send or receive;
+    `gate_s` device time of one kernel that reads its flag and returns, `in_graph_s` of each kernel beyond its
+    price where others stand before it in a graph of a decoder (`simcore.assembly.in_graphs`)."""
 
     launch_s: float = 0.0
     launch_kernel_s: float = 0.0

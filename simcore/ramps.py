@@ -22,8 +22,9 @@ from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
 # seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
 Cost = tuple[float, float, float, float]
 NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
-# Demands are told apart in such steps: where one replay hardly differs from the next, shares stay.
-DEMAND_STEPS = 64
+# Demands are told apart in such steps: where one replay hardly differs from the next, shares stay. In coarser
+# ones streams that ask for all there is get up to 1 % more or less than that.
+DEMAND_STEPS = 512
 # A price that bends more often between a size and twice that is no piecewise linear one.
 MOST_STRETCHES = 2048
 # Prices that lie this close to a straight line, relative to their size, lie on it.

@@ -100,7 +100,7 @@ class TilingScenario(Strict):
 
     `launching`: graph - each launch is a captured graph, of which a kernel costs the device's `kernel_s`
     besides its work; eager - every kernel is launched by itself, as PyTorch does without graphs, which costs
-    `launch_s` in its place.
+    `launch_s` and `launch_kernel_s` in its place.
     """
 
     name: Name

@@ -24,7 +24,7 @@ from simcore.cli import main
 from simcore.files import InputError
 from simcore.machine import Overheads
 from simcore.models import Decoder, Dtypes
-from simcore.ops import Price
+from simcore.ops import Graph, Price
 from simcore.runs import Run, Setup
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.schedules.lazy import lazy
@@ -34,10 +34,10 @@ from simcore.study import middle_first
 from simcore.trace import Trace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
-from validate import card_host, card_real, card_states, isolated
+from validate import card_host, card_measure, card_real, card_states, isolated
 from validate import climb as climbing
 from validate.card_decoder_state import card_decoder_states
-from validate.card_host import ONE, SOME, counting_card, host_costs, rounds
+from validate.card_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
 from validate.card_layer import CudaLayer
 from validate.card_long_convolution import CardLongConvolutionState
 from validate.card_machine import Card, verbs_of
@@ -644,6 +644,29 @@ def test_a_launch_is_told_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = {"launch_s": 3e-5, "launch_kernel_s": 2e-7, "size_s": 1e-5, "wait_s": 9e-6}
     assert {name: costs[name] for name in wanted} == pytest.approx(wanted)
     assert costs["return_s"] == pytest.approx(8e-6 + 4e-8 * (3 * ONE + SOME) / 4)
+
+
+def test_rounds_of_a_host_that_never_waits_are_no_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs = {"launch_s": 3e-5, "return_s": 8e-6, "size_s": 1e-5}
+    monkeypatch.setattr(card_host, "_verbs", lambda card, nodes: verbs)
+    with pytest.raises(card_measure.FAILURES, match="too slow to wait for a graph of 201 nodes"):
+        host_costs(FakeLayer(2))
+
+
+def test_rounds_launch_the_graphs_of_the_rounds_before() -> None:
+    """To look at a new one takes a host longer the more ops it has, which is no part of a launch."""
+
+    def graphs() -> list[int]:
+        given: list[Graph] = []
+        machine: Any = SimpleNamespace(
+            launch=lambda graph, **_: given.append(graph), mark=lambda *_: None, wait=lambda ticket: None
+        )
+        assert len(list(rounds(machine, nodes=SOME))) == ROUNDS
+        return [id(graph) for graph in given]
+
+    first = graphs()
+    assert graphs() == first
+    assert len(set(first)) == ROUNDS + 1
 
 
 @pytest.mark.gpu

@@ -1,10 +1,9 @@
 """How a card's memory is taken, so that where it lies does not decide what is measured.
 
-Memory that a process has given back and takes again with cudaMalloc is put together from pieces. Kernels that
-read two such tensors at once (K and V) were 12 % slower then, at the same addresses, in about half of all
-cases, and those that read one of them at times as well; out of memory that was taken once, or mapped piece by
-piece into one range of addresses, they never were (validate/measured/h200_placement.csv). A service takes its
-memory once, and vLLM maps its own; what measures makes room between shapes and cases.
+Of memory that a process had given back to the driver and taken again with cudaMalloc, kernels that read two
+tensors at once (K and V) read some pairs 12 % more slowly, and single tensors at times as well; of memory
+that was taken once, as a service takes it, or mapped piece by piece into one range of addresses, none
+(validate/measured/h200_placement.csv). What measures gives memory back between shapes and cases.
 """
 
 import os
@@ -19,8 +18,9 @@ IN_SEGMENTS = "expandable_segments:True"
 
 
 def take_memory_in_segments() -> str:
-    """From now on this process's memory of a card comes in segments that grow, and what is given back is
-    mapped anew; not so where the user has said otherwise, or where drivers do not. Gives how it comes."""
+    """What this process takes of a card's memory from now on comes in segments that grow, whose pieces are
+    mapped anew when they have been given back; not so where the user has said otherwise, or where drivers do
+    not. Gives how it comes."""
     said = next((name for name in SETTINGS if name in os.environ), None)
     if said is not None:
         return f"as {said} says"

@@ -37,6 +37,7 @@ from pathlib import Path
 import torch
 
 from validate import bench_cases as cases
+from validate.allocator import take_memory_in_segments
 from validate.bench_attention import anchors, speculative, table, variants
 from validate.bench_cases import Bar
 from validate.bench_choice import auto, hybrid
@@ -181,6 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("validate.bench_kernels needs a CUDA device; there is none here", file=sys.stderr)
         return 2
+    take_memory_in_segments()
     if asked.apart is not None:
         return run_apart(asked)
     with torch.no_grad():

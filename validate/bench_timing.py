@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from validate.allocator import take_memory_in_segments
 from validate.bench_cases import Birth
 from validate.reading_kernels import nothing_kernel, read_kernel
 
@@ -157,7 +156,6 @@ def _readers(x: torch.Tensor, processors: int) -> dict[str, Call]:
 
 def measure_card(say: Callable[[str], None], read_bytes: int = READ_BYTES) -> Card:
     """Reads far more than the L2 cache holds, in several ways, the best of which counts; empty kernels."""
-    take_memory_in_segments()
     properties: Any = torch.cuda.get_device_properties(0)
     processors = int(properties.multi_processor_count)
     # Whole rows for every way to read.

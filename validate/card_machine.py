@@ -643,9 +643,9 @@ class CardRun:
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
-    the call of a launch to its return but for the writing of sizes (none of it told apart by kernel), from
-    when the device had it to that, of one size, and from the end of what a host had nothing to do but wait
-    for to its next launch. `cause`: says when an end was."""
+    the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
+    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
+    when an end was."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -661,6 +661,7 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     if bare_s:
+        # The mean has what kernels take in it.
         found["launch_kernel_s"] = 0.0
     return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
 

@@ -343,9 +343,9 @@ def main(
     here = Device(pricer(spec, profile=known), roofline(spec), overheads)
     models = Models(replace(load_config(MODELS / f"{MODEL}.json"), layers=layers), DTYPES, CONVOLUTION)
     if from_ is None:
+        real = this_machine(repeats)
         card = measure_card(lambda text: None)
         born = {name: str(value) for name, value in asdict(birth(card)).items() if name in BORN}
-        real = this_machine(repeats)
         start = replace(here, start=real.start)
         for row in measured(cases, models, start, repeats, partial(typer.echo, err=True)):
             rows.append(row)

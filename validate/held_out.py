@@ -26,6 +26,7 @@ from kernels.table import TABLE
 from simcore.files import InputError, unknown_name
 from simcore.ops import Op, Price, Pricer
 from validate import card_measure
+from validate.allocator import take_memory_in_segments
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import NAME, shape_text
 from validate.card_calibrate import this_card
@@ -171,6 +172,7 @@ def main(
     check_out(out)
     device = this_card()
     spec, of = load_device(device), load_profile(device, profile)
+    take_memory_in_segments()
     card = measure_card(lambda text: None)
     shapes = held_out(asked, count, seed, of)
     # As in a calibration: a card that is loaded and then not has to rest each time.

@@ -1,6 +1,7 @@
 """Runs cases of an operator study on one device.
 
-latency  = host time until the device has it + price of the op     (simulated; `seconds` asks prices alone)
+latency  = host time until the device has it + price of the op, but no less than the host's launch
+           (simulated; `seconds` asks prices alone)
 fits     = memory_bytes(op) <= memory of the device
 """
 
@@ -124,8 +125,13 @@ class Bench:
         """The latency of a case that fits, from prices alone: what `run` simulates."""
         if case not in self.prices:
             op = self.op(case)
-            self.prices[case] = self.device.overheads.given_s(op.kernels) + self.device.price(op).seconds
+            self.prices[case] = self._latency_s(op, self.device.price(op).seconds)
         return self.prices[case]
+
+    def _latency_s(self, op: Op, seconds: float) -> float:
+        """Of an op that takes so many seconds."""
+        costs = self.device.overheads
+        return max(costs.whole_launch_s(op.kernels), costs.given_s(op.kernels) + seconds)
 
     def trace(self, case: OperatorAxes) -> Trace:
         """What a case leaves behind."""

@@ -1,6 +1,6 @@
 """One launch: a graph, alone on its device, launched once and waited for.
 
-    latency = what the host pays for the launch + the graph
+    latency = host time until the device has the graph + the graph, but no less than the host's launch
 
 What a micro-benchmark of an operator times, once everything is warm.
 """

@@ -104,8 +104,8 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
 def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
     if bench.scenario.launching == "eager":
         launching = (
-            "every kernel is launched by itself and costs launch_s besides its work, as in PyTorch without"
-            " captured graphs; the host's own time is in that"
+            "every kernel is launched by itself and costs a launch (launch_s, launch_kernel_s) besides its"
+            " work, as in PyTorch without captured graphs; the host's own time is in that"
         )
     else:
         launching = "every launch is a captured graph: a kernel costs kernel_s besides its work"
