@@ -21,6 +21,7 @@ from kernels.table import TABLE
 from simcore import ops
 from simcore.assembly import Place, assemble
 from simcore.cli import main
+from simcore.fields import HostOverheads
 from simcore.files import InputError
 from simcore.machine import Overheads
 from simcore.models import Decoder, Dtypes
@@ -290,6 +291,26 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
     assert float(replayed_with["launch_s"].split()[0]) < 0.1
     # Runs that are drawn, not reported, are charged what loops say.
     assert real.host_costs("") == loops
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "of_replays"),
+    [
+        ({}, {}, {}),
+        ({"wait_s": 1e-5}, {"wait_s": 1e-5}, {"wait_s": 1e-5}),
+        # Who says what a launch takes says all of it.
+        ({"launch_s": 0.0},) + ({"launch_s": 0.0, "launch_kernel_s": 0.0},) * 2,
+        # A run's launches have their kernels in them.
+        ({"launch_kernel_s": 1e-7}, {"launch_kernel_s": 1e-7}, {}),
+        ({"launch_s": 1e-5, "launch_kernel_s": 1e-7},) + ({"launch_s": 1e-5, "launch_kernel_s": 1e-7},) * 2,
+    ],
+)  # fmt: skip
+def test_what_a_scenario_says_of_launches(
+    said: dict[str, float], given: dict[str, float], of_replays: dict[str, float]
+) -> None:
+    overheads = HostOverheads(**said)
+    assert overheads.given() == given
+    assert climbing._of_replays(overheads) == of_replays
 
 
 @emulated

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simcore import laws
 from simcore.contention import Demand, max_min_rates, max_min_shares
-from simcore.machine import Machine, Program, Ticket
+from simcore.machine import Machine, Overheads, Program, Ticket
 from simcore.ops import Graph, Size
 from simcore.sharing import Listed, Piece, SharedDevice
 from simcore.sim import Simulation
@@ -282,3 +282,21 @@ def test_how_many_ran_of_a_burst_that_is_stopped(at: int) -> None:
         assert m.now() == pytest.approx(max(at, 10 * (ends + after)) / 100)
 
     Simulation(toy_price).run(program)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(("kernel_s", "slower"), [(0.0, 1.0), (0.01, 2.0)])
+def test_streams_share_the_thread_that_launches_their_kernels(
+    kernel_s: float, slower: float, rows: bool
+) -> None:
+    """Graphs of 0.04 that take a host half of that are launched side by side; what it takes for their two
+    kernels makes that all of it, and then each of two gets every other turn."""
+    overheads = Overheads(launch_s=0.02, launch_kernel_s=kernel_s)
+
+    def program(m: Machine) -> Program:
+        tickets = [m.launch(toys(name, 2, 2), stream=name, repeat=50) for name in ("one", "two")]
+        yield m.wait(*tickets)
+        # The second begins a launch later; alone, each takes 2.
+        assert m.now() == pytest.approx(2.0 * slower, rel=0.05)
+
+    Simulation(toy_price, overheads=overheads, rows=rows).run(program)

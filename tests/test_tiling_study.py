@@ -126,6 +126,16 @@ def test_captured_graphs_cost_less_than_launches_one_by_one(whole: Outcome) -> N
     assert 0.0 < total_s - busy_s < 64 * launch_s
 
 
+def test_a_kernel_that_is_launched_by_itself_costs_what_its_launch_takes(whole: Outcome) -> None:
+    """What a launch takes for each kernel of its graph is part of it, and is not charged a second time."""
+    overheads = {"launch_s": 6.0e-6, "launch_kernel_s": 0.6e-6}
+    parted = outcome(launching="eager", tokens=[64], strategies=[{"kind": "lazy"}], overheads=overheads)
+    for name in ("total_s", "mixer_s", "block_s"):
+        assert of(parted, "lazy", 64)[name].value == pytest.approx(
+            of(whole, "lazy", 64)[name].value, rel=1e-9
+        )
+
+
 @pytest.mark.parametrize("tokens", [33, 127, 512])
 @pytest.mark.parametrize("launching", ["graph", "eager"])
 def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: str) -> None:
