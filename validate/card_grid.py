@@ -45,9 +45,10 @@ SEQUENCES = (
     *range(1, 13), 14, 16, 17, 20, 22, 24, 28, 32, 33, 36, 40, 44, 48, 56, 64, 66, 67, 72, 80, 88, 96, 112,
     128, 132, 133, 160, 192, 256,
 )  # fmt: skip
-# On both sides of where layouts change; no round numbers else: contexts are none.
+# On both sides of where layouts change, and of 256, 512 and 1024, where each program of a short context has
+# one whole block (512 takes a tenth less than 511 and 518); no round numbers else: contexts are none.
 CONTEXT = (
-    131, 255, 257, 511, 777, 1023, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
+    131, 255, 256, 257, 511, 512, 513, 777, 1023, 1024, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
 SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
