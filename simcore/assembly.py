@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from devices.fitted import FittedProfile, SharedUse
+from devices.fitted import MEASURED, FittedProfile, SharedUse
 from devices.price import STAYS, pricer, roofline
 from devices.profile import NO_PROFILE, Profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, check_return, load_device
@@ -47,6 +47,8 @@ HITS = PUBLISHED / "alspec_hits.csv"
 DEFAULT_CHUNK = 128
 # Scenarios of a whole model, with a link and number formats by matrix.
 ModelScenario = DecodeScenario | ServingScenario
+# What is said of a profile that was measured in captured graphs.
+CAPTURED = "has times of captured graphs, and the host's launch of each kernel is not in them; 'none' has"
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         # few kinds takes what its kernels take by themselves (validate/measured/h200_tiling_step_graphs.csv).
         overheads = replace(overheads, in_graph_s=0.0)
     if scenario.launching == "eager":
+        if profile is not None and profile.granularity == MEASURED:
+            warnings = [*warnings, f"launching: eager: profile {profile.name} {CAPTURED}"]
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
         spec = replace(cast(Any, spec), kernel_s=overheads.whole_launch_s(1))

@@ -136,6 +136,17 @@ def test_a_kernel_that_is_launched_by_itself_costs_what_its_launch_takes(whole: 
         )
 
 
+@pytest.mark.parametrize(
+    ("launching", "profile", "told"), [("eager", None, 1), ("eager", "none", 0), ("graph", None, 0)]
+)
+def test_times_of_captured_graphs_are_no_measure_of_kernels_launched_one_by_one(
+    launching: str, profile: str | None, told: int
+) -> None:
+    given = document(device="h200-sxm", profile=profile, launching=launching, dtype="fp32")
+    warnings = assemble(parse_scenario(given, "tiny"), "tiny").warnings
+    assert sum("launching: eager" in warning for warning in warnings) == told
+
+
 @pytest.mark.parametrize("tokens", [33, 127, 512])
 @pytest.mark.parametrize("launching", ["graph", "eager"])
 def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: str) -> None:
