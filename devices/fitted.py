@@ -166,6 +166,8 @@ class FittedProfile:
         for name in self.overheads:
             if name not in OVERHEADS:
                 raise InputError(f"overheads: {unknown_name('key', name, OVERHEADS)}")
+        if "return_s" in self.overheads and "launch_s" not in self.overheads:
+            raise InputError("overheads.launch_s: is missing; return_s is a part of it")
         check_return(self.overheads)
         if not self.fits:
             raise InputError(f"{FITS} has no line")
@@ -380,10 +382,14 @@ def _in_its_file(message: str, path: Path) -> str:
 
 
 def _check_whole(profile: FittedProfile, folder: Path) -> None:
-    """Raises InputError where lines of a measured profile are missing."""
+    """Raises InputError where lines of a measured profile, or what it says of itself, are missing."""
     if profile.granularity != MEASURED:
         return
-    if profile.birth is not None and len(profile.points) != profile.birth.points:
+    if profile.birth is None:
+        raise InputError(
+            f"{folder / 'profile.yaml'}: birth: is missing; a measured profile says how it was measured"
+        )
+    if len(profile.points) != profile.birth.points:
         there = f"{len(profile.points)} lines, and profile.yaml says birth.points: {profile.birth.points}"
         raise InputError(f"{folder / POINTS}: {there}")
     missing = {point.kind for point in profile.points} - {row.kind for row in profile.fits}

@@ -8,7 +8,8 @@ from types import FrameType
 def main() -> None:
     """Runs the command line. Ctrl-C while it is still being loaded is an interrupt like any other; who is
     told to end goes the same way, so that nothing is left half-written."""
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, _end)
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:

@@ -73,6 +73,7 @@ USAGE = 2
 INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
+HUNG_UP = 129
 
 app = typer.Typer(
     add_completion=False,
@@ -381,8 +382,8 @@ COMMANDS = ("run", "calibrate", "validate", "report", "export", "schema", "devic
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point; exits with 0, 1 (a law is broken), 2 (bad input), 130 (interrupted), 141 (whoever read
-    the output has gone) or 143 (told to end)."""
+    """The entry point; exits with 0, 1 (a law is broken), 2 (bad input), 129 (hung up), 130 (interrupted),
+    141 (whoever read the output has gone) or 143 (told to end)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run_app(_with_command(words))
@@ -421,7 +422,7 @@ def _run_app(words: Sequence[str]) -> int:
     except SystemExit as ended:
         # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
-    ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end"}.get(code)
+    ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end", HUNG_UP: "hung up"}.get(code)
     return _fail(f"{ended_by}; nothing is left half-written", code) if ended_by else code
 
 

@@ -142,9 +142,10 @@ class HostOverheads(Strict):
     in_graph_s: Seconds | None = None
 
     def given(self) -> dict[str, float]:
-        """What is said, in seconds by name: who says `launch_s` alone says all that a launch takes."""
+        """What is said, in seconds by name: who says `launch_s` says all of a launch but what is said
+        besides."""
         said: dict[str, float] = self.model_dump(exclude_none=True)
-        return {"launch_kernel_s": 0.0, **said} if "launch_s" in said else said
+        return {"launch_kernel_s": 0.0, "return_s": 0.0, **said} if "launch_s" in said else said
 
 
 class Common(Strict):

@@ -245,7 +245,9 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
     if not isinstance(name, str) or not is_path(name, ending):
         return name
     beside = folder / name
-    return str(beside.absolute() if os.path.exists(beside) else Path(name).absolute())
+    # Where it is in neither place, the first one is told.
+    here = os.path.exists(name) and not os.path.exists(beside)
+    return str((Path(name) if here else beside).absolute())
 
 
 def _check_on_cpu(document: dict[str, Any], path: Path) -> None:

@@ -754,6 +754,7 @@ def test_programs_say_what_is_wrong_in_one_line(
             lambda text: text.replace("granularity", "granularty"),
             "granularity: unknown value ''",
         ),
+        ("profile.yaml", lambda text: text[: text.index("birth:")], r"profile\.yaml: birth: is missing"),
         ("profile.yaml", lambda text: "", "is no profile"),
     ],
 )

@@ -199,7 +199,12 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "told to end")]
+    ("number", "code", "says"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "told to end"),
+        (signal.SIGHUP, 129, "hung up"),
+    ],
 )
 def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]

@@ -263,6 +263,7 @@ def edited(file: str, old: str, new: str) -> Callable[[Path], None]:
             "overheads: unknown key 'launch'; did you mean 'launch_s'",
         ),
         (edited("profile.yaml", "launch_s: 1.5e-05", "launch_s: 15"), r"overheads\.launch_s"),
+        (edited("profile.yaml", "launch_s: ", "return_s: "), r"overheads\.launch_s: is missing"),
         (edited("profile.yaml", "title:", "titel:"), "unknown key 'titel'; did you mean 'title'"),
         (edited("profile.yaml", "device: cpu", "device: n150"), "device: holds for n150, not cpu"),
         (edited("profile.yaml", "threads: 2", "threads: 0"), r"birth\.threads"),
