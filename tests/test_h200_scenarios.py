@@ -78,7 +78,7 @@ def test_a_layer_is_a_32nd_of_what_a_step_takes_in_its_layers() -> None:
     launch_s = 6.6e-6
     small = (
         "batch=[1, 16]", "context_tokens=[1024, 32768]", "tokens=1", f"overheads.launch_s={launch_s}",
-        "overheads.wait_s=0",
+        "overheads.size_s=0", "overheads.wait_s=0",
     )  # fmt: skip
     layer = values(ran("decoder_layer", *small), "token_latency_s")
     step = ran("decode_step", *small)
