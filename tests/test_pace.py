@@ -93,8 +93,8 @@ def test_one_slow_loop_among_fast_ones_is_not_waited_for() -> None:
 
 
 def test_what_is_timed_while_its_host_turns_slow_is_done_again() -> None:
-    """The last one counts, whether or not its host was at its pace."""
-    slow_s = (10.0, 12.5)
+    """Until it has been waited for in vain: then that counts."""
+    slow_s = (10.0, 10.8)
     host = _Host(lambda now_s: SLOW_S if slow_s[0] < now_s < slow_s[1] else FAST_S)
     of, ended_s = host.pace(), list[float]()
 
@@ -104,9 +104,22 @@ def test_what_is_timed_while_its_host_turns_slow_is_done_again() -> None:
         return len(ended_s)
 
     assert of.keeps(act) == (1, True)
-    # Begun while it is fast and over while it is not; all while it is not; begun when that is over.
+    # Begun while it is fast and over while it is not; begun again when that is over.
     host.now_s = 9.5
-    assert of.keeps(act) == (4, True)
-    assert slow_s[0] < ended_s[1] < ended_s[2] < slow_s[1] < ended_s[3] - 1.0
+    assert of.keeps(act) == (3, True)
+    assert slow_s[0] < ended_s[1] < slow_s[1] < ended_s[2] - 1.0
+    # The same, but it stays slow: done again after as long as it may wait, and no third time.
     slow_s = (host.now_s + 0.5, 1e9)
-    assert of.keeps(act) == (4 + pace.ATTEMPTS, False)
+    assert of.keeps(act) == (5, False)
+    # As often as it may, where it is slow only when it is over.
+    host = _Host(lambda now_s: SLOW_S if int(now_s) % 2 else FAST_S)
+    of, host.now_s = host.pace(), 20.0
+    of.settle()
+    ended_s.clear()
+
+    def into_slow() -> int:
+        host.now_s = 1.5 + 2 * (host.now_s // 2)
+        ended_s.append(host.now_s)
+        return len(ended_s)
+
+    assert of.keeps(into_slow) == (pace.ATTEMPTS, False)

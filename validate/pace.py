@@ -41,12 +41,13 @@ class Pace:
 
     def keeps(self, act: Callable[[], T]) -> tuple[T, bool]:
         """Does what is timed, and gives what it gives and whether the host was at its pace before and after
-        it. Where it was not, it is done again, ATTEMPTS times in all, and the last one counts."""
+        it. Where it was slow only afterwards it is done again, ATTEMPTS times in all, and the last one
+        counts; where it was waited for in vain, that is all the time that there is."""
         for _ in range(ATTEMPTS):
             settled = self.settle()
             found = act()
             kept = settled and self._holds()
-            if kept:
+            if kept or not settled:
                 break
         return found, kept
 
