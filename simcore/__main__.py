@@ -7,9 +7,12 @@ from types import FrameType
 
 def main() -> None:
     """Runs the command line. Ctrl-C while it is still being loaded is an interrupt like any other; who is
-    told to end goes the same way, so that nothing is left half-written."""
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        signal.signal(number, _end)
+    told to end goes the same way, so that nothing is left half-written, but for what is to be ignored, as
+    `nohup` has it."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:

@@ -223,6 +223,24 @@ def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
+    """As `nohup` starts a command."""
+    words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
+    heeded = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            words, cwd=tmp_path, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+    finally:
+        signal.signal(signal.SIGHUP, heeded)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
 @pytest.mark.parametrize("command", ["devices", "models", "schedules"])
 def test_catalogues_are_a_line_each(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(command) == 0
