@@ -166,8 +166,6 @@ class FittedProfile:
         for name in self.overheads:
             if name not in OVERHEADS:
                 raise InputError(f"overheads: {unknown_name('key', name, OVERHEADS)}")
-        if "return_s" in self.overheads and "launch_s" not in self.overheads:
-            raise InputError("overheads.launch_s: is missing; return_s is a part of it")
         check_return(self.overheads)
         if not self.fits:
             raise InputError(f"{FITS} has no line")

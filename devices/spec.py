@@ -7,7 +7,6 @@
 A catalogue file `catalog/<name>.yaml` holds one device; a file of one's own has the same keys.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -55,9 +54,13 @@ SOURCED = (
 
 
 def check_return(overheads: Mapping[str, float]) -> None:
-    """Raises InputError where the device would have a launch before that began; overheads in seconds, by
-    name."""
-    launch_s, return_s = overheads.get("launch_s", math.inf), overheads.get("return_s", 0.0)
+    """Raises InputError where the device would have a launch before that began, or nobody says when;
+    overheads in seconds, by name."""
+    if "return_s" not in overheads:
+        return
+    if "launch_s" not in overheads:
+        raise InputError("overheads.launch_s: is missing; return_s is a part of it")
+    launch_s, return_s = overheads["launch_s"], overheads["return_s"]
     if return_s > launch_s:
         raise InputError(f"overheads.return_s: is {return_s:g}; at most launch_s ({launch_s:g}) is allowed")
 

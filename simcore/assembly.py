@@ -47,8 +47,6 @@ HITS = PUBLISHED / "alspec_hits.csv"
 DEFAULT_CHUNK = 128
 # Scenarios of a whole model, with a link and number formats by matrix.
 ModelScenario = DecodeScenario | ServingScenario
-# What is said of a profile that was measured in captured graphs.
-CAPTURED = "has times of captured graphs, and the host's launch of each kernel is not in them; 'none' has"
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,11 @@ def _tiling(where: str, scenario: TilingScenario, spec: DeviceSpec, place: Place
         overheads = replace(overheads, in_graph_s=0.0)
     if scenario.launching == "eager":
         if profile is not None and profile.granularity == MEASURED:
-            warnings = [*warnings, f"launching: eager: profile {profile.name} {CAPTURED}"]
+            warnings = [
+                *warnings,
+                f"launching: eager: profile {profile.name} has times of captured graphs, and the host's"
+                " launch of each kernel is not in them; 'none' has",
+            ]
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
         spec = replace(cast(Any, spec), kernel_s=overheads.whole_launch_s(1))

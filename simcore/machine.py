@@ -121,9 +121,9 @@ class Overheads:
         """Host time of a launch of a graph of so many kernels."""
         return self.launch_s + self.launch_kernel_s * kernels
 
-    def given_s(self, kernels: int) -> float:
-        """Host time of a launch until the device has its graph."""
-        return max(0.0, self.whole_launch_s(kernels) - self.return_s)
+    def given_s(self, launch_s: float) -> float:
+        """Host time of a launch that takes so long until the device has its graph."""
+        return max(0.0, launch_s - self.return_s)
 
 
 class Machine(Protocol):

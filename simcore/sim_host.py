@@ -239,7 +239,7 @@ class SimMachine:
         costs = sim.overheads
         launch_s = costs.whole_launch_s(graph.kernels)
         issued_s = self._spend(launch_s + self._telling_s(graph, given))
-        issued_s -= min(launch_s, costs.return_s)
+        issued_s -= launch_s - costs.given_s(launch_s)
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -64,32 +64,29 @@ class CountedRun:
     def __init__(
         self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[Trace, bool], None]
     ) -> None:
-        run = start()
-        self._ended = ended
-        self._held: tuple[_Case, Callable[[], CardRun], CardRun] | None = case, start, run
-        self._title, self.trace, self.fed_s = title, run.trace, run.fed_s
+        self._ended, self._title = ended, title
+        self._held: tuple[_Case, Callable[[], CardRun]] | None = case, start
+        self.trace, self.fed_s = Trace(), list[float]()
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `simcore.runs.Run`. Raises InputError where the card has too little memory, or where graphs are
         still captured in the run that counts."""
         assert self._held is not None, "a run runs once"
-        (case, start, run), self._held = self._held, None
+        (case, start), self._held = self._held, None
         with _memory_of(self._title):
             if not case.warm:
                 _warm_up(case, start, program)
-            unused = [run]
-            run, at_pace = pace().keeps(
-                lambda: self._attempt(case, start, unused.pop() if unused else start(), program)
-            )
+            run, at_pace = pace().keeps(lambda: self._attempt(case, start, program))
         self.trace, self.fed_s = run.trace, run.fed_s
         self._ended(run.trace, at_pace)
         return run.trace
 
     def _attempt(
-        self, case: _Case, start: Callable[[], CardRun], run: CardRun, program: Callable[[Machine], Program]
+        self, case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
     ) -> CardRun:
         _come_from_others(case, start, program)
         case.reset()
+        run = start()
         run.run(program)
         if run.fresh:
             raise InputError(
@@ -151,8 +148,7 @@ def _held_bytes() -> tuple[int, int]:
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
     what a `Card` stands on; `at_pace`: whether the host was, before and after each run that counts
-    (`validate.pace`);
-    `memory`: how the card's memory is taken, in a word."""
+    (`validate.pace`); `memory`: how the card's memory is taken, in a word."""
 
     repeats: int
     states: CardStates

@@ -124,14 +124,10 @@ class Bench:
     def seconds(self, case: OperatorAxes) -> float:
         """The latency of a case that fits, from prices alone: what `run` simulates."""
         if case not in self.prices:
-            op = self.op(case)
-            self.prices[case] = self._latency_s(op, self.device.price(op).seconds)
+            op, costs = self.op(case), self.device.overheads
+            launch_s = costs.whole_launch_s(op.kernels)
+            self.prices[case] = max(launch_s, costs.given_s(launch_s) + self.device.price(op).seconds)
         return self.prices[case]
-
-    def _latency_s(self, op: Op, seconds: float) -> float:
-        """Of an op that takes so many seconds."""
-        costs = self.device.overheads
-        return max(costs.whole_launch_s(op.kernels), costs.given_s(op.kernels) + seconds)
 
     def trace(self, case: OperatorAxes) -> Trace:
         """What a case leaves behind."""
