@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from simcore.contention import Demand
-from simcore.ops import Graph, Pricer, Publication, Roofline
+from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.trace import PricedOp
 
 
@@ -31,16 +31,19 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
     early: dict[int, list[Publication]] = defaultdict(list)
     for publication in graph.publishes:
         early[publication.op].append(publication)
-    local: list[PricedOp] = []
+    local: list[_Bound] = []
     leaving: list[tuple[float, Publication]] = []
     done_s = 0.0
-    for i, op in enumerate(op.at(sizes) for op in graph.ops):
-        bare = op.bare
-        cost = price(bare)
-        priced = PricedOp(op, cost, roofline(bare).of(cost).seconds)
-        if op.ranks > 1:
+    # Graphs of many tokens have the same ops again and again.
+    known: dict[int, _Bound] = {}
+    for i, op in enumerate(graph.ops):
+        found = known.get(id(op))
+        if found is None:
+            found = known[id(op)] = _bound(op.at(sizes), price, roofline)
+        priced = found[0]
+        if priced.op.ranks > 1:
             if local:
-                yield _local(local, leaving, roofline)
+                yield _local(local, leaving)
             yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
             local, leaving, done_s = [], [], 0.0
             continue
@@ -48,15 +51,26 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
             whole_s, early_s = priced.price.seconds, priced.price.early_s
             leaves_s = done_s + (whole_s if early_s is None else min(early_s, whole_s))
             leaving += [(leaves_s, publication) for publication in early[i]]
-        local.append(priced)
+        local.append(found)
         done_s += priced.price.seconds
     if local or not graph.ops:
-        yield _local(local, leaving, roofline)
+        yield _local(local, leaving)
 
 
-def _local(ops: list[PricedOp], leaving: list[tuple[float, Publication]], roofline: Roofline) -> Segment:
+# An op at its sizes with its price, and its floor.
+_Bound = tuple[PricedOp, Floor]
+
+
+def _bound(op: Op, price: Pricer, roofline: Roofline) -> _Bound:
+    bare = op.bare
+    cost = price(bare)
+    floor = roofline(bare).of(cost)
+    return PricedOp(op, cost, floor.seconds), floor
+
+
+def _local(bound: list[_Bound], leaving: list[tuple[float, Publication]]) -> Segment:
+    ops, floors = [priced for priced, _ in bound], [floor for _, floor in bound]
     seconds = sum(priced.price.seconds for priced in ops)
-    floors = [roofline(priced.op.bare).of(priced.price) for priced in ops]
     if seconds <= 0.0:
         return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
     memory = sum(floor.memory_s for floor in floors) / seconds

@@ -29,6 +29,7 @@ from simcore.ops import Graph, Price
 from simcore.runs import Run, Setup
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.schedules.lazy import lazy
+from simcore.schedules.one_launch import LAUNCHES
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim import Simulation
 from simcore.study import middle_first
@@ -155,11 +156,20 @@ def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
         torch.testing.assert_close(found[0], cpu.body.buffers["x"], rtol=1e-4, atol=1e-4)
 
 
-def test_operators_run_after_all_other_operands_were_read() -> None:
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        # Launches take all there are, the one that was used the longest ago first.
+        (1, ["run 0"] * 10),
+        (3, [f"run {i % 3}" for i in range(10)]),
+        (8, 2 * [*["read 5"] * 2, *["read 6"] * 2, "run 7", *(f"run {i}" for i in range(5))]),
+    ],
+)
+def test_operators_run_after_all_other_operands_were_read(count: int, expected: list[str]) -> None:
     op = ops.norm("n", tokens=2, hidden=8, dtype="fp32")
     seen: list[str] = []
     sets = [
-        TABLE[op.kind].inputs(op, torch.Generator().manual_seed(i), torch.device("cpu")) for i in range(4)
+        TABLE[op.kind].inputs(op, torch.Generator().manual_seed(i), torch.device("cpu")) for i in range(count)
     ]
     state, kernel = CardOperatorState(op, sets), TABLE[op.kind]
 
@@ -180,9 +190,9 @@ def test_operators_run_after_all_other_operands_were_read() -> None:
         patch.setattr(torch.Tensor, "sum", read)
         for _ in range(2):
             state.reset()
-            state.execute(op)
-    operands = len(sets[0])
-    assert seen == 2 * [*["read 1"] * operands, *["read 2"] * operands, "run 3", "run 0"]
+            for _ in range(LAUNCHES):
+                state.execute(op)
+    assert seen == expected
 
 
 @emulated
@@ -379,7 +389,8 @@ def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
 
 
 def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_next_launch() -> None:
-    """Of two launches after an end the first counts, and none that was issued late for other reasons."""
+    """Of two launches after an end the first counts, and none that was issued late for other reasons; of all
+    launches the first only where it is the only one."""
 
     def launch(
         issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, told: int = 0
@@ -405,16 +416,16 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     found = verbs_of(launches, cause)
     assert found == pytest.approx(
         {
-            "launch_s": 11 / 7,
+            "launch_s": 10 / 6,
             "launch_kernel_s": 0.0,
-            "return_s": 8 / 4 / 6,
+            "return_s": 7 / 4 / 5,
             "wait_s": (0.5 + 0.7 + 0.9) / 3,
         }
     )
     assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "launch_kernel_s": 0.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
     # Sizes that launches wrote are no part of what a launch takes.
-    told = [launch(0.0, 1.0, told=2), launch(1.0, 1.0), launch(2.0, 1.0, told=1)]
+    told = [launch(0.0, 9.0, told=7), launch(9.0, 1.0, told=2), launch(10.0, 1.0), launch(11.0, 1.0, told=1)]
     found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
     assert verbs_of(told, cause) == pytest.approx(found)
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from simcore.assembly import Parts, assemble
 from simcore.files import InputError
 from simcore.operator_methods import LINEAR_ATTENTION, linear_attention_op
 from simcore.operators import read_operator_published
-from simcore.ops import Op, Price
+from simcore.ops import Graph, Op, Price
 from simcore.ops_flash_decoding import (
     flash_attention_2,
     flash_decoding,
@@ -33,6 +34,7 @@ from simcore.ops_flash_decoding import (
     split_count,
 )
 from simcore.ops_linear_attention import STATED_MEMORY
+from simcore.runs import Setup, simulated
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.study import Outcome, flat
 from simcore.tape import record
@@ -416,6 +418,37 @@ def test_the_simulated_launch_takes_its_price_and_the_hosts_time() -> None:
             launch_s = costs.launch_s + costs.launch_kernel_s * op.kernels
             done_s = launch_s - costs.return_s + bench.device.price(op).seconds
             assert row.value == pytest.approx(max(launch_s, done_s))
+
+
+def test_the_first_launch_of_a_run_does_not_count() -> None:
+    """On a device that has something else to do before it."""
+
+    class Late:
+        """A machine whose first launch stands behind another one."""
+
+        def __init__(self, m: Any) -> None:
+            self.m, self.came = m, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.m, name)
+
+        def launch(self, graph: Graph) -> Any:
+            if not self.came:
+                self.came = True
+                self.m.launch(Graph("another", 9 * graph.ops))
+            return self.m.launch(graph)
+
+    parts, _ = study(LINEAR)
+    bench = parts.study.bench
+
+    def start(setup: Setup) -> Any:
+        run = simulated(setup)
+        return SimpleNamespace(run=lambda program: run.run(lambda m: program(Late(m))))
+
+    case = next(bench.cases())
+    late = replace(bench, device=replace(bench.device, start=start), results={}, prices={})
+    assert late.trace(case).marks[0].at_s > 5.0 * bench.seconds(case)
+    assert late.run(case).latency_s == pytest.approx(bench.seconds(case), rel=1e-9)
 
 
 def test_what_does_not_fit_has_no_latency_and_a_warning() -> None:

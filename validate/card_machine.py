@@ -644,8 +644,9 @@ class CardRun:
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
     the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
-    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
-    when an end was."""
+    one size, and from the end of what a host had nothing to do but wait for to its next launch. The first
+    launch, to which a host comes from elsewhere, counts where there is no other. `cause`: says when an end
+    was."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -654,6 +655,7 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
             if ended_s >= idle_s.get(rank, 0.0):
                 back_s.append(max(0.0, launch.issued_s - ended_s))
         waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
+    launches = launches[1:] or launches
     left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
     # What is held back is given to the device when others are launched.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]

@@ -1,8 +1,9 @@
 """The buffers with which the machine on a card runs what a study asks for, and what it cannot run yet.
 
 Decoders have random weights, drawn on the card. A single operator has so many sets of operands that none of
-them is in the L2 cache when all others have been read (`validate.card_measure.operands`): between two runs
-they are, and it runs on the last of them, so that its times are comparable with those of a profile.
+them is in the L2 cache when all others have been read (`validate.card_measure.operands`), so that its times
+are comparable with those of a profile: each launch takes the next one; between two runs those are read that
+no launch takes, the last of them by the operator.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,6 +22,7 @@ from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionSc
 from simcore.ops import Graph, Op, Publication
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario, Scenario, TensorParallel
+from simcore.schedules.one_launch import LAUNCHES
 from simcore.tiling_scenario import TilingScenario
 from validate.card_decoder_state import CardDecoderState, card_decoder_states, card_weights, drawn_of
 from validate.card_instances import CardInstancesState, Instances
@@ -35,22 +37,24 @@ TILINGS = ("lazy", "eager", "fractal")
 
 
 class CardOperatorState:
-    """Random operands of one operator, set by set; runs take the first, `reset` reads all others: to run on
-    each, tens of thousands of kernels for some methods, takes seconds."""
+    """Random operands of one operator, set by set; the launches of a run take the first LAUNCHES in turn, and
+    `reset` reads all others: to run on each, tens of thousands of kernels for some methods, takes seconds."""
 
     def __init__(self, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> None:
-        self.op, self.sets = op, list(sets)
+        self.op, self.sets, self.others = op, list(sets[:LAUNCHES]), list(sets[LAUNCHES:])
+        self._next = 0
         self._buffers: dict[Hashable, Any] = {}
 
     def reset(self) -> None:
-        """The other sets of operands are read, and the last of them used."""
-        if len(self.sets) == 1:
+        """The other sets of operands are read, and the last of them used. Where launches take all, they go
+        on with the one that was used the longest ago."""
+        if not self.others:
             return
-        for others in self.sets[1:-1]:
+        for others in self.others[:-1]:
             for x in others:
                 x.sum()
         with one_stream(self._buffers):
-            TABLE[self.op.kind].run(self.op, *self.sets[-1])
+            TABLE[self.op.kind].run(self.op, *self.others[-1])
 
     def told(self, graph: Graph) -> frozenset[str]:
         """No size is read on the device."""
@@ -66,22 +70,25 @@ class CardOperatorState:
         del stream
         return {}
 
-    def key(self) -> Hashable:
-        """There is only one."""
-        return 0
+    def key(self) -> int:
+        """Which operands are next."""
+        return self._next
 
-    def restore(self, key: Hashable) -> None:
-        """Nothing changes."""
-        assert key == 0
+    def restore(self, key: int) -> None:
+        """These are next."""
+        self._next = key
 
     def execute(self, op: Op) -> None:
         """Runs the operator. Raises ValueError where it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} reads no gate")
-        TABLE[op.kind].run(op, *self.sets[0])
+        TABLE[op.kind].run(op, *self.sets[self._next])
+        self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """Nothing hangs on an operator that was skipped."""
+        """The next one takes the next operands."""
+        del op
+        self._next = (self._next + 1) % len(self.sets)
 
     def put(self, publication: Publication, to: Any) -> None:
         """Single ops publish nothing."""

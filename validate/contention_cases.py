@@ -224,15 +224,18 @@ def predicted(
     """The same program on the simulated machine, its graphs as expensive as they were alone."""
     prices: dict[Op, Price] = {}
     for job in jobs(case, models):
-        ops = [op.at(dict(job.sizes)).bare for op in job.graph.ops]
+        sizes = dict(job.sizes)
+        # A job has the same ops again and again.
+        bare = {id(op): op.at(sizes).bare for op in {id(op): op for op in job.graph.ops}.values()}
+        seconds = {key: device.price(op).seconds for key, op in bare.items()}
         times = case.tiles if job.stream == SIDE else case.steps
         scale = (
             times
             * alone_s[job.stream if case.kind == "beside" else ""]
-            / sum(device.price(op).seconds for op in ops)
+            / sum(seconds[id(op)] for op in job.graph.ops)
         )
-        for op in ops:
-            seconds = scale * device.price(op).seconds
-            prices[op] = Price(seconds, seconds, seconds, "measured", "its graph alone, shared out by prices")
+        for key, op in bare.items():
+            own_s = scale * seconds[key]
+            prices[op] = Price(own_s, own_s, own_s, "measured", "its graph alone, shared out by prices")
     simulator = replace(device, price=prices.__getitem__, start=simulated)
     return simulator.run(case, models, rates)

@@ -7,6 +7,7 @@ fits     = memory_bytes(op) <= memory of the device
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from simcore import laws, ops_flash_decoding, ops_linear_attention
 from simcore.hardware import SingleDevice
@@ -29,6 +30,15 @@ class Result:
     memory_bytes: float
     price: Price | None
     op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A run, the mean latency of its launches after the first, and what the op took in the last."""
+
+    trace: Trace
+    latency_s: float
+    price: Price
 
 
 @dataclass
@@ -115,8 +125,8 @@ class Bench:
             op = self.op(case)
             needed = memory_bytes(op)
             if needed <= self.device.memory_bytes:
-                traces = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
-                self.results[case] = _result(middle_first(traces, _latency_s), op, needed)
+                runs = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
+                self.results[case] = _result(middle_first(runs, _latency_s), op, needed)
             else:
                 self.results[case] = Result(None, None, None, needed, None, op)
         return self.results[case]
@@ -131,14 +141,15 @@ class Bench:
 
     def trace(self, case: OperatorAxes) -> Trace:
         """What a case leaves behind."""
-        return self._launched(self.op(case), "")
+        return self._launched(self.op(case), "").trace
 
-    def _launched(self, op: Op, name: str, title: str = "") -> Trace:
-        device, graph = self.device, Graph(op.name, (op,))
+    def _launched(self, op: Op, name: str, title: str = "") -> _Launched:
+        device, graph, begun_s = self.device, Graph(op.name, (op,)), list[float]()
         setup = Setup(op, device.price, device.roofline, device.overheads, case=name, title=title)
-        trace = device.start(setup).run(lambda m: one_launch(m, graph))
+        trace = device.start(setup).run(lambda m: one_launch(m, graph, begun_s))
         laws.enforce(trace)
-        return trace
+        took_s = [mark.at_s - at_s for at_s, mark in zip(begun_s, trace.marks, strict=True)]
+        return _Launched(trace, fmean(took_s[1:]), trace.spans[-1].ops[0].price)
 
 
 def _title(case: OperatorAxes) -> str:
@@ -152,19 +163,17 @@ def memory_bytes(op: Op) -> float:
     return ops_linear_attention.memory_bytes(op) if linear else ops_flash_decoding.memory_bytes(op)
 
 
-def _latency_s(trace: Trace) -> float:
-    return trace.marks[-1].at_s
+def _latency_s(launched: _Launched) -> float:
+    return launched.latency_s
 
 
-def _result(traces: Sequence[Trace], op: Op, needed: float) -> Result:
+def _result(runs: Sequence[_Launched], op: Op, needed: float) -> Result:
     """What the first of several runs gave; of several, the least and the largest latency are the interval."""
-    trace, latency_s = traces[0], _latency_s(traces[0])
-    (priced,) = (priced for span in trace.spans for priced in span.ops)
-    price = priced.price
+    latency_s, price = runs[0].latency_s, runs[0].price
     # All but the op itself is the host's: certain, as far as its overheads are.
     host_s = latency_s - price.seconds
-    if len(traces) > 1:
-        each = [_latency_s(other) for other in traces]
-        price = replace(price, detail=f"{price.detail}; median, least and largest of {len(traces)} runs")
+    if len(runs) > 1:
+        each = [run.latency_s for run in runs]
+        price = replace(price, detail=f"{price.detail}; median, least and largest of {len(runs)} runs")
         return Result(latency_s, min(each), max(each), needed, price, op)
     return Result(latency_s, host_s + price.low_s, host_s + price.high_s, needed, price, op)

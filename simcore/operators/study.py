@@ -113,6 +113,6 @@ def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
             continue
         seen.add(case.strategy)
         op = bench.op(case)
-        found = record(lambda m, op=op: one_launch(m, Graph(op.name, op.parts or (op,))))
+        found = record(lambda m, op=op: one_launch(m, Graph(op.name, op.parts or (op,)), [], launches=1))
         lines += [f"# {case.label}, {case.length:,} tokens", *found.lines]
     return lines
