@@ -22,7 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 from devices.corrected import FEW_ROWS, Measured, coordinates
-from devices.fitted import Birth, SharedUse, write_shared_use
+from devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
@@ -31,7 +31,7 @@ from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
-from validate import card_calibrate, card_host, card_measure, card_nodes, compile_ahead
+from validate import card_calibrate, card_host, card_measure, card_nodes, card_sharing, compile_ahead
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
@@ -208,6 +208,55 @@ def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_
     _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0)
     assert again.contention == found
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
+
+
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("no room"), InputError("no room"), ValueError("no time")]
+)
+@pytest.mark.parametrize("before", [None, SharedUse(3e-6, 0.0, 0.95, 14, 12, 3.0, "NVIDIA H200", "2026")])
+def test_how_graphs_share_the_card_is_measured_or_noted(
+    before: SharedUse | None,
+    error: Exception | None,
+    card: Callable[..., list[Op]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card(nothing)
+    target, table = tmp_path / "local", {"sample": TABLE["sample"]}
+    calibrate_card(target, True, quiet, table=table, within_s=60.0)
+    if before is not None:
+        write_shared_use(before, target)
+    found, begun_s, told = replace(USED, leaves_s=4e-6), time.perf_counter(), list[str]()
+
+    def here(profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]) -> SharedUse:
+        assert quick
+        assert profile.overheads["launch_s"] == 6e-6
+        # All but what fitting takes.
+        assert end_s - begun_s == pytest.approx(60.0 - card_sharing.FITTING_S, abs=5.0)
+        say("a case")
+        if error is not None:
+            raise error
+        return found
+
+    monkeypatch.setattr(card_sharing, "kinds", lambda: frozenset({"sample"}))
+    monkeypatch.setattr(card_sharing, "shared_use_here", here)
+    _, profile = calibrate_card(
+        target, True, lambda text, done, total: told.append(text), table=table, within_s=60.0
+    )
+    assert told[-2:] == ["graphs beside each other", "a case: case"]
+    noted = [note for note in profile.notes if "contention" in note]
+    if error is None:
+        assert profile.contention == found
+        assert noted == []
+    else:
+        assert profile.contention == before
+        assert len(noted) == 1
+        assert str(error) in noted[0]
+        assert ("of the profile before" in noted[0]) == (before is not None)
+    assert load_profile("h200-sxm", str(target / "profile.yaml")) == profile
+
+
+USED = SharedUse(3e-6, 0.0, 0.95, 14, 12, 3.0, "NVIDIA H200", "2026-11-22T11:19:28+00:00")
 
 
 @pytest.mark.parametrize("found", [[2e-7, 5e-7, 4e-7, 4e-7], [-1e-7], RuntimeError("no room")])

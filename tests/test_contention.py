@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ from devices.fitted import FittedProfile, read_fitted, write_fitted
 from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
+from kernels.table import TABLE
 from simcore import laws
 from simcore.contention import Demand, in_rounds, max_min_rates, shared_reads
-from simcore.decoder_config import load_config
 from simcore.files import InputError
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Overheads
@@ -32,13 +33,13 @@ from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
 from tests.thorough import thorough
-from validate import contention, contention_cases
+from validate import card_sharing, contention, contention_cases, contention_fit
 from validate.card_instances import CardInstancesState, Instances
 from validate.card_layer import STREAMS_OF_TORCH, CudaLayer
 from validate.card_machine import Card
 from validate.card_real import RealCard
 from validate.card_states import CardStates
-from validate.contention import Constants, cases_of, fit, judged, medians, read, roles, together_s, write
+from validate.contention import read, write
 from validate.contention_cases import (
     Case,
     Device,
@@ -50,6 +51,17 @@ from validate.contention_cases import (
     predicted,
     seconds_of,
     streams_of,
+)
+from validate.contention_fit import (
+    Constants,
+    cases_of,
+    fit,
+    judged,
+    medians,
+    models_of,
+    roles,
+    simulated_on,
+    together_s,
 )
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -207,6 +219,29 @@ def test_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @emulated
+@thorough
+def test_a_calibrations_cases_run_on_a_card_and_give_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention_cases, "STEPS", 1)
+    monkeypatch.setattr(contention_cases, "MOST_STEPS", 2)
+    monkeypatch.setattr(contention_fit, "MOST_TRIES", 5)
+    cases = [replace(case, steps=1) for case in cases_of([1, 2, 3], [9], [4, 8], ["conv"], 1)]
+    monkeypatch.setattr(
+        card_sharing, "cases", lambda *, quick: [case for case in cases if case.kind != "own weights"]
+    )
+    monkeypatch.setattr(card_sharing, "models_of", lambda layers: SMALL)
+    real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeLayer(3))
+    monkeypatch.setattr(card_sharing, "this_machine", lambda repeats: real)
+    said: list[str] = []
+    profile = replace(PROFILE, device="h200-sxm")
+    found = card_sharing.shared_use_here(profile, quick=True, end_s=math.inf, say=said.append)
+    assert len(said) == 5
+    # Two streams and tiles of side 4 are fitted to, on both streams; three streams and side 8 judge.
+    assert (found.cases, found.judged, found.reuse_s) == (3, 3, 0.0)
+    assert 0.0 < found.leaves_s <= 1.0
+    assert 0.1 <= found.reach <= 1.0
+
+
+@emulated
 @pytest.mark.parametrize("own", [False, True])
 def test_instances_have_weights_of_one_model_or_their_own(own: bool) -> None:
     decoder = Decoder(SMALL.config, dtypes=F32, outside=False)
@@ -263,8 +298,8 @@ def rows_by(constants: Constants, streams: Sequence[int] = (1, 2, 4, 8)) -> list
 
 def test_constants_are_found_again_and_the_other_cases_judge_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # From one side, and not to the last digit: each try simulates all cases.
-    monkeypatch.setattr(contention, "STARTS_S", contention.STARTS_S[1:])
-    monkeypatch.setattr(contention, "MOST_TRIES", 25)
+    monkeypatch.setattr(contention_fit, "STARTS_S", contention_fit.STARTS_S[1:])
+    monkeypatch.setattr(contention_fit, "MOST_TRIES", 25)
     rows = rows_by(TRUE)
     parts = roles(rows, True)
     assert parts.count("alone") == 2
@@ -298,9 +333,7 @@ MEASURED = Path(contention.__file__).parent / "measured" / "h200_contention.csv"
 def test_what_an_h200_measured_is_predicted() -> None:
     """By the constants of the committed profile, which were fitted to every second case."""
     rows, layers, _ = read(MEASURED)
-    models = replace(
-        LARGE, config=replace(load_config(contention.MODELS / "llama-3.1-8b.json"), layers=layers)
-    )
+    models = replace(LARGE, config=models_of(layers).config)
 
     def errors(constants: Constants, fitting: bool, role: str = "judged") -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
@@ -327,6 +360,61 @@ def test_what_an_h200_measured_is_predicted() -> None:
     assert max(errors(Constants(math.inf, 0.0, law.reach), False)["main"]) > 90.0
 
 
+@thorough
+def test_a_calibrations_part_of_the_cases_says_nearly_the_same_of_all() -> None:
+    """A calibration measures twelve of these rows: constants that are fitted to every second of those."""
+    rows, layers, _ = read(MEASURED)
+    profile = load_profile("h200-sxm", "local")
+    assert isinstance(profile, FittedProfile)
+    asked = {(case.kind, case.count, case.context, case.side, case.method) for case in part(quick=False)}
+    some = [
+        row
+        for row in rows
+        if (row.case.kind, row.case.count, row.case.context, row.case.side, row.case.method) in asked
+    ]
+    assert (len(asked), len(some)) == (9, 12)
+    found = card_sharing.fitted(some, profile)
+    assert (found.cases, found.judged) == (7, 4)
+    models, here = models_of(layers), simulated_on(H200, profile)
+    of_law = Constants(found.leaves_s, found.reuse_s, found.reach)
+    assert max(medians(judged(rows, models, here, of_law, True)).values()) < contention.MOST_PCT
+
+
+def part(*, quick: bool) -> list[Case]:
+    """What a calibration measures."""
+    return card_sharing.cases(quick=quick)
+
+
+def test_a_quick_calibration_has_fewer_cases_and_both_judge() -> None:
+    whole, few = part(quick=False), part(quick=True)
+    assert set(few) < set(whole)
+    for cases in (whole, few):
+        rows = [Row(case, stream, 1.0, 1.0, 1.0, 1.0, 2) for case in cases for stream in streams_of(case)]
+        found = {(row.case.kind, role) for row, role in zip(rows, roles(rows, True), strict=True)}
+        assert {(kind, role) for kind in ("shared weights", "beside") for role in ("fit", "judged")} <= found
+    assert {"decode_attention", "matmul", "tile_flash_fft", "conv_cell"} <= card_sharing.kinds() <= set(TABLE)
+
+
+@pytest.mark.parametrize(("rows", "says"), [(1, "a case to fit to"), (2, "judges the constants")])
+def test_cases_that_there_was_no_time_for_are_left_out(
+    rows: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    real: Any = SimpleNamespace(start=None, release=lambda: released.append(True))
+    monkeypatch.setattr(card_sharing, "this_machine", lambda repeats: real)
+    times = iter([0.0] * (rows - 1) + [2.0])
+    monkeypatch.setattr(card_sharing, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+
+    def some(cases: Sequence[Case], *rest: Any) -> Any:
+        yield from (Row(case, "", 3e-4, 4e-4, 4e-4, 4e-4, 2) for case in cases)
+
+    monkeypatch.setattr(card_sharing, "measured", some)
+    profile = replace(PROFILE, device="h200-sxm")
+    with pytest.raises(ValueError, match=says):
+        card_sharing.shared_use_here(profile, quick=True, end_s=1.0, say=lambda text: None)
+    assert released == [True]
+
+
 @pytest.mark.parametrize("method", ["flash_conv", "flash_fft"])
 def test_a_tile_is_computed_as_its_case_says(method: str) -> None:
     (job,) = jobs(Case("beside", 1, side=64, method=method, steps=0, tiles=1), LARGE)
@@ -351,11 +439,7 @@ def measured_rows(tmp_path: Path) -> Path:
     folder.mkdir()
     write_fitted(profile, folder)
     here = Device(pricer(H200, profile=profile), roofline(H200), Overheads(**{"launch_s": 1e-6}))
-    models = Models(
-        replace(contention.load_config(contention.MODELS / "llama-3.1-8b.json"), layers=2),
-        contention.DTYPES,
-        contention.CONVOLUTION,
-    )
+    models = models_of(2)
     rows = [
         Row(Case("shared weights", 1, count=count, context=context), "", 2.6e-4, 1.0, 1.0, 1.0, 3)
         for context in (1024, 4096)

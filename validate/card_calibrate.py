@@ -12,6 +12,7 @@ where it stopped, on the same card with the same software.
 
 import csv
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -37,7 +38,7 @@ from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Roofline
 from simcore.study import Progress
-from validate import card_host, card_measure, card_nodes
+from validate import card_host, card_measure, card_nodes, card_sharing
 from validate.allocator import take_memory_in_segments
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import (
@@ -64,8 +65,9 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Seconds, and at most which share of all, that are left for what verbs cost and kernels take in graphs.
-ENDING_S, ENDING_SHARE = 28.0, 0.2
+# Seconds, and at most which share of all, that are left for what verbs cost, kernels take in graphs, and
+# graphs take beside each other.
+ENDING_S, ENDING_SHARE = 75.0, 0.27
 # Of the time of measuring: by then, what is not compiled is compiled where it is measured.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -106,8 +108,11 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    notes = (*profile.notes, memory, *told)
-    profile = replace(profile, notes=notes, contention=_contention(target, device))
+    profile = replace(profile, contention=_contention(target, device))
+    if table.keys() >= card_sharing.kinds():
+        shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
+        told, profile = [*told, *said], replace(profile, contention=shared)
+    profile = replace(profile, notes=(*profile.notes, memory, *told))
     write_whole(profile, points, target)
     partial_of(target).unlink(missing_ok=True)
     return target, profile
@@ -133,8 +138,27 @@ def _overheads(
     return costs, told
 
 
+def _shared_use(
+    profile: FittedProfile, quick: bool, progress: Progress, end_s: float
+) -> tuple[SharedUse | None, list[str]]:
+    """How graphs share the card, and what is to be told of it; as the profile has it already where that
+    cannot be measured."""
+    progress("graphs beside each other", 0, 1)
+    done = itertools.count()
+
+    def say(text: str) -> None:
+        progress(f"{text}: case", next(done), len(card_sharing.cases(quick=quick)))
+
+    try:
+        return card_sharing.shared_use_here(profile, quick=quick, end_s=end_s, say=say), []
+    except (*card_measure.FAILURES, InputError) as error:
+        card_measure.go_on()
+        kept = " (they are those of the profile before)" if profile.contention else ""
+        return profile.contention, [f"constants of contention could not be measured{kept}: {one_line(error)}"]
+
+
 def _contention(target: Path, device: str) -> SharedUse | None:
-    """What `validate.contention` has fitted into the profile that stood here: that is measured by itself."""
+    """What is known of contention by the profile that stood here."""
     try:
         before = load_profile(device, str(target / "profile.yaml"))
     except InputError:

@@ -3,190 +3,48 @@
     python -m validate.contention --profile local --out rows.csv --fit
     python -m validate.contention --measured rows.csv          judges rows again, without a card
 
-Cases and programs are those of `validate.contention_cases`. What runs together costs on the simulated machine
-what it was measured to cost alone; so the error is that of the law of contention (`simcore.contention`), of
-which the profile has the constants. --fit takes `leaves_s` and `reach` from every second number of streams
-or side of each kind instead, by the least sum of |log(measured / predicted)|, judges the others, and writes
-them into the profile (by squares, the one tile that the law is 30 % off at, whatever its constants, took all
-streams 5 % off with it); `reuse_s` is 0 then: graphs take as long with weights in common as with their own.
-
-    error = larger / smaller of measured and predicted - 1
+Cases and programs are those of `validate.contention_cases`; the profile has the constants of the law that
+they are held against. --fit takes them from the rows instead (`validate.contention_fit`), judges by those
+that had no part in it, and writes them into the profile. A calibration measures a part of this.
 """
 
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
-from scipy.optimize import minimize
 
-from devices.fitted import FittedProfile, SharedUse, write_shared_use
-from devices.price import pricer, roofline
+from devices.fitted import FittedProfile, write_shared_use
 from devices.profile import NO_PROFILE, PROFILES, load_profile
 from devices.spec import load_device
-from simcore.assembly import MODELS
-from simcore.contention import Rates, shared_reads
-from simcore.decoder_config import load_config
 from simcore.files import InputError, is_path
-from simcore.long_convolution import LongConvolution
-from simcore.models import Dtypes
 from simcore.ops_convolution import IMPLEMENTATIONS
 from validate.bench_timing import birth, measure_card
 from validate.card_calibrate import this_card
 from validate.card_real import this_machine
-from validate.contention_cases import (
-    KINDS,
-    Case,
-    Device,
-    Models,
-    Row,
-    measured,
-    predicted,
-    seconds_of,
-    streams_of,
+from validate.contention_cases import KINDS, Case, Device, Models, Row, measured, streams_of
+from validate.contention_fit import (
+    LEAST_S,
+    Constants,
+    Judged,
+    cases_of,
+    fit,
+    judged,
+    medians,
+    models_of,
+    role_is,
+    shared_use,
+    simulated_on,
 )
-from validate.ladder import off_pct
 from validate.program import check_out, partial_of, run, write_csv
 
 MOST_PCT = 8.0
-SHARED = KINDS[0]
-MODEL, DTYPES = "llama-3.1-8b", Dtypes("bf16", "bf16", "bf16")
-# Flash Inference's synthetic setting.
-CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
-# Where a search for constants begins, how often each may simulate all cases.
-STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
-LEAST_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """Those of `simcore.contention.shared_reads`."""
-
-    leaves_s: float
-    reuse_s: float
-    reach: float
-
-    def rates(self, case: Case) -> Rates:
-        """The law. Only instances of one model find in the cache what others have read."""
-        reuse_s = self.reuse_s if case.kind == SHARED else 0.0
-        return shared_reads(reuse_s, self.reach, self.leaves_s)
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        return f"leaves_s {self.leaves_s:.3g}, reuse_s {self.reuse_s:.3g}, reach {self.reach:.3f}"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A row with what the simulated machine takes. `role`: "alone" where nothing ran beside, "fit" where
-    constants were fitted to it, "measured" before anything is predicted, else "judged"."""
-
-    row: Row
-    role: str
-    predicted_s: float
-
-    @property
-    def error_pct(self) -> float:
-        """By how much the larger of measured and predicted exceeds the smaller."""
-        return off_pct(self.predicted_s, self.row.together_s)
-
-
-def cases_of(
-    streams: Sequence[int], contexts: Sequence[int], sides: Sequence[int], methods: Sequence[str], batch: int
-) -> list[Case]:
-    """All cases, kind by kind."""
-    found = [
-        Case(kind, batch, count=count, context=context)
-        for kind in KINDS[:2]
-        for context in contexts
-        for count in streams
-        if count > 1 or kind == SHARED
-    ]
-    return found + [Case("beside", batch, side=side, method=each) for side in sides for each in methods]
-
-
-def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:
-    """What the simulated machine takes for each row; rows of one case are of one run."""
-    traces: dict[tuple[Case, tuple[float, ...]], Any] = {}
-    alone: dict[Case, dict[str, float]] = {}
-    for row in rows:
-        alone.setdefault(row.case, {})[row.stream] = row.alone_s
-    found = []
-    for row in rows:
-        costs = alone[row.case]
-        key = row.case, tuple(costs.values())
-        if key not in traces:
-            traces[key] = predicted(row.case, costs, models, device, law.rates(row.case))
-        found.append(seconds_of(traces[key], row.case, row.stream))
-    return found
-
-
-def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
-    """What each row is for: with `fitting`, every second case of a kind is fitted to. Tiles of one side are
-    one case, however they are computed: they may take as long, so that one would not judge the other."""
-    seen: dict[str, list[tuple[int, ...]]] = {}
-    found = []
-    for row in rows:
-        if row.case.kind != "beside" and row.case.count == 1:
-            found.append("alone")
-            continue
-        case = row.case.batch, row.case.count, row.case.context, row.case.side
-        cases = seen.setdefault(row.case.kind, [])
-        if case not in cases:
-            cases.append(case)
-        found.append("fit" if fitting and cases.index(case) % 2 == 0 else "judged")
-    return found
-
-
-def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|. Raises InputError without rows."""
-    if not rows:
-        raise InputError("--fit: there is no case to fit to; give more streams or sides")
-
-    def constants(x: Sequence[float]) -> Constants:
-        return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(1.0, max(0.1, x[1])))
-
-    def cost(x: Sequence[float]) -> float:
-        found_s = together_s(rows, models, device, constants(x))
-        return sum(abs(math.log(row.together_s / s)) for row, s in zip(rows, found_s, strict=True))
-
-    search: Any = minimize
-    best: Any = None
-    for start_s in STARTS_S:
-        first = [math.log(start_s), reach]
-        steps = [first, [first[0] + 1.0, reach], [first[0], reach - 0.1]]
-        options = {"maxfev": MOST_TRIES, "initial_simplex": steps}
-        found: Any = search(cost, first, method="Nelder-Mead", options=options)
-        best = found if best is None or found.fun < best.fun else best
-    return constants([float(value) for value in best.x])
-
-
-def judged(
-    rows: Sequence[Row], models: Models, device: Device, constants: Constants, fitting: bool
-) -> list[Judged]:
-    """All rows with their roles and predictions."""
-    seconds = together_s(rows, models, device, constants)
-    return [Judged(*each) for each in zip(rows, roles(rows, fitting), seconds, strict=True)]
-
-
-def medians(found: Sequence[Judged]) -> dict[str, float]:
-    """The median error of what is judged, by kind, then of all."""
-    by_kind: dict[str, list[float]] = {}
-    for each in found:
-        if each.role == "judged":
-            by_kind.setdefault(each.row.case.kind, []).append(each.error_pct)
-    errors = {kind: median(each) for kind, each in by_kind.items()}
-    if by_kind:
-        errors["all"] = median([error for each in by_kind.values() for error in each])
-    return errors
 
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
@@ -340,9 +198,7 @@ def main(
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:
         raise InputError("--fit: needs a profile into which constants are written")
-    overheads = replace(spec.overheads, **(known.overheads if known else {}))
-    here = Device(pricer(spec, profile=known), roofline(spec), overheads)
-    models = Models(replace(load_config(MODELS / f"{MODEL}.json"), layers=layers), DTYPES, CONVOLUTION)
+    here, models = simulated_on(spec, known), models_of(layers)
     if from_ is None:
         real = this_machine(repeats)
         card = measure_card(lambda text: None)
@@ -364,7 +220,8 @@ def main(
     typer.echo(f"law: {found[0].text}")
     errors = medians(found[1])
     if fit_ and errors:
-        write_shared_use(_shared(*found, births), _folder(name, profile))
+        processor, date = _each(births, "device"), _each(births, "date_utc")
+        write_shared_use(shared_use(*found, processor, date), _folder(name, profile))
     if not errors or max(errors.values()) >= MOST_PCT:
         raise typer.Exit(1)
 
@@ -387,28 +244,13 @@ def _compared(
 ) -> tuple[Constants, list[Judged]]:
     shared = profile.contention if profile else None
     if fitting:
-        chosen = [row for row, role in zip(rows, roles(rows, True), strict=True) if role == "fit"]
-        constants = fit(chosen, models, device, reach)
+        constants = fit(role_is("fit", rows), models, device, reach)
     elif shared is not None:
         constants = Constants(shared.leaves_s, shared.reuse_s, shared.reach)
     else:
         # What the law was before anybody measured: nothing is held, nothing shared.
         constants = Constants(math.inf, 0.0, reach)
     return constants, judged(rows, models, device, constants, fitting)
-
-
-def _shared(constants: Constants, found: Sequence[Judged], births: Sequence[Birth]) -> SharedUse:
-    counts = {role: sum(each.role == role for each in found) for role in ("fit", "judged")}
-    return SharedUse(
-        leaves_s=constants.leaves_s,
-        reuse_s=constants.reuse_s,
-        reach=constants.reach,
-        cases=counts["fit"],
-        judged=counts["judged"],
-        error_pct=medians(found)["all"],
-        processor=_each(births, "device"),
-        date=_each(births, "date_utc"),
-    )
 
 
 def _each(births: Sequence[Birth], name: str) -> str:

@@ -28,7 +28,9 @@ from simcore.trace import Trace
 from validate.card_instances import Instances
 
 Kind = Literal["shared weights", "own weights", "beside"]
-KINDS: tuple[Kind, ...] = ("shared weights", "own weights", "beside")
+SHARED: Kind = "shared weights"
+OWN: Kind = "own weights"
+KINDS: tuple[Kind, ...] = (SHARED, OWN, "beside")
 # Replays of what holds everybody back: more than a machine queues ahead, so that the last ones still run
 # while the others are queued.
 HOLD, HELD_ON = 4, "hold"
