@@ -555,9 +555,10 @@ def _overheads(
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
-    """By end of the prices' intervals; what was measured is the same at all of them."""
+    """By end of the prices' intervals; what was measured is as far off as the law was in the median."""
     if shared is not None:
-        return dict.fromkeys(("low", "value", "high"), shared.reach)
+        off = 1.0 + shared.error_pct / 100.0
+        return {"low": min(1.0, shared.reach * off), "value": shared.reach, "high": shared.reach / off}
     known = spec.hbm_efficiency
     return {"low": known.high, "value": known.value, "high": known.low}
 
