@@ -129,12 +129,17 @@ OnCpu = Annotated[
 ]
 
 
+# What a launch takes besides `launch_s`.
+WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s"
+
+
 class HostOverheads(Strict):
     """Costs of the machine's verbs in seconds, in the place of the device's own."""
 
     launch_s: Seconds | None = None
     launch_kernel_s: Seconds | None = None
     return_s: Seconds | None = None
+    start_s: Seconds | None = None
     size_s: Seconds | None = None
     wait_s: Seconds | None = None
     message_s: Seconds | None = None
@@ -145,7 +150,7 @@ class HostOverheads(Strict):
         """What is said, in seconds by name: who says `launch_s` says all of a launch but what is said
         besides."""
         said: dict[str, float] = self.model_dump(exclude_none=True)
-        return {"launch_kernel_s": 0.0, "return_s": 0.0, **said} if "launch_s" in said else said
+        return {**dict.fromkeys(WITH_LAUNCH, 0.0), **said} if "launch_s" in said else said
 
 
 class Common(Strict):

@@ -103,7 +103,8 @@ def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
 class Overheads:
     """What the verbs of a machine cost, in seconds: `launch_s`, and `launch_kernel_s` for each kernel of its
     graph (`Graph.kernels`), host time of one launch, of which `return_s` comes after the device has been
-    given the graph; `size_s` of each size that kernels read in the device's memory and that is another than
+    given the graph, which then takes `start_s` until its first kernel begins where it has nothing else to do;
+    `size_s` of each size that kernels read in the device's memory and that is another than
     in the launch before, `wait_s` of coming back from a wait or a read, `message_s` of one send or receive;
     `gate_s` device time of one kernel that reads its flag and returns, `in_graph_s` of each kernel beyond its
     price where others stand before it in a graph of a decoder (`simcore.assembly.in_graphs`)."""
@@ -111,6 +112,7 @@ class Overheads:
     launch_s: float = 0.0
     launch_kernel_s: float = 0.0
     return_s: float = 0.0
+    start_s: float = 0.0
     size_s: float = 0.0
     wait_s: float = 0.0
     message_s: float = 0.0
@@ -121,9 +123,9 @@ class Overheads:
         """Host time of a launch of a graph of so many kernels."""
         return self.launch_s + self.launch_kernel_s * kernels
 
-    def given_s(self, launch_s: float) -> float:
-        """Host time of a launch that takes so long until the device has its graph."""
-        return max(0.0, launch_s - self.return_s)
+    def begins_s(self, launch_s: float) -> float:
+        """Seconds from the call of a launch that takes a host so long until its first kernel may begin."""
+        return max(0.0, launch_s - self.return_s) + self.start_s
 
 
 class Machine(Protocol):

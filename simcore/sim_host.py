@@ -3,7 +3,7 @@
 A host's clock runs ahead of the event clock by what its verbs cost; a wait catches up:
 
     host time after a verb      = max(event clock, host time) + cost of the verb
-    the device has a launch at    that time - return_s
+    a launch may begin at         that time - return_s + start_s
 
 All host loops of a rank share one host thread, and so one clock.
 """
@@ -239,7 +239,7 @@ class SimMachine:
         costs = sim.overheads
         launch_s = costs.whole_launch_s(graph.kernels)
         issued_s = self._spend(launch_s + self._telling_s(graph, given))
-        issued_s -= launch_s - costs.given_s(launch_s)
+        issued_s -= launch_s - costs.begins_s(launch_s)
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

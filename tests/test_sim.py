@@ -207,11 +207,15 @@ def test_a_launch_takes_the_longer_the_more_kernels_its_graph_has(rows: bool) ->
 
 
 @pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize(("return_s", "begins_s"), [(0.02, 0.03), (0.09, 0.0)])
+@pytest.mark.parametrize(
+    ("return_s", "start_s", "begins_s"),
+    [(0.02, 0.0, 0.03), (0.09, 0.0, 0.0), (0.02, 0.01, 0.04), (0.0, 0.03, 0.08)],
+)
 def test_a_device_begins_while_its_host_is_still_at_the_launch(
-    rows: bool, return_s: float, begins_s: float
+    rows: bool, return_s: float, start_s: float, begins_s: float
 ) -> None:
-    """By return_s, of which no more than a launch counts; the host goes on where it would have."""
+    """By return_s, of which no more than a launch counts, and start_s later; the host goes on where it would
+    have."""
     graph, at_s = Graph("one", (toy("op", 10),)), list[float]()
 
     def program(m: Machine) -> Program:
@@ -221,9 +225,23 @@ def test_a_device_begins_while_its_host_is_still_at_the_launch(
             yield m.wait(ticket)
             at_s.append(m.now())
 
-    simulated(program, overheads=Overheads(launch_s=0.05, return_s=return_s), rows=rows)
+    costs = Overheads(launch_s=0.05, return_s=return_s, start_s=start_s)
+    simulated(program, overheads=costs, rows=rows)
     round_s = begins_s + 0.10
     assert at_s == pytest.approx([0.05, round_s, round_s + 0.05, 2 * round_s])
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_graph_starts_while_another_one_runs(rows: bool) -> None:
+    at_s: list[float] = []
+
+    def program(m: Machine) -> Program:
+        tickets = [m.launch(Graph("one", (toy("op", 10),))) for _ in range(3)]
+        yield m.wait(*tickets)
+        at_s.append(m.now())
+
+    simulated(program, overheads=Overheads(launch_s=0.01, start_s=0.04), rows=rows)
+    assert at_s == pytest.approx([0.01 + 0.04 + 3 * 0.10])
 
 
 def test_long_graphs_hide_the_host(machine: Contract) -> None:

@@ -3,14 +3,16 @@
     launch_kernel_s = (launches of rounds of SOME nodes - of ONE) / ((SOME - ONE) / 2)
     launch_s        = a launch of rounds of ONE node - its launch_kernel_s
     return_s, size_s            what they took in both of these, on average
+    start_s         = a graph of ONE node since the host had given it - a node of one of SOME
     wait_s          = what a wait took behind SOME nodes (a host may come when ONE is done)
     message_s       = (a loop of send, recv)                      / (2 rounds)
     gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
 
-The first five are of `rounds`, as `card_machine.verbs_of` tells them apart: a launch of one node that has not
-been launched for ROUNDS rounds, as a tile's at its position; one of more nodes, the same each time, which
-reads a size; a mark; a wait, as for a token. A host that launches one graph again at once is faster: 26 us,
-with waits between 27, where the tokens of tilings take 34 to 38 (H200s' hosts). Graphs are made once, as
+The first six are of `rounds`, most as `card_machine.verbs_of` tells them apart: a launch of one node that has
+not been launched for ROUNDS rounds, as a tile's at its position, and a wait; one of more nodes, the same each
+time, which reads a size; a mark; a wait, as for a token. A host that launches one graph again at once is
+faster: 26 us, with waits between 27, with another graph before each wait 29.5, where runs of decoders and
+tilings take 33 to 34 and what their kernels take besides (an H200's host). Graphs are made once, as
 models make theirs: to look at a new one takes a host longer the more ops it has. Medians over runs in turns,
 the first of which, which captures, is thrown away. Beyond SOME nodes nothing is known: a first launch of
 twenty thousand takes a host 3 ms.
@@ -36,6 +38,7 @@ ROUNDS, MESSAGES, RUNS = 100, 200, 9
 ONE, SOME, MANY = 1, 201, 501
 ROUND = "round"
 WITH_LAUNCHES = "launch_s", "return_s", "size_s"
+TOLD_S = "told_s"
 
 
 class _Counting:
@@ -85,8 +88,9 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     """`Overheads` of this host and card, in seconds. Raises ValueError where a wait cannot be timed."""
     card = counting_card(CudaLayer() if layer is None else layer)
     turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
-    few = {name: median(verbs[name] for verbs, _, _ in turns) for name in WITH_LAUNCHES}
-    many = {name: median(verbs[name] for _, verbs, _ in turns) for name in WITH_LAUNCHES}
+    names = *WITH_LAUNCHES, TOLD_S
+    few = {name: median(verbs[name] for verbs, _, _ in turns) for name in names}
+    many = {name: median(verbs[name] for _, verbs, _ in turns) for name in names}
     waits_s = [verbs["wait_s"] for _, verbs, _ in turns if "wait_s" in verbs]
     if not waits_s:
         raise ValueError(f"this host is too slow to wait for a graph of {SOME} nodes")
@@ -97,6 +101,7 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
         "launch_s": launch_s,
         "launch_kernel_s": kernel_s,
         "return_s": min(launch_s, fmean((few["return_s"], many["return_s"]))),
+        "start_s": max(0.0, few[TOLD_S] - ONE * (many[TOLD_S] - few[TOLD_S]) / (SOME - ONE)),
         "size_s": fmean((few["size_s"], many["size_s"])),
         "wait_s": median(waits_s),
         "message_s": median(message_s for *_, message_s in turns),
@@ -130,16 +135,17 @@ def rounds(m: Machine, *, nodes: int) -> Program:
     """See the head of this file."""
     graph = _told(nodes)
     for i in range(ROUNDS):
-        m.launch(_seldom(i))
+        yield m.wait(m.launch(_seldom(i)))
         ticket = m.launch(graph, sizes={ROUND: i})
         m.mark(f"round {i}", [ticket])
         yield m.wait(ticket)
 
 
 def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
-    """What verbs took in a run of rounds of so many nodes, of a host at its pace."""
+    """What verbs took in a run of rounds of so many nodes, of a host at its pace, and the graph of them."""
     trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
-    return trace.verbs
+    told_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == _told(nodes).name)
+    return {**trace.verbs, TOLD_S: told_s}
 
 
 def _messages_s(card: Card) -> float:

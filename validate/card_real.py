@@ -175,8 +175,8 @@ class RealCard:
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
             "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
-            "cache": "as the run itself leaves it; of an operator other sets of operands, as many as go"
-            " round the L2 cache, were read before, the last of them by the operator",
+            "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
+            " as the L2 cache has no room for",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
             **({"memory": self.memory} if self.memory else {}),
             **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),

@@ -6,10 +6,10 @@ replayed    the simulated machine, fed with the op times of the run             
 predicted   the simulated machine, at the prices of the device's profile          rung 3
 
 A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
-one by one afterwards, too, and a replay at those times, and at what kernels of a decoder take in graphs
-beyond them (`in_graph_s` of the profile), is held to the same bound. By the run's own times, which have in
-them what kernels did to one another, a replay of one thing after the other says only that the schedule adds
-up; the other one says whether ops and verbs, each by itself, make the whole.
+one by one afterwards, too, and a replay at those times, at what kernels of a decoder take in graphs beyond
+them, and at what graphs take to start (`in_graph_s`, `start_s`), is held to the same bound. By the run's own
+times, which have in them what kernels did to one another, a replay of one thing after the other says only that
+the schedule adds up; the other one says whether ops and verbs, each by itself, make the whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,9 +134,9 @@ def climb(
         again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
         return again.study.run(progress).rows, costs.described
 
-    # What kernels take in graphs is in the times of the run.
+    # What graphs take to start, and kernels in them, is in the times of the run.
     bare = scenario.model_copy(
-        update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0})}
+        update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0, "start_s": 0.0})}
     )
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
     one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]

@@ -136,7 +136,7 @@ class Bench:
         if case not in self.prices:
             op, costs = self.op(case), self.device.overheads
             launch_s = costs.whole_launch_s(op.kernels)
-            self.prices[case] = max(launch_s, costs.given_s(launch_s) + self.device.price(op).seconds)
+            self.prices[case] = max(launch_s, costs.begins_s(launch_s) + self.device.price(op).seconds)
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
