@@ -8,8 +8,8 @@ predicted   the simulated machine, at the prices of the device's profile        
 A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
 one by one afterwards, too, and a replay at those times, at what kernels of a decoder take in graphs beyond
 them, and at what graphs take to start (`in_graph_s`, `start_s`), is held to the same bound. By the run's own
-times, which have in them what kernels did to one another, a replay of one thing after the other says only that
-the schedule adds up; the other one says whether ops and verbs, each by itself, make the whole.
+times, which have in them what kernels did to one another, a replay of one thing after the other says only
+that the schedule adds up; the other one says whether ops and verbs, each by itself, make the whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
