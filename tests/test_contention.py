@@ -463,15 +463,19 @@ def test_the_program_writes_what_it_fitted_and_judges_by_it(measured_rows: Path)
     before = ran(*given_)
     assert before.exit_code == 1
     assert "median error, shared weights:" in before.output
+    assert "for the profile has none: nobody is kept out" in before.output
     fitted = ran(*given_, "--fit", "--out", str(measured_rows / "again.csv"))
     assert fitted.exit_code == 0, fitted.output
+    assert f"written into {folder / 'profile.yaml'}" in fitted.output
     document = yaml.safe_load((folder / "profile.yaml").read_text())
     shared = read_fitted(document, folder / "profile.yaml").contention
     assert shared is not None
     assert (shared.cases, shared.judged, shared.processor) == (2, 2, "x")
     assert shared.error_pct < 8.0
     # Judged by what stands in the profile now.
-    assert ran(*given_).exit_code == 0
+    again = ran(*given_)
+    assert again.exit_code == 0
+    assert "of the profile, fitted on x, to some of these rows" in again.output
 
 
 def test_bad_options_are_refused(measured_rows: Path) -> None:
@@ -489,12 +493,15 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [
-        ("together_s", "nan", "row 2: together_s: is 'nan'; it should be a number of at least"),
-        ("alone_s", "-1", "row 2: alone_s: is '-1'; it should be a number of at least"),
+        ("together_s", "nan", "row 2: together_s: is 'nan'; it should be a number from 1e-09 to 1000"),
+        ("alone_s", "-1", "row 2: alone_s: is '-1'; it should be a number from"),
+        ("alone_s", "1e300", "row 2: alone_s: is '1e300'; it should be a number from"),
         ("least_s", "hello", "row 2: least_s: is 'hello'; it should be a number"),
-        ("steps", "-1", "row 2: steps: is '-1'; it should be a whole number of at least 1"),
+        ("steps", "-1", "row 2: steps: is '-1'; it should be a whole number from 1 to 131072"),
+        ("count", "1000000", "row 2: count: is '1000000'; it should be a whole number from 1 to 256"),
+        ("count", "2", "stream: 2 streams, shared weights, batch 1, context 1024: 2 rows; one is needed"),
         ("count", "2.5", "row 2: count: is '2.5'; it should be a whole number"),
-        ("n", "", "row 2: n: is ''; it should be a whole number of at least 1"),
+        ("n", "", "row 2: n: is ''; it should be a whole number from 1"),
         ("kind", "x", "row 2: kind: is 'x' \\(allowed: 'shared weights', 'own weights', 'beside'\\)"),
         ("stream", "hello", "row 2: stream: is 'hello' \\(allowed: "),
         ("layers", None, "row 1: layers: is missing"),
@@ -515,6 +522,21 @@ def test_measured_rows_are_told_what_is_wrong_with_them(
         writer.writerows(rows)
     with pytest.raises(InputError, match=says):
         read(measured_rows / "bad.csv")
+
+
+def test_a_tile_without_its_step_is_refused(tmp_path: Path) -> None:
+    whole = MEASURED.read_text(encoding="utf-8").splitlines(keepends=True)
+    beside = next(i for i, line in enumerate(whole) if line.startswith("beside"))
+    (tmp_path / "half.csv").write_text("".join(whole[:beside] + whole[beside + 1 :]), encoding="utf-8")
+    with pytest.raises(InputError, match=r"stream: 64 x flash_conv of 32 .*: stream 'main': 0 rows; one is"):
+        read(tmp_path / "half.csv")
+
+
+def test_a_device_is_named_and_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = ran("--device", "h200-sxm")
+    assert isinstance(found.exception, InputError)
+    assert "torch finds no CUDA device here" in str(found.exception)
 
 
 def test_files_that_are_no_rows_are_refused(tmp_path: Path) -> None:

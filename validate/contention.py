@@ -44,6 +44,9 @@ from validate.contention_fit import (
 from validate.program import check_out, partial_of, run, write_csv
 
 MOST_PCT = 8.0
+# What a case may have at most; else as many as a context has tokens, and seconds.
+MOST = {"batch": 512, "count": 256, "side": 4096, "layers": 32}
+MOST_TOKENS, MOST_S = 1 << 17, 1e3
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
@@ -89,8 +92,9 @@ def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
     if not found:
         raise InputError(f"{path}: has no rows")
     rows = [_row(cells, f"{path}: row {i}") for i, cells in enumerate(found, 1)]
+    _whole(rows, path)
     births: list[Birth] = [{name: cells[name] for name in BORN} for cells in found]
-    return rows, _number(found[0], "layers", int, 1, f"{path}: row 1"), births
+    return rows, _number(found[0], "layers", int, 1, MOST["layers"], f"{path}: row 1"), births
 
 
 def _row(cells: Mapping[str, str | None], where: str) -> Row:
@@ -105,11 +109,29 @@ def _row(cells: Mapping[str, str | None], where: str) -> Row:
     if beside:
         _known(where, "method", words["method"], IMPLEMENTATIONS)
     some = {"batch", "count", "steps", *(("side", "tiles") if beside else ())}
-    counts = {name: _number(cells, name, int, int(name in some), where) for name in CASE if name not in words}
+    counts = {
+        name: _number(cells, name, int, int(name in some), MOST.get(name, MOST_TOKENS), where)
+        for name in CASE
+        if name not in words
+    }
     case = Case(**words, **counts)
     _known(where, "stream", str(cells["stream"]), streams_of(case))
-    times: Any = {name: _number(cells, name, float, LEAST_S, where) for name in TIMES[:-1]}
-    return Row(case, str(cells["stream"]), **times, n=_number(cells, "n", int, 1, where))
+    times: Any = {name: _number(cells, name, float, LEAST_S, MOST_S, where) for name in TIMES[:-1]}
+    return Row(case, str(cells["stream"]), **times, n=_number(cells, "n", int, 1, MOST_TOKENS, where))
+
+
+def _whole(rows: Sequence[Row], path: Path) -> None:
+    """Raises InputError where a case lacks the row of one of its streams, or has one twice."""
+    streams: dict[Case, list[str]] = {}
+    for row in rows:
+        streams.setdefault(row.case, []).append(row.stream)
+    for case, found in streams.items():
+        for stream in streams_of(case):
+            if found.count(stream) != 1:
+                of = f"stream {stream!r}: " if stream else ""
+                raise InputError(
+                    f"{path}: stream: {case.text}: {of}{found.count(stream)} rows; one is needed"
+                )
 
 
 def _known(where: str, name: str, value: str, allowed: Iterable[str]) -> None:
@@ -117,15 +139,19 @@ def _known(where: str, name: str, value: str, allowed: Iterable[str]) -> None:
         raise InputError(f"{where}: {name}: is {value!r} (allowed: {', '.join(map(repr, allowed))})")
 
 
-def _number(cells: Mapping[str, str | None], name: str, kind: type, least: float, where: str) -> Any:
-    """A number of a row, no less than `least` and finite."""
+def _number(
+    cells: Mapping[str, str | None], name: str, kind: type, least: float, most: float, where: str
+) -> Any:
+    """A number of a row, from `least` to `most`."""
     try:
         found = kind(cells[name] or "")
     except ValueError:
         found = math.nan
-    if not least <= found < math.inf:
+    if not least <= found <= most:
         what = "whole number" if kind is int else "number"
-        raise InputError(f"{where}: {name}: is {cells[name]!r}; it should be a {what} of at least {least:g}")
+        raise InputError(
+            f"{where}: {name}: is {cells[name]!r}; it should be a {what} from {least:g} to {most:g}"
+        )
     return found
 
 
@@ -182,48 +208,70 @@ def main(
     all, is 8 % or more, or nothing could be judged."""
     check_out(out)
     cases = cases_of(
-        _numbers("--streams", streams, 1, 256),
-        _numbers("--contexts", contexts, 2, 1 << 17),
-        _numbers("--sides", sides, 1, 4096),
+        _numbers("--streams", streams, 1, MOST["count"]),
+        _numbers("--contexts", contexts, 2, MOST_TOKENS),
+        _numbers("--sides", sides, 1, MOST["side"]),
         _methods(methods),
         batch,
     )
-    rows: list[Row] = []
-    births: list[Birth] = []
     if from_ is not None:
         rows, layers, births = read(from_)
     if from_ is not None and device is None and not torch.cuda.is_available():
         raise InputError("--device: is needed with --measured where there is no card")
+    if from_ is None:
+        # Where a device is named, too: without a card nothing is measured.
+        this_card()
     name = device or this_card()
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:
         raise InputError("--fit: needs a profile into which constants are written")
     here, models = simulated_on(spec, known), models_of(layers)
     if from_ is None:
-        real = this_machine(repeats)
-        card = measure_card(lambda text: None)
-        born = {name: str(value) for name, value in asdict(birth(card)).items() if name in BORN}
-        start = replace(here, start=real.start)
-        for row in measured(cases, models, start, repeats, partial(typer.echo, err=True)):
-            rows.append(row)
-            births.append(born)
-            if out is not None:
-                # What has been measured is kept, whatever becomes of the next case.
-                write([Judged(each, "measured", math.nan) for each in rows], models, births, partial_of(out))
-        real.release()
+        rows, births = _measured_here(cases, models, here, repeats, out)
     found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
     if out is not None:
         write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)
     for line in lines(found[1]):
         typer.echo(line)
-    typer.echo(f"law: {found[0].text}")
+    typer.echo(f"law: {found[0].text}, {_whose(known, births, fit_)}")
     errors = medians(found[1])
     if fit_ and errors:
         processor, date = _each(births, "device"), _each(births, "date_utc")
-        write_shared_use(shared_use(*found, processor, date), _folder(name, profile))
+        folder = _folder(name, profile)
+        write_shared_use(shared_use(*found, processor, date), folder)
+        typer.echo(f"written into {folder / 'profile.yaml'}")
     if not errors or max(errors.values()) >= MOST_PCT:
         raise typer.Exit(1)
+
+
+def _measured_here(
+    cases: Sequence[Case], models: Models, device: Device, repeats: int, out: Path | None
+) -> tuple[list[Row], list[Birth]]:
+    """Rows of this card with their birth records; kept beside `out` as they come, whatever becomes of the
+    next case."""
+    rows: list[Row] = []
+    real, card = this_machine(repeats), measure_card(lambda text: None)
+    born = {name: str(value) for name, value in asdict(birth(card)).items() if name in BORN}
+    start = replace(device, start=real.start)
+    for row in measured(cases, models, start, repeats, partial(typer.echo, err=True)):
+        rows.append(row)
+        if out is not None:
+            kept = [Judged(each, "measured", math.nan) for each in rows]
+            write(kept, models, [born] * len(rows), partial_of(out))
+    real.release()
+    return rows, [born] * len(rows)
+
+
+def _whose(profile: FittedProfile | None, births: Sequence[Birth], fitting: bool) -> str:
+    """Where constants come from, in words."""
+    shared = profile.contention if profile else None
+    if fitting:
+        return "fitted to the rows of role fit"
+    if shared is None:
+        return "for the profile has none: nobody is kept out"
+    among = any(born["date_utc"] in shared.date for born in births)
+    return f"of the profile, fitted on {shared.date}{', to some of these rows' * among}"
 
 
 def _methods(text: str) -> list[str]:
