@@ -226,37 +226,42 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     calibrate_card(target, True, quiet, table=table, within_s=60.0)
     if before is not None:
         write_shared_use(before, target)
-    found, begun_s, told = replace(USED, leaves_s=4e-6), time.perf_counter(), list[str]()
+    found, begun_s, told = (
+        SharedUse(4e-6, 0.0, 0.95, 3, 3, 2.0, "NVIDIA H200", "2026-11-23"),
+        time.perf_counter(),
+        list[str](),
+    )
 
-    def here(profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]) -> SharedUse:
+    def here(
+        profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]
+    ) -> tuple[SharedUse, list[str]]:
         assert quick
         assert profile.overheads["launch_s"] == 6e-6
         # All but what fitting takes.
         assert end_s - begun_s == pytest.approx(60.0 - card_sharing.FITTING_S, abs=5.0)
+        # What has been measured before is there already.
+        assert load_profile("h200-sxm", str(target / "profile.yaml")) == profile
         say("a case")
         if error is not None:
             raise error
-        return found
+        return found, ["2 of 5 cases of contention were left out"]
 
     monkeypatch.setattr(card_sharing, "kinds", lambda: frozenset({"sample"}))
     monkeypatch.setattr(card_sharing, "shared_use_here", here)
     _, profile = calibrate_card(
-        target, True, lambda text, done, total: told.append(text), table=table, within_s=60.0
+        target, True, lambda text, done, of: told.append(f"{text} {done} of {of}"), table=table, within_s=60.0
     )
-    assert told[-2:] == ["graphs beside each other", "a case: case"]
+    assert told[-2:] == ["graphs beside each other: case 0 of 5", "a case: case 1 of 5"]
     noted = [note for note in profile.notes if "contention" in note]
     if error is None:
         assert profile.contention == found
-        assert noted == []
+        assert noted == ["2 of 5 cases of contention were left out"]
     else:
         assert profile.contention == before
         assert len(noted) == 1
         assert str(error) in noted[0]
         assert ("of the profile before" in noted[0]) == (before is not None)
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == profile
-
-
-USED = SharedUse(3e-6, 0.0, 0.95, 14, 12, 3.0, "NVIDIA H200", "2026-11-22T11:19:28+00:00")
 
 
 @pytest.mark.parametrize("found", [[2e-7, 5e-7, 4e-7, 4e-7], [-1e-7], RuntimeError("no room")])

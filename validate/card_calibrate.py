@@ -108,13 +108,15 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    profile = replace(profile, contention=_contention(target, device))
-    if table.keys() >= card_sharing.kinds():
-        shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
-        told, profile = [*told, *said], replace(profile, contention=shared)
-    profile = replace(profile, notes=(*profile.notes, memory, *told))
+    notes = (*profile.notes, memory, *told)
+    profile = replace(profile, notes=notes, contention=_contention(target, device))
+    # Whatever becomes of the rest, what has been measured so far is a profile.
     write_whole(profile, points, target)
     partial_of(target).unlink(missing_ok=True)
+    if table.keys() >= card_sharing.kinds():
+        shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
+        profile = replace(profile, notes=(*notes, *said), contention=shared)
+        write_whole(profile, points, target)
     return target, profile
 
 
@@ -143,18 +145,19 @@ def _shared_use(
 ) -> tuple[SharedUse | None, list[str]]:
     """How graphs share the card, and what is to be told of it; as the profile has it already where that
     cannot be measured."""
-    progress("graphs beside each other", 0, 1)
-    done = itertools.count()
+    cases, done = len(card_sharing.cases(quick=quick)), itertools.count(1)
+    progress("graphs beside each other: case", 0, cases)
 
     def say(text: str) -> None:
-        progress(f"{text}: case", next(done), len(card_sharing.cases(quick=quick)))
+        progress(f"{text}: case", next(done), cases)
 
     try:
-        return card_sharing.shared_use_here(profile, quick=quick, end_s=end_s, say=say), []
-    except (*card_measure.FAILURES, InputError) as error:
-        card_measure.go_on()
+        return card_sharing.shared_use_here(profile, quick=quick, end_s=end_s, say=say)
+    except card_measure.FAILURES as error:
         kept = " (they are those of the profile before)" if profile.contention else ""
-        return profile.contention, [f"constants of contention could not be measured{kept}: {one_line(error)}"]
+        told = f"constants of contention could not be measured{kept}: {one_line(error)}"
+        card_measure.go_on()
+        return profile.contention, [told]
 
 
 def _contention(target: Path, device: str) -> SharedUse | None:

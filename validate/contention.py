@@ -27,9 +27,10 @@ from simcore.ops_convolution import IMPLEMENTATIONS
 from validate.bench_timing import birth, measure_card
 from validate.card_calibrate import this_card
 from validate.card_real import this_machine
-from validate.contention_cases import KINDS, Case, Device, Models, Row, measured, streams_of
+from validate.contention_cases import BESIDE, KINDS, Case, Device, Models, Row, measured, streams_of
 from validate.contention_fit import (
     LEAST_S,
+    MOST_PCT,
     Constants,
     Judged,
     cases_of,
@@ -43,7 +44,6 @@ from validate.contention_fit import (
 )
 from validate.program import check_out, partial_of, run, write_csv
 
-MOST_PCT = 8.0
 # What a case may have at most; else as many as a context has tokens, and seconds.
 MOST = {"batch": 512, "count": 256, "side": 4096, "layers": 32}
 MOST_TOKENS, MOST_S = 1 << 17, 1e3
@@ -105,7 +105,7 @@ def _row(cells: Mapping[str, str | None], where: str) -> Row:
     types: dict[str, Any] = get_type_hints(Case)
     words: Any = {name: cells[name] for name in CASE if types[name] is not int}
     _known(where, "kind", words["kind"], KINDS)
-    beside = words["kind"] == "beside"
+    beside = words["kind"] == BESIDE
     if beside:
         _known(where, "method", words["method"], IMPLEMENTATIONS)
     some = {"batch", "count", "steps", *(("side", "tiles") if beside else ())}

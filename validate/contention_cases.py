@@ -30,7 +30,8 @@ from validate.card_instances import Instances
 Kind = Literal["shared weights", "own weights", "beside"]
 SHARED: Kind = "shared weights"
 OWN: Kind = "own weights"
-KINDS: tuple[Kind, ...] = (SHARED, OWN, "beside")
+BESIDE: Kind = "beside"
+KINDS: tuple[Kind, ...] = (SHARED, OWN, BESIDE)
 # Replays of what holds everybody back: more than a machine queues ahead, so that the last ones still run
 # while the others are queued.
 HOLD, HELD_ON = 4, "hold"
@@ -57,7 +58,7 @@ class Case:
     @property
     def text(self) -> str:
         """For tables."""
-        if self.kind == "beside":
+        if self.kind == BESIDE:
             return (
                 f"{self.tiles} x {self.method} of {self.side} beside {self.steps} steps, batch {self.batch}"
             )
@@ -75,7 +76,7 @@ class Models:
     def instances(self, case: Case) -> Instances:
         """The decoders of a case."""
         decoder = Decoder(self.config, batch=case.batch, dtypes=self.dtypes, outside=False)
-        return Instances(decoder, case.count, case.kind == "own weights")
+        return Instances(decoder, case.count, case.kind == OWN)
 
     def tiled(self, case: Case) -> LongConvolution:
         """The long convolution of a case: room for the tile, what it writes, and steps behind."""
@@ -95,7 +96,7 @@ class Job:
 
 def jobs(case: Case, models: Models) -> list[Job]:
     """What runs at the same time in a case."""
-    if case.kind != "beside":
+    if case.kind != BESIDE:
         made, sizes = models.instances(case), ((CONTEXT, case.context),)
         return [Job(made.stream(i), _over(made.graph(i), case.steps), sizes) for i in range(case.count)]
     model, side = models.tiled(case), case.side
@@ -136,7 +137,7 @@ def seconds_of(trace: Trace, case: Case, stream: str = "") -> float:
 
 def streams_of(case: Case) -> tuple[str, ...]:
     """What is timed by itself: all instances together, or each of the two."""
-    return (MAIN, SIDE) if case.kind == "beside" else ("",)
+    return (MAIN, SIDE) if case.kind == BESIDE else ("",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Device:
     def run(self, case: Case, models: Models, rates: Rates | None = None) -> Trace:
         """One run of a case."""
         all_ = jobs(case, models)
-        beside = case.kind == "beside"
+        beside = case.kind == BESIDE
         setup = Setup(
             model=models.tiled(case) if beside else models.instances(case),
             price=self.price,
@@ -183,8 +184,8 @@ class Row:
 
 def alone_of(case: Case) -> list[tuple[str, Case]]:
     """What has to be measured alone before a case, by stream."""
-    if case.kind != "beside":
-        return [("", replace(case, count=1, kind="shared weights"))]
+    if case.kind != BESIDE:
+        return [("", replace(case, count=1, kind=SHARED))]
     return [
         (MAIN, replace(case, steps=STEPS, tiles=0)),
         (SIDE, replace(case, steps=0, tiles=STEPS)),
@@ -193,7 +194,7 @@ def alone_of(case: Case) -> list[tuple[str, Case]]:
 
 def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
     """The case with so many tiles and steps that both streams work about as long, and long enough."""
-    if case.kind != "beside":
+    if case.kind != BESIDE:
         return case
     step_s, tile_s = alone_s[MAIN], alone_s[SIDE]
     steps = min(MOST_STEPS, max(STEPS, round(STEPS * tile_s / step_s)))
@@ -201,11 +202,19 @@ def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
 
 
 def measured(
-    cases: Sequence[Case], models: Models, device: Device, repeats: int, say: Callable[[str], None]
+    cases: Sequence[Case],
+    models: Models,
+    device: Device,
+    repeats: int,
+    say: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row]:
-    """Each case, as it is measured, with what its graphs take alone, which is measured once."""
+    """Each case, as it is measured, with what its graphs take alone, which is measured once; none more when
+    it `is_over`."""
     known: dict[tuple[str, Case], float] = {}
     for asked in cases:
+        if is_over():
+            return
         alone_s = dict[str, float]()
         for stream, alone in alone_of(asked):
             if (stream, alone) not in known:
@@ -233,7 +242,7 @@ def predicted(
         times = case.tiles if job.stream == SIDE else case.steps
         scale = (
             times
-            * alone_s[job.stream if case.kind == "beside" else ""]
+            * alone_s[job.stream if case.kind == BESIDE else ""]
             / sum(seconds[id(op)] for op in job.graph.ops)
         )
         for key, op in bare.items():

@@ -5,8 +5,9 @@
     error           = larger / smaller of measured and predicted - 1
 
 What runs together costs on the simulated machine what it was measured to cost alone; so the error is that of
-the law. By squares the one tile that it is 30 % off at, whatever its constants, took all streams 5 % off with
-it. `reuse_s` is 0: graphs take as long with weights in common as with their own.
+the law. By squares one tile that it is 30 to 35 % off at, whatever its constants, took all streams 5 % off
+with it, and tiles in the median from 4.3 to 2.8 %; the criterion was chosen knowing those rows. `reuse_s` is
+0: graphs take as long with weights in common as with their own.
 """
 
 import math
@@ -26,9 +27,11 @@ from simcore.decoder_config import load_config
 from simcore.files import InputError
 from simcore.long_convolution import LongConvolution
 from simcore.models import Dtypes
-from validate.contention_cases import KINDS, SHARED, Case, Device, Models, Row, predicted, seconds_of
+from validate.contention_cases import BESIDE, OWN, SHARED, Case, Device, Models, Row, predicted, seconds_of
 from validate.ladder import off_pct
 
+# Where a law is further off in the median, it is none.
+MOST_PCT = 8.0
 MODEL, DTYPES = "llama-3.1-8b", Dtypes("bf16", "bf16", "bf16")
 # Flash Inference's synthetic setting.
 CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
@@ -88,12 +91,12 @@ def cases_of(
     """All cases, kind by kind."""
     found = [
         Case(kind, batch, count=count, context=context)
-        for kind in KINDS[:2]
+        for kind in (SHARED, OWN)
         for context in contexts
         for count in streams
         if count > 1 or kind == SHARED
     ]
-    return found + [Case("beside", batch, side=side, method=each) for side in sides for each in methods]
+    return found + [Case(BESIDE, batch, side=side, method=each) for side in sides for each in methods]
 
 
 def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:
@@ -118,7 +121,7 @@ def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
     seen: dict[str, list[tuple[int, ...]]] = {}
     found = []
     for row in rows:
-        if row.case.kind != "beside" and row.case.count == 1:
+        if row.case.kind != BESIDE and row.case.count == 1:
             found.append("alone")
             continue
         case = row.case.batch, row.case.count, row.case.context, row.case.side
@@ -134,10 +137,13 @@ def role_is(role: str, rows: Sequence[Row]) -> list[Row]:
     return [row for row, found in zip(rows, roles(rows, True), strict=True) if found == role]
 
 
-def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|. Raises InputError without rows."""
+def fit(
+    rows: Sequence[Row], models: Models, device: Device, reach: float, tries: int | None = None
+) -> Constants:
+    """The constants with the least sum of |log(measured / predicted)|, each search in so many `tries`
+    (MOST_TRIES, if left out). Raises InputError without rows."""
     if not rows:
-        raise InputError("--fit: there is no case to fit to; give more streams or sides")
+        raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
     def constants(x: Sequence[float]) -> Constants:
         return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(1.0, max(0.1, x[1])))
@@ -151,7 +157,7 @@ def fit(rows: Sequence[Row], models: Models, device: Device, reach: float) -> Co
     for start_s in STARTS_S:
         first = [math.log(start_s), reach]
         steps = [first, [first[0] + 1.0, reach], [first[0], reach - 0.1]]
-        options = {"maxfev": MOST_TRIES, "initial_simplex": steps}
+        options = {"maxfev": tries or MOST_TRIES, "initial_simplex": steps}
         found: Any = search(cost, first, method="Nelder-Mead", options=options)
         best = found if best is None or found.fun < best.fun else best
     return constants([float(value) for value in best.x])
