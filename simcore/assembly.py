@@ -45,6 +45,8 @@ MODELS = ROOT / "scenarios" / "models"
 PUBLISHED = ROOT / "validate" / "published"
 HITS = PUBLISHED / "alspec_hits.csv"
 DEFAULT_CHUNK = 128
+# Of the sizes of errors that are normal, their 90th percentile over their median.
+P90_OVER_MEDIAN = 1.645 / 0.674
 # Scenarios of a whole model, with a link and number formats by matrix.
 ModelScenario = DecodeScenario | ServingScenario
 
@@ -535,6 +537,7 @@ def _hardware(
         parts=table is not None and table.granularity == "parts",
         memory_reach=_memory_reach(spec, shared),
         leaves_s=shared.leaves_s if shared else inf,
+        law_off=_law_off(shared),
         whole=table is not None and table.granularity == "iteration",
     )
 
@@ -555,12 +558,18 @@ def _overheads(
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
-    """By end of the prices' intervals; what was measured is as far off as the law was in the median."""
+    """By end of the prices' intervals; what was measured is the same at all of them (`_law_off`)."""
     if shared is not None:
-        off = 1.0 + shared.error_pct / 100.0
-        return {"low": min(1.0, shared.reach * off), "value": shared.reach, "high": shared.reach / off}
+        return dict.fromkeys(("low", "value", "high"), shared.reach)
     known = spec.hbm_efficiency
     return {"low": known.high, "value": known.value, "high": known.low}
+
+
+def _law_off(shared: SharedUse | None) -> dict[str, float]:
+    """How many times as fast graphs may be beside each other as the law says, by end of the intervals: 90 %
+    of errors that are normal lie within so many times their median."""
+    off = 1.0 + (P90_OVER_MEDIAN * shared.error_pct / 100.0 if shared else 0.0)
+    return {"low": off, "value": 1.0, "high": 1.0 / off}
 
 
 def _dtypes(scenario: ModelScenario, profile: Profile | None) -> Dtypes:

@@ -170,6 +170,20 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
     return rates
 
 
+def off_by(law: Rates, factor: float) -> Rates:
+    """A law by which whoever is slowed down runs `factor` times as fast as `law` says, but no faster than
+    alone.
+
+    >>> off_by(max_min_rates, 1.2)([Demand(1.0, 0.0), Demand(1.0, 0.0)])
+    [0.6, 0.6]
+    """
+
+    def rates(running: Sequence[Demand]) -> list[float]:
+        return [min(1.0, factor * rate) if rate < 1.0 else rate for rate in law(running)]
+
+    return law if factor == 1.0 else rates
+
+
 def throughput(gain: float) -> Rates:
     """The law 1 + gain (n - 1) for the throughput of n instances.
 

@@ -1,7 +1,7 @@
 """What a study has to know of the device that it runs on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from simcore.contention import Rates, max_min_rates
@@ -22,7 +22,8 @@ class Hardware:
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
-    `leaves_s`: seconds of each kernel in which another stream's may begin (`simcore.contention`).
+    `leaves_s`: seconds of each kernel in which another stream's may begin (`simcore.contention`). `law_off`:
+    how many times as fast graphs may be beside each other, by end; 1 where no more is known than the reach.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
@@ -44,6 +45,7 @@ class Hardware:
     memory_reach: Mapping[str, float]
     whole: bool = False
     leaves_s: float = inf
+    law_off: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(("low", "value", "high"), 1.0))
     start: Start = simulated
     repeats: int = 1
 

@@ -35,8 +35,8 @@ class Setup:
     """What a study runs. `case` names it: runs of the same case do the same, and one of them is reported; it
     is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
     graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
-    knows (`context`, `tokens`, `kv_tokens`, ...). The others as in Simulation, which is all that they are
-    for."""
+    knows (`context`, `tokens`, `kv_tokens`, ...), and `uncounted`, how many launches come before those by
+    which a real machine tells what verbs take. The others as in Simulation, which is all they are for."""
 
     model: object
     price: Pricer
@@ -52,6 +52,7 @@ class Setup:
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
+    uncounted: int = 0
 
 
 Start = Callable[[Setup], Run]

@@ -764,14 +764,18 @@ def test_prices_at_both_ends_bracket_the_value() -> None:
     assert not any(row.metric.endswith("_by_prices") for row in outcome(document()).rows)
 
 
-def test_instances_that_share_the_device_are_done_sooner_at_lower_prices() -> None:
-    """Lower prices come with a memory that reaches more of its rate, also for several together."""
-    load = workload(8, {"kind": "constant", "rate_per_s": 1000.0}, 64, 64)
+@pytest.mark.parametrize("instances", [2, 8])
+def test_instances_that_share_the_device_are_done_sooner_at_lower_prices(instances: int) -> None:
+    """Together they are at the card's limit, whatever each takes alone: lower prices by themselves end them
+    no sooner, but at the low end they are as much faster as the law of contention may be off."""
+    load = workload(instances, {"kind": "constant", "rate_per_s": 1000.0}, 64, 64)
     given = document(workload=load, strategies=[strategy("concurrent_instances")])
     runs = bench(given)
     case = next(iter(cases(runs)))
     fast_s, mean_s, slow_s = (runs.run(case, 0, end).served.window_s[1] for end in ("low", "value", "high"))
-    assert fast_s < mean_s < slow_s
+    # The law is 1.85 % off in the median: 4.5 % in 90 of 100 cases.
+    assert 1.03 < mean_s / fast_s < 1.08
+    assert 1.03 < slow_s / mean_s < 1.08
 
 
 def test_two_ranks_need_less_time_a_token_than_one() -> None:

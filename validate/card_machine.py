@@ -126,19 +126,21 @@ class Card:
         outcomes: Outcomes | None = None,
         roofline: Roofline = no_floor,
         weight: Pricer | None = None,
+        uncounted: int = 0,
     ) -> "CardRun":
         """A run. `outcomes` and `roofline` as in TorchRun; `weight`: what says how long an op takes alone, in
-        proportion to which the time of a graph is shared out (left out: its roofline)."""
+        proportion to which the time of a graph is shared out (left out: its roofline); `uncounted`: how many
+        launches come before those by which it is told what verbs take."""
         by = roofline, weight or roofline
         if by != (self.shared.roofline, self.shared.weight):
             self.shared = SharedOut(self.same, *by)
-        return CardRun(self, outcomes or {}, self.shared)
+        return CardRun(self, outcomes or {}, self.shared, uncounted)
 
 
 class CardRun:
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.Simulation`."""
 
-    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut) -> None:
+    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, uncounted: int = 0) -> None:
         self.card, self.layer, self.memory = card, card.layer, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
@@ -147,7 +149,7 @@ class CardRun:
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._submitted: list[Launch] = []
-        self._outcomes, self._shared = outcomes, shared
+        self._outcomes, self._shared, self._uncounted = outcomes, shared, uncounted
         self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
         self._meetings = Meetings(self._host)
@@ -213,7 +215,7 @@ class CardRun:
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
-        self.trace.verbs.update(verbs_of(self._submitted, resolver.cause))
+        self.trace.verbs.update(verbs_of(self._submitted[self._uncounted :], resolver.cause))
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)
 
@@ -644,9 +646,8 @@ class CardRun:
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
     the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
-    one size, and from the end of what a host had nothing to do but wait for to its next launch. The first
-    launch, to which a host comes from elsewhere, counts where there is no other. `cause`: says when an end
-    was."""
+    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
+    when an end was."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -655,7 +656,6 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
             if ended_s >= idle_s.get(rank, 0.0):
                 back_s.append(max(0.0, launch.issued_s - ended_s))
         waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
-    launches = launches[1:] or launches
     left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
     # What is held back is given to the device when others are launched.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]

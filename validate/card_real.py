@@ -104,7 +104,7 @@ def _come_from_others(
     case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
 ) -> None:
     """Runs for SHORT_S, where one is shorter: to a host that comes from elsewhere its first launch is ten
-    times as long as its second, and in a short run it is the only one."""
+    times as long as its second."""
     until_s = time.perf_counter() + SHORT_S
     while case.run_s < SHORT_S and time.perf_counter() < until_s:
         case.reset()
@@ -201,6 +201,7 @@ class RealCard:
                 outcomes=setup.outcomes,
                 roofline=setup.roofline,
                 weight=setup.price,
+                uncounted=setup.uncounted,
             )
 
         traces = self.started.setdefault(setup.case, [])

@@ -46,10 +46,11 @@ class CardOperatorState:
         self._buffers: dict[Hashable, Any] = {}
 
     def reset(self) -> None:
-        """The other sets of operands are read, and the last of them used. Where launches take all, they go
-        on with the one that was used the longest ago."""
+        """Reads the sets of operands that no launch takes, the last of them by the operator. Where launches
+        take all sets, the next one has not been used for the longest time already."""
         if not self.others:
             return
+        self._next = 0
         for others in self.others[:-1]:
             for x in others:
                 x.sum()

@@ -11,12 +11,12 @@ from simcore.machine import Machine, Program
 from simcore.ops import Graph
 
 DONE = "done"
-LAUNCHES = 5
+LAUNCHES, UNCOUNTED = 5, 1
 
 
 def one_launch(m: Machine, graph: Graph, begun_s: list[float], launches: int = LAUNCHES) -> Program:
-    """Launches a graph without run-time sizes and waits for it, so many times; marks "done" at its end, and
-    notes when it came to each launch in place of what was noted before."""
+    """Launches a graph without run-time sizes and waits for it, so many times; marks "done" at its end.
+    `begun_s` then has when each launch was called, in seconds since the run began, and nothing else."""
     begun_s.clear()
     for _ in range(launches):
         begun_s.append(m.now())

@@ -296,7 +296,8 @@ def _slots(strategy: ServingStrategy) -> int:
 def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
-            return contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)
+            law = contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)
+            return contention.off_by(law, hardware.law_off[end])
         case Throughput(gain=gain):
             return contention.throughput(gain)
         case _:
