@@ -146,7 +146,7 @@ def run(
 @app.command()
 def calibrate(
     on: Annotated[str, typer.Option("--on", metavar="cpu|cuda", help="what of this machine")] = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="a third of the time or less, wider intervals")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a third of the time or less")] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="where to write [its profile]", show_default=False),
