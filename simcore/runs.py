@@ -36,7 +36,7 @@ class Setup:
     is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
     graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
     knows (`context`, `tokens`, `kv_tokens`, ...), and `uncounted`, how many launches come before those by
-    which a real machine tells what verbs take. The others as in Simulation, which is all they are for."""
+    which a real machine tells what verbs and ops take. The others are those of Simulation."""
 
     model: object
     price: Pricer

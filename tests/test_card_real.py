@@ -203,6 +203,12 @@ def test_an_operator_study_runs_on_a_card() -> None:
     latencies = [row.value for row in outcome.rows if row.metric == "latency_s"]
     assert len(latencies) == 2
     assert all(value is not None and value > 0.0 for value in latencies)
+    # The first launch of a run says nothing of what its op takes.
+    for traces in real.started.values():
+        for trace in traces:
+            (seconds,) = op_times([trace]).values()
+            assert len(trace.spans) == LAUNCHES
+            assert seconds == [span.ops[0].price.seconds for span in trace.spans[1:]]
 
 
 @emulated

@@ -149,7 +149,7 @@ class CardRun:
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._submitted: list[Launch] = []
-        self._outcomes, self._shared, self._uncounted = outcomes, shared, uncounted
+        self._outcomes, self._shared, self.trace.uncounted = outcomes, shared, uncounted
         self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
         self._meetings = Meetings(self._host)
@@ -215,7 +215,7 @@ class CardRun:
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
-        self.trace.verbs.update(verbs_of(self._submitted[self._uncounted :], resolver.cause))
+        self.trace.verbs.update(verbs_of(self._submitted[self.trace.uncounted :], resolver.cause))
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)
 

@@ -134,6 +134,7 @@ class Real:
             lockstep=setup.lockstep,
             roofline=setup.roofline,
         )
+        run.trace.uncounted = setup.uncounted
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
 

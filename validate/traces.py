@@ -13,10 +13,11 @@ def plain(op: Op) -> Op:
 
 
 def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
-    """Seconds of each op in real runs, by the op without place and name; none of what was skipped."""
+    """Seconds of each op in real runs, by the op without place and name; none of what was skipped, or of
+    launches that do not count."""
     found: dict[Op, list[float]] = {}
     for trace in traces:
         for span in trace.spans:
-            for priced in span.ops:
+            for priced in span.ops if span.launch >= trace.uncounted else ():
                 found.setdefault(plain(priced.op), []).append(priced.price.seconds)
     return found
