@@ -1,7 +1,7 @@
 """What a study has to know of the device that it runs on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from simcore.contention import Rates, max_min_rates
@@ -43,9 +43,9 @@ class Hardware:
     chunk: int
     parts: bool
     memory_reach: Mapping[str, float]
+    law_off: Mapping[str, float]
     whole: bool = False
     leaves_s: float = inf
-    law_off: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(("low", "value", "high"), 1.0))
     start: Start = simulated
     repeats: int = 1
 
