@@ -416,7 +416,7 @@ def test_the_simulated_launch_takes_its_price_and_the_hosts_time() -> None:
             assert row.low <= row.value <= row.high
             op, costs = bench.op(row.axes), bench.device.overheads
             launch_s = costs.launch_s + costs.launch_kernel_s * op.kernels
-            done_s = launch_s - costs.return_s + bench.device.price(op).seconds
+            done_s = launch_s - costs.return_s + costs.start_s + bench.device.price(op).seconds
             assert row.value == pytest.approx(max(launch_s, done_s))
 
 

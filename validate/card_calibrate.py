@@ -67,7 +67,7 @@ CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
 # Seconds, and at most which share of all, that are left for what verbs cost, kernels take in graphs, and
 # graphs take beside each other.
-ENDING_S, ENDING_SHARE = 75.0, 0.27
+ENDING_S, ENDING_SHARE = 75.0, 0.3
 # Of the time of measuring: by then, what is not compiled is compiled where it is measured.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -113,7 +113,7 @@ def calibrate_card(
     # Whatever becomes of the rest, what has been measured so far is a profile.
     write_whole(profile, points, target)
     partial_of(target).unlink(missing_ok=True)
-    if table.keys() >= card_sharing.kinds():
+    if _shares(table):
         shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
         profile = replace(profile, notes=(*notes, *said), contention=shared)
         write_whole(profile, points, target)
@@ -318,10 +318,19 @@ def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> I
 
 
 def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
-    """The grid, and the shapes that only check, in number formats that the card has."""
-    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
+    """The grid, with what graphs that share the card are made of (there is no time to compile that then), and
+    the shapes that only check, in number formats that the card has."""
+    fitted = {(op.kind, op.shape, op.dtype): op for op in grid(kinds, quick=quick)}
+    if _shares(kinds):
+        fitted = {(op.kind, op.shape, op.dtype): op for op in card_sharing.ops(quick=quick)} | fitted
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in fitted.values()]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
     return [(op, role) for op, role in shapes if card_measure.has_format(op)]
+
+
+def _shares(kinds: Collection[str]) -> bool:
+    """Whether graphs that share the card can be run with these kinds of op."""
+    return {op.kind for op in card_sharing.ops(quick=True)} <= {*kinds}
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:

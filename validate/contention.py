@@ -38,6 +38,7 @@ from validate.contention_fit import (
     judged,
     medians,
     models_of,
+    most_reach,
     role_is,
     shared_use,
     simulated_on,
@@ -228,7 +229,8 @@ def main(
     here, models = simulated_on(spec, known), models_of(layers)
     if from_ is None:
         rows, births = _measured_here(cases, models, here, repeats, out)
-    found = _compared(rows, models, here, known, spec.hbm_efficiency.value, fit_)
+    reach = spec.hbm_efficiency.value, most_reach(spec, known)
+    found = _compared(rows, models, here, known, reach, fit_)
     if out is not None:
         write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)
@@ -287,17 +289,17 @@ def _compared(
     models: Models,
     device: Device,
     profile: FittedProfile | None,
-    reach: float,
+    reach: tuple[float, float],
     fitting: bool,
 ) -> tuple[Constants, list[Judged]]:
     shared = profile.contention if profile else None
     if fitting:
-        constants = fit(role_is("fit", rows), models, device, reach)
+        constants = fit(role_is("fit", rows), models, device, *reach)
     elif shared is not None:
         constants = Constants(shared.leaves_s, shared.reuse_s, shared.reach)
     else:
         # What the law was before anybody measured: nothing is held, nothing shared.
-        constants = Constants(math.inf, 0.0, reach)
+        constants = Constants(math.inf, 0.0, reach[0])
     return constants, judged(rows, models, device, constants, fitting)
 
 

@@ -2,6 +2,7 @@
 
     leaves_s, reach = the least sum of |log(measured / predicted)| over every second number of streams or side
                       of each kind; the others judge them
+    reach          <= what reading alone reaches, as the profile's birth record has it
     error           = larger / smaller of measured and predicted - 1
 
 What runs together costs on the simulated machine what it was measured to cost alone; so the error is that of
@@ -38,6 +39,8 @@ CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
 # Where a search for constants begins, how often each may simulate all cases.
 STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
 LEAST_S = 1e-9
+# In the birth record of a card's profile.
+READS = "read_bytes_per_s"
 
 
 def models_of(layers: int) -> Models:
@@ -137,16 +140,27 @@ def role_is(role: str, rows: Sequence[Row]) -> list[Row]:
     return [row for row, found in zip(rows, roles(rows, True), strict=True) if found == role]
 
 
+def most_reach(spec: DeviceSpec, profile: FittedProfile | None) -> float:
+    """What share of the memory's bandwidth graphs reach together at most: as much as one that only reads."""
+    birth = profile.birth if profile else None
+    return min(1.0, (birth.rates if birth else {}).get(READS, math.inf) / spec.hbm_bytes_per_s)
+
+
 def fit(
-    rows: Sequence[Row], models: Models, device: Device, reach: float, tries: int | None = None
+    rows: Sequence[Row],
+    models: Models,
+    device: Device,
+    reach: float,
+    most: float = 1.0,
+    tries: int | None = None,
 ) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|, each search in so many `tries`
-    (MOST_TRIES, if left out). Raises InputError without rows."""
+    """The constants with the least sum of |log(measured / predicted)|, from `reach` on and `most` at most,
+    each search in so many `tries` (MOST_TRIES, if left out). Raises InputError without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
     def constants(x: Sequence[float]) -> Constants:
-        return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(1.0, max(0.1, x[1])))
+        return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(most, max(0.1, x[1])))
 
     def cost(x: Sequence[float]) -> float:
         found_s = together_s(rows, models, device, constants(x))
