@@ -730,11 +730,21 @@ def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path
     ]
     assert others[2].op["context"] == 1024
     assert others[3].op.work.hbm_bytes == 8192
+    assert [other.table.partition(", rows")[0] for other in others[:2]] == [
+        "matmul bf16, weights to  60 MB",
+        "matmul fp8, weights to  30 MB",
+    ]
     always = Price(1e-5, 1e-5, 1e-5, "measured", "")
     rows = operator_ratios(others, lambda op: always, FLOOR)
     # 50 MB in 20 us are less than the card's memory gives; 25 MB in 5 us would be more.
     assert [row["median"] for row in rows] == [pytest.approx(1.84), pytest.approx(3.0), 2.0, None]
     assert [row["impossible"] for row in rows] == [0, 0, 0, 1]
+    assert [row["extrapolated"] for row in rows] == [0, 0, 0, 0]
+    guess = replace(always, source="extrapolated")
+    rows = operator_ratios(others, lambda op: guess if op.kind == "matmul" else always, FLOOR)
+    assert [(row["n"], row["extrapolated"], row["impossible"]) for row in rows] == [
+        (1, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1),
+    ]  # fmt: skip
     with pytest.raises(InputError, match="no table of operators"):
         read(tmp_path / "nothing")
 

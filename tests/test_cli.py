@@ -209,12 +209,12 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
 def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # A shell that runs tests in the background has its children ignore what Ctrl-C sends.
-    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell that runs tests in the background has its children ignore what Ctrl-C sends, nohup hang-ups.
+    heeded = signal.signal(number, signal.SIG_DFL)
     try:
         process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, env=environment)
     finally:
-        signal.signal(signal.SIGINT, heeded)
+        signal.signal(number, heeded)
     time.sleep(2.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)

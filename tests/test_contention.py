@@ -354,8 +354,8 @@ def test_what_an_h200_measured_is_predicted() -> None:
     *others, slowest = sorted(by_law["main"])
     assert max(others) < contention.MOST_PCT
     assert slowest == pytest.approx(8.5, abs=0.1)
-    # Short tiles wait for programs of a step, which the law does not know: those of 8 us take 35 % longer than
-    # it says.
+    # Short tiles wait for programs of a step, which the law does not know: some of 8 us take 35 % longer
+    # than it says.
     assert max(by_law["side"]) == pytest.approx(35.0, abs=0.1)
     # Max-min shares alone let a step go on beside tiles of side 1024 as if it were alone.
     assert max(errors(Constants(math.inf, 0.0, law.reach))["main"]) > 90.0

@@ -6,7 +6,8 @@ DIR holds tables of aiconfigurator (Apache-2.0): latency in ms of cuBLAS product
 calls it, of NCCL's collectives, each its own file. Compared is what is the same op: products in bf16 and fp8
 of matrices that the profile was measured at, attention in bf16 with as many heads, collectives of as many
 numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %. Times that are shorter than the
-datasheet's peak allows are no times of that op: they are counted, and compared with nothing.
+datasheet's peak allows are no times of that op, and prices beyond what was measured are guesses: both are
+counted, and compared with nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,9 @@ from validate.program import run
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16"}
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
+# Of products: rows, and MB of weights.
+ROWS, WEIGHTS_MB = (16, 64, 256, 1024, 8192), (15, 30, 60, 120)
+BEYOND = 1 << 40
 COLLECTIVES: Mapping[str, Callable[..., Op]] = {
     "all_gather": ops.all_gather,
     "all_reduce": ops.all_reduce,
@@ -43,12 +47,13 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """One op as others measured it: `size` is what their table goes by here."""
+    """One op as others measured it: `size` is what their table goes by here, in `bands`."""
 
     table: str
     op: Op
     size: int
     seconds: float
+    bands: tuple[int, ...] = BANDS
 
 
 def _chosen(kind: str, *names: str) -> frozenset[tuple[int, ...]]:
@@ -62,13 +67,15 @@ def _chosen(kind: str, *names: str) -> frozenset[tuple[int, ...]]:
 
 
 def products(lines: Sequence[Line]) -> Iterator[Other]:
-    """Products x W: those of matrices that models have."""
+    """Products x W: those of matrices that models have, apart by what those take."""
     known = _chosen("matmul", "n", "k")
     for line in lines:
         dtype = DTYPES.get(line["gemm_dtype"])
         if dtype and (line["n"], line["k"]) in known:
             op = ops.matmul("matmul", m=line["m"], n=line["n"], k=line["k"], dtype=dtype)
-            yield Other(f"matmul {dtype}, rows", op, line["m"], _s(line))
+            taken_mb = line["n"] * line["k"] * ops.DTYPE_BYTES[dtype] / 1e6
+            band = next((f"to {most:3}" for most in WEIGHTS_MB if taken_mb <= most), "from 120")
+            yield Other(f"matmul {dtype}, weights {band} MB, rows", op, line["m"], _s(line), ROWS)
 
 
 def decoding(lines: Sequence[Line]) -> Iterator[Other]:
@@ -76,7 +83,8 @@ def decoding(lines: Sequence[Line]) -> Iterator[Other]:
     for line in _attention(lines):
         context = line["isl"] + line["step"]
         op = ops.decode_attention(batch=line["batch_size"], context=context, dtype="bf16", **_heads(line))
-        yield Other("decode attention bf16, tokens cached in all", op, line["batch_size"] * context, _s(line))
+        table = f"decode attention bf16, {op['kv_heads']} KV heads, tokens cached in all"
+        yield Other(table, op, line["batch_size"] * context, _s(line))
 
 
 def prompts(lines: Sequence[Line]) -> Iterator[Other]:
@@ -148,24 +156,22 @@ def read(folder: Path) -> list[Other]:
 
 
 def ratios(others: Sequence[Other], price: Pricer, floor: Roofline) -> list[dict[str, Any]]:
-    """A row for each table and band of sizes: n, ratio of theirs to ours (None where no time can be true),
-    what of it is extrapolated, and how many cannot be true."""
+    """A row for each table and band of sizes: n, ratio of theirs to ours (None where n is 0), and of the
+    others how many prices are extrapolated, how many times cannot be true."""
     groups: dict[tuple[str, int], list[Other]] = {}
     for other in others:
-        band = next((most for most in BANDS if other.size <= most), 1 << 40)
+        band = next((most for most in other.bands if other.size <= most), BEYOND)
         groups.setdefault((other.table, band), []).append(other)
     return [_row(*key, found, price, floor) for key, found in sorted(groups.items())]
 
 
 def _row(table: str, band: int, others: Sequence[Other], price: Pricer, floor: Roofline) -> dict[str, Any]:
-    true = [other for other in others if other.seconds >= floor(other.op).seconds]
-    prices = [price(other.op) for other in true]
-    found = [other.seconds / ours.seconds for other, ours in zip(true, prices, strict=True)]
+    true = [(other, price(other.op)) for other in others if other.seconds >= floor(other.op).seconds]
+    found = [other.seconds / ours.seconds for other, ours in true if ours.source != "extrapolated"]
     p10, middle, p90 = (float(x) for x in np.percentile(found, (10, 50, 90))) if found else (None,) * 3
-    outside = sum(ours.source == "extrapolated" for ours in prices) / len(prices) if prices else 0.0
     return {
         "table": table, "up_to": band, "n": len(found), "p10": p10, "median": middle, "p90": p90,
-        "extrapolated": outside, "impossible": len(others) - len(true),
+        "extrapolated": len(true) - len(found), "impossible": len(others) - len(true),
     }  # fmt: skip
 
 
@@ -174,11 +180,11 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "| what | up to | n | theirs / ours: median | middle 80 % | extrapolated | cannot be true |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
-        size = f"{row['up_to']:,}" if row["up_to"] < 1 << 40 else "more"
+        size = f"{row['up_to']:,}" if row["up_to"] < BEYOND else "more"
         found = row["median"] is not None
         ratio = f"{row['median']:.2f} | {row['p10']:.2f} to {row['p90']:.2f}" if found else "- | -"
-        outside = f"{100 * row['extrapolated']:.0f} %"
-        yield f"| {row['table']} | {size} | {row['n']} | {ratio} | {outside} | {row['impossible'] or ''} |"
+        left_out = f"{row['extrapolated'] or ''} | {row['impossible'] or ''}"
+        yield f"| {row['table']} | {size} | {row['n']} | {ratio} | {left_out} |"
 
 
 def main(
