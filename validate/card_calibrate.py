@@ -278,22 +278,23 @@ class Measuring:
 def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
-    """The grid and the shapes that only check, kind by kind, what has to be compiled when it has been; then
-    what lies between points of the grid where that has to be known. Gives how many shapes there was no time
-    for before `end_s`."""
-    shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
+    """What graphs that share the card are made of, as far as it is not in the grid (to compile it then would
+    take the time that they have); the grid and the shapes that only check, kind by kind, what has to be
+    compiled when it has been; then what lies between points of the grid where that has to be known. Gives how
+    many shapes there was no time for before `end_s`."""
+    shapes, first, begun_s = shapes_of(kinds, quick), shared_shapes(kinds, quick), time.perf_counter()
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
 
     def to_compile(shape: tuple[Op, Role]) -> Op | None:
         return None if measuring.is_left(shape[0]) else shape[0]
 
-    turns = in_turn(shapes, lambda op: card_measure.loads(op, measuring.floor))
+    turns = [*first, *in_turn(shapes, lambda op: card_measure.loads(op, measuring.floor))]
     for done, (op, role) in enumerate(as_compiled(turns, to_compile, until_s)):
         now_s = time.perf_counter()
         if now_s > end_s or measuring.nothing_works:
-            return len(shapes) - done
-        left_s = min((now_s - begun_s) / max(1, done) * (len(shapes) - done), end_s - now_s)
-        progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(shapes))
+            return len(turns) - done
+        left_s = min((now_s - begun_s) / max(1, done) * (len(turns) - done), end_s - now_s)
+        progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(turns))
         measuring.one(op, role)
     refined = [] if quick else [family for family in families() if family.kind in kinds and family.refined]
     for i, family in enumerate(refined):
@@ -318,12 +319,8 @@ def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> I
 
 
 def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
-    """The grid, with what graphs that share the card are made of (there is no time to compile that then), and
-    the shapes that only check, in number formats that the card has."""
-    fitted = {(op.kind, op.shape, op.dtype): op for op in grid(kinds, quick=quick)}
-    if _shares(kinds):
-        fitted = {(op.kind, op.shape, op.dtype): op for op in card_sharing.ops(quick=quick)} | fitted
-    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in fitted.values()]
+    """The grid, and the shapes that only check, in number formats that the card has."""
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
     return [(op, role) for op, role in shapes if card_measure.has_format(op)]
 
@@ -331,6 +328,13 @@ def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
 def _shares(kinds: Collection[str]) -> bool:
     """Whether graphs that share the card can be run with these kinds of op."""
     return {op.kind for op in card_sharing.ops(quick=True)} <= {*kinds}
+
+
+def shared_shapes(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
+    """What graphs that share the card are made of, and the grid has not."""
+    known = {_key(op) for op in grid(kinds, quick=quick)}
+    each = card_sharing.ops(quick=quick) if _shares(kinds) else []
+    return [(op, "fit") for op in each if _key(op) not in known]
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:

@@ -229,8 +229,8 @@ def main(
     here, models = simulated_on(spec, known), models_of(layers)
     if from_ is None:
         rows, births = _measured_here(cases, models, here, repeats, out)
-    reach = spec.hbm_efficiency.value, most_reach(spec, known)
-    found = _compared(rows, models, here, known, reach, fit_)
+    reach, most = spec.hbm_efficiency.value, most_reach(spec, known)
+    found = _compared(rows, models, here, known, reach, most, fit_)
     if out is not None:
         write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)
@@ -289,17 +289,18 @@ def _compared(
     models: Models,
     device: Device,
     profile: FittedProfile | None,
-    reach: tuple[float, float],
+    reach: float,
+    most: float,
     fitting: bool,
 ) -> tuple[Constants, list[Judged]]:
     shared = profile.contention if profile else None
     if fitting:
-        constants = fit(role_is("fit", rows), models, device, *reach)
+        constants = fit(role_is("fit", rows), models, device, reach, most)
     elif shared is not None:
         constants = Constants(shared.leaves_s, shared.reuse_s, shared.reach)
     else:
         # What the law was before anybody measured: nothing is held, nothing shared.
-        constants = Constants(math.inf, 0.0, reach[0])
+        constants = Constants(math.inf, 0.0, reach)
     return constants, judged(rows, models, device, constants, fitting)
 
 

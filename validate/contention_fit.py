@@ -154,8 +154,8 @@ def fit(
     most: float = 1.0,
     tries: int | None = None,
 ) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|, from `reach` on and `most` at most,
-    each search in so many `tries` (MOST_TRIES, if left out). Raises InputError without rows."""
+    """The constants with the least sum of |log(measured / predicted)|, of a reach of `most` at most. A search
+    begins at `reach` and takes so many `tries` (MOST_TRIES, if left out). Raises InputError without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
@@ -168,6 +168,7 @@ def fit(
 
     search: Any = minimize
     best: Any = None
+    reach = min(reach, most)
     for start_s in STARTS_S:
         first = [math.log(start_s), reach]
         steps = [first, [first[0] + 1.0, reach], [first[0], reach - 0.1]]

@@ -10,6 +10,7 @@ datasheet's peak allows are no times of that op, and prices beyond what was meas
 counted, and compared with nothing.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,14 @@ from simcore.files import InputError
 from simcore.models import TENSOR
 from simcore.ops import Op, Pricer, Roofline
 from validate.calibrate import NAME
-from validate.card_grid import families
+from validate.card_grid import families, grid
 from validate.program import run
 
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16"}
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
 # Of products: rows, and MB of weights.
-ROWS, WEIGHTS_MB = (16, 64, 256, 1024, 8192), (15, 30, 60, 120)
+ROWS, WEIGHTS_MB = (16, 64, 256, 1024, 8192), (0, 15, 30, 60, 120)
 BEYOND = 1 << 40
 COLLECTIVES: Mapping[str, Callable[..., Op]] = {
     "all_gather": ops.all_gather,
@@ -67,15 +68,15 @@ def _chosen(kind: str, *names: str) -> frozenset[tuple[int, ...]]:
 
 
 def products(lines: Sequence[Line]) -> Iterator[Other]:
-    """Products x W: those of matrices that models have, apart by what those take."""
-    known = _chosen("matmul", "n", "k")
+    """Products x W: those of matrices that models have in that format, apart by what those take."""
+    known = {(op.dtype, op["n"], op["k"]) for op in grid(["matmul"])}
     for line in lines:
         dtype = DTYPES.get(line["gemm_dtype"])
-        if dtype and (line["n"], line["k"]) in known:
+        if dtype and (dtype, line["n"], line["k"]) in known:
             op = ops.matmul("matmul", m=line["m"], n=line["n"], k=line["k"], dtype=dtype)
             taken_mb = line["n"] * line["k"] * ops.DTYPE_BYTES[dtype] / 1e6
-            band = next((f"to {most:3}" for most in WEIGHTS_MB if taken_mb <= most), "from 120")
-            yield Other(f"matmul {dtype}, weights {band} MB, rows", op, line["m"], _s(line), ROWS)
+            band = max(least for least in WEIGHTS_MB if least < taken_mb)
+            yield Other(f"matmul {dtype}, weights over {band} MB, rows", op, line["m"], _s(line), ROWS)
 
 
 def decoding(lines: Sequence[Line]) -> Iterator[Other]:
@@ -162,7 +163,13 @@ def ratios(others: Sequence[Other], price: Pricer, floor: Roofline) -> list[dict
     for other in others:
         band = next((most for most in other.bands if other.size <= most), BEYOND)
         groups.setdefault((other.table, band), []).append(other)
-    return [_row(*key, found, price, floor) for key, found in sorted(groups.items())]
+    return [_row(*key, groups[key], price, floor) for key in sorted(groups, key=_by_numbers)]
+
+
+def _by_numbers(key: tuple[str, int]) -> tuple[list[tuple[str, int]], int]:
+    """Numbers within a name in their order: 15 MB before 120."""
+    parts = re.findall(r"(\D*)(\d*)", key[0])
+    return [(text, int(number or 0)) for text, number in parts], key[1]
 
 
 def _row(table: str, band: int, others: Sequence[Other], price: Pricer, floor: Roofline) -> dict[str, Any]:

@@ -5,15 +5,17 @@
 #   validate/measured/h200.sh OUT [calibrate] [quick] [held_out] [tiles] [decode_step] [linear_attention]
 #                                 [decoder_layer] [codellama_34b] [contention] [tests]
 #
-# `calibrate` writes the profile of this checkout and keeps it in OUT/profile, too; where there is one it is put into
-# the checkout before the other parts. What triton compiles is kept in OUT/triton, of `quick` in OUT/triton-quick, so
-# that each of the two compiles all. SEED: of the shapes that are held out.
+# `calibrate` writes the profile of this checkout and keeps it in OUT/profile, too. Without `calibrate` OUT/profile, if
+# there is one, is put into the checkout first, so that parts may be measured in several goes. What triton compiles is
+# kept in OUT/triton, of `quick` in OUT/triton-quick, so that each of the two compiles all. SEED: of the shapes that are
+# held out (a profile is judged by shapes that nobody has looked at: take a new one). Exit code: of the first part that
+# failed; where that is `calibrate`, the others, which would be by another profile, do not run.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
 parts=(calibrate quick held_out tiles decode_step linear_attention decoder_layer codellama_34b contention tests)
 [ $# -gt 0 ] || { echo "OUT is missing: where to write" >&2; exit 2; }
 out=$(realpath -m "$1")
 shift
+cd "$(dirname "$0")/../.." || exit
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " == *" $part "* ]] || { echo "$part: is no part (${parts[*]})" >&2; exit 2; }
@@ -25,10 +27,11 @@ python=${PYTHON:-python3}
 
 # A scenario of scenarios/h200, with the fields that are set.
 ladder() {
-    local run status=0
+    # Not by --out: provenance.json would have it in its command.
+    local status=0 run=runs/${1//_/-}-h200/validate-cuda
+    rm -rf "$run" "$out/runs/$1"
     "$python" -m simcore validate "scenarios/h200/$1.yaml" --on cuda "${@:2}" || status=$?
-    run=runs/${1//_/-}-h200/validate-cuda
-    [ ! -d "$run" ] || { rm -rf "$out/runs/$1" && cp -r "$run" "$out/runs/$1"; }
+    [ ! -d "$run" ] || cp -r "$run" "$out/runs/$1"
     return $status
 }
 
@@ -73,13 +76,18 @@ tests() {
         tests/test_allocator.py tests/test_cuda_machine.py
 }
 
-if [ -f "$out/profile/profile.yaml" ]; then
+if [[ " $* " != *" calibrate "* && -f $out/profile/profile.yaml ]]; then
     rm -rf $profile && cp -r "$out/profile" $profile
 fi
-worst=0
+trap 'exit 130' INT
+first=0
 for part in "$@"; do
+    status=0
     echo "== $part, $(date -u +%FT%TZ)"
-    "$part" || worst=$?
-    echo "== after $part: exit code $worst"
+    "$part" || status=$?
+    echo "== $part: exit code $status"
+    [ "$status" -ne 130 ] || exit 130
+    [ "$part" != calibrate ] || [ "$status" -eq 0 ] || exit "$status"
+    [ "$first" -ne 0 ] || first=$status
 done
-exit $worst
+exit "$first"
