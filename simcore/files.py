@@ -77,7 +77,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (allowed: {', '.join(names) or 'none'})"
+    return f"{hint} (allowed: {', '.join(names)})" if names else " (there is none)"
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:

@@ -64,6 +64,7 @@ from validate.contention_fit import (
     simulated_on,
     together_s,
 )
+from validate.program import write_csv
 
 pytestmark = pytest.mark.usefixtures("hurried")
 fixed = settings(deadline=None, derandomize=True, database=None)
@@ -511,7 +512,8 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.fixture
 def measured_rows(tmp_path: Path) -> Path:
     """Rows of the catalogue's model, by the law with TRUE, and the folder of a profile."""
-    profile = replace(PROFILE, device="h200-sxm")
+    assert PROFILE.birth is not None
+    profile = replace(PROFILE, device="h200-sxm", birth=replace(PROFILE.birth, processor=BIRTH["device"]))
     folder = tmp_path / "own"
     folder.mkdir()
     write_fitted(profile, folder)
@@ -553,6 +555,33 @@ def test_the_program_writes_what_it_fitted_and_judges_by_it(measured_rows: Path)
     again = ran(*given_)
     assert again.exit_code == 0
     assert "of the profile, fitted on x, to some of these rows" in again.output
+
+
+def test_what_is_of_another_card_or_misses_the_bar_is_not_written(measured_rows: Path) -> None:
+    rows, folder = measured_rows / "rows.csv", measured_rows / "own"
+    given_ = ["--measured", str(rows), "--device", "h200-sxm", "--profile", str(folder), "--fit"]
+    path, good = folder / "profile.yaml", rows.read_text()
+    before = path.read_text()
+    # Instances that take longer than one after the other: no constants say that.
+    lines = list(csv.DictReader(good.splitlines()))
+    for line in lines:
+        line["together_s"] = str(30 * float(line["together_s"]))
+    write_csv(lines, rows)
+    missed = ran(*given_)
+    assert missed.exit_code == 1
+    assert "missed: shared weights" in missed.output
+    assert "(each median should be under 8 %); nothing was written" in missed.output
+    assert path.read_text() == before
+    # One row, which is fitted to.
+    write_csv(list(csv.DictReader(good.splitlines()))[:1], rows)
+    assert "nothing was judged" in ran(*given_).output
+    assert path.read_text() == before
+    lines = list(csv.DictReader(good.splitlines()))
+    write_csv([lines[0], *({**line, "device": "another"} for line in lines[1:])], rows)
+    refused = ran(*given_)
+    assert isinstance(refused.exception, InputError)
+    assert "row 2: device: is 'another'; the profile is of 'x'" in str(refused.exception)
+    assert path.read_text() == before
 
 
 def test_bad_options_are_refused(measured_rows: Path) -> None:

@@ -226,6 +226,8 @@ def main(
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:
         raise InputError("--fit: needs a profile into which constants are written")
+    if fit_ and from_ is not None and known is not None and known.birth is not None:
+        _of_one_card(births, known.birth.processor, from_)
     here, models = simulated_on(spec, known), models_of(layers)
     if from_ is None:
         rows, births = _measured_here(cases, models, here, repeats, out)
@@ -238,13 +240,25 @@ def main(
         typer.echo(line)
     typer.echo(f"law: {found[0].text}, {_whose(known, births, fit_)}")
     errors = medians(found[1])
-    if fit_ and errors:
+    missed = [f"{kind} {error:.2f} %" for kind, error in errors.items() if error >= MOST_PCT]
+    if fit_ and errors and not missed:
         processor, date = _each(births, "device"), _each(births, "date_utc")
         folder = _folder(name, profile)
         write_shared_use(shared_use(*found, processor, date), folder)
         typer.echo(f"written into {folder / 'profile.yaml'}")
-    if not errors or max(errors.values()) >= MOST_PCT:
+    if missed or not errors:
+        why = f"missed: {', '.join(missed)}" if missed else "nothing was judged"
+        typer.echo(f"{why} (each median should be under {MOST_PCT:g} %){'; nothing was written' * fit_}")
         raise typer.Exit(1)
+
+
+def _of_one_card(births: Sequence[Birth], processor: str, path: Path) -> None:
+    """Raises InputError where a row is of another card than a profile."""
+    for i, born in enumerate(births, 1):
+        if born["device"] != processor:
+            raise InputError(
+                f"{path}: row {i}: device: is {born['device']!r}; the profile is of {processor!r}"
+            )
 
 
 def _measured_here(

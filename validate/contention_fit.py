@@ -143,7 +143,8 @@ def role_is(role: str, rows: Sequence[Row]) -> list[Row]:
 def most_reach(spec: DeviceSpec, profile: FittedProfile | None) -> float:
     """What share of the memory's bandwidth graphs reach together at most: as much as one that only reads."""
     birth = profile.birth if profile else None
-    return min(1.0, (birth.rates if birth else {}).get(READS, math.inf) / spec.hbm_bytes_per_s)
+    reads = (birth.rates if birth else {}).get(READS) or math.inf
+    return min(1.0, reads / spec.hbm_bytes_per_s)
 
 
 def fit(

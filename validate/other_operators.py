@@ -10,6 +10,7 @@ datasheet's peak allows are no times of that op, and prices beyond what was meas
 counted, and compared with nothing.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,12 @@ READERS: dict[str, Callable[[Sequence[Line]], Iterator[Other]]] = {
     "nccl_perf": collectives,
     "custom_allreduce_perf": collectives,
 }
+# What whole numbers of a table are at least.
+LEAST = {
+    **dict.fromkeys(("m", "n", "k", "batch_size", "isl", "message_size"), 1),
+    **dict.fromkeys(("num_heads", "num_key_value_heads", "head_dim"), 1),
+    **{"step": 0, "window_size": 0, "num_gpus": 2},
+}
 
 
 def read(folder: Path) -> list[Other]:
@@ -148,11 +155,30 @@ def read(folder: Path) -> list[Other]:
         reader = next((READERS[name] for name in READERS if path.stem.endswith(name)), None)
         if reader is not None:
             try:
-                found += reader(pq.read_table(path).to_pylist())
-            except (pa.ArrowException, KeyError, TypeError) as error:
-                raise InputError(f"{path}: is no such table: {error}") from None
+                found += reader(_lines(path))
+            except KeyError as error:
+                raise InputError(f"{path}: column {error}: is missing") from None
     if not found:
         raise InputError(f"{folder}: no table of operators is there (*_gemm_perf.parquet, ...)")
+    return found
+
+
+def _lines(path: Path) -> list[Line]:
+    """The lines of a table. Raises InputError for one that is none, or that no measurement can have."""
+    try:
+        found = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError):
+        raise InputError(f"{path}: is no table of parquet") from None
+    if not found:
+        raise InputError(f"{path}: has no rows")
+    for i, line in enumerate(found, 1):
+        for name in LEAST.keys() & line.keys():
+            if type(line[name]) is not int or line[name] < LEAST[name]:
+                wanted = f"a whole number from {LEAST[name]} on"
+                raise InputError(f"{path}: row {i}: {name}: is {line[name]!r}; it should be {wanted}")
+        took = line["latency"]
+        if type(took) not in (int, float) or not 0.0 < took < math.inf:
+            raise InputError(f"{path}: row {i}: latency: is {took!r}; it should be milliseconds above 0")
     return found
 
 

@@ -12,7 +12,7 @@
 # failed; where that is `calibrate`, the others, which would be by another profile, do not run.
 set -uo pipefail
 parts=(calibrate quick held_out tiles decode_step linear_attention decoder_layer codellama_34b contention tests)
-[ $# -gt 0 ] || { echo "OUT is missing: where to write" >&2; exit 2; }
+[ -n "${1:-}" ] || { echo "OUT is missing: where to write" >&2; exit 2; }
 out=$(realpath -m "$1")
 shift
 cd "$(dirname "$0")/../.." || exit
@@ -21,9 +21,10 @@ for part in "$@"; do
     [[ " ${parts[*]} " == *" $part "* ]] || { echo "$part: is no part (${parts[*]})" >&2; exit 2; }
 done
 profile=devices/profiles/h200-sxm/local
-mkdir -p "$out/runs"
-export TRITON_CACHE_DIR=$out/triton
 python=${PYTHON:-python3}
+command -v "$python" > /dev/null || { echo "PYTHON: there is no $python" >&2; exit 2; }
+mkdir -p "$out/runs" || exit 2
+export TRITON_CACHE_DIR=$out/triton
 
 # A scenario of scenarios/h200, with the fields that are set.
 ladder() {
