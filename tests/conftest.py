@@ -5,12 +5,19 @@ import os
 import pytest
 import torch
 
+from tests.interpreter import patch_once_a_launch
+from tests.thorough import leave_out
 from validate.pace import Pace
 
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    patch_once_a_launch()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    leave_out(str(config.getoption("markexpr")))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from simcore.sim import Simulation
 from simcore.speculation import HitPattern, RateHits, hit_draws
 from simcore.trace import Trace
 from tests.programs import by_name
+from tests.thorough import examples
 
 NEAR = 1e-9
 fixed = settings(deadline=None, derandomize=True, database=None)
@@ -99,7 +100,7 @@ def run_tensor_parallel(c: Costs, layers: int, *, ranks: int = 1, parts: bool = 
 # -- appendix F ----------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=200)
+@settings(fixed, max_examples=examples(200))
 @given(
     c=costs,
     layers=st.integers(1, 12) | st.just(32),
@@ -127,14 +128,14 @@ def test_floor_rounding_counts_hits_and_misses_as_the_paper_does(k: int) -> None
         assert token == pytest.approx(c.appendix_f(k, 32 - k), rel=NEAR)
 
 
-@settings(fixed, max_examples=50)
+@settings(fixed, max_examples=examples(50))
 @given(c=costs, layers=st.integers(1, 12), ranks=st.sampled_from([1, 2, 4]))
 def test_tensor_parallel_is_fixed_plus_layers(c: Costs, layers: int, ranks: int) -> None:
     token = latencies(run_tensor_parallel(c, layers, ranks=ranks))[0]
     assert token == pytest.approx(c.fixed + layers * (c.per_layer + c.sends), rel=NEAR, abs=NEAR)
 
 
-@settings(fixed, max_examples=30)
+@settings(fixed, max_examples=examples(30))
 @given(c=costs, layers=st.integers(1, 6), seed=st.integers(0, 99), ranks=st.sampled_from([2, 4]))
 def test_ranks_of_a_group_work_as_one(c: Costs, layers: int, seed: int, ranks: int) -> None:
     hits = RateHits(0.5, seed)
@@ -159,7 +160,7 @@ def divided_token(c: Costs, hits: list[bool]) -> float:
 patterns = st.lists(st.booleans(), min_size=1, max_size=10)
 
 
-@settings(fixed, max_examples=100)
+@settings(fixed, max_examples=examples(100))
 @given(c=costs, hits=patterns)
 def test_a_divided_layer_exposes_the_first_part_before_attention(c: Costs, hits: list[bool]) -> None:
     token = latencies(run_alspec(c, lambda _, i: hits[i], len(hits), parts=False))[0]
@@ -171,7 +172,7 @@ def test_a_divided_layer_exposes_the_first_part_before_attention(c: Costs, hits:
 # -- the last layer ------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=80)
+@settings(fixed, max_examples=examples(80))
 @given(c=costs, hits=patterns)
 def test_overlapping_the_last_layer_gains_what_the_head_hides(c: Costs, hits: list[bool]) -> None:
     """One token: on a hit of the last layer, as much of its attention as outlasts the rest of the layer,
@@ -185,7 +186,7 @@ def test_overlapping_the_last_layer_gains_what_the_head_hides(c: Costs, hits: li
     assert plain - overlapped == pytest.approx(gain, rel=NEAR, abs=NEAR)
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(c=costs, layers=st.integers(1, 5), tokens=st.integers(1, 5), seed=st.integers(0, 99))
 def test_overlapping_the_last_layer_is_never_slower(c: Costs, layers: int, tokens: int, seed: int) -> None:
     ends = []
@@ -199,7 +200,7 @@ def test_overlapping_the_last_layer_is_never_slower(c: Costs, layers: int, token
 # -- what must hold whatever hits ----------------------------------------------------------------
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(
     c=costs,
     exchange=seconds,
@@ -226,7 +227,7 @@ def attending(trace: Trace, group: int) -> list[bool]:
     return holds
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(
     c=costs,
     layers=st.integers(1, 6),
@@ -381,7 +382,7 @@ rings = st.builds(
 def test_the_ring_is_its_recursion() -> None:
     wasted: list[bool] = []
 
-    @settings(fixed, max_examples=200)
+    @settings(fixed, max_examples=examples(200))
     @given(
         ring=rings,
         rate=st.floats(0.0, 1.0),
@@ -397,10 +398,10 @@ def test_the_ring_is_its_recursion() -> None:
         wasted.append(model.wasted_s > 0.0)
 
     check()
-    assert wasted.count(True) > 50
+    assert wasted.count(True) > examples(50)
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(ring=rings, layers=st.integers(1, 8))
 def test_with_enough_groups_a_token_of_hits_takes_scenario_1(ring: Ring, layers: int) -> None:
     r = replace(ring, groups=layers + 1)
@@ -408,7 +409,7 @@ def test_with_enough_groups_a_token_of_hits_takes_scenario_1(ring: Ring, layers:
     assert token_ends(run_ring(r, lambda *_: True, layers)) == pytest.approx([expected], rel=NEAR)
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(ring=rings, hits=st.lists(st.booleans(), min_size=1, max_size=7))
 def test_with_enough_groups_void_work_delays_nothing(ring: Ring, hits: list[bool]) -> None:
     """Void work on the group k places on ends at s_i + attention + k (early + rest), which is when the
@@ -419,7 +420,7 @@ def test_with_enough_groups_void_work_delays_nothing(ring: Ring, hits: list[bool
     assert token_ends(run_ring(r, lambda _, i: hits[i], len(hits))) == pytest.approx([start + end], rel=NEAR)
 
 
-@settings(fixed, max_examples=40)
+@settings(fixed, max_examples=examples(40))
 @given(ring=rings, layers=st.integers(2, 8), data=st.data())
 def test_one_miss_costs_an_attention_less_its_early_part(
     ring: Ring, layers: int, data: st.DataObject
@@ -449,7 +450,7 @@ def test_with_few_groups_void_work_delays_what_comes_after() -> None:
     assert token_ends(trace) == [33.0]
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(
     ring=rings,
     rate=st.floats(0.0, 1.0),

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from kernels.streams import one_stream, shared
 from kernels.table import TABLE, Kernel
 from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
+from tests.thorough import thorough
 from validate import card_calibrate, card_host, card_measure, card_nodes, card_sharing, compile_ahead
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
@@ -101,6 +103,7 @@ def test_a_quick_grid_is_a_part_with_the_same_ends() -> None:
     assert {CONTEXT[0], CONTEXT[-1]} <= contexts
 
 
+@thorough
 def test_drawn_shapes_are_in_no_grid_and_in_its_ranges() -> None:
     known = {(op.kind, op.shape, op.dtype) for op in grid(TABLE)}
     found = drawn(TABLE, 30, 1)
@@ -265,6 +268,24 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == profile
 
 
+def test_what_graphs_that_share_a_card_launch_is_compiled_first(
+    card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = [op["side"] for op, _ in card_calibrate.shared_shapes(TABLE, True) if op.kind == "tile_flash_fft"]
+    assert sorted(tiles) == [256, 512]
+    # The whole grid has all of it.
+    assert card_calibrate.shared_shapes(TABLE, False) == []
+    assert card_calibrate.shared_shapes(["sample", "tile_flash_fft"], True) == []
+    in_grid = grid(["sample"], quick=True)
+    others = [replace(in_grid[0], shape=(("tokens", 77), ("vocab", 128256))), in_grid[1]]
+    monkeypatch.setattr(card_sharing, "ops", lambda *, quick: others)
+    monkeypatch.setattr(card_sharing, "shared_use_here", lambda *_, **__: (None, []))
+    seen = card(nothing)
+    calibrate_card(tmp_path / "local", True, quiet, table={"sample": TABLE["sample"]}, within_s=60.0)
+    assert seen[0] == others[0]
+    assert sum(op == others[0] for op in seen) == sum(op == others[1] for op in seen) == 1
+
+
 @pytest.mark.parametrize("found", [[2e-7, 5e-7, 4e-7, 4e-7], [-1e-7], RuntimeError("no room")])
 def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
     found: list[float] | Exception,
@@ -383,6 +404,7 @@ def profile_born() -> Birth:
     return Birth("2026-01-01T00:00:00+00:00", "stub", 1, {"torch": "2"}, 10, 3, 0.01, {})
 
 
+@thorough
 def test_what_was_interrupted_goes_on_where_it_stopped(card: Callable[..., list[Op]], tmp_path: Path) -> None:
     left = iter(range(100))
 
@@ -592,6 +614,7 @@ def test_a_kernel_is_compiled_as_the_hook_has_it(monkeypatch: pytest.MonkeyPatch
     compile_ahead.compiled("validate.compile_ahead", "no_such_kernel", "n=1")
 
 
+@thorough
 def test_a_real_process_ends_what_it_was_given() -> None:
     ops = Launches({"first": ("no_such_kernel",)})
     begun_s = time.perf_counter()
@@ -731,8 +754,8 @@ def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path
     assert others[2].op["context"] == 1024
     assert others[3].op.work.hbm_bytes == 8192
     assert [other.table.partition(", rows")[0] for other in others[:2]] == [
-        "matmul bf16, weights to  60 MB",
-        "matmul fp8, weights to  30 MB",
+        "matmul bf16, weights over 30 MB",
+        "matmul fp8, weights over 15 MB",
     ]
     always = Price(1e-5, 1e-5, 1e-5, "measured", "")
     rows = operator_ratios(others, lambda op: always, FLOOR)
@@ -747,6 +770,35 @@ def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path
     ]  # fmt: skip
     with pytest.raises(InputError, match="no table of operators"):
         read(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"m": [0]}, "row 1: m: is 0; it should be a whole number from 1 on"),
+        ({"m": [None]}, "row 1: m: is None"),
+        ({"k": [1.5]}, "row 1: k: is 1.5"),
+        ({"latency": [math.nan]}, "row 1: latency: is nan; it should be milliseconds above 0"),
+        ({"latency": ["abc"]}, "row 1: latency: is 'abc'"),
+        ({"n": []}, "has no rows"),
+        ({"num_gpus": [1]}, "row 1: num_gpus: is 1; it should be a whole number from 2 on"),
+    ],
+)
+def test_what_nobody_can_have_measured_is_refused(
+    cells: Mapping[str, list[Any]], says: str, tmp_path: Path
+) -> None:
+    good = {"gemm_dtype": ["bfloat16"], "m": [16], "n": [6144], "k": [4096], "latency": [0.02]}
+    found = {name: value[: len(next(iter(cells.values())))] for name, value in good.items()}
+    path = tmp_path / "x__gemm_perf.parquet"
+    pq.write_table(pa.table({**found, **cells}), path)
+    with pytest.raises(InputError, match=f"x__gemm_perf.parquet: {says}"):
+        read(tmp_path)
+    pq.write_table(pa.table({name: value for name, value in good.items() if name != "k"}), path)
+    with pytest.raises(InputError, match="column 'k': is missing"):
+        read(tmp_path)
+    path.write_bytes(b"nothing of that kind")
+    with pytest.raises(InputError, match="is no table of parquet"):
+        read(tmp_path)
 
 
 def test_a_line_that_was_cut_off_is_measured_again(card: Callable[..., list[Op]], tmp_path: Path) -> None:

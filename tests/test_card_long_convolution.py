@@ -16,6 +16,7 @@ from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from tests.fake_card import FakeLayer
+from tests.thorough import first, thorough
 from validate import card_long_convolution
 from validate.card_layer import CudaLayer
 from validate.card_long_convolution import CardLongConvolutionState
@@ -81,7 +82,13 @@ def same_as_on_the_cpu(name: str, block: str, batch: int, prompt: int, device: s
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(
-    ("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 2, 1), ("mlp", 1, 6)]
+    ("block", "batch", "prompt"),
+    [
+        ("gate", 2, 0),
+        ("mlp", 1, 6),
+        pytest.param("mlp", 1, 0, marks=thorough),
+        pytest.param("mlp", 2, 1, marks=thorough),
+    ],
 )
 def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch: int, prompt: int) -> None:
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64")
@@ -89,8 +96,10 @@ def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch
 
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy, layer by layer", "fractal"])
-@pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 6), ("gate", 2, 0)])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("block", "batch", "prompt"), [("mlp", 1, 6), pytest.param("gate", 2, 0, marks=thorough)]
+)
+@pytest.mark.parametrize("dtype", first(1, ["fp32", "fp16"]))
 def test_the_same_by_its_kernels(
     name: str, block: str, batch: int, prompt: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

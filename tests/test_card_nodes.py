@@ -86,7 +86,7 @@ def test_a_simulated_step_takes_a_node_for_each_of_its_ops(given: Any) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_nodes, "TOKENS", 4)
-    config = DecoderConfig("gqa", 32, 24, 2, 8, 2, 6, 53, tied_embeddings=False)
+    config = DecoderConfig("gqa", 32, 24, 1, 8, 2, 6, 53, tied_embeddings=False)
     model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
     states = card_decoder_states(model, {"tensor": 1}, 1, 9, 4, device="cpu", drawn_on="cpu")
     trace = card_nodes.run_on(Card(states, FakeLayer(1)), model, 9)
@@ -94,7 +94,7 @@ def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     later = sorted(trace.spans, key=lambda span: span.start_s)[2:]
     assert took_s == pytest.approx(sum(span.end_s - span.start_s for span in later) / 2)
     assert {op.kind for op in found} == card_nodes.KINDS
-    assert len(found) == 12 * 2
+    assert len(found) == 12
     # The last of four tokens attends to those before it and to itself.
     assert {op["context"] for op in found if op.kind == "decode_attention"} == {12}
 

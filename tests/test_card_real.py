@@ -36,6 +36,7 @@ from simcore.study import middle_first
 from simcore.trace import Trace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
+from tests.thorough import first, thorough
 from validate import card_host, card_measure, card_real, card_states, isolated
 from validate import climb as climbing
 from validate.card_decoder_state import card_decoder_states
@@ -118,6 +119,7 @@ def alone(op: Any, seconds: float) -> Point:
 
 
 @emulated
+@thorough
 def test_cases_are_run_until_nothing_is_captured_and_share_their_weights(tmp_path: Path) -> None:
     real = real_of()
     parts = assemble(parse_scenario(layer_of(tmp_path), "x"), "x", Place("cuda", real.start, 2))
@@ -133,7 +135,7 @@ def test_cases_are_run_until_nothing_is_captured_and_share_their_weights(tmp_pat
 
 
 @emulated
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", first(1, [1, 2]))
 def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
     config = replace(GQA, layers=layers)
     model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
@@ -275,7 +277,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
 
 
 @emulated
-@pytest.mark.parametrize("study", ["decode", "tiling", "linear_attention"])
+@pytest.mark.parametrize("study", first(1, ["linear_attention", "decode", "tiling"]))
 def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
     study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +334,7 @@ def test_what_a_scenario_says_of_launches(
 
 
 @emulated
+@thorough
 def test_a_replay_by_ops_one_by_one_is_shorter_in_the_case_that_finds_them_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +374,7 @@ def untold(trace: Trace, at_pace: bool) -> None:
 
 
 @emulated
+@thorough
 def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +628,7 @@ TILING: dict[str, Any] = {
 }
 
 
+@thorough
 def test_a_tiling_runs_on_a_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CardLongConvolutionState] = []
 
@@ -662,6 +667,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
         check_card_runs(parse_scenario({**TILING, "strategies": strategies}, "x"), "x")
 
 
+@thorough
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeLayer(2))
     assert costs.keys() == {field.name for field in fields(Overheads)} - {"in_graph_s"}

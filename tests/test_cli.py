@@ -13,6 +13,7 @@ import pytest
 
 from simcore import rundir
 from simcore.cli import main
+from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = str(ROOT / "scenarios" / "alspec.yaml")
@@ -55,6 +56,7 @@ def test_a_file_name_alone_runs_it(here: Path, capsys: pytest.CaptureFixture[str
     assert [path.name for path in (here / "runs/alspec").iterdir()] == ["sim"]
 
 
+@thorough
 def test_the_same_run_gives_the_same_bytes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for name in ("a", "b"):
@@ -66,6 +68,7 @@ def test_the_same_run_gives_the_same_bytes(here: Path, capsys: pytest.CaptureFix
         assert (here / "a" / name).read_bytes() == (here / "b" / name).read_bytes(), name
 
 
+@thorough
 def test_results_are_tidy(here: Path) -> None:
     assert call(QUICK, *SMALL, "--quiet") == 0
     with (here / "runs/alspec/sim/results.csv").open(newline="") as file:
@@ -136,6 +139,7 @@ def test_a_directory_of_other_files_is_not_replaced(here: Path, capsys: pytest.C
     assert "holds other files" in capsys.readouterr().err
 
 
+@thorough
 def test_what_a_user_put_into_a_run_directory_stays(here: Path) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
     (here / "run" / "note.txt").write_text("mine")
@@ -143,6 +147,7 @@ def test_what_a_user_put_into_a_run_directory_stays(here: Path) -> None:
     assert (here / "run" / "note.txt").read_text() == "mine"
 
 
+@thorough
 def test_an_earlier_run_is_replaced(here: Path) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
     assert call(QUICK, *SMALL, "--out", "run", "--quiet", "--set", "strategies.0.ranks=1") == 0
@@ -184,6 +189,7 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
     assert found.stderr == b""
 
 
+@thorough
 def test_figures_that_are_not_of_the_run_are_told_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(QUICK, *SMALL) == 0
     # The measured speed-up at 96K, which a run at 1K does not have.
@@ -202,8 +208,8 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
     ("number", "code", "says"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "told to end"),
-        (signal.SIGHUP, 129, "hung up"),
+        pytest.param(signal.SIGTERM, 143, "told to end", marks=thorough),
+        pytest.param(signal.SIGHUP, 129, "hung up", marks=thorough),
     ],
 )
 def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str, tmp_path: Path) -> None:
@@ -223,6 +229,7 @@ def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@thorough
 def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
     """As `nohup` starts a command."""
     words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
@@ -254,6 +261,7 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["properties"]["context_tokens"]
 
 
+@thorough
 def test_a_report_is_built_again(here: Path) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
     first = (here / "run" / "report.html").read_bytes()

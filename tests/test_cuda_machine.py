@@ -27,6 +27,7 @@ from simcore.trace import Trace
 from tests.fake_card import FakeLayer
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import items, same_order, without_time
+from tests.thorough import examples
 from validate.card_layer import CudaLayer
 from validate.card_machine import DEPTH, Card, CardRun
 
@@ -203,7 +204,7 @@ def same_as_simulated(kind: str, program: RandomProgram, seed: int) -> None:
             assert did(card, rank) == ran(run.trace, rank)
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(program=random_programs(), seed=st.integers(0, 2**16))
 def test_random_programs_do_the_same_as_on_the_simulated_machine(program: RandomProgram, seed: int) -> None:
     same_as_simulated("fake", program, seed)
@@ -217,7 +218,7 @@ def test_random_programs_do_the_same_on_a_real_card(program: RandomProgram) -> N
     same_as_simulated("cuda", program, 0)
 
 
-@settings(fixed, max_examples=100)
+@settings(fixed, max_examples=examples(100))
 @given(program=random_programs(), seed=st.integers(0, 2**16))
 def test_random_programs_keep_the_laws_whoever_is_faster(program: RandomProgram, seed: int) -> None:
     steps = [replace(step, patience_s=step.patience_s / 100) for step in program.steps]

@@ -24,6 +24,7 @@ GIVEN = {
     "study": "serving",
     "device": "h200-sxm",
     "model": "llama-3.1-8b",
+    "profile": "none",
     "devices": [1, 2],
     "workload": LOAD,
     "strategies": [{"kind": "continuous_batching"}, {"kind": "temporal_fusion", "slots": 4}],

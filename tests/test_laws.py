@@ -16,6 +16,7 @@ from simcore.ops import Graph
 from simcore.sim import Simulation
 from simcore.trace import Cause, Gauge, Mark, Message, Span, Trace
 from tests.programs import RandomProgram, random_programs, read_program, sends, toy_price, toys
+from tests.thorough import examples
 
 NEAR = 1e-9
 # A step that is far above rounding and below the shortest op.
@@ -35,7 +36,7 @@ def test_laws_hold_on_random_programs() -> None:
     seen: Counter[str] = Counter()
 
     @settings(
-        max_examples=1000,
+        max_examples=examples(1000),
         deadline=None,
         derandomize=True,
         database=None,
@@ -61,7 +62,7 @@ def test_laws_hold_on_random_programs() -> None:
         "launch", "wait", "read", "pass on", "fed", "maybe", "stop", "spawn", "mark", "gauge",
         "run", "collective", "wire", "skipped", "1 axes", "2 axes", "shared", "takes",
     ):  # fmt: skip
-        assert seen[what] >= 30, (what, seen)
+        assert seen[what] >= examples(30), (what, seen)
 
 
 # -- broken traces -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from simcore.ops import Graph
 from simcore.scenario import load_scenario
 from simcore.sim import MismatchError, Simulation
 from tests.programs import meet, toy_price, toys
+from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,9 +26,13 @@ def bench(file: str, *settings: str) -> tuple[Bench, list[decode.Case]]:
 @pytest.mark.parametrize(
     ("file", "settings"),
     [
-        ("alspec.yaml", ["context_tokens=131072", "tokens=2"]),
         ("papers/alspec_h100_table3.yaml", ["context_tokens=32768"]),
-        ("h200/alspec_long_context.yaml", ["context_tokens=131072", "tokens=2", "batch=2"]),
+        pytest.param("alspec.yaml", ["context_tokens=131072", "tokens=2"], marks=thorough),
+        pytest.param(
+            "h200/alspec_long_context.yaml",
+            ["context_tokens=131072", "tokens=2", "batch=2"],
+            marks=thorough,
+        ),
     ],
 )
 def test_all_ranks_simulated_end_each_token_when_one_does(file: str, settings: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The papers' figures, through the whole path from YAML to results: simulated, not by the formula."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from simcore import decode
 from simcore.assembly import assemble
 from simcore.scenario import load_scenario
 from simcore.study import Outcome, compare
+from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@cache
 def ran(file: str, *settings: str) -> tuple[Outcome, list[dict[str, Any]]]:
     path = ROOT / "scenarios" / file
     parts = assemble(load_scenario(path, settings), str(path))
@@ -61,6 +64,7 @@ def test_table_3_tensor_parallel_and_projected_alspec() -> None:
     assert roles == {("tensor_parallel", "fitted"), ("alspec", "projected")}
 
 
+@thorough
 def test_table_3_needs_the_fractional_number_of_hits() -> None:
     """20.8 of 32 hits: with 20 or 21 the projected column at 128K is missed by more than the fraction's
     rounding, so the agreement above has power."""
@@ -75,8 +79,9 @@ def test_table_3_needs_the_fractional_number_of_hits() -> None:
         assert abs(1.0 / latency_s - 217.5) > 0.25
 
 
-def test_the_critical_path_adds_up_to_the_latency_in_every_row() -> None:
-    outcome, _ = ran("alspec.yaml", "crossover=[]", "context_tokens=[1024, 131072]")
+@pytest.mark.parametrize("context", first(1, [131072, 1024]))
+def test_the_critical_path_adds_up_to_the_latency_in_every_row(context: int) -> None:
+    outcome, _ = ran("alspec.yaml", "crossover=[]", f"context_tokens={context}")
     parts: dict[Any, float] = {}
     for row in outcome.rows:
         if row.metric == "critical_path_s" and row.value is not None:
@@ -91,6 +96,7 @@ def alspec(ranks: int, hits: str) -> str:
     return f'strategies=[{{"kind": "alspec", "ranks": {ranks}, "hits": {{{hits}}}}}]'
 
 
+@thorough
 def test_overlapping_the_last_layer_gains_and_never_loses() -> None:
     strategy = alspec(2, '"kind": "rate", "value": [0.0, 0.5, 1.0]')
     common = ("crossover=[]", "tokens=3", "baseline=null", "context_tokens=[1024, 131072]")
@@ -128,6 +134,7 @@ def test_what_is_fused_hides_its_communication_and_says_so() -> None:
     assert all(row.value is None and "non_attention" in row.source for row in rows)
 
 
+@thorough
 def test_at_a_crossover_both_are_equally_fast() -> None:
     """To within the 1 % of the search."""
     strategy = alspec(2, '"kind": "rate", "value": 0.5')
@@ -141,6 +148,7 @@ def test_at_a_crossover_both_are_equally_fast() -> None:
     assert speedup == pytest.approx(1.0, abs=1e-2)
 
 
+@thorough
 def test_random_hits_agree_with_counted_ones_within_four_standard_errors() -> None:
     """Mean of 64 replicas at 50 % hits against 16 of 32; 4 standard errors of the mean."""
     random = alspec(1, '"kind": "rate", "value": 0.5, "draw": "random"')
@@ -156,6 +164,7 @@ def test_random_hits_agree_with_counted_ones_within_four_standard_errors() -> No
     assert standard_error < 0.02 * exact
 
 
+@thorough
 def test_published_hits_come_with_score_and_bounds() -> None:
     strategy = (
         'strategies=[{"kind": "alspec", "ranks": 4,'
@@ -170,6 +179,7 @@ def test_published_hits_come_with_score_and_bounds() -> None:
     assert found[0.789, "error_bound_high_probability"] == pytest.approx(0.1 * (6.9957 * 32) ** 0.5, rel=1e-4)
 
 
+@thorough
 def test_where_pricing_flips_the_winner_the_answer_is_conditional() -> None:
     strategies = (
         'strategies=[{"kind": "tensor_parallel", "ranks": [4, 8]},'

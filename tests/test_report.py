@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 import reports
 from reports import figures_common, figures_decode, sections_common, sections_decode, style
 from reports.run import read_run
+from tests.thorough import first, thorough
 
 CONTEXTS = (1024, 8192, 32768, 65536, 98304, 131072)
 HIT_RATES = (0.5, 0.625, 0.75, 0.875)
@@ -416,6 +417,7 @@ def test_rare_parts_go_into_other_and_others_keep_their_names() -> None:
     }
 
 
+@thorough
 def test_parts_that_miss_the_latency_are_flagged(tmp_path: Path) -> None:
     rows = few()
     rows.loc[rows["op_kind"] == "matmul", "value"] *= 1.1
@@ -524,6 +526,7 @@ def test_scenario_formulas_and_provenance_close_the_page(everything: Path) -> No
         assert said in text
 
 
+@thorough
 def test_the_provenance_is_printed_in_numbers_that_people_read(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, few())
     recorded = {"link": {"bytes_per_s": 50000000000.0, "latency_s": 5.679e-06}, "share": 0.2746438474348996}
@@ -546,6 +549,7 @@ def test_latency_lines_have_no_error_bars_and_intervals_on_hover(everything: Pat
     assert "90 % intervals: on hover and in the table." in everything.read_text(encoding="utf-8")
 
 
+@thorough
 def test_latency_with_nothing_free_is_told_of_the_fastest_at_the_longest_context(tmp_path: Path) -> None:
     rows = few()
     priced = rows[(rows["metric"] == "token_latency_s") & (rows["strategy"] == "alspec")]
@@ -566,8 +570,13 @@ def test_latency_with_nothing_free_is_told_of_the_fastest_at_the_longest_context
             "1 published figure was predicted without having been used, with an error",
             "1 figure,",
         ),
-        (["measured"] * 2, "2 published figures were predicted", "2 figures, none of them fitted"),
-        (["fitted"], "The one figure compared here was used for fitting", ""),
+        pytest.param(
+            ["measured"] * 2,
+            "2 published figures were predicted",
+            "2 figures, none of them fitted",
+            marks=thorough,
+        ),
+        pytest.param(["fitted"], "The one figure compared here was used for fitting", "", marks=thorough),
     ],
 )
 def test_one_figure_is_spoken_of_in_the_singular(
@@ -612,6 +621,7 @@ def test_a_batch_is_named_only_where_there_are_several(everything: Path) -> None
     assert "batch 1" not in _own_text(everything.read_text(encoding="utf-8")).split("<main>")[0]
 
 
+@thorough
 def test_selectors_open_on_the_batch_of_the_answer(tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _two_batches(), optional=False))
     plots = _page_data(page.read_text(encoding="utf-8"))["plots"]
@@ -639,6 +649,7 @@ def _break_even(run_dir: Path, rows: pd.DataFrame) -> tuple[list[list[str]], lis
     return [line for line in lines if line], re.findall(r"<th[^>]*>(.*?)</th>", table)
 
 
+@thorough
 def test_batches_are_a_column_of_the_break_even_table(tmp_path: Path) -> None:
     places = [(c, h) for c in (1024, 32768) for h in (0.5, 0.75)]
     answers = {(b, c, h): math.nan if b == 1 else 17e-6 for b in (1, 8) for c, h in places}
@@ -650,6 +661,7 @@ def test_batches_are_a_column_of_the_break_even_table(tmp_path: Path) -> None:
     assert [line[2:] for line in lines] == [["1 and 8", at, "none", "why"]]
 
 
+@thorough
 def test_a_row_of_the_break_even_table_names_a_few_places(tmp_path: Path) -> None:
     diagonal = {(1, 1024 * 2**i, 0.5 + i / 100): math.nan for i in range(6)}
     lines, _ = _break_even(tmp_path / "pairs", _crossings(diagonal))
@@ -682,7 +694,7 @@ def _degenerate() -> dict[str, pd.DataFrame]:
     }
 
 
-@pytest.mark.parametrize("case", list(_degenerate()))
+@pytest.mark.parametrize("case", first(2, _degenerate()))
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _degenerate()[case], optional=False))
     text = page.read_text(encoding="utf-8")
@@ -694,6 +706,7 @@ def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
         assert ",".join(map(str, plot["chosen"])) in plot["figures"]
 
 
+@thorough
 def test_one_context_is_drawn_as_bars(tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _degenerate()["one context"], optional=False))
     bars = _traces(page, "latency", "0")
@@ -706,6 +719,7 @@ def test_one_context_is_drawn_as_bars(tmp_path: Path) -> None:
     )
 
 
+@thorough
 def test_without_summary_the_scenario_names_the_page(tmp_path: Path) -> None:
     write_run(tmp_path, few())
     (tmp_path / "summary.json").unlink()
@@ -823,7 +837,7 @@ def test_a_measured_page_claims_no_prediction(tmp_path: Path) -> None:
     assert "--on" not in predicted
 
 
-@pytest.mark.parametrize("missing", [None, "processor", "date", "runs", "torch", "threads", "how"])
+@pytest.mark.parametrize("missing", first(1, [None, "processor", "date", "runs", "torch", "threads", "how"]))
 def test_a_measured_page_says_on_what(missing: str | None, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, few(), optional=False)
     made = {key: value for key, value in MACHINE.items() if key != missing}

@@ -19,6 +19,7 @@ from plotly.offline import get_plotlyjs
 import reports
 from reports import figures_operators, sections_operators, style
 from reports.run import read_run
+from tests.thorough import first, thorough
 
 LENGTHS = (128, 512, 2048, 8192)
 METHODS = {"vanilla": "vanilla", "lightning": "Lightning Attention 2", "lightning_torch": "Lightning (torch)"}
@@ -219,6 +220,7 @@ def test_figures_of_memory_are_no_errors_of_times(everything: Path) -> None:
     assert sum(len(t["x"]) for t in points) == (comparison()["metric"] == "latency_s").sum()
 
 
+@thorough
 def test_wrong_memory_is_told(tmp_path: Path) -> None:
     rows = comparison()
     wrong = (rows["metric"] == "out_of_memory") & (rows["strategy"] == "lightning") & (rows["length"] == 128)
@@ -317,7 +319,7 @@ def _degenerate() -> dict[str, pd.DataFrame]:
     }
 
 
-@pytest.mark.parametrize("case", list(_degenerate()))
+@pytest.mark.parametrize("case", first(2, _degenerate()))
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _degenerate()[case], compared=pd.DataFrame()))
     plots = _data(page)["plots"]
@@ -347,6 +349,7 @@ def _all_words(page: Path) -> str:
     return _text(page) + json.dumps(_data(page)["plots"], ensure_ascii=False)
 
 
+@thorough
 def test_a_measured_page_claims_no_prediction(everything: Path, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path)
     (run_dir / "provenance.json").write_text('{"machine": "cpu", "threads": 1}', encoding="utf-8")
@@ -359,7 +362,7 @@ def test_a_measured_page_claims_no_prediction(everything: Path, tmp_path: Path) 
     assert "Lines are measured, marks are published." in text
 
 
-@pytest.mark.parametrize("machine", ["sim", "cpu"])
+@pytest.mark.parametrize("machine", first(1, ["sim", "cpu"]))
 def test_sources_are_shares_of_cases(machine: str, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path)
     (run_dir / "provenance.json").write_text(json.dumps({"machine": machine}), encoding="utf-8")

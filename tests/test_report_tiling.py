@@ -22,6 +22,7 @@ import reports
 from reports import figures_tiling, sections_tiling, sections_validation, style
 from reports.figures_common import Variant
 from reports.run import read_run
+from tests.thorough import first, thorough
 
 SMALL = 32
 IMPLEMENTATIONS = ("conv", "flash_conv", "fft", "flash_fft")
@@ -276,6 +277,7 @@ def test_the_page_opens_on_a_case_that_every_strategy_has(tmp_path: Path) -> Non
     assert opening.tiles[0].where == "fractal, hybrid, batch\u00a01"
 
 
+@thorough
 def test_same_directory_same_bytes_and_nothing_is_loaded(everything: Path, tmp_path: Path) -> None:
     assert reports.build(write_run(tmp_path / "again")).read_bytes() == everything.read_bytes()
     assert not re.findall(r"https?://|@import|url\(", _text(everything))
@@ -357,6 +359,7 @@ def test_thinned_latencies_keep_the_slowest_token_of_every_stretch() -> None:
     assert figure.layout.yaxis.type == "log"
 
 
+@thorough
 def test_strategies_that_cover_alike_share_a_triangle(tmp_path: Path) -> None:
     write_run(tmp_path, batches=(1,), tokens=64, variants=VARIANTS[2:6])
     rows = cells([label for _, label in VARIANTS[2:6]])
@@ -428,6 +431,7 @@ def test_slopes_are_those_of_long_texts(everything: Path) -> None:
     assert re.findall(r">([\d.]+)</td>", lazy)[:2] == ["2.000", "2.000"]
 
 
+@thorough
 def test_every_case_of_a_sweep_has_its_number(tmp_path: Path) -> None:
     page = reports.build(
         write_run(
@@ -447,7 +451,7 @@ def test_every_case_of_a_sweep_has_its_number(tmp_path: Path) -> None:
 # -- what may be missing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", ["", "steps", "tiles", "cells", "growth", "all"])
+@pytest.mark.parametrize("missing", first(2, ["", "all", "steps", "tiles", "cells", "growth"]))
 def test_a_page_comes_of_whatever_is_there(missing: str, tmp_path: Path) -> None:
     write_run(tmp_path, batches=(1,), tokens=64, variants=VARIANTS[:3], optional=missing != "all")
     if missing and missing != "all":
@@ -546,6 +550,7 @@ def test_small_errors_are_not_rounded_to_zero() -> None:
 # -- measured ------------------------------------------------------------------------------------------
 
 
+@thorough
 def test_a_measured_page_predicts_tiles_alone(everything: Path, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, batches=(1, 8))
     made = {"machine": "cpu", "threads": 1, "profile": {"name": "local"}}
@@ -566,6 +571,7 @@ def test_a_measured_page_predicts_tiles_alone(everything: Path, tmp_path: Path) 
     assert "the speed-up of the slowest and the fastest runs" in text
 
 
+@thorough
 def test_in_a_ladder_nothing_measured_passes_for_published(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, batches=(1,))
     (run_dir / "provenance.json").write_text('{"machine": "cpu"}', encoding="utf-8")

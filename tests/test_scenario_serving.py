@@ -27,6 +27,7 @@ from simcore.scenario import (
     resolved,
 )
 from simcore.serving_scenario import points, serving_variants
+from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ("decode", "serving", "tiling", "linear_attention", "decode_attention")
@@ -574,7 +575,7 @@ PLACES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(path=st.sampled_from(PLACES), value=VALUES)
 def test_whatever_stands_in_a_field_is_accepted_or_one_line_that_begins_with_it(
     path: str, value: Any

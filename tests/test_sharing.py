@@ -18,13 +18,14 @@ from simcore.sharing import Listed, Piece, SharedDevice
 from simcore.sim import Simulation
 from simcore.trace import Trace
 from tests.programs import toy, toy_price, toy_roofline, toys
+from tests.thorough import examples
 
 fixed = settings(deadline=None, derandomize=True, database=None)
 
 # -- fair shares ---------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
 def test_shares_are_max_min_fair(demands: list[float]) -> None:
     shares = max_min_shares(demands)
@@ -35,7 +36,7 @@ def test_shares_are_max_min_fair(demands: list[float]) -> None:
         assert share >= demand - 1e-12 or share >= max(shares) - 1e-12
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(st.lists(st.builds(Demand, st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=5))
 def test_rates_overbook_nothing_and_waste_nothing(running: list[Demand]) -> None:
     rates = max_min_rates(running)
@@ -101,7 +102,7 @@ hundredths = st.integers(1, 30).map(lambda n: Fraction(n, 100))
 shares = st.integers(0, 10).map(lambda n: Fraction(n, 10))
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(st.lists(st.builds(Job, hundredths, hundredths, shares, shares), min_size=1, max_size=5))
 def test_ends_are_those_of_the_exact_fluid_model(jobs: list[Job]) -> None:
     def loop(m: Machine, number: int, job: Job) -> Program:
@@ -246,7 +247,7 @@ def replay_ends(trace: Trace) -> dict[str, list[float]]:
 def test_a_burst_equals_its_launches_one_by_one() -> None:
     stopped: list[bool] = []
 
-    @settings(fixed, max_examples=400)
+    @settings(fixed, max_examples=examples(400))
     @given(st.lists(st.lists(bursts, min_size=1, max_size=2), min_size=1, max_size=3))
     def check(streams: list[list[Burst]]) -> None:
         trace, ran = run_bursts(streams, whole=True)
@@ -262,8 +263,8 @@ def test_a_burst_equals_its_launches_one_by_one() -> None:
             stopped.extend(count < burst.times for burst, count in zip(queue, counts, strict=True))
 
     check()
-    assert sum(stopped) > 50
-    assert stopped.count(False) > 50
+    assert sum(stopped) > examples(50)
+    assert stopped.count(False) > examples(50)
 
 
 @pytest.mark.parametrize("at", [0, 5, 15, 25, 99])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from simcore.files import InputError
+from tests.thorough import thorough
 from validate import silicon
 from validate.silicon import Compared, compared, figures, lines, missed
 from validate.silicon_predict import Predicted, drawn, fitted, least, predict, predict_all, scenario_of
@@ -278,6 +279,7 @@ def program(*words: str) -> Any:
     )  # fmt: skip
 
 
+@thorough
 def test_the_program_ends_with_0_1_or_2(tmp_path: Path) -> None:
     path, _ = table(tmp_path, host_s=2e-5)
     out = tmp_path / "rows.csv"

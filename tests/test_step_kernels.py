@@ -55,6 +55,7 @@ from kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
 from kernels.decoder.token import note, reference_note
 from kernels.table import TABLE
 from simcore import ops
+from tests.thorough import thorough
 
 torch.set_num_threads(1)
 
@@ -172,7 +173,13 @@ SMALL = MatmulConfig(rows=16, columns=32, depth=16, splits=3, stages=2, warps=4)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits"),
-    [(1, 32, 48, 1), (1, 33, 47, 3), (5, 70, 100, 2), (16, 8, 16, 1), (33, 40, 50, 4)],
+    [
+        (1, 32, 48, 1),
+        (1, 33, 47, 3),
+        (16, 8, 16, 1),
+        pytest.param(5, 70, 100, 2, marks=thorough),
+        pytest.param(33, 40, 50, 4, marks=thorough),
+    ],
 )
 def test_matmul(m: int, n: int, k: int, splits: int, transposed: bool, dtype: torch.dtype) -> None:
     x, weight = drawn(dtype, m, k), drawn(dtype, k, n, seed=1, scale=k**-0.5)

@@ -24,7 +24,7 @@ from simcore.ops_linear_attention import METHODS, linear_attention, linear_atten
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
-from tests.thorough import first
+from tests.thorough import first, thorough
 from validate.long_convolution_state import LongConvolutionState, long_convolution_state
 from validate.torch_machine import TorchRun
 
@@ -102,8 +102,8 @@ def conv_ops(draw: random.Random, dtype: str, longest: int = 14 if HAS_GPU else 
     yield conv.tile("flash_fft", side=side, outputs=draw.randint(1, side), dtype=dtype, **of)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("number", first(3, range(TRIES)))
+@pytest.mark.parametrize("dtype", first(1, ["fp16", "fp32"]))
+@pytest.mark.parametrize("number", first(3 if HAS_GPU else 1, range(TRIES)))
 def test_convolutions(number: int, dtype: str, launches: list[str]) -> None:
     for op in conv_ops(random.Random(number), dtype):
         launches.clear()
@@ -135,7 +135,7 @@ def test_double_precision_takes_torchs_way(launches: list[str]) -> None:
 
 
 @pytest.mark.parametrize("half", first(1, [False, True]))
-@pytest.mark.parametrize("name", ["lazy", "eager", "conv", "flash_conv", "fft", "flash_fft"])
+@pytest.mark.parametrize("name", first(3, ["lazy", "eager", "flash_fft", "conv", "flash_conv", "fft"]))
 def test_a_model_by_any_tiling(
     name: str, half: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,10 @@ TAKEN = [
 ]
 
 
-@pytest.mark.parametrize(("method", "dtype"), TAKEN)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [pytest.param(*one, marks=[thorough] if one == ("fleet", "fp16") else []) for one in TAKEN],
+)
 def test_methods(method: str, dtype: str, launches: list[str]) -> None:
     draw = random.Random(method)
     for number in range(TRIES):
@@ -260,7 +263,9 @@ def test_gradients_are_torchs(method: str, launches: list[str]) -> None:
     assert launches == [method]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[thorough] if name == "fleet" else []) for name in METHODS]
+)
 def test_the_call_by_any_method(method: str, launches: list[str]) -> None:
     """What users call, a part of a sequence, the rest, and one token more."""
     op = linear_attention(method, batch=1, heads=2, length=40, rank=16, dim=12, dtype="fp32", decay=True)

@@ -28,6 +28,7 @@ from simcore.tiling.figures import counts, touched_positions
 from simcore.tiling.implementations import tile_counts
 from simcore.tiling.launches import launches
 from simcore.trace import Trace
+from tests.thorough import first, thorough
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]
 LENGTHS = (1, 2, 3, 7, 8, 9, 16, 33, 64)
@@ -358,13 +359,13 @@ def mixer_work(schedule: Schedule, implementation: Any = None) -> tuple[list[flo
     return flops, seconds
 
 
-@pytest.mark.parametrize("schedule", [lazily(), eagerly()])
+@pytest.mark.parametrize("schedule", first(1, [lazily(), eagerly()]))
 def test_mixer_work_of_the_baselines_grows_with_the_square(schedule: Schedule) -> None:
     for values in mixer_work(schedule):
         assert slope(values) == pytest.approx(2.0, abs=0.05)
 
 
-@pytest.mark.parametrize("implementation", ["fft", "flash_fft"])
+@pytest.mark.parametrize("implementation", first(1, ["fft", "flash_fft"]))
 def test_mixer_work_of_algorithm_1_grows_quasilinearly(implementation: str) -> None:
     flops, seconds = mixer_work(fractally(), implementation)
     assert 1.0 < slope(flops) < 1.3
@@ -373,6 +374,7 @@ def test_mixer_work_of_algorithm_1_grows_quasilinearly(implementation: str) -> N
     assert max(constants) / min(constants) < 1.2
 
 
+@thorough
 def test_without_transforms_tiles_are_quadratic_too() -> None:
     flops, _ = mixer_work(fractally(), "flash_conv")
     assert slope(flops) == pytest.approx(2.0, abs=0.05)

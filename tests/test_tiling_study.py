@@ -20,6 +20,7 @@ from simcore.tiling.cases import lanes
 from simcore.tiling.implementations import cheapest, ranges
 from simcore.tiling.memory import memory
 from simcore.tiling_scenario import TilingScenario
+from tests.thorough import first, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
 IMPLEMENTATIONS = ("conv", "flash_conv", "fft", "flash_fft")
@@ -147,7 +148,7 @@ def test_times_of_captured_graphs_are_no_measure_of_kernels_launched_one_by_one(
     assert sum("launching: eager" in warning for warning in warnings) == told
 
 
-@pytest.mark.parametrize("tokens", [33, 127, 512])
+@pytest.mark.parametrize("tokens", first(1, [127, 33, 512]))
 @pytest.mark.parametrize("launching", ["graph", "eager"])
 def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: str) -> None:
     strategies = [{"kind": "fractal", "tiles": ["hybrid", *IMPLEMENTATIONS], "parallel": [True, False]}]
@@ -181,6 +182,7 @@ def test_hybrid_takes_convolutions_for_small_tiles_and_transforms_for_large_ones
     assert f"flash_fft from {ranges(choice)[1][1]} to 512" in found.answer
 
 
+@thorough
 def test_answer_names_the_fastest_and_what_it_gains() -> None:
     fields = {"strategies": [{"kind": "lazy"}, {"kind": "fractal"}], "price_interval": False}
     found = outcome(tokens=2048, **fields)
@@ -195,6 +197,7 @@ def test_answer_names_the_fastest_and_what_it_gains() -> None:
     assert f"{min(gains):.3g} to {max(gains):.3g} times as fast as lazy" in several.answer
 
 
+@thorough
 def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device of an eager framework's model is never idle, so that sums of prices are its time."""
     monkeypatch.setattr(study, "SHORT", 500)
@@ -297,7 +300,7 @@ def test_faults_are_one_line(fields: dict[str, Any], says: str) -> None:
     assert str(error.value).startswith("tiny.yaml: ")
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", first(1, PAPERS), ids=lambda path: path.stem)
 def test_scenarios_of_the_paper_run_small(path: Path) -> None:
     scenario = load_scenario(path, ["tokens=64", "batch=[1, 2]", "model.channels=32", "price_interval=false"])
     assert isinstance(scenario, TilingScenario)
@@ -386,6 +389,7 @@ def test_growth_goes_up_to_the_length() -> None:
     assert lazy == [2 * 2 * 64 * length * (length + 1) for length in (256, 512, 1000)]
 
 
+@thorough
 def test_steps_of_long_runs_keep_the_slowest_token_of_each_stretch() -> None:
     found = outcome(tokens=5000, strategies=[{"kind": "fractal"}], price_interval=False)
     steps = found.tables["steps.parquet"]

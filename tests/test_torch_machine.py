@@ -23,6 +23,7 @@ from simcore.requests import END
 from simcore.sim import DeadlockError, MismatchError, Simulation
 from simcore.trace import Trace
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
+from tests.thorough import examples
 from validate.torch_machine import TorchRun, units
 
 torch.set_num_threads(1)
@@ -115,7 +116,7 @@ def torch_of(program: RandomProgram) -> TorchRun:
     return run
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(program=random_programs())
 def test_random_programs_do_the_same_as_on_the_simulated_machine(program: RandomProgram) -> None:
     program = without_time(program)
@@ -125,7 +126,7 @@ def test_random_programs_do_the_same_as_on_the_simulated_machine(program: Random
     assert Counter(m.name for m in run.trace.marks) == Counter(m.name for m in simulated.marks)
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(program=random_programs())
 def test_random_programs_keep_the_laws_whoever_is_faster(program: RandomProgram) -> None:
     steps = [replace(step, patience_s=step.patience_s / 100) for step in program.steps]

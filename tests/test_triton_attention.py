@@ -44,7 +44,7 @@ from tests.attention_cases import (
     tokens_of,
     truth,
 )
-from tests.thorough import first
+from tests.thorough import first, thorough
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if ONE_BY_ONE or not torch.cuda.is_available() else "cuda"
@@ -242,6 +242,7 @@ def test_over_equal_values_it_is_that_value() -> None:
     torch.testing.assert_close(found.view(3, 2, 3, 80), v[:, :, :1].expand(3, 2, 3, 80), rtol=1e-5, atol=1e-5)
 
 
+@thorough
 def test_the_order_of_tokens_does_not_matter() -> None:
     case = plain([45, 45], 2)
     q, k, v, lengths = case.tensors
@@ -250,6 +251,7 @@ def test_the_order_of_tokens_does_not_matter() -> None:
     assert error(other, run(case).double()) < BARS[torch.float32]
 
 
+@thorough
 def test_the_number_of_splits_does_not_matter() -> None:
     case = plain([1, 64, 90], 3)
     found = [run(case, laid_out(16, splits)) for splits in (1, 2, 5)]
@@ -355,7 +357,7 @@ def check_received(case: Case, found: Speculation) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("seed", first(3, range(12)))
+@pytest.mark.parametrize("seed", first(2, range(12)))
 def test_speculation_of_random_shapes(seed: int) -> None:
     rng, shape = np.random.default_rng([seed, 1]), small_shape(seed + 48)
     capacity, batch = int(rng.integers(1, 70)), int(rng.integers(1, 3 if shape.q_heads > 5 else 4))
@@ -425,12 +427,13 @@ def test_the_reference_of_speculation_is_the_truth(seed: int) -> None:
 
 
 @interpreted
+@thorough
 def test_hits_are_told_from_misses() -> None:
     hits, misses = verdicts(Shape(1, 2, 64), 12, 3, 64, laid_out(16, 2))
     assert min(hits, misses) >= 8
 
 
-@pytest.mark.parametrize(("threshold", "priority"), [(1e-3, 2), (10.0, 0)])
+@pytest.mark.parametrize(("threshold", "priority"), [(1e-3, 2), pytest.param(10.0, 0, marks=thorough)])
 def test_one_miss_gives_the_wait_back_its_priority(threshold: float, priority: int) -> None:
     """Sequences that the ends cover hit at any threshold; the long one alone decides."""
     case = make_case(Shape(2, 2, 64), [20, 7, 61, 12], 3, capacity=64, device=DEVICE, sinks=4, window=16)

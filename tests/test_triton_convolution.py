@@ -31,6 +31,7 @@ from kernels.long_convolution.triton_rows import (
     row_config_for,
     row_space,
 )
+from tests.thorough import first, thorough
 
 torch.set_num_threads(1)
 
@@ -83,9 +84,9 @@ SIZES = [
     # layers, batch, filters, positions, channels, margin
     (1, 1, 1, 1, 1, 0),
     (2, 1, 1, 13, 20, 1),
-    (1, 3, 1, 19, 33, 2),
     (2, 2, 2, 7, 33, 2),
-    (1, 2, 1, 5, 300, 0),
+    pytest.param(1, 3, 1, 19, 33, 2, marks=thorough),
+    pytest.param(1, 2, 1, 5, 300, 0, marks=thorough),
 ]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 sizes = pytest.mark.parametrize(("layers", "batch", "filters", "positions", "channels", "more"), SIZES)
@@ -103,9 +104,9 @@ def test_row(
 
 
 @dtypes
-@pytest.mark.parametrize(("splits", "slices", "sharers"), [(1, 1, 1), (2, 1, 1), (5, 4, 2), (9, 8, 4)])
-def test_row_in_parts(splits: int, slices: int, sharers: int, dtype: torch.dtype) -> None:
-    config = RowConfig(4, 32, 2, splits, slices, sharers)
+@pytest.mark.parametrize("parts", first(2, [(1, 1, 1), (5, 4, 2), (2, 1, 1), (9, 8, 4)]))
+def test_row_in_parts(parts: tuple[int, int, int], dtype: torch.dtype) -> None:
+    config = RowConfig(4, 32, 2, *parts)
     y, taps = drawn(dtype, 1, 3, 41, 40, more=1), drawn(dtype, 1, 1, 41, 40, seed=1)
     space = row_space(y, config)
     z = drawn(dtype, 1, 3, 40, seed=2, more=1)
@@ -171,7 +172,7 @@ def test_column_of_so_many_first_outputs() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("outputs", [None, 7])
+@pytest.mark.parametrize("outputs", first(1, [7, None]))
 def test_column_at_a_position(outputs: int | None) -> None:
     taps = drawn(torch.float32, 1, 1, 30, 20, seed=1)
     for position in (0, 16, 29):
@@ -203,8 +204,8 @@ def test_cell(batch: int, filters: int, channels: int, dtype: torch.dtype) -> No
         (4, 3, 3, 1, 64),
         (16, 16, 1, 1, 64),
         (13, 7, 2, 2, 33),
-        (64, 64, 1, 1, 20),
-        (35, 31, 2, 1, 5),
+        pytest.param(64, 64, 1, 1, 20, marks=thorough),
+        pytest.param(35, 31, 2, 1, 5, marks=thorough),
     ],
 )
 def test_direct_tile(
@@ -217,9 +218,9 @@ def test_direct_tile(
 
 
 @pytest.mark.parametrize("sums", [2, 4])
-@pytest.mark.parametrize(("blocks", "sequences"), [(1, 1), (2, 2), (4, 1)])
-def test_direct_tile_in_any_layout(sums: int, blocks: int, sequences: int) -> None:
-    config = DirectConfig(sums, blocks, sequences, 32)
+@pytest.mark.parametrize("layout", first(1, [(2, 2), (1, 1), (4, 1)]))
+def test_direct_tile_in_any_layout(sums: int, layout: tuple[int, int]) -> None:
+    config = DirectConfig(sums, *layout, 32)
     for side, outputs in ((8, 8), (7, 5)):
         y, taps = drawn(torch.float32, 1, 3, side, 40), drawn(torch.float32, 1, 1, side + outputs - 1, 40)
         z = drawn(torch.float32, 1, 3, outputs, 40, seed=2, more=1)

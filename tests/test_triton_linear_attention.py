@@ -34,7 +34,7 @@ from kernels.linear_attention.triton_step import (
     step_config,
 )
 from kernels.linear_attention.triton_tensors import Sizes, reference_linear_attention
-from tests.thorough import first
+from tests.thorough import first, thorough
 
 torch.set_num_threads(1)
 
@@ -144,24 +144,24 @@ def test_the_reference_is_the_specification() -> None:
 
 # -- chunks ------------------------------------------------------------------------------------------------
 
+CHUNKS = [
+    (Sizes(1, 1, 1, 1, 16, 16), None),
+    (Sizes(1, 2, 2, 33, 16, 16), ChunkedConfig(16, 16, 1, 2, 4)),
+    (Sizes(2, 2, 1, 50, 33, 18), ChunkedConfig(16, 32, 3, 2, 4)),
+    (Sizes(1, 1, 1, 150, 16, 16), ChunkedConfig(16, 16, 2, 2, 4, pieces=3)),
+    (Sizes(2, 4, 2, 40, 20, 40), ChunkedConfig(16, 32, 1, 2, 4)),
+    (Sizes(1, 3, 1, 64, 5, 3), ChunkedConfig(16, 16, 4, 2, 4)),
+    (Sizes(2, 2, 2, 75, 16, 24), ChunkedConfig(16, 32, 5, 2, 4, summed=2)),
+    (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 32, 2, 2, 4)),
+    (Sizes(2, 4, 2, 75, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, alone=True)),
+    (Sizes(2, 4, 2, 99, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, pieces=2)),
+]
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("sizes", "config"),
-    [
-        (Sizes(1, 1, 1, 1, 16, 16), None),
-        (Sizes(1, 2, 2, 33, 16, 16), ChunkedConfig(16, 16, 1, 2, 4)),
-        (Sizes(2, 4, 2, 40, 20, 40), ChunkedConfig(16, 32, 1, 2, 4)),
-        (Sizes(2, 2, 1, 50, 33, 18), ChunkedConfig(16, 32, 3, 2, 4)),
-        (Sizes(1, 3, 1, 64, 5, 3), ChunkedConfig(16, 16, 4, 2, 4)),
-        (Sizes(2, 2, 2, 75, 16, 24), ChunkedConfig(16, 32, 5, 2, 4, summed=2)),
-        (Sizes(1, 1, 1, 140, 100, 72), ChunkedConfig(64, 32, 2, 2, 4)),
-        (Sizes(2, 4, 2, 75, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, alone=True)),
-        (Sizes(2, 4, 2, 99, 20, 24), ChunkedConfig(16, 32, 3, 2, 4, pieces=2)),
-        (Sizes(1, 1, 1, 150, 16, 16), ChunkedConfig(16, 16, 2, 2, 4, pieces=3)),
-    ],
-)
-def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) -> None:
+
+@pytest.mark.parametrize("dtype", first(1, DTYPES))
+@pytest.mark.parametrize("shape", first(4, CHUNKS))
+def test_chunks(shape: tuple[Sizes, ChunkedConfig | None], dtype: torch.dtype) -> None:
+    sizes, config = shape
     heads = sizes.kv_heads
     for decay, start in ((decays(heads), True), (decays(heads, 0.01).flip(0), False), (None, True)):
         check(chunked_linear_attention, dtype, sizes, decay=decay, start=start, config=config)
@@ -170,12 +170,12 @@ def test_chunks(sizes: Sizes, config: ChunkedConfig | None, dtype: torch.dtype) 
 @pytest.mark.parametrize(
     ("groups", "alone", "pieces"), [(1, False, 1), (3, False, 1), (3, True, 1), (2, False, 2)]
 )
-@pytest.mark.parametrize(("length", "rank"), [(7, 16), (75, 48), (96, 16)])
-def test_rows_copied_by_descriptors(groups: int, alone: bool, pieces: int, length: int, rank: int) -> None:
+@pytest.mark.parametrize("size", first(1, [(75, 48), (7, 16), (96, 16)]))
+def test_rows_copied_by_descriptors(groups: int, alone: bool, pieces: int, size: tuple[int, int]) -> None:
     """Beyond the end of a sequence are the rows of others, and beyond rank and dim other columns: they count
     for nothing and stay as they are."""
     config = ChunkedConfig(16, 32, groups, 2, 4, alone=alone, copied=True, pieces=pieces)
-    s = Sizes(2, 4, 2, length, rank, 48)
+    s = Sizes(2, 4, 2, *size, 48)
     q, k, v = tokens(torch.float16, s, spare=(16, 0, 32))
     whole = poisoned(torch.float16, s.batch, s.length + 9, s.q_heads, s.dim)
     out = whole[:, : s.length].transpose(1, 2)
@@ -189,14 +189,17 @@ def test_rows_copied_by_descriptors(groups: int, alone: bool, pieces: int, lengt
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        {"groups": 1},
-        {"groups": 3},
-        {"groups": 5, "summed": 1},
-        {"groups": 3, "alone": True},
-        {"groups": 2, "pieces": 2},
-        {"groups": 3, "pieces": 2, "summed": 9},
-    ],
+    first(
+        1,
+        [
+            {"groups": 3},
+            {"groups": 3, "alone": True},
+            {"groups": 2, "pieces": 2},
+            {"groups": 1},
+            {"groups": 5, "summed": 1},
+            {"groups": 3, "pieces": 2, "summed": 9},
+        ],
+    ),
 )
 def test_chunks_of_sequences_that_end_early(shape: dict[str, int]) -> None:
     """Before the first row, within a chunk, at its end, at the end of a group, and beyond the tensor."""
@@ -208,7 +211,9 @@ def test_chunks_of_sequences_that_end_early(shape: dict[str, int]) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [{"pieces": 2}, {"pieces": 1}, {"pieces": 3, "summed": 1}, {"alone": True}])
+@pytest.mark.parametrize(
+    "shape", first(1, [{"pieces": 2}, {"pieces": 1}, {"pieces": 3, "summed": 1}, {"alone": True}])
+)
 def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) -> None:
     """A weight is below 2^-40 after 41 rows of one head, and 21 of the other."""
     s = Sizes(1, 2, 2, 400, 16, 16)
@@ -226,7 +231,7 @@ def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) ->
 
 
 @pytest.mark.parametrize("shape", first(1, [{"pieces": 2}, {"pieces": 1}, {"summed": 1}, {"alone": True}]))
-@pytest.mark.parametrize("decay", [0.5, 1e-13])
+@pytest.mark.parametrize("decay", first(1, [0.5, 1e-13]))
 def test_nothing_but_the_last_row_is_left_of_a_state(decay: float, shape: dict[str, int]) -> None:
     """Of a decay below 2^-40, and of rows as of an initial state; the other head forgets nothing."""
     s, config = Sizes(3, 2, 2, 80, 16, 16), ChunkedConfig(16, 16, 3, 2, 4, **shape)
@@ -259,6 +264,7 @@ def test_parts_of_a_sequence_go_on_from_a_state() -> None:
     assert error(state, last.double()) < 1e-6
 
 
+@thorough
 def test_a_decay_close_to_one_keeps_its_digits() -> None:
     """gamma^16 rounded once and multiplied 94 times would be off by many units of the last place."""
     s = Sizes(1, 1, 1, 1500, 16, 16)

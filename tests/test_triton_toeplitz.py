@@ -68,27 +68,27 @@ def check(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("side", "outputs"), [(16, 16), (64, 64), (64, 37), (128, 128)])
-def test_a_tile_is_the_sum_as_it_stands(side: int, outputs: int, precision: Precision) -> None:
-    check(side, outputs, 8, precision)
+@pytest.mark.parametrize("sides", first(1, [(16, 16), (64, 64), (64, 37), (128, 128)]))
+def test_a_tile_is_the_sum_as_it_stands(sides: tuple[int, int], precision: Precision) -> None:
+    check(*sides, 8, precision)
 
 
-@pytest.mark.parametrize(("side", "outputs"), [(1, 1), (7, 5), (33, 20), (71, 71), (80, 1)])
-def test_any_side_will_do(side: int, outputs: int) -> None:
-    check(side, outputs, 3, more=2)
+@pytest.mark.parametrize("sides", first(3, [(1, 1), (7, 5), (33, 20), (71, 71), (80, 1)]))
+def test_any_side_will_do(sides: tuple[int, int]) -> None:
+    check(*sides, 3, more=2)
 
 
 def test_a_long_side_has_several_blocks_of_outputs_and_rounds() -> None:
     check(260, 260, 2, "tf32")
 
 
-@pytest.mark.parametrize("filters", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("filters", first(1, [2, 1]))
+@pytest.mark.parametrize("dtype", first(1, [torch.float16, torch.float32]))
 def test_sequences_and_layers(filters: int, dtype: torch.dtype) -> None:
     check(24, 21, 9, layers=2, batch=2, filters=filters, dtype=dtype)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", first(1, PRECISIONS))
 @pytest.mark.parametrize("channels", first(1, [2, 4]))
 @pytest.mark.parametrize(("width", "rows"), [(8, 8), (8, 16), (16, 8), (16, 16)])
 def test_any_layout_makes_the_same(width: int, rows: int, channels: int, precision: Precision) -> None:

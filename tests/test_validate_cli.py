@@ -13,6 +13,7 @@ import yaml
 from simcore.cli import main
 from simcore.files import InputError
 from simcore.scenario import load_scenario
+from tests.thorough import thorough
 from validate import calibrate as calibration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,7 @@ def traced(folder: Path, name: str) -> tuple[str, list[str]]:
     return tree["otherData"]["title"], [event["name"] for event in events]
 
 
+@thorough
 def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path) -> None:
     assert called("run", written(tmp_path), "--on", "cpu", "--out", str(tmp_path / "run")) == 0
     found = rows(tmp_path / "run", "results.csv")
@@ -133,6 +135,7 @@ def test_a_layer_alone_runs_as_it_is_simulated(
     assert "2 schedules" in table
 
 
+@thorough
 def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = tmp_path / "bounds.yaml"
     numerics = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 1000.0)

@@ -166,7 +166,7 @@ def read(folder: Path) -> list[Other]:
 def _lines(path: Path) -> list[Line]:
     """The lines of a table. Raises InputError for one that is none, or that no measurement can have."""
     try:
-        found = pq.read_table(path).to_pylist()
+        found: list[Line] = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError):
         raise InputError(f"{path}: is no table of parquet") from None
     if not found:
