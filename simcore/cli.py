@@ -208,7 +208,7 @@ def validate(
         rundir.write(folder, scenario.study, resolved(scenario), outcome, found.comparison, origin)
         rundir.write_validation(folder, found.rungs, found.prices, outcome.trace_title, found.predicted)
         _build_report(folder)
-    screen.show_rungs(found.rungs, outcome.warnings, target)
+    screen.show_rungs(found.rungs, found.comparison, outcome.warnings, target)
     screen.note(f"{time.perf_counter() - begun_s:.1f} s")
     if not found.holds:
         raise typer.Exit(BROKEN)

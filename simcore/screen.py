@@ -291,11 +291,19 @@ def tokens(count: int) -> str:
     return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
 
 
+# Figures that are named one by one.
+FEW = 3
 OFF = "% by which the larger of predicted and measured exceeds the smaller"
 
 
-def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], target: Path) -> None:
-    """Prints the validation ladder: what is judged, and whether it holds."""
+def show_rungs(
+    rungs: Sequence[Mapping[str, Any]],
+    comparison: Sequence[Mapping[str, Any]],
+    warnings: Sequence[str],
+    target: Path,
+) -> None:
+    """Prints the validation ladder: what is judged, and whether it holds; of the figures in `comparison`
+    those whose error is infinite are named."""
     table = Table(
         title=f"Errors: {OFF}",
         title_justify="left",
@@ -315,6 +323,13 @@ def show_rungs(rungs: Sequence[Mapping[str, Any]], warnings: Sequence[str], targ
         cells = ("-" if number is None else _error(number) for number in numbers)
         table.add_row(f"{rung['rung']} {rung['name']}", rung["what"], str(rung["n"]), *cells, verdict)
     console = _print_whole(table, words=True)
+    none = [line for line in comparison if 0.0 in (line["predicted"], line.get("replayed"))]
+    if none:
+        names = [f"{line['metric']} of {line['label']}" for line in none[:FEW]]
+        more = [f"{len(none) - FEW} more"] if len(none) > FEW else []
+        console.print(
+            f"inf: took time, and none is predicted: {escape('; '.join([*names, *more]))}", soft_wrap=True
+        )
     for warning in warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     console.print(f"\nreport: {escape(str(target / 'report.html'))}", soft_wrap=True)

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from simcore import screen
 from simcore.cli import main
 from simcore.files import InputError
 from simcore.scenario import load_scenario
@@ -133,6 +135,30 @@ def test_a_layer_alone_runs_as_it_is_simulated(
     table = capsys.readouterr().out.partition("report:")[0]
     assert max(map(len, table.splitlines())) <= 80
     assert "2 schedules" in table
+
+
+def test_what_has_an_infinite_error_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    rung = {"rung": 3, "name": "end to end", "what": "times", "n": 9, "passed": True}
+    rung |= {"median_pct": 2.0, "p95_pct": math.inf, "worst_pct": math.inf, "bound_pct": 3.0}
+    none = [
+        {"metric": f"queue_p{i}_s", "label": "fusion, 32 slots", "predicted": 0.0} for i in (50, 90, 95, 99)
+    ]
+    some = {"metric": "e2e_p50_s", "label": "fusion, 32 slots", "predicted": 1.0, "replayed": None}
+    for comparison, said in (
+        (
+            [some, *none],
+            "inf: took time, and none is predicted: queue_p50_s of fusion, 32 slots;"
+            " queue_p90_s of fusion, 32 slots; queue_p95_s of fusion, 32 slots; 1 more",
+        ),
+        (
+            [some, {**some, "replayed": 0.0}],
+            "inf: took time, and none is predicted: e2e_p50_s of fusion, 32 slots",
+        ),
+        ([some], None),
+    ):
+        screen.show_rungs([rung], comparison, [], Path("run"))
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.startswith("inf:")] == ([said] if said else [])
 
 
 @thorough
