@@ -606,6 +606,8 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         ("steps", "-1", "row 2: steps: is '-1'; it should be a whole number from 1 to 131072"),
         ("count", "1000000", "row 2: count: is '1000000'; it should be a whole number from 1 to 256"),
         ("count", "2", "stream: 2 streams, shared weights, batch 1, context 1024: 2 rows; one is needed"),
+        ("context", "0", "row 2: context: is '0'; it should be a whole number from 2 to 131072"),
+        ("side", "33", "row 2: side: is 33; it should be a power of two"),
         ("count", "2.5", "row 2: count: is '2.5'; it should be a whole number"),
         ("n", "", "row 2: n: is ''; it should be a whole number from 1"),
         ("kind", "x", "row 2: kind: is 'x' \\(allowed: 'shared weights', 'own weights', 'beside'\\)"),

@@ -109,13 +109,17 @@ def _row(cells: Mapping[str, str | None], where: str) -> Row:
     beside = words["kind"] == BESIDE
     if beside:
         _known(where, "method", words["method"], IMPLEMENTATIONS)
-    some = {"batch", "count", "steps", *(("side", "tiles") if beside else ())}
+    least = dict.fromkeys(("batch", "count", "steps"), 1) | (
+        {"side": 1, "tiles": 1} if beside else {"context": 2}
+    )
     counts = {
-        name: _number(cells, name, int, int(name in some), MOST.get(name, MOST_TOKENS), where)
+        name: _number(cells, name, int, least.get(name, 0), MOST.get(name, MOST_TOKENS), where)
         for name in CASE
         if name not in words
     }
     case = Case(**words, **counts)
+    if case.side & (case.side - 1):
+        raise InputError(f"{where}: side: is {case.side}; it should be a power of two")
     _known(where, "stream", str(cells["stream"]), streams_of(case))
     times: Any = {name: _number(cells, name, float, LEAST_S, MOST_S, where) for name in TIMES[:-1]}
     return Row(case, str(cells["stream"]), **times, n=_number(cells, "n", int, 1, MOST_TOKENS, where))
