@@ -271,19 +271,23 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
 def test_what_graphs_that_share_a_card_launch_is_compiled_first(
     card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiles = [op["side"] for op, _ in card_calibrate.shared_shapes(TABLE, True) if op.kind == "tile_flash_fft"]
-    assert sorted(tiles) == [256, 512]
+    few, whole = card_calibrate.shapes_of(TABLE, True), card_calibrate.shapes_of(TABLE, False)
+    others = card_calibrate.shared_shapes(TABLE, True, few)
+    assert sorted((op.kind, op["side"]) for op, _ in others) == [
+        ("tile_flash_fft", 256),
+        ("tile_flash_fft", 512),
+    ]
     # The whole grid has all of it.
-    assert card_calibrate.shared_shapes(TABLE, False) == []
-    assert card_calibrate.shared_shapes(["sample", "tile_flash_fft"], True) == []
+    assert card_calibrate.shared_shapes(TABLE, False, whole) == []
+    assert card_calibrate.shared_shapes(["sample", "tile_flash_fft"], True, few) == []
     in_grid = grid(["sample"], quick=True)
-    others = [replace(in_grid[0], shape=(("tokens", 77), ("vocab", 128256))), in_grid[1]]
-    monkeypatch.setattr(card_sharing, "ops", lambda *, quick: others)
+    launched = [replace(in_grid[0], shape=(("tokens", 77), ("vocab", 128256))), in_grid[1]]
+    monkeypatch.setattr(card_sharing, "ops", lambda *, quick: launched)
     monkeypatch.setattr(card_sharing, "shared_use_here", lambda *_, **__: (None, []))
     seen = card(nothing)
     calibrate_card(tmp_path / "local", True, quiet, table={"sample": TABLE["sample"]}, within_s=60.0)
-    assert seen[0] == others[0]
-    assert sum(op == others[0] for op in seen) == sum(op == others[1] for op in seen) == 1
+    assert seen[0] == launched[0]
+    assert sum(op == launched[0] for op in seen) == sum(op == launched[1] for op in seen) == 1
 
 
 @pytest.mark.parametrize("found", [[2e-7, 5e-7, 4e-7, 4e-7], [-1e-7], RuntimeError("no room")])

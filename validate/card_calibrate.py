@@ -282,7 +282,8 @@ def measure_all(
     take the time that they have); the grid and the shapes that only check, kind by kind, what has to be
     compiled when it has been; then what lies between points of the grid where that has to be known. Gives how
     many shapes there was no time for before `end_s`."""
-    shapes, first, begun_s = shapes_of(kinds, quick), shared_shapes(kinds, quick), time.perf_counter()
+    shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
+    first = shared_shapes(kinds, quick, shapes)
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
 
     def to_compile(shape: tuple[Op, Role]) -> Op | None:
@@ -330,9 +331,11 @@ def _shares(kinds: Collection[str]) -> bool:
     return {op.kind for op in card_sharing.ops(quick=True)} <= {*kinds}
 
 
-def shared_shapes(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
-    """What graphs that share the card are made of, and the grid has not."""
-    known = {_key(op) for op in grid(kinds, quick=quick)}
+def shared_shapes(
+    kinds: Collection[str], quick: bool, shapes: Iterable[tuple[Op, Role]]
+) -> list[tuple[Op, Role]]:
+    """What graphs that share the card are made of, and is not among the shapes."""
+    known = {_key(op) for op, _ in shapes}
     each = card_sharing.ops(quick=quick) if _shares(kinds) else []
     return [(op, "fit") for op in each if _key(op) not in known]
 

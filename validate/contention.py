@@ -219,22 +219,19 @@ def main(
         _methods(methods),
         batch,
     )
-    if from_ is not None:
-        rows, layers, births = read(from_)
-    if from_ is not None and device is None and not torch.cuda.is_available():
-        raise InputError("--device: is needed with --measured where there is no card")
-    if from_ is None:
-        # Where a device is named, too: without a card nothing is measured.
-        this_card()
-    name = device or this_card()
+    given = None if from_ is None else read(from_)
+    name = _device(device, measures=given is None)
     spec, known = load_device(name), _profile_of(name, profile)
     if fit_ and known is None:
         raise InputError("--fit: needs a profile into which constants are written")
-    if fit_ and from_ is not None and known is not None and known.birth is not None:
-        _of_one_card(births, known.birth.processor, from_)
-    here, models = simulated_on(spec, known), models_of(layers)
-    if from_ is None:
-        rows, births = _measured_here(cases, models, here, repeats, out)
+    here = simulated_on(spec, known)
+    if given is None:
+        rows, births = _measured_here(cases, models_of(layers), here, repeats, out)
+    else:
+        rows, layers, births = given
+        if fit_:
+            _of_one_card(births, known, str(from_))
+    models = models_of(layers)
     reach, most = spec.hbm_efficiency.value, most_reach(spec, known)
     found = _compared(rows, models, here, known, reach, most, fit_)
     if out is not None:
@@ -256,13 +253,25 @@ def main(
         raise typer.Exit(1)
 
 
-def _of_one_card(births: Sequence[Birth], processor: str, path: Path) -> None:
+def _device(named: str | None, *, measures: bool) -> str:
+    """The device of the catalogue. Raises InputError where there is no card to measure, or to say which."""
+    if named is not None and not measures:
+        return named
+    if not measures and not torch.cuda.is_available():
+        raise InputError("--device: is needed with --measured where there is no card")
+    # Where a device is named, too: without a card nothing is measured.
+    here = this_card()
+    return named or here
+
+
+def _of_one_card(births: Sequence[Birth], profile: FittedProfile | None, where: str) -> None:
     """Raises InputError where a row is of another card than a profile."""
+    if profile is None or profile.birth is None:
+        return
     for i, born in enumerate(births, 1):
-        if born["device"] != processor:
-            raise InputError(
-                f"{path}: row {i}: device: is {born['device']!r}; the profile is of {processor!r}"
-            )
+        if born["device"] != profile.birth.processor:
+            found, of = born["device"], profile.birth.processor
+            raise InputError(f"{where}: row {i}: device: is {found!r}; the profile is of {of!r}")
 
 
 def _measured_here(

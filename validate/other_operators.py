@@ -30,7 +30,7 @@ from simcore.files import InputError
 from simcore.models import TENSOR
 from simcore.ops import Op, Pricer, Roofline
 from validate.calibrate import NAME
-from validate.card_grid import families, grid
+from validate.card_grid import grid
 from validate.program import run
 
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16"}
@@ -56,16 +56,6 @@ class Other:
     size: int
     seconds: float
     bands: tuple[int, ...] = BANDS
-
-
-def _chosen(kind: str, *names: str) -> frozenset[tuple[int, ...]]:
-    """Dimensions at which a profile was measured."""
-    return frozenset(
-        tuple(choice[name] for name in names)
-        for family in families()
-        if family.kind == kind
-        for choice in family.choices
-    )
 
 
 def products(lines: Sequence[Line]) -> Iterator[Other]:
@@ -101,7 +91,7 @@ def prompts(lines: Sequence[Line]) -> Iterator[Other]:
 
 
 def _attention(lines: Sequence[Line]) -> Iterator[Line]:
-    known = _chosen("rotary", "q_heads", "kv_heads", "head_dim")
+    known = {(op["q_heads"], op["kv_heads"], op["head_dim"]) for op in grid(["rotary"])}
     for line in lines:
         heads = line["num_heads"], line["num_key_value_heads"], line["head_dim"]
         plain = line["attn_dtype"] == line["kv_cache_dtype"] == "bfloat16" and not line["window_size"]
@@ -142,10 +132,9 @@ READERS: dict[str, Callable[[Sequence[Line]], Iterator[Other]]] = {
 }
 # What whole numbers of a table are at least.
 LEAST = {
-    **dict.fromkeys(("m", "n", "k", "batch_size", "isl", "message_size"), 1),
-    **dict.fromkeys(("num_heads", "num_key_value_heads", "head_dim"), 1),
-    **{"step": 0, "window_size": 0, "num_gpus": 2},
-}
+    "m": 1, "n": 1, "k": 1, "batch_size": 1, "isl": 1, "step": 0, "window_size": 0, "num_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 1, "num_gpus": 2, "message_size": 1,
+}  # fmt: skip
 
 
 def read(folder: Path) -> list[Other]:
