@@ -14,6 +14,10 @@ Coordinates are the dimensions of a shape, but where a kernel knows only their p
 each take a sequence's KV head, whichever it is; or only how many tiles of rows there are: one more row than
 they hold is one more tile (`coordinates`). What is alike in them is measured once.
 
+Tiles of convolutions are measured with what they work on in the cache up to some size (`operand_bytes`), and
+from memory beyond: c jumps there, by half and more. Of a tile on one side of it only points on that side say
+what c is, wherever the next of them is.
+
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
 of a kind together (`devices.fit.checked_interval`); where there are none, those at points left out one by
 one, which are about twice as far from others as what lies between them (`devices.fit.interval`).
@@ -61,6 +65,11 @@ CHUNKS = {
 }
 # Of what a chunk takes that is not full, the part for rows that are there: they alone are read and written.
 ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
+# Where operands come from: words of points.csv.
+STAY, COLD = "L2", "cold"
+TILES, COMPLEX_BYTES = frozenset({"tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"}), 8
+# Sides of tiles that a fused transform takes; the spectrum of its filter has no last bin of its own.
+FUSED_TRANSFORMS = "tile_flash_fft", 16, 16_384
 # Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")
 # Logarithms of one number that differ by less are the same.
@@ -83,7 +92,7 @@ _Line = tuple[int, int, tuple[Numbers, Numbers]]
 class Measured:
     """One measured op: its shape as in "m=16;n=256", and what a fit is made of; `role`: whether one is
     made of it, or it only says how far off prices are elsewhere; `warm_s`: its time with all operands in the
-    cache, where that was measured."""
+    cache, where that was measured; `cache`: where they came from for `median_s`, in a word."""
 
     kind: str
     shape: str
@@ -93,6 +102,7 @@ class Measured:
     median_s: Took
     role: Role = "fit"
     warm_s: Took | None = None
+    cache: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
@@ -111,6 +121,7 @@ class Measured:
 
         try:
             coordinates(self.kind, self.dimensions)
+            operand_bytes(self.kind, self.dimensions)
         except (KeyError, ZeroDivisionError):
             raise InputError(f"{self.kind}: shape: {self.shape!r} is none of this kind") from None
 
@@ -151,6 +162,25 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
             own["length"] = _begun(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
     return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
+
+
+def operand_bytes(kind: str, shape: Mapping[str, int]) -> int | None:
+    """Bytes of the buffers that a tile works on, each once: inputs and sums of every sequence, and taps of a
+    filter or their spectrum (complex fp32). None of what is no tile.
+
+    >>> shape = {"layers": 1, "batch": 4, "channels": 256, "side": 8, "outputs": 8, "stored_bytes": 4}
+    >>> operand_bytes("tile_conv", shape), 4 * 256 * (4 * (8 + 8) + 15)
+    (80896, 80896)
+    >>> operand_bytes("tile_fft", shape), 4 * 256 * (4 * (8 + 8) + 2 * 9)
+    (83968, 83968)
+    """
+    if kind not in TILES:
+        return None
+    side, outputs, stored = (shape[name] for name in ("side", "outputs", "stored_bytes"))
+    fused, least, most = FUSED_TRANSFORMS
+    has_last = not (kind == fused and least <= side <= most and side & (side - 1) == 0)
+    of_filter = COMPLEX_BYTES * (side + has_last) if kind.endswith("fft") else stored * (side + outputs - 1)
+    return shape["layers"] * shape["channels"] * (stored * shape["batch"] * (side + outputs) + of_filter)
 
 
 def padded_rows(rows: int) -> int:
@@ -283,7 +313,9 @@ class Correction:
     """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
     all points are alike; `kind`: of the ops; `axes`: the coordinates that do not go with one before them,
     `lines`: those that do, each with that one and the values of both, ascending; `shapes`: those that were
-    measured; `box`: the least and the most of each coordinate."""
+    measured; `box`: the least and the most of each coordinate; `halves`: where points are told apart by what
+    stays in the cache, the slices of those and of the others, `staying_bytes` the most that stays, `half`
+    which of the two a point belongs to."""
 
     kind: str
     names: tuple[str, ...]
@@ -297,6 +329,9 @@ class Correction:
     box: tuple[Numbers, Numbers]
     low: float
     high: float
+    halves: "tuple[_Slices | int, ...]" = ()
+    staying_bytes: int = 0
+    half: Sequence[int] = ()
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
         """The price of an op; None for one that differs in what is alike, of which nothing was measured.
@@ -314,7 +349,7 @@ class Correction:
         inside = np.clip(x, self.box[0], self.box[1])
         outside = float(np.abs(x - inside).max(initial=0.0))
         away = float(np.abs(self.points - x).max(1, initial=0.0).min())
-        c, known = self._c(inside)
+        c, known = self._c(inside, self._half(shape))
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
@@ -337,16 +372,24 @@ class Correction:
             return None
         return np.array([_log(own[name]) for name in self.names]) if own.keys() >= {*self.names} else None
 
-    def _c(self, x: Numbers, without: int = -1) -> tuple[float, bool]:
-        """c at a place inside the box of the points, and whether points on all sides of it say so."""
+    def _half(self, shape: Mapping[str, int]) -> int | None:
+        """Which half says what c is of a shape; None where all points do."""
+        works_on = operand_bytes(self.kind, shape) if self.halves else None
+        return None if works_on is None else int(works_on > self.staying_bytes)
+
+    def _c(self, x: Numbers, half: int | None, without: int = -1) -> tuple[float, bool]:
+        """c at a place inside the box of the points, and whether there are points on all sides of it."""
 
         def value(i: int) -> float | None:
             return None if i == without else float(self.found[i])
 
         place = x[self.axes]
-        between = _mixed(self.slices, place, 0, value, False)
-        beside = _mixed(self.slices, place, 0, value, True) if between is None else between
-        return beside or 0.0, between is not None
+        of = self.slices if half is None else self.halves[half]
+        between = _mixed(of, place, 0, value, False)
+        c = _mixed(of, place, 0, value, True) if between is None else between
+        if between is None and half is not None:
+            between = _mixed(self.slices, place, 0, value, False)
+        return c or 0.0, between is not None
 
     def _is_off_line(self, x: Numbers) -> bool:
         """Whether a coordinate is not what another one, with which it goes, says between two points."""
@@ -356,14 +399,15 @@ class Correction:
 
     def left_out(self, i: int) -> float:
         """By how much c is off at a point, if that was not measured."""
-        return float(self.found[i]) - self._c(self.points[i], i)[0]
+        half = self.half[i] if self.halves else None
+        return float(self.found[i]) - self._c(self.points[i], half, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
         """log(measured / predicted) of a shape; None where it is not priced by this."""
         x = self._at(coordinates(self.kind, check.dimensions))
         if x is None:
             return None
-        c, _ = self._c(np.clip(x, self.box[0], self.box[1]))
+        c, _ = self._c(np.clip(x, self.box[0], self.box[1]), self._half(check.dimensions))
         return math.log(check.median_s / _fitted_s(fit, check)) - c
 
 
@@ -449,12 +493,30 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
     shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
     box = points.min(0), points.max(0)
     plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, 1.0, 1.0)
+    staying_bytes = _staying_bytes(measured)
+    if staying_bytes:
+        half = np.zeros(len(points), int)
+        half[place.ravel()] = [(operand_bytes(kind, p.dimensions) or 0) > staying_bytes for p in measured]
+        halves = tuple(_sliced(points[:, axes], np.flatnonzero(half == side).tolist(), 0) for side in (0, 1))
+        plain = replace(plain, halves=halves, staying_bytes=staying_bytes, half=half.tolist())
     if not judged:
         return plain
     tried = np.random.default_rng(0).permutation(len(points))[:MOST_LEFT_OUT]
     errors = np.array([plain.left_out(int(i)) for i in tried]) if len(points) > 1 else np.zeros(len(points))
     low, high = interval(errors)
     return replace(plain, low=low, high=high)
+
+
+def _staying_bytes(measured: Sequence[Measured]) -> int | None:
+    """The most that operands had that stayed in the cache; None where points do not tell, or all of them are
+    on one side."""
+    sizes: dict[str, list[int]] = {STAY: [], COLD: []}
+    for point in measured:
+        works_on = operand_bytes(point.kind, point.dimensions)
+        if works_on is not None and point.cache in sizes:
+            sizes[point.cache].append(works_on)
+    stay, cold = sizes.values()
+    return max(stay) if stay and cold and max(stay) < min(cold) else None
 
 
 def _fitted_s(fit: Fit, point: Measured) -> float:

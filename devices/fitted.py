@@ -192,7 +192,7 @@ class FittedProfile:
         this one, where none was."""
         if all(point.warm_s is None for point in self.points):
             return self
-        warm = [p if p.warm_s is None else replace(p, median_s=p.warm_s) for p in self.points]
+        warm = [p if p.warm_s is None else replace(p, median_s=p.warm_s, cache="") for p in self.points]
         return replace(self, points=tuple(warm))
 
     def row(self, op: Op) -> FitRow | None:
@@ -358,7 +358,7 @@ def _read_points(path: Path) -> list[dict[str, str]]:
     """What `Measured` has of each line; the spread of its runs is for people."""
     names = [field.name for field in fields(Measured)]
     reader = csv.DictReader(read_text(path).splitlines())
-    for name in set(names) - {"warm_s", *(reader.fieldnames or ())}:
+    for name in set(names) - {"warm_s", "cache", *(reader.fieldnames or ())}:
         raise InputError(f"{path}: has no column {name}")
     lines = list(reader)
     for number, line in enumerate(lines):

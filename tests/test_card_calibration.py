@@ -40,7 +40,9 @@ from validate.card_calibrate import calibrate_card, own_line, profile_of
 from validate.card_grid import CONTEXT, drawn, families, grid
 from validate.card_measure import cache_state
 from validate.compile_ahead import as_compiled
-from validate.held_out import Tried, lines, met, summary, told_apart
+from validate.held_out import BORN, Tried, lines, met, summary, told_apart
+from validate.held_out import main as judge
+from validate.held_out import write as write_tried
 from validate.measure import Point
 from validate.other_operators import ratios as operator_ratios
 from validate.other_operators import read
@@ -643,6 +645,34 @@ def test_held_out_prices_are_judged_by_kind() -> None:
     text = list(lines(rows))
     assert len(text) == 4
     assert "kv_copy" in text[1]
+
+
+def test_times_of_an_earlier_run_are_judged_by_the_prices_of_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ops, path, again = drawn(["norm", "kv_copy"], 5, 3), tmp_path / "rows.csv", tmp_path / "again.csv"
+    prices = pricer(H200, profile=profile_of("h200-sxm", [a_point(op) for op in ops], profile_born(), {}, []))
+    write_tried([Tried(a_point(op, noise=0.5), prices(op)) for op in ops], dict.fromkeys(BORN, "x"), path)
+    given = {"kinds": "norm,kv_copy", "count": 5, "seed": 3, "from_": path, "device": "h200-sxm"}
+    with pytest.raises(typer.Exit):
+        judge(**given, out=again)  # type: ignore[arg-type]
+    assert "norm bf16" in capsys.readouterr().out
+    rows = [list(csv.DictReader(each.read_text().splitlines())) for each in (path, again)]
+    assert len(rows[1]) == 10
+    # By the committed profile, which is not the one that the file was written by.
+    by_shape = [{row["kind"] + row["shape"]: row for row in each} for each in rows]
+    for name, row in by_shape[0].items():
+        assert by_shape[1][name]["median_s"] == row["median_s"]
+        assert by_shape[1][name]["predicted_s"] != row["predicted_s"]
+    for changed, words in (({"seed": 4}, "are not among those"), ({"device": ""}, "finds no CUDA device")):
+        with pytest.raises(InputError, match=words):
+            judge(**{**given, **changed})  # type: ignore[arg-type]
+    for text in ("", "kind,shape\nnorm,x\n", path.read_text().replace("kv_copy", "kv_copy,1", 1)):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"has no line|is none that --out writes"):
+            judge(**given)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="goes with --measured"):
+        judge(device="h200-sxm")
 
 
 def test_shapes_that_are_launched_as_measured_ones_are_told_apart() -> None:

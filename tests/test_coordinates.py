@@ -1,23 +1,27 @@
 """By what measured shapes lie near each other, and what their fits take them to do."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from devices.corrected import Measured, Role, coordinates, correction, whole_tiles
+from devices.corrected import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
 from devices.fit import fit_two
 from devices.price import launches_and_floor, roofline
 from devices.spec import load_device
+from kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
 from kernels.table import TABLE
 from simcore import ops
 from simcore.ops import Op
+from simcore.ops_convolution import IMPLEMENTATIONS, Implementation, tile
 from simcore.ops_linear_attention import linear_attention
 from validate.calibrate import shape_text
 from validate.card_calibrate import in_turn
-from validate.card_grid import drawn, grid
+from validate.card_grid import KEPT_BYTES, drawn, grid
 
 
 def dimensions(op: Op) -> Mapping[str, int]:
@@ -76,6 +80,88 @@ def test_a_prompt_of_a_row_more_than_a_block_is_priced_by_what_takes_as_many() -
         assert near.error(fit, measured(length, cached)) == pytest.approx(0.0, abs=0.05)
 
 
+# -- what stays in the cache -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("side", [1, 2, 8, 16, 24])
+def test_a_tile_works_on_the_buffers_that_its_kernel_takes(name: Implementation, side: int) -> None:
+    op = tile(name, layers=2, batch=3, channels=5, side=side, outputs=side, dtype="fp32")
+    y, of_filter, z = TABLE[op.kind].inputs(op, torch.Generator().manual_seed(0), torch.device("cpu"))
+    if name == "flash_fft" and is_transformed(side):
+        of_filter = right_angle_spectrum(torch.randn(2, 1, 2 * side, 5), side)
+    assert operand_bytes(op.kind, dimensions(op)) == sum(x.nbytes for x in (y, of_filter, z))
+
+
+def test_only_tiles_are_told_apart_by_what_stays_in_the_cache() -> None:
+    assert operand_bytes("matmul", {"m": 1, "n": 8, "k": 8}) is None
+
+
+def layers_of(layers: int, batch: int = 1) -> Op:
+    return tile("conv", layers=layers, batch=batch, channels=256, side=4, outputs=4, dtype="fp32")
+
+
+def kept(op: Op, most: int = 200_000) -> bool:
+    return (operand_bytes(op.kind, dimensions(op)) or 0) <= most
+
+
+def jumping(op: Op, role: Role = "fit") -> Measured:
+    """A tile takes 2 us from the cache, 4 from memory, and in proportion to its work besides."""
+    launches, floor_s = launches_and_floor(op, roofline(load_device("h200-sxm")))
+    seconds, where = (2e-6, "L2") if kept(op) else (4e-6, "cold")
+    return Measured(
+        op.kind, shape_text(op), "fp32", launches, floor_s, seconds + 2 * floor_s, role, cache=where
+    )
+
+
+def test_prices_jump_where_operands_no_longer_stay_in_the_cache() -> None:
+    """Between points of one and of the other kind that lie far apart: as those of its own kind say."""
+    known = [jumping(layers_of(n, batch)) for n in (1, 4, 12, 36) for batch in (1, 4)]
+    known.append(jumping(layers_of(6, 4)))
+    fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
+    near, price = correction(fit, known), roofline(load_device("h200-sxm"))
+    every = [layers_of(n, batch) for n in (2, 6, 10, 14, 17, 20, 30) for batch in (1, 2, 3, 4)]
+    # Up to the first that does not stay nobody knows which do.
+    ends = [operand_bytes("tile_conv", dimensions(layers_of(*at))) for at in ((12, 1), (6, 4))]
+    tried = [op for op in every if not ends[0] < operand_bytes(op.kind, dimensions(op)) < ends[1]]
+    assert len(tried) > 12
+    assert {kept(op) for op in tried} == {True, False}
+    for op in tried:
+        off = near.error(fit, jumping(op, "check"))
+        assert off == pytest.approx(0.0, abs=0.06), op.shape
+        found = near.price(fit, op, *launches_and_floor(op, price), "")
+        assert found is not None
+        assert found.source != "extrapolated"
+    blind = correction(fit, [replace(point, cache="") for point in known])
+    assert max(abs(blind.error(fit, jumping(op)) or 0.0) for op in tried) > 0.2
+
+
+def test_points_that_overlap_do_not_tell_what_stays() -> None:
+    known = [jumping(layers_of(n)) for n in (1, 4, 12, 36)]
+    mixed = [replace(known[0], cache="cold"), *known[1:-1], replace(known[-1], cache="L2")]
+    fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
+    assert correction(fit, known).halves
+    assert not correction(fit, mixed).halves
+    assert not correction(fit, known[:2]).halves
+
+
+def test_the_grid_has_both_sides_of_where_a_tile_stays_in_the_cache() -> None:
+    """No line along the layers goes from one side to the other by more than a layer."""
+    for name in IMPLEMENTATIONS:
+        lines: dict[tuple[object, ...], list[tuple[int, bool]]] = {}
+        for op in grid([f"tile_{name}"]):
+            own = {key: size for key, size in dimensions(op).items() if key != "layers"}
+            lines.setdefault((*own.items(),), []).append((op["layers"], kept(op, KEPT_BYTES)))
+        jumps = [
+            (low, high)
+            for line in lines.values()
+            for low, high in pairwise(sorted(line))
+            if low[1] != high[1]
+        ]
+        assert jumps
+        assert all(high[0] - low[0] == 1 for low, high in jumps)
+
+
 @pytest.mark.parametrize("method", ["lightning", "causal_dot_product", "fleet"])
 def test_a_state_is_not_read_once_more_for_a_chunk_that_is_not_full(method: str) -> None:
     make: Any = partial(
@@ -106,20 +192,6 @@ def test_the_grid_has_prompts_of_each_number_of_blocks_that_a_last_tile_takes() 
         if 128 < length <= 256
     }
     assert found == {(0, 0), (0, 1), (0, 2)}
-
-
-@pytest.mark.parametrize(("kind", "spectrum"), [("tile_conv", 0), ("tile_flash_fft", 2)])
-def test_the_grid_has_both_sides_of_where_tiles_leave_the_cache(kind: str, spectrum: int) -> None:
-    found: dict[tuple[int, int, int], set[int]] = {}
-    for op in grid([kind]):
-        found.setdefault((op["channels"], op["batch"], op["side"]), set()).add(op["layers"])
-    jumps = 0
-    for (channels, batch, side), layers in found.items():
-        kept = 60 * 2**20 // 128 // (channels * 4 * (2 * side + spectrum + 2 * batch * side))
-        if 1 <= kept < 36:
-            jumps += 1
-            assert {kept, kept + 1} <= layers
-    assert jumps > 30
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from devices.fit import LEAST_CHECKS, Fit, checked_interval, fit_two
+from devices.fit import ANOTHER_TIME, LEAST_CHECKS, Fit, checked_interval, fit_two
 from devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
@@ -103,7 +103,7 @@ def test_checks_cover_what_comes_next_whatever_its_distribution(n: int) -> None:
     rng = np.random.default_rng(n)
 
     def errors(count: int) -> NDArray[np.float64]:
-        return 0.01 * rng.standard_normal(count) * np.where(rng.random(count) < 0.05, 10.0, 1.0)
+        return 0.1 * rng.standard_normal(count) * np.where(rng.random(count) < 0.05, 10.0, 1.0)
 
     inside = list[float]()
     for _ in range(800):
@@ -111,6 +111,18 @@ def test_checks_cover_what_comes_next_whatever_its_distribution(n: int) -> None:
         new = np.exp(errors(100))
         inside.append(float(np.mean((low <= new) & (new <= high))))
     assert np.mean(inside) == pytest.approx(0.9, abs=0.012)
+
+
+def test_an_interval_covers_what_another_process_finds() -> None:
+    """All times of a kind a little longer or shorter, nine in ten times by up to ANOTHER_TIME. Of 2,000 such
+    the mean has a standard error of 0.004; without it a tenth less is covered."""
+    rng, inside = np.random.default_rng(5), list[float]()
+    for _ in range(2000):
+        low, high = checked_interval(0.003 * rng.standard_normal(40))
+        shift = ANOTHER_TIME / 1.645 * rng.standard_normal()
+        new = np.exp(shift + 0.003 * rng.standard_normal(100))
+        inside.append(float(np.mean((low <= new) & (new <= high))))
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.016)
 
 
 def test_one_or_two_points_say_nothing_of_their_error() -> None:

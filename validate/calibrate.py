@@ -308,7 +308,7 @@ def cells(point: Point) -> list[object]:
 def as_read(point: Point) -> Measured:
     """A point as a profile has it that is read."""
     op = point.op
-    times = point.floor_s, point.median_s, point.role, point.warm_s
+    times = point.floor_s, point.median_s, point.role, point.warm_s, point.cache
     return Measured(op.kind, shape_text(op), op.dtype, point.launches, *times)
 
 

@@ -20,7 +20,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from devices.corrected import place_of
+from devices.corrected import operand_bytes, place_of
 from simcore import ops
 from simcore import ops_convolution as conv
 from simcore import ops_linear_attention as linear
@@ -334,12 +334,13 @@ def _tile(implementation: conv.Implementation) -> Callable[..., Op]:
 
 def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims], Iterator[Dims]]:
     """The most layers of one launch that find their inputs in the cache, and one more: time jumps there."""
-    spectrum = 2 if implementation.endswith("fft") else 0
+    make = _tile(implementation)
 
     def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
-        # A filter of twice the side, or its spectrum; inputs and sums of each sequence; all in fp32.
-        of_a_channel = 4 * (2 * values["side"] + spectrum + 2 * values["batch"] * values["side"])
-        kept = KEPT_BYTES // (choice["channels"] * of_a_channel)
+        one = make(**choice, **{**values, "layers": 1})
+        of_a_layer = operand_bytes(one.kind, {name: one[name] for name, _ in one.shape})
+        assert of_a_layer, one.kind
+        kept = KEPT_BYTES // of_a_layer
         layers = [kept, kept + 1] if 1 <= kept < LAYERS[-1] else []
         if implementation == "flash_fft" and values["side"] <= SHORT_SIDE:
             layers += LAYERS_BETWEEN
@@ -430,11 +431,16 @@ def _thinned(family: Family) -> Family:
 
 
 def drawn(
-    kinds: Collection[str], count: int, seed: int, without: Collection[tuple[str, Shape, str]] = ()
+    kinds: Collection[str],
+    count: int,
+    seed: int,
+    without: Collection[tuple[str, Shape, str]] = (),
+    *,
+    beside_grid: bool = True,
 ) -> list[Op]:
-    """`count` ops of each family, by a seed; fewer where there are not so many. None is in the full grid, nor
-    among those of kind, shape and dtype as in `without`."""
-    known = {*((op.kind, op.shape, op.dtype) for op in grid(kinds)), *without}
+    """`count` ops of each family, by a seed; fewer where there are not so many. None is among those of kind,
+    shape and dtype as in `without`, nor, if `beside_grid`, in the full grid."""
+    known = {*without, *((op.kind, op.shape, op.dtype) for op in grid(kinds if beside_grid else ()))}
     found: list[Op] = []
     for family in families():
         draw, tries, left = random.Random(f"{seed} {family.kind}"), TRIES, count

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from devices.corrected import COLD, STAY
 from devices.price import launches_and_floor
 from kernels.kernel import DTYPES, Kernel
 from kernels.streams import one_stream
@@ -268,7 +269,7 @@ def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
     >>> cache_state(128, 16_384, 60_000_000), cache_state(31, 4_000_000, 60_000_000)
     ('L2', 'cold')
     """
-    return "cold" if sets == 1 or sets * set_bytes > l2_bytes else "L2"
+    return COLD if sets == 1 or sets * set_bytes > l2_bytes else STAY
 
 
 # -- what the card reaches ---------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """Rung 1 on a CUDA card by itself: prices of a profile against times of shapes that it was not made of.
 
     python -m validate.held_out --count 100 --seed 7 --out prices.csv
+    python -m validate.held_out --count 100 --seed 7 --measured prices.csv --device h200-sxm
 
 Shapes are drawn by the seed from the ranges that a calibration covers (`validate.card_grid`), kind by kind,
 measured as a calibration measures, and priced. Of each kind: how many, median, 95th percentile and worst
-error, its shape, and the share of times that lie inside their price's 90 % interval.
+error, its shape, and the share of times that lie inside their price's 90 % interval. The second judges the
+times of an earlier run, by prices as they are now, and needs no card.
 """
 
+import csv
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,12 +23,12 @@ import typer
 
 from devices.corrected import place_of
 from devices.fitted import FittedProfile
-from devices.price import pricer, roofline
+from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, load_device
 from kernels.table import TABLE
-from simcore.files import InputError, unknown_name
-from simcore.ops import Op, Price, Pricer
+from simcore.files import InputError, read_text, unknown_name
+from simcore.ops import Op, Price, Pricer, Roofline
 from validate import card_measure
 from validate.allocator import take_memory_in_segments
 from validate.bench_timing import Card, birth, measure_card, one_line
@@ -39,8 +43,14 @@ from validate.program import check_out, run, write_csv
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512
 COMPILING_S = 120.0
+# How many times as many shapes are drawn to find those again that were drawn before.
+TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
+SHAPE, TIMES = ("kind", "shape", "dtype"), ("median_s", "p10_s", "p90_s")
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
+
+
+Born = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +142,52 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def write(found: Sequence[Tried], card: Card, path: Path) -> None:
-    """All of it as a file, whole or not at all, with its birth record."""
-    born = asdict(birth(card))
+def tried_before(
+    shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, path: Path
+) -> tuple[list[Tried], Born]:
+    """Those shapes that are in a file of `write`, by their time there, and the birth record. Raises
+    InputError where it is no such file, or has other shapes."""
+    rows = {tuple(row[name] for name in SHAPE): row for row in _read(path)}
+    floor, found = roofline(spec), list[Tried]()
+    for op in shapes:
+        row = rows.pop((op.kind, shape_text(op), op.dtype), None)
+        if row is not None:
+            found.append(Tried(_point(op, floor, row), price(op)))
+    if rows:
+        raise InputError(
+            f"{path}: {len(rows)} of its shapes are not among those that --kinds, --count and --seed draw: "
+            f"{' '.join(next(iter(rows)))}"
+        )
+    return found, {name: row[name] for row in _read(path)[:1] for name in BORN}
+
+
+def _point(op: Op, floor: Roofline, row: Mapping[str, str]) -> Point:
+    launches, floor_s = launches_and_floor(op, floor)
+    median_s, p10_s, p90_s = (float(row[name]) for name in TIMES)
+    return Point(op, launches, floor_s, median_s, p10_s, p90_s, int(row["n"]), row["cache"])
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    """The lines of a file of `write`. Raises InputError where it is none."""
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    for number, row in enumerate(rows, 2):
+        whole = {*SHAPE, *TIMES, *BORN, "n", "cache"} <= row.keys() and None not in row.values()
+        if not whole or not row["n"].isdecimal() or not all(_is_time(row[name]) for name in TIMES):
+            raise InputError(f"{path}: line {number} is none that --out writes")
+    if not rows:
+        raise InputError(f"{path}: has no line")
+    return rows
+
+
+def _is_time(cell: str) -> bool:
+    try:
+        return 0.0 < float(cell) < math.inf
+    except ValueError:
+        return False
+
+
+def write(found: Sequence[Tried], born: Born, path: Path) -> None:
+    """All of it as a file, whole or not at all, with the birth record of its times."""
     rows = [
         {
             "kind": one.point.op.kind,
@@ -149,11 +202,22 @@ def write(found: Sequence[Tried], card: Card, path: Path) -> None:
             "p90_s": one.point.p90_s,
             "n": one.point.runs,
             "cache": one.point.cache,
-            **{name: born[name] for name in BORN},
+            **born,
         }
         for one in found
     ]
     write_csv(rows, path)
+
+
+def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[list[Tried], Born]:
+    """Each shape measured on this card, and the birth record."""
+    take_memory_in_segments()
+    card = measure_card(lambda text: None)
+    # As in a calibration: a card that is loaded and then not has to rest each time.
+    shapes = sorted(shapes, key=lambda op: card_measure.loads(op, roofline(spec)))
+    ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
+    found, born = list(tried(ready, spec, price, card)), asdict(birth(card))
+    return found, {name: born[name] for name in BORN}
 
 
 def main(
@@ -162,6 +226,10 @@ def main(
     profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
     kinds: Annotated[str, typer.Option(help="kinds of op, with commas between [all]")] = "",
     out: Annotated[Path | None, typer.Option(help="a CSV file to write")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--measured", help="a file of --out: its times, in place of a card")
+    ] = None,
+    device: Annotated[str, typer.Option(help="of the catalogue, with --measured [this card]")] = "",
 ) -> None:
     """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
     further off than they may be."""
@@ -170,19 +238,21 @@ def main(
         if kind not in TABLE:
             raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
     check_out(out)
-    device = this_card()
-    spec, of = load_device(device), load_profile(device, profile)
-    take_memory_in_segments()
-    card = measure_card(lambda text: None)
-    shapes = held_out(asked, count, seed, of)
-    # As in a calibration: a card that is loaded and then not has to rest each time.
-    shapes.sort(key=lambda op: card_measure.loads(op, roofline(spec)))
-    ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
-    found = list(tried(ready, spec, pricer(spec, profile=of), card))
+    if device and from_ is None:
+        raise InputError("--device: goes with --measured; what is measured is of this card")
+    name = device or this_card()
+    spec, of = load_device(name), load_profile(name, profile)
+    price = pricer(spec, profile=of)
+    if from_ is None:
+        found, born = _measured_here(held_out(asked, count, seed, of), spec, price)
+    else:
+        # Some were not drawn then, for the grid or the profile had them: the next were.
+        shapes = drawn(asked, TIMES_AS_MANY * count, seed, beside_grid=False)
+        found, born = tried_before(shapes, spec, price, from_)
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:
-        write(found, card, out)
+        write(found, born, out)
     rows = summary(found)
     for line in lines(rows):
         typer.echo(line)
