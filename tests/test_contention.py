@@ -333,7 +333,7 @@ MEASURED = Path(contention.__file__).parent / "measured" / "h200_contention.csv"
 
 
 def test_what_an_h200_measured_is_predicted() -> None:
-    """By the constants of the committed profile, which its calibration found on another card."""
+    """By the constants of the committed profile: fitted to other rows, on that card."""
     rows, layers, _ = read(MEASURED)
     models = replace(LARGE, config=models_of(layers).config)
 
@@ -354,10 +354,10 @@ def test_what_an_h200_measured_is_predicted() -> None:
     # Beside tiles of 54 us a step goes on a little, beside those of 249 it stands still: so it does in both.
     *others, slowest = sorted(by_law["main"])
     assert max(others) < contention.MOST_PCT
-    assert slowest == pytest.approx(8.5, abs=0.1)
-    # Short tiles wait for programs of a step, which the law does not know: some of 8 us take 35 % longer
+    assert slowest == pytest.approx(8.35, abs=0.1)
+    # Short tiles wait for programs of a step, which the law does not know: some of 8 us take 38 % longer
     # than it says.
-    assert max(by_law["side"]) == pytest.approx(35.0, abs=0.1)
+    assert max(by_law["side"]) == pytest.approx(37.6, abs=0.1)
     # Max-min shares alone let a step go on beside tiles of side 1024 as if it were alone.
     assert max(errors(Constants(math.inf, 0.0, law.reach))["main"]) > 90.0
 

@@ -115,25 +115,25 @@ def jumping(op: Op, role: Role = "fit") -> Measured:
 
 
 def test_prices_jump_where_operands_no_longer_stay_in_the_cache() -> None:
-    """Between points of one and of the other kind that lie far apart: as those of its own kind say."""
+    """Between points of one kind and of the other that lie far apart: as those of its own kind say, of which
+    the next may lie on one side only, far off. Not told apart, prices are twice as far off there."""
     known = [jumping(layers_of(n, batch)) for n in (1, 4, 12, 36) for batch in (1, 4)]
     known.append(jumping(layers_of(6, 4)))
     fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
-    near, price = correction(fit, known), roofline(load_device("h200-sxm"))
+    near, floor = correction(fit, known), roofline(load_device("h200-sxm"))
+    blind = correction(fit, [replace(point, cache="") for point in known])
     every = [layers_of(n, batch) for n in (2, 6, 10, 14, 17, 20, 30) for batch in (1, 2, 3, 4)]
     # Up to the first that does not stay nobody knows which do.
-    ends = [operand_bytes("tile_conv", dimensions(layers_of(*at))) for at in ((12, 1), (6, 4))]
-    tried = [op for op in every if not ends[0] < operand_bytes(op.kind, dimensions(op)) < ends[1]]
-    assert len(tried) > 12
+    ends = [operand_bytes("tile_conv", dimensions(layers_of(*at))) or 0 for at in ((12, 1), (6, 4))]
+    tried = [op for op in every if not ends[0] < (operand_bytes(op.kind, dimensions(op)) or 0) < ends[1]]
     assert {kept(op) for op in tried} == {True, False}
     for op in tried:
-        off = near.error(fit, jumping(op, "check"))
-        assert off == pytest.approx(0.0, abs=0.06), op.shape
-        found = near.price(fit, op, *launches_and_floor(op, price), "")
+        off, before = (abs(each.error(fit, jumping(op)) or 0.0) for each in (near, blind))
+        assert off < 0.03 if kept(op) else off < 0.02 + 0.6 * before, op.shape
+        found = near.price(fit, op, *launches_and_floor(op, floor), "")
         assert found is not None
         assert found.source != "extrapolated"
-    blind = correction(fit, [replace(point, cache="") for point in known])
-    assert max(abs(blind.error(fit, jumping(op)) or 0.0) for op in tried) > 0.2
+    assert max(abs(blind.error(fit, jumping(op)) or 0.0) for op in tried) > 0.4
 
 
 def test_points_that_overlap_do_not_tell_what_stays() -> None:
