@@ -16,7 +16,7 @@ they hold is one more tile (`coordinates`). What is alike in them is measured on
 
 Tiles of convolutions are measured with what they work on in the cache up to some size (`operand_bytes`), and
 from memory beyond: c jumps there, by half and more. Of a tile on one side of it only points on that side say
-what c is, wherever the next of them is.
+what c is; where they are not all around it, it is as where nothing was measured on one side.
 
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
 of a kind together (`devices.fit.checked_interval`); where there are none, those at points left out one by
@@ -39,7 +39,7 @@ from devices.fit import MOST_FACTOR, Fit, interval
 from simcore.files import Count, InputError
 from simcore.ops import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
-__all__ = ["Correction", "Measured", "correction"]
+__all__ = ["Correction", "Measured", "correction", "operand_bytes", "staying_bytes"]
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
@@ -65,11 +65,11 @@ CHUNKS = {
 }
 # Of what a chunk takes that is not full, the part for rows that are there: they alone are read and written.
 ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
-# Where operands come from: words of points.csv.
-STAY, COLD = "L2", "cold"
-TILES, COMPLEX_BYTES = frozenset({"tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"}), 8
-# Sides of tiles that a fused transform takes; the spectrum of its filter has no last bin of its own.
-FUSED_TRANSFORMS = "tile_flash_fft", 16, 16_384
+TILES = frozenset({"tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"})
+COMPLEX_BYTES = 8
+# Sides, powers of two, of tiles that are one transform (`is_transformed` of kernels.long_convolution): the
+# spectrum of such a filter has no last bin of its own.
+ONE_TRANSFORM, LEAST_SIDE, MOST_SIDE = "tile_flash_fft", 16, 16_384
 # Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")
 # Logarithms of one number that differ by less are the same.
@@ -84,6 +84,8 @@ Least = Annotated[float, Field(gt=0.0, le=1e4)]
 # How many times the time from memory one from the cache may be.
 WARM = 0.1, 2.0
 Role = Literal["fit", "check"]
+# Where operands came from, words of points.csv; others say nothing here.
+STAY, COLD = "L2", "cold"
 # A coordinate, the one that it goes with, and the values of that one and of it.
 _Line = tuple[int, int, tuple[Numbers, Numbers]]
 
@@ -177,9 +179,10 @@ def operand_bytes(kind: str, shape: Mapping[str, int]) -> int | None:
     if kind not in TILES:
         return None
     side, outputs, stored = (shape[name] for name in ("side", "outputs", "stored_bytes"))
-    fused, least, most = FUSED_TRANSFORMS
-    has_last = not (kind == fused and least <= side <= most and side & (side - 1) == 0)
-    of_filter = COMPLEX_BYTES * (side + has_last) if kind.endswith("fft") else stored * (side + outputs - 1)
+    whole = kind == ONE_TRANSFORM and LEAST_SIDE <= side <= MOST_SIDE and side & (side - 1) == 0
+    of_filter = (
+        COMPLEX_BYTES * (side + (not whole)) if kind.endswith("fft") else stored * (side + outputs - 1)
+    )
     return shape["layers"] * shape["channels"] * (stored * shape["batch"] * (side + outputs) + of_filter)
 
 
@@ -309,13 +312,27 @@ class _Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class _Halves:
+    """Points told apart by what stays in the cache: the most bytes that do, the slices of those that do and
+    of the others, and which of the two each point belongs to."""
+
+    staying_bytes: int
+    slices: Sequence["_Slices | int"]
+    of_point: Sequence[int]
+
+    def of_shape(self, kind: str, shape: Mapping[str, int]) -> int | None:
+        """0 of a shape that stays, 1 of another; None of what is no tile."""
+        works_on = operand_bytes(kind, shape)
+        return None if works_on is None else int(works_on > self.staying_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Correction:
     """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
     all points are alike; `kind`: of the ops; `axes`: the coordinates that do not go with one before them,
     `lines`: those that do, each with that one and the values of both, ascending; `shapes`: those that were
     measured; `box`: the least and the most of each coordinate; `halves`: where points are told apart by what
-    stays in the cache, the slices of those and of the others, `staying_bytes` the most that stays, `half`
-    which of the two a point belongs to."""
+    stays in the cache."""
 
     kind: str
     names: tuple[str, ...]
@@ -329,9 +346,7 @@ class Correction:
     box: tuple[Numbers, Numbers]
     low: float
     high: float
-    halves: "tuple[_Slices | int, ...]" = ()
-    staying_bytes: int = 0
-    half: Sequence[int] = ()
+    halves: "_Halves | None" = None
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
         """The price of an op; None for one that differs in what is alike, of which nothing was measured.
@@ -374,22 +389,19 @@ class Correction:
 
     def _half(self, shape: Mapping[str, int]) -> int | None:
         """Which half says what c is of a shape; None where all points do."""
-        works_on = operand_bytes(self.kind, shape) if self.halves else None
-        return None if works_on is None else int(works_on > self.staying_bytes)
+        return self.halves.of_shape(self.kind, shape) if self.halves else None
 
     def _c(self, x: Numbers, half: int | None, without: int = -1) -> tuple[float, bool]:
-        """c at a place inside the box of the points, and whether there are points on all sides of it."""
+        """c at a place inside the box of the points, and whether points on all sides of it say so."""
 
         def value(i: int) -> float | None:
             return None if i == without else float(self.found[i])
 
         place = x[self.axes]
-        of = self.slices if half is None else self.halves[half]
+        of = self.slices if half is None or self.halves is None else self.halves.slices[half]
         between = _mixed(of, place, 0, value, False)
-        c = _mixed(of, place, 0, value, True) if between is None else between
-        if between is None and half is not None:
-            between = _mixed(self.slices, place, 0, value, False)
-        return c or 0.0, between is not None
+        beside = _mixed(of, place, 0, value, True) if between is None else between
+        return beside or 0.0, between is not None
 
     def _is_off_line(self, x: Numbers) -> bool:
         """Whether a coordinate is not what another one, with which it goes, says between two points."""
@@ -399,7 +411,7 @@ class Correction:
 
     def left_out(self, i: int) -> float:
         """By how much c is off at a point, if that was not measured."""
-        half = self.half[i] if self.halves else None
+        half = self.halves.of_point[i] if self.halves else None
         return float(self.found[i]) - self._c(self.points[i], half, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
@@ -493,12 +505,12 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
     shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
     box = points.min(0), points.max(0)
     plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, 1.0, 1.0)
-    staying_bytes = _staying_bytes(measured)
-    if staying_bytes:
-        half = np.zeros(len(points), int)
-        half[place.ravel()] = [(operand_bytes(kind, p.dimensions) or 0) > staying_bytes for p in measured]
-        halves = tuple(_sliced(points[:, axes], np.flatnonzero(half == side).tolist(), 0) for side in (0, 1))
-        plain = replace(plain, halves=halves, staying_bytes=staying_bytes, half=half.tolist())
+    most = staying_bytes(measured)
+    if most is not None:
+        of_point = np.zeros(len(points), int)
+        of_point[place.ravel()] = [(operand_bytes(kind, p.dimensions) or 0) > most for p in measured]
+        each = [_sliced(points[:, axes], np.flatnonzero(of_point == half).tolist(), 0) for half in (0, 1)]
+        plain = replace(plain, halves=_Halves(most, each, of_point.tolist()))
     if not judged:
         return plain
     tried = np.random.default_rng(0).permutation(len(points))[:MOST_LEFT_OUT]
@@ -507,16 +519,23 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
     return replace(plain, low=low, high=high)
 
 
-def _staying_bytes(measured: Sequence[Measured]) -> int | None:
-    """The most that operands had that stayed in the cache; None where points do not tell, or all of them are
-    on one side."""
+def staying_bytes(measured: Iterable[Measured]) -> int | None:
+    """The most that operands of a kind of tile had that stayed in the cache; None where points do not tell,
+    or all of them are on one side. Raises InputError where some stayed and smaller ones did not."""
     sizes: dict[str, list[int]] = {STAY: [], COLD: []}
     for point in measured:
         works_on = operand_bytes(point.kind, point.dimensions)
         if works_on is not None and point.cache in sizes:
             sizes[point.cache].append(works_on)
     stay, cold = sizes.values()
-    return max(stay) if stay and cold and max(stay) < min(cold) else None
+    if not stay or not cold:
+        return None
+    if max(stay) >= min(cold):
+        raise InputError(
+            f"cache: a tile of {max(stay):,} bytes is {STAY} and one of {min(cold):,} {COLD}; larger ones are"
+            f" {COLD}"
+        )
+    return max(stay)
 
 
 def _fitted_s(fit: Fit, point: Measured) -> float:

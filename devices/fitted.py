@@ -27,7 +27,7 @@ import yaml
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from devices.corrected import Correction, Measured, correction
+from devices.corrected import Correction, Measured, correction, staying_bytes
 from devices.fit import LEAST_CHECKS, Fit, checked_interval
 from devices.spec import check_return
 from simcore.files import (
@@ -390,6 +390,11 @@ def _check_whole(profile: FittedProfile, folder: Path) -> None:
     if len(profile.points) != profile.birth.points:
         there = f"{len(profile.points)} lines, and profile.yaml says birth.points: {profile.birth.points}"
         raise InputError(f"{folder / POINTS}: {there}")
+    for kind in sorted({point.kind for point in profile.points}):
+        try:
+            staying_bytes([point for point in profile.points if point.kind == kind])
+        except InputError as error:
+            raise InputError(f"{folder / POINTS}: {kind}: {error}") from None
     missing = {point.kind for point in profile.points} - {row.kind for row in profile.fits}
     if missing:
         raise InputError(

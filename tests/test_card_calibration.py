@@ -647,32 +647,74 @@ def test_held_out_prices_are_judged_by_kind() -> None:
     assert "kv_copy" in text[1]
 
 
-def test_times_of_an_earlier_run_are_judged_by_the_prices_of_today(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ops, path, again = drawn(["norm", "kv_copy"], 5, 3), tmp_path / "rows.csv", tmp_path / "again.csv"
+HELD_OUT = {"kinds": "norm,kv_copy", "count": 5, "seed": 101, "device": "h200-sxm"}
+
+
+@pytest.fixture
+def held_out_rows(tmp_path: Path) -> Path:
+    """What `held_out --out` writes, by another profile than the committed one."""
+    ops, path = drawn(["norm", "kv_copy"], 5, 101), tmp_path / "rows.csv"
     prices = pricer(H200, profile=profile_of("h200-sxm", [a_point(op) for op in ops], profile_born(), {}, []))
-    write_tried([Tried(a_point(op, noise=0.5), prices(op)) for op in ops], dict.fromkeys(BORN, "x"), path)
-    given = {"kinds": "norm,kv_copy", "count": 5, "seed": 3, "from_": path, "device": "h200-sxm"}
+    born = {**dict.fromkeys(BORN, "x"), "device": "NVIDIA H200"}
+    write_tried([Tried(a_point(op, noise=0.5), prices(op)) for op in ops], born, path)
+    return path
+
+
+def test_times_of_an_earlier_run_are_judged_by_the_prices_of_today(
+    held_out_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = tmp_path / "again.csv"
     with pytest.raises(typer.Exit):
-        judge(**given, out=again)  # type: ignore[arg-type]
+        judge(**HELD_OUT, again=held_out_rows, out=again)  # type: ignore[arg-type]
     assert "norm bf16" in capsys.readouterr().out
-    rows = [list(csv.DictReader(each.read_text().splitlines())) for each in (path, again)]
-    assert len(rows[1]) == 10
-    # By the committed profile, which is not the one that the file was written by.
+    rows = [list(csv.DictReader(path.read_text().splitlines())) for path in (held_out_rows, again)]
+    # The committed profile may have measured some of them.
+    assert 5 < len(rows[1]) <= 10
     by_shape = [{row["kind"] + row["shape"]: row for row in each} for each in rows]
-    for name, row in by_shape[0].items():
-        assert by_shape[1][name]["median_s"] == row["median_s"]
-        assert by_shape[1][name]["predicted_s"] != row["predicted_s"]
-    for changed, words in (({"seed": 4}, "are not among those"), ({"device": ""}, "finds no CUDA device")):
+    for name, row in by_shape[1].items():
+        assert by_shape[0][name]["median_s"] == row["median_s"]
+        assert by_shape[0][name]["predicted_s"] != row["predicted_s"]
+
+
+def test_what_a_profile_was_made_of_is_not_held_out(
+    held_out_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [a_point(op) for op in drawn(["norm", "kv_copy"], 5, 101)[:3]]
+    of = replace(profile_born(), processor="NVIDIA H200", points=len(points))
+    write_whole(profile_of("h200-sxm", points, of, {}, []), points, tmp_path / "p")
+    with pytest.raises(typer.Exit):
+        judge(**HELD_OUT, again=held_out_rows, profile=str(tmp_path / "p"))  # type: ignore[arg-type]
+    assert "left out: 3 shapes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("kind,shape", "kind,form", "has no column shape"),
+        ("kv_copy,", "kv_copy,1,", "line 7: has not as many cells"),
+        ("NVIDIA H200", "NVIDIA A100", "line 3: device: is NVIDIA H200, of the first NVIDIA A100"),
+        (",12,cold", ",0,cold", "line 2: n: "),
+    ],
+)
+def test_a_line_that_no_run_wrote_is_refused(held_out_rows: Path, old: str, new: str, words: str) -> None:
+    text = held_out_rows.read_text()
+    assert old in text
+    held_out_rows.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=words):
+        judge(**HELD_OUT, again=held_out_rows)  # type: ignore[arg-type]
+
+
+def test_only_the_shapes_of_a_run_are_judged_again(held_out_rows: Path) -> None:
+    for changed, words in (({"seed": 102}, "have to be those"), ({"device": ""}, "--device")):
         with pytest.raises(InputError, match=words):
-            judge(**{**given, **changed})  # type: ignore[arg-type]
-    for text in ("", "kind,shape\nnorm,x\n", path.read_text().replace("kv_copy", "kv_copy,1", 1)):
-        path.write_text(text)
-        with pytest.raises(InputError, match=r"has no line|is none that --out writes"):
-            judge(**given)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="goes with --measured"):
+            judge(**{**HELD_OUT, **changed}, again=held_out_rows)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="--device"):
         judge(device="h200-sxm")
+    text = held_out_rows.read_text()
+    for other, words in ((f"{text}{text.splitlines()[-1]}\n", "twice"), ("", "column")):
+        held_out_rows.write_text(other)
+        with pytest.raises(InputError, match=words):
+            judge(**HELD_OUT, again=held_out_rows)  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_launched_as_measured_ones_are_told_apart() -> None:

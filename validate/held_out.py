@@ -10,25 +10,26 @@ times of an earlier run, by prices as they are now, and needs no card.
 """
 
 import csv
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
 
-from devices.corrected import place_of
+from devices.corrected import Took, place_of
 from devices.fitted import FittedProfile
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, load_device
 from kernels.table import TABLE
-from simcore.files import InputError, read_text, unknown_name
-from simcore.ops import Op, Price, Pricer, Roofline
+from simcore.files import Count, InputError, read_text, unknown_name, validated
+from simcore.ops import Op, Price, Pricer
 from validate import card_measure
 from validate.allocator import take_memory_in_segments
 from validate.bench_timing import Card, birth, measure_card, one_line
@@ -46,11 +47,34 @@ COMPILING_S = 120.0
 # How many times as many shapes are drawn to find those again that were drawn before.
 TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
-SHAPE, TIMES = ("kind", "shape", "dtype"), ("median_s", "p10_s", "p90_s")
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
 Born = Mapping[str, object]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Row:
+    """What a line of a file of `write` has of a time."""
+
+    kind: str
+    shape: str
+    dtype: str
+    median_s: Took
+    p10_s: Took
+    p90_s: Took
+    n: Count
+    cache: str
+    device: str
+    driver: str
+    torch: str
+    triton: str
+    date_utc: str
+    sm_clock_mhz: str
+    memory_clock_mhz: str
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,48 +166,62 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def tried_before(
-    shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, path: Path
-) -> tuple[list[Tried], Born]:
-    """Those shapes that are in a file of `write`, by their time there, and the birth record. Raises
-    InputError where it is no such file, or has other shapes."""
-    rows = {tuple(row[name] for name in SHAPE): row for row in _read(path)}
+def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Row]) -> list[Tried]:
+    """Those shapes that rows are of, by their times. Raises InputError where a row is of another one."""
+    left = {(row.kind, row.shape, row.dtype): row for row in rows}
     floor, found = roofline(spec), list[Tried]()
     for op in shapes:
-        row = rows.pop((op.kind, shape_text(op), op.dtype), None)
+        row = left.pop((op.kind, shape_text(op), op.dtype), None)
         if row is not None:
-            found.append(Tried(_point(op, floor, row), price(op)))
-    if rows:
+            launches, floor_s = launches_and_floor(op, floor)
+            times = row.median_s, row.p10_s, row.p90_s
+            found.append(Tried(Point(op, launches, floor_s, *times, row.n, row.cache), price(op)))
+    if left:
         raise InputError(
-            f"{path}: {len(rows)} of its shapes are not among those that --kinds, --count and --seed draw: "
-            f"{' '.join(next(iter(rows)))}"
+            f"--seed, --count, --kinds: have to be those of the run that wrote --measured; {len(left)} of "
+            f"its {len(rows)} shapes are not drawn by these, as {' '.join(next(iter(left)))}"
         )
-    return found, {name: row[name] for row in _read(path)[:1] for name in BORN}
+    return found
 
 
-def _point(op: Op, floor: Roofline, row: Mapping[str, str]) -> Point:
-    launches, floor_s = launches_and_floor(op, floor)
-    median_s, p10_s, p90_s = (float(row[name]) for name in TIMES)
-    return Point(op, launches, floor_s, median_s, p10_s, p90_s, int(row["n"]), row["cache"])
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    """The lines of a file of `write`. Raises InputError where it is none."""
-    rows = list(csv.DictReader(read_text(path).splitlines()))
-    for number, row in enumerate(rows, 2):
-        whole = {*SHAPE, *TIMES, *BORN, "n", "cache"} <= row.keys() and None not in row.values()
-        if not whole or not row["n"].isdecimal() or not all(_is_time(row[name]) for name in TIMES):
-            raise InputError(f"{path}: line {number} is none that --out writes")
+def read_rows(path: Path) -> list[Row]:
+    """The lines of a file of `write`. Raises InputError where it is none, has a shape twice, or times of
+    several births."""
+    reader, rows = csv.DictReader(read_text(path).splitlines()), list[Row]()
+    for name in set(COLUMNS) - {*(reader.fieldnames or ())}:
+        raise InputError(f"{path}: has no column {name}")
+    for number, line in enumerate(reader, 2):
+        if None in line or None in line.values():
+            raise InputError(f"{path}: line {number}: has not as many cells as there are columns")
+        rows.append(validated(Row, {name: line[name] for name in COLUMNS}, f"{path}: line {number}"))
+        for name in BORN:
+            if (own := getattr(rows[-1], name)) != (first := getattr(rows[0], name)):
+                raise InputError(
+                    f"{path}: line {number}: {name}: is {own}, of the first {first}: one run a file"
+                )
     if not rows:
         raise InputError(f"{path}: has no line")
+    if len({(row.kind, row.shape, row.dtype) for row in rows}) < len(rows):
+        raise InputError(f"{path}: has a shape twice")
     return rows
 
 
-def _is_time(cell: str) -> bool:
-    try:
-        return 0.0 < float(cell) < math.inf
-    except ValueError:
-        return False
+def _judged_again(
+    rows: Sequence[Row], shapes: Iterable[Op], spec: DeviceSpec, of: Profile | FittedProfile, where: Path
+) -> list[Tried]:
+    """Rows that a profile was not made of, nor checked by. Raises InputError where they are of another
+    card."""
+    if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != rows[0].device:
+        raise InputError(f"{where}: device: is {rows[0].device}, that of the profile {of.birth.processor}")
+    points = of.points if isinstance(of, FittedProfile) else ()
+    known = {(point.kind, point.shape, point.dtype) for point in points}
+    found = tried_before(shapes, spec, pricer(spec, profile=of), rows)
+    new = [
+        one for one in found if (one.point.op.kind, shape_text(one.point.op), one.point.op.dtype) not in known
+    ]
+    if len(new) < len(found):
+        typer.echo(f"left out: {len(found) - len(new)} shapes that the profile was made of, or checked by")
+    return new
 
 
 def write(found: Sequence[Tried], born: Born, path: Path) -> None:
@@ -226,10 +264,11 @@ def main(
     profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
     kinds: Annotated[str, typer.Option(help="kinds of op, with commas between [all]")] = "",
     out: Annotated[Path | None, typer.Option(help="a CSV file to write")] = None,
-    from_: Annotated[
-        Path | None, typer.Option("--measured", help="a file of --out: its times, in place of a card")
+    again: Annotated[
+        Path | None,
+        typer.Option("--measured", help="a file of --out, of these --count, --seed and --kinds: its times"),
     ] = None,
-    device: Annotated[str, typer.Option(help="of the catalogue, with --measured [this card]")] = "",
+    device: Annotated[str, typer.Option(help="of the catalogue, whose times --measured has")] = "",
 ) -> None:
     """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
     further off than they may be."""
@@ -238,21 +277,30 @@ def main(
         if kind not in TABLE:
             raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
     check_out(out)
-    if device and from_ is None:
-        raise InputError("--device: goes with --measured; what is measured is of this card")
+    if bool(device) != (again is not None):
+        raise InputError(
+            "--device: is given with --measured, and only there: what is measured is of this card"
+        )
     name = device or this_card()
     spec, of = load_device(name), load_profile(name, profile)
-    price = pricer(spec, profile=of)
-    if from_ is None:
-        found, born = _measured_here(held_out(asked, count, seed, of), spec, price)
+    if again is None:
+        found, born = _measured_here(held_out(asked, count, seed, of), spec, pricer(spec, profile=of))
     else:
+        rows = [row for row in read_rows(again) if row.kind in asked]
         # Some were not drawn then, for the grid or the profile had them: the next were.
         shapes = drawn(asked, TIMES_AS_MANY * count, seed, beside_grid=False)
-        found, born = tried_before(shapes, spec, price, from_)
+        found = _judged_again(rows, shapes, spec, of, again) if rows else []
+        born = {name: getattr(rows[0], name) for name in BORN} if rows else {}
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:
         write(found, born, out)
+    if not _told(found, of):
+        raise typer.Exit(1)
+
+
+def _told(found: Sequence[Tried], of: Profile | FittedProfile) -> bool:
+    """Prints the table and what it comes to; whether every kind is as good as it has to be."""
     rows = summary(found)
     for line in lines(rows):
         typer.echo(line)
@@ -268,7 +316,7 @@ def main(
             f"median under {MEDIAN_PCT:g} %, 95th percentile under {P95_PCT:g} %, {100 * LEAST_COVER:.0f} to "
             f"{100 * MOST_COVER:.0f} % inside: not so for {', '.join(off)}"
         )
-        raise typer.Exit(1)
+    return not off
 
 
 if __name__ == "__main__":
