@@ -188,7 +188,7 @@ def read_rows(path: Path) -> list[Row]:
     """The lines of a file of `write`. Raises InputError where it is none, has a shape twice, or times of
     several births."""
     reader, rows = csv.DictReader(read_text(path).splitlines()), list[Row]()
-    for name in set(COLUMNS) - {*(reader.fieldnames or ())}:
+    for name in (each for each in COLUMNS if each not in (reader.fieldnames or ())):
         raise InputError(f"{path}: has no column {name}")
     for number, line in enumerate(reader, 2):
         if None in line or None in line.values():
@@ -259,7 +259,7 @@ def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[l
 
 
 def main(
-    count: Annotated[int, typer.Option(min=1, help="shapes of each kind")] = 100,
+    count: Annotated[int, typer.Option(min=1, max=1000, help="shapes of each kind")] = 100,
     seed: Annotated[int, typer.Option(help="by which they are drawn")] = 7,
     profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
     kinds: Annotated[str, typer.Option(help="kinds of op, with commas between [all]")] = "",
