@@ -358,7 +358,7 @@ def _read_points(path: Path) -> list[dict[str, str]]:
     """What `Measured` has of each line; the spread of its runs is for people."""
     names = [field.name for field in fields(Measured)]
     reader = csv.DictReader(read_text(path).splitlines())
-    for name in set(names) - {"warm_s", "cache", *(reader.fieldnames or ())}:
+    for name in set(names) - {"warm_s", *(reader.fieldnames or ())}:
         raise InputError(f"{path}: has no column {name}")
     lines = list(reader)
     for number, line in enumerate(lines):

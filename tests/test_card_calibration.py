@@ -710,6 +710,8 @@ def test_only_the_shapes_of_a_run_are_judged_again(held_out_rows: Path) -> None:
             judge(**{**HELD_OUT, **changed}, again=held_out_rows)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--device"):
         judge(device="h200-sxm")
+    with pytest.raises(InputError, match="is no plain file"):
+        judge(**HELD_OUT, again=held_out_rows, out=Path("/dev/null"))  # type: ignore[arg-type]
     text = held_out_rows.read_text()
     for other, words in ((f"{text}{text.splitlines()[-1]}\n", "twice"), ("", "column")):
         held_out_rows.write_text(other)

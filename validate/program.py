@@ -15,9 +15,14 @@ USAGE, INTERRUPTED = 2, 130
 
 def check_out(path: Path | None) -> None:
     """Raises InputError where a file could not be written: to be asked before what takes long."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
         why = "is a folder" if path.is_dir() else "its folder is not there"
         raise InputError(f"--out {path}: {why}")
+    # A file is put in its place at the end: no device is replaced so.
+    if path.exists() and not path.is_file():
+        raise InputError(f"--out {path}: is no plain file")
 
 
 def partial_of(path: Path) -> Path:
