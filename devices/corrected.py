@@ -364,7 +364,7 @@ class Correction:
         inside = np.clip(x, self.box[0], self.box[1])
         outside = float(np.abs(x - inside).max(initial=0.0))
         away = float(np.abs(self.points - x).max(1, initial=0.0).min())
-        c, known = self._c(inside, self._half(shape))
+        c, known = self._c(inside, self._near(shape))
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
@@ -387,20 +387,20 @@ class Correction:
             return None
         return np.array([_log(own[name]) for name in self.names]) if own.keys() >= {*self.names} else None
 
-    def _half(self, shape: Mapping[str, int]) -> int | None:
-        """Which half says what c is of a shape; None where all points do."""
-        return self.halves.of_shape(self.kind, shape) if self.halves else None
+    def _near(self, shape: Mapping[str, int]) -> "_Slices | int":
+        """The slices of the points that say what c is of a shape."""
+        half = self.halves.of_shape(self.kind, shape) if self.halves else None
+        return self.slices if half is None or self.halves is None else self.halves.slices[half]
 
-    def _c(self, x: Numbers, half: int | None, without: int = -1) -> tuple[float, bool]:
+    def _c(self, x: Numbers, near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
         """c at a place inside the box of the points, and whether points on all sides of it say so."""
 
         def value(i: int) -> float | None:
             return None if i == without else float(self.found[i])
 
         place = x[self.axes]
-        of = self.slices if half is None or self.halves is None else self.halves.slices[half]
-        between = _mixed(of, place, 0, value, False)
-        beside = _mixed(of, place, 0, value, True) if between is None else between
+        between = _mixed(near, place, 0, value, False)
+        beside = _mixed(near, place, 0, value, True) if between is None else between
         return beside or 0.0, between is not None
 
     def _is_off_line(self, x: Numbers) -> bool:
@@ -411,15 +411,15 @@ class Correction:
 
     def left_out(self, i: int) -> float:
         """By how much c is off at a point, if that was not measured."""
-        half = self.halves.of_point[i] if self.halves else None
-        return float(self.found[i]) - self._c(self.points[i], half, i)[0]
+        near = self.halves.slices[self.halves.of_point[i]] if self.halves else self.slices
+        return float(self.found[i]) - self._c(self.points[i], near, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
         """log(measured / predicted) of a shape; None where it is not priced by this."""
         x = self._at(coordinates(self.kind, check.dimensions))
         if x is None:
             return None
-        c, _ = self._c(np.clip(x, self.box[0], self.box[1]), self._half(check.dimensions))
+        c, _ = self._c(np.clip(x, self.box[0], self.box[1]), self._near(check.dimensions))
         return math.log(check.median_s / _fitted_s(fit, check)) - c
 
 

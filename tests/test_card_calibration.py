@@ -34,13 +34,14 @@ from simcore.files import InputError
 from simcore.ops import Op, Price, Roofline, matmul
 from tests.thorough import thorough
 from validate import card_calibrate, card_host, card_measure, card_nodes, card_sharing, compile_ahead
+from validate.bench_cases import BORN
 from validate.bench_timing import Card
 from validate.calibrate import shape_text, write_whole
 from validate.card_calibrate import calibrate_card, own_line, profile_of
 from validate.card_grid import CONTEXT, drawn, families, grid
 from validate.card_measure import cache_state
 from validate.compile_ahead import as_compiled
-from validate.held_out import BORN, Tried, lines, met, summary, told_apart
+from validate.held_out import Tried, lines, met, summary, told_apart
 from validate.held_out import main as judge
 from validate.held_out import write as write_tried
 from validate.measure import Point

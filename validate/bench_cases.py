@@ -316,6 +316,10 @@ class Birth:
     node_s: float
 
 
+# What each row of a table has of it.
+BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
+
+
 def csv_text(rows: Sequence[Row], birth: Birth) -> str:
     """A tidy table, one line for each row; numbers with all their digits."""
     lines = []

@@ -24,6 +24,7 @@ from devices.profile import NO_PROFILE, PROFILES, load_profile
 from devices.spec import load_device
 from simcore.files import InputError, is_path
 from simcore.ops_convolution import IMPLEMENTATIONS
+from validate.bench_cases import BORN
 from validate.bench_timing import birth, measure_card
 from validate.card_calibrate import this_card
 from validate.card_real import this_machine
@@ -48,7 +49,6 @@ from validate.program import check_out, partial_of, run, write_csv
 # What a case may have at most; else as many as a context has tokens, and seconds.
 MOST = {"batch": 512, "count": 256, "side": 4096, "layers": 32}
 MOST_TOKENS, MOST_S = 1 << 17, 1e3
-BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from simcore.files import Count, InputError, read_text, unknown_name, validated
 from simcore.ops import Op, Price, Pricer
 from validate import card_measure
 from validate.allocator import take_memory_in_segments
+from validate.bench_cases import BORN
 from validate.bench_timing import Card, birth, measure_card, one_line
 from validate.calibrate import NAME, shape_text
 from validate.card_calibrate import this_card
@@ -47,7 +48,6 @@ COMPILING_S = 120.0
 # How many times as many shapes are drawn to find those again that were drawn before.
 TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
-BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
 Born = Mapping[str, object]
