@@ -35,8 +35,9 @@ these.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import exp, inf
+from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,23 @@ def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[floa
     >>> max_min_shares([0.2, 0.9, 0.9])
     [0.2, 0.4, 0.4]
     """
-    shares = [0.0] * len(demands)
-    left = capacity
-    order = sorted(range(len(demands)), key=lambda i: demands[i])
-    for served, i in enumerate(order):
-        shares[i] = min(demands[i], left / (len(order) - served))
-        left -= shares[i]
-    return shares
+    level = _level(demands, capacity)
+    return [min(demand, level) for demand in demands]
+
+
+def _level(demands: Sequence[float], capacity: float) -> float:
+    """What nobody gets more of in a max-min fair division; infinite where there is enough for all."""
+    if sum(demands) <= capacity:
+        return inf
+    left, waiting = capacity, len(demands)
+    for demand in sorted(demands):
+        level = left / waiting
+        if demand >= level:
+            return level
+        left -= demand
+        waiting -= 1
+    # The sum exceeds the capacity by its rounding only.
+    return inf
 
 
 def max_min_rates(running: Sequence[Demand]) -> list[float]:
@@ -88,23 +99,31 @@ def _rates(
     """Rates where the memory serves `memory` times its datasheet's rate, of which `reach` is no reuse."""
     if len(running) == 1:
         return [1.0]
+    reads = [d.memory for d in running]
+    computes = [d.compute for d in running]
     rates = [1.0] * len(running)
-    _limit(rates, [d.memory for d in running], memory)
-    _limit(rates, [d.compute for d in running], 1.0)
-    _limit(rates, [d.launch for d in running], 1.0)
+    for demands, capacity in ((reads, memory), (computes, 1.0), ([d.launch for d in running], 1.0)):
+        level = _level(demands, capacity)
+        if level < inf:
+            rates = [
+                level / demand if demand * rate > level else rate
+                for rate, demand in zip(rates, demands, strict=True)
+            ]
     if leaves_s == inf:
         return rates
     # Kernels that find their operands in the cache are shorter by what they need not read.
-    takes = [max(LEAST_S, 1.0 - d.memory * (1.0 / reach - 1.0 / memory)) for d in running]
-    rounds = in_rounds(takes, [d.kernels_per_s for d in running], leaves_s)
-    rates = [min(both) for both in zip(rates, rounds, strict=True)]
+    saved = 1.0 / reach - 1.0 / memory
+    takes = [max(LEAST_S, 1.0 - share * saved) for share in reads] if saved else [1.0] * len(running)
+    kernels_per_s = [d.kernels_per_s for d in running]
+    rounds = in_rounds(takes, kernels_per_s, leaves_s)
+    rates = [a if a < b else b for a, b in zip(rates, rounds, strict=True)]
     # While one keeps the others out, they neither read nor compute.
-    keeps = [max(0.0, t - leaves_s * d.kernels_per_s) for t, d in zip(takes, running, strict=True)]
-    for busy in ([d.memory / memory for d in running], [d.compute for d in running]):
-        asked = [rate * max(b, k) for rate, b, k in zip(rates, busy, keeps, strict=True)]
-        slowed = [1.0] * len(running)
-        _limit(slowed, asked, 1.0)
-        rates = [rate * factor for rate, factor in zip(rates, slowed, strict=True)]
+    keeps = [take - leaves_s * each for take, each in zip(takes, kernels_per_s, strict=True)]
+    for busy in ([share / memory for share in reads], computes):
+        asked = [r * (b if b > k else k) for r, b, k in zip(rates, busy, keeps, strict=True)]
+        level = _level(asked, 1.0)
+        if level < inf:
+            rates = [r * level / a if a > level else r for r, a in zip(rates, asked, strict=True)]
     return rates
 
 
@@ -125,26 +144,22 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: 
     >>> [round(rate, 9) for rate in in_rounds([1.0, 1.0], [1 / 60e-6, 1 / 20e-6], 16e-6)]
     [0.9375, 0.3125]
     """
-    most = [max(LEAST_S, leaves_s) * max(1.0 / LONGEST_S, each) for each in kernels_per_s]
-    leaves = [min(both) for both in zip(takes, most, strict=True)]
-    keeps = [share - free for share, free in zip(takes, leaves, strict=True)]
-    order = sorted(range(len(takes)), key=lambda i: leaves[i])
-    # Seconds that those from each place in the order on keep others out, by second in which nobody is.
-    slowed = list(accumulate(keeps[i] / leaves[i] for i in reversed(order)))[::-1]
-    free, full = 0.0, 0.0
-    for i, kept in zip(order, slowed, strict=True):
-        free = (1.0 - full) / (1.0 + kept)
-        if free <= leaves[i]:
+    most = max(LEAST_S, leaves_s)
+    least = most / LONGEST_S
+    leaves = [
+        min(share, max(least, most * each)) for share, each in zip(takes, kernels_per_s, strict=True)
+    ]
+    order = sorted(zip(leaves, takes, strict=True))
+    # Seconds that those from each place in the order on keep others out, by second in which nobody is: summed
+    # from the end, for the first are larger by many powers of ten.
+    slowed = list(accumulate([(share - leave) / leave for leave, share in reversed(order)]))
+    full = free = 0.0
+    for leave, share in order:
+        free = (1.0 - full) / (1.0 + slowed.pop())
+        if free <= leave:
             break
-        full += keeps[i]
-    return [min(1.0, free / share) for share in leaves]
-
-
-def _limit(rates: list[float], demands: Sequence[float], capacity: float) -> None:
-    if sum(demands) > capacity:
-        for i, share in enumerate(max_min_shares(demands, capacity)):
-            if demands[i] > 0.0:
-                rates[i] = min(rates[i], share / demands[i])
+        full += share - leave
+    return [1.0 if free >= leave else free / leave for leave in leaves]
 
 
 def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> Rates:
@@ -160,11 +175,12 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
             return _rates(running, reach, leaves_s, reach)
-        order = sorted(running, key=lambda demand: demand.since_s)
-        read = order[0].memory
-        for before, demand in pairwise(order):
-            read += demand.memory * (1.0 - exp((before.since_s - demand.since_s) / reuse_s))
-        asked = sum(demand.memory for demand in running)
+        order = sorted([(demand.since_s, demand.memory) for demand in running], key=itemgetter(0))
+        before_s, read = order[0]
+        for since_s, memory in order[1:]:
+            read += memory * (1.0 - exp((before_s - since_s) / reuse_s))
+            before_s = since_s
+        asked = sum([demand.memory for demand in running])
         return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach)
 
     return rates

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from simcore.contention import Demand, Rates
@@ -18,6 +19,7 @@ from simcore.ops import Publication
 
 # Work that is this close to a boundary, relative to the time it was reckoned at, has reached it.
 ROUNDING = 1e-12
+IDLE = Demand(0.0, 0.0)
 
 
 class Replays(Protocol):
@@ -82,10 +84,13 @@ class Listed:
 
 
 class Work(Protocol):
-    """What runs on a device: `work_s` seconds of its `work` are done, at `rate` of its speed alone."""
+    """What runs on a device: `work_s` seconds of its `work` are done, at `rate` of its speed alone. Beside
+    others, it asks `demand` of the device until `next_s` of its work, or until something leaves it there."""
 
     work_s: float
     rate: float
+    demand: Demand
+    next_s: float
 
     @property
     def work(self) -> Any:
@@ -97,9 +102,6 @@ class Work(Protocol):
 
     def note(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
-
-    def target_s(self, alone: bool) -> float:
-        """The next point of its work at which something happens."""
 
     def publish(self, publication: Publication) -> None:
         """Something leaves it now."""
@@ -118,17 +120,14 @@ class Piece:
     publications: deque[tuple[float, Publication]]
     work_s: float = 0.0
     rate: float = 1.0
+    demand: Demand = IDLE
+    next_s: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
 
     def note(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
         if not once or self.progress[-1][0] < now_s:
             self.progress.append((now_s, self.work_s))
-
-    def target_s(self, alone: bool) -> float:
-        """The next point of its work at which something happens."""
-        end_s = self.work.total_s if alone else self.work.around(self.work_s)[0]
-        return min(self.publications[0][0], end_s) if self.publications else end_s
 
 
 class SharedDevice:
@@ -150,6 +149,8 @@ class SharedDevice:
         piece.note(now_s)
         self.running.append(piece)
         if len(self.running) > 1:
+            for other in self.running if len(self.running) == 2 else (piece,):
+                _look_ahead(other)
             self._reprice(now_s)
 
     def advance(self, now_s: float) -> None:
@@ -168,20 +169,30 @@ class SharedDevice:
         # Work that has just come to the end of a replay has not passed it.
         if replay > 0 and work.end_s(replay - 1) >= piece.work_s - slack:
             replay -= 1
-        work.shorten(replay + 1)
+        self.shorten(piece, replay + 1)
+
+    def shorten(self, piece: Work, replays: int) -> None:
+        """Leaves out all but the first so many replays of a piece."""
+        piece.work.shorten(replays)
+        if len(self.running) > 1:
+            _look_ahead(piece)
 
     def next_due(self) -> tuple[float, Work]:
         """Seconds until something happens, and to which piece; one at least is running."""
+        first = self.running[0]
         if len(self.running) == 1:
-            piece = self.running[0]
-            return max(0.0, (piece.target_s(True) - piece.work_s) / piece.rate), piece
-        waits = [((p.target_s(False) - p.work_s) / p.rate, p) for p in self.running]
-        delay_s, piece = min(waits, key=lambda wait: wait[0])
-        return max(0.0, delay_s), piece
+            return max(0.0, (_target_s(first) - first.work_s) / first.rate), first
+        least_s = inf
+        for piece in self.running:
+            delay_s = (piece.next_s - piece.work_s) / piece.rate
+            if delay_s < least_s:
+                least_s, first = delay_s, piece
+        return max(0.0, least_s), first
 
     def arrive(self, due: Work, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
-        if len(self.running) == 1 and not due.publications:
+        alone = len(self.running) == 1
+        if alone and not due.publications:
             self.running.clear()
             self.updated_s = now_s
             due.work_s = due.work.total_s
@@ -189,17 +200,23 @@ class SharedDevice:
             due.finish()
             return
         # Asked before the work is credited: rounding could carry it past the boundary that is due.
-        target_s = due.target_s(len(self.running) == 1)
+        target_s = _target_s(due) if alone else due.next_s
         self.advance(now_s)
         due.work_s = target_s
         finished = []
         for piece in self.running:
-            slack = ROUNDING * max(piece.work_s, now_s)
-            while piece.publications and piece.publications[0][0] <= piece.work_s + slack:
+            work_s = piece.work_s
+            slack = ROUNDING * (work_s if work_s > now_s else now_s)
+            # Most have come to nothing: only what rate they run at changes.
+            if not alone and work_s + slack < piece.next_s:
+                continue
+            while piece.publications and piece.publications[0][0] <= work_s + slack:
                 piece.publish(piece.publications.popleft()[1])
             _snap(piece, slack)
             if piece.work_s >= piece.work.total_s:
                 finished.append(piece)
+            else:
+                _look_ahead(piece)
         for piece in finished:
             self.running.remove(piece)
             piece.work_s = piece.work.total_s
@@ -211,11 +228,24 @@ class SharedDevice:
         running = self.running
         if not running:
             return
-        rates = self.rates([piece.work.around(piece.work_s)[1] for piece in running])
+        rates = self.rates([piece.demand for piece in running])
         for piece, rate in zip(running, rates, strict=True):
             if rate != piece.rate:
                 piece.note(now_s, once=True)
                 piece.rate = rate
+
+
+def _target_s(piece: Work) -> float:
+    """The next point of the work of a piece that runs alone at which something happens."""
+    end_s: float = piece.work.total_s
+    return min(piece.publications[0][0], end_s) if piece.publications else end_s
+
+
+def _look_ahead(piece: Work) -> None:
+    """What a piece asks of the device now, and up to where."""
+    piece.next_s, piece.demand = piece.work.around(piece.work_s)
+    if piece.publications:
+        piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
 def _snap(piece: Work, slack: float) -> None:

@@ -377,7 +377,7 @@ class Simulation:
             self._devices[launch.rank].stop(launch, self.env.now)
             self._set_alarm(launch.rank)
         else:
-            launch.work.shorten(1)
+            self._devices[launch.rank].shorten(launch, 1)
             self._set_alarm(launch.rank)
 
     def stop_row(self, launch: RowLaunch) -> None:

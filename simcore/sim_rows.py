@@ -15,6 +15,7 @@ import simpy
 
 from simcore.ops import Graph, Publication
 from simcore.ramps import Ramp
+from simcore.sharing import IDLE
 from simcore.trace import Cause
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "begun_s", "done_with", "end", "graph", "id", "issued_s",
+        "_sim", "_waiters", "advance", "after", "begun_s", "demand", "done_with", "end", "graph", "id", "issued_s", "next_s",
         "ran", "rank", "rate", "ready_s", "repeat", "sizes", "stopped", "stream", "until", "work", "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
@@ -63,6 +64,8 @@ class RowLaunch:
         self.work: Ramp | None = None
         self.work_s = 0.0
         self.rate = 1.0
+        self.demand = IDLE
+        self.next_s = 0.0
         self.ready_s = self.begun_s = 0.0
         self.stopped = False
         self.done_with: Callable[[], None] | None = None
@@ -104,12 +107,6 @@ class RowLaunch:
     def publish(self, publication: Publication) -> None:
         """Nothing leaves it before its end."""
         raise AssertionError(f"a launch in closed form publishes nothing, not {publication.signal}")
-
-    def target_s(self, alone: bool) -> float:
-        """The next point of its work at which something happens."""
-        work = self.work
-        assert work is not None
-        return work.total_s if alone else work.around(self.work_s)[0]
 
     def finish(self) -> None:
         """Its work is done now."""
