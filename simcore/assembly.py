@@ -193,7 +193,8 @@ def model_names() -> list[str]:
 class Place:
     """Where a scenario runs: `start` makes its runs, each case is run `repeats` times, and `prices`, if there
     are any, stand for those of the device, `overheads` for what its profile says of the host's verbs (those
-    of a scenario stay). `described`: what a provenance says of a real machine."""
+    of a scenario stay). `described`: what a provenance says of a real machine. `jobs`: how many processes may
+    simulate."""
 
     name: str = "sim"
     start: Start = simulated
@@ -201,6 +202,7 @@ class Place:
     prices: Pricer | None = None
     overheads: Mapping[str, float] = field(default_factory=dict)
     described: Mapping[str, Any] = field(default_factory=dict)
+    jobs: int = 1
 
     @property
     def laws(self) -> tuple[str, ...]:
@@ -216,7 +218,7 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     every = scenario.devices_in_use
     if len(every) == 1:
         return _assembled(scenario, where, every[0], place)
-    if place is not SIMULATED:
+    if place.start is not simulated:
         raise InputError(f"{where}: device: is several devices; --on {place.name} runs on one")
     parts = [_assembled(scenario, where, one, place) for one in every]
     names = [own.described["device"]["title"] for own in parts]
@@ -274,7 +276,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     device, warnings = _profile(where, scenario, device, config)
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
-    hardware = replace(hardware, start=place.start, repeats=place.repeats)
+    hardware = replace(hardware, start=place.start, repeats=place.repeats, jobs=place.jobs)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
 from simcore.files import InputError, nearest
 from simcore.laws import LawError
+from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.schedules import (
     alspec,
@@ -98,6 +100,12 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="the run directory [runs/NAME/MACHINE]", show_default=False),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", metavar="N", min=1, help="processes of a simulation [all cores]", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -108,6 +116,7 @@ def run(
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="print the answer only")] = False,
+    jobs: Jobs = None,
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
@@ -116,7 +125,7 @@ def run(
     scenario = load_scenario(file, settings, on=on)
     if on in REAL:
         _report_builder()
-    place = _place(on, file, scenario) if on in REAL else SIMULATED
+    place = _place(on, file, scenario) if on in REAL else replace(SIMULATED, jobs=jobs or cores())
     parts = assemble(scenario, str(file), place)
     if on == "tape":
         if out is not None:
@@ -129,7 +138,7 @@ def run(
     with _told_of(file):
         outcome = parts.study.run(screen.progress())
     comparison = parts.study.compare(outcome)
-    outcome.warnings = [*(parts.warnings if place is SIMULATED else []), *outcome.warnings]
+    outcome.warnings = [*(parts.warnings if on == "sim" else []), *outcome.warnings]
     outcome.notes = [*parts.notes, *outcome.notes]
     elapsed_s = time.perf_counter() - begun_s
     machine = [] if on == "sim" else ["--on", on]

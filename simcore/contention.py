@@ -146,9 +146,7 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: 
     """
     most = max(LEAST_S, leaves_s)
     least = most / LONGEST_S
-    leaves = [
-        min(share, max(least, most * each)) for share, each in zip(takes, kernels_per_s, strict=True)
-    ]
+    leaves = [min(share, max(least, most * each)) for share, each in zip(takes, kernels_per_s, strict=True)]
     order = sorted(zip(leaves, takes, strict=True))
     # Seconds that those from each place in the order on keep others out, by second in which nobody is: summed
     # from the end, for the first are larger by many powers of ten.

@@ -27,7 +27,7 @@ class Hardware:
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
-    `processors`: how many run the blocks of a kernel.
+    `processors`: how many run the blocks of a kernel. `jobs`: how many processes may simulate.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Hardware:
     start: Start = simulated
     repeats: int = 1
     processors: int = 0
+    jobs: int = 1
 
     @property
     def measured(self) -> bool:

@@ -220,6 +220,14 @@ class _Straight:
 
 
 @dataclass(slots=True)
+class _Bends:
+    """Whether prices were found to be curves; once `settled`, further ones no longer say so of the others."""
+
+    found: bool = False
+    settled: bool = False
+
+
+@dataclass(slots=True)
 class Curve:
     """A cost as a function of one size, piecewise linear, found out where it is asked for.
 
@@ -229,7 +237,7 @@ class Curve:
     """
 
     cost: Callable[[int], Cost]
-    bends: list[bool] = field(default_factory=lambda: [False])
+    bends: _Bends = field(default_factory=_Bends)
     octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)
 
     def at(self, size: int) -> _Straight:
@@ -238,9 +246,11 @@ class Curve:
         found = self.octaves.get(octave)
         if found is None:
             ends = 1 << octave >> 1, (1 << octave) - 1
-            stretches = [] if self.bends[0] else list(islice(self._stretches(*ends, STRAIGHT), FEW + 1))
-            self.bends[0] |= len(stretches) > FEW
-            if self.bends[0]:
+            stretches = [] if self.bends.found else list(islice(self._stretches(*ends, STRAIGHT), FEW + 1))
+            curved = self.bends.found or len(stretches) > FEW
+            if not self.bends.settled:
+                self.bends.found = curved
+            if curved:
                 stretches = list(islice(self._stretches(*ends, CURVED), MOST_STRETCHES + 1))
             if len(stretches) > MOST_STRETCHES:
                 raise ValueError(f"a price bends over {MOST_STRETCHES} times between {size} and twice that")
@@ -280,7 +290,7 @@ class _Group:
     ops: tuple[tuple[Op, int], ...]
     costs: dict[tuple[int, ...], Priced] = field(default_factory=dict)
     curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
-    bends: list[bool] = field(default_factory=lambda: [False])
+    bends: _Bends = field(default_factory=_Bends)
 
 
 @dataclass(slots=True)
@@ -311,6 +321,14 @@ class Tariff:
         self._roofline = roofline
         self._groups: dict[int, list[_Group]] = {}
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
+        self._settled = False
+
+    def settle(self) -> None:
+        """From here on a price depends on its sizes alone, no longer on what was asked for before it."""
+        self._settled = True
+        for groups in self._groups.values():
+            for group in groups:
+                group.bends.settled = True
 
     def ramp(
         self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
@@ -341,6 +359,8 @@ class Tariff:
         groups = self._groups.get(id(graph))
         if groups is None:
             groups = self._groups[id(graph)] = list(_groups(graph))
+            for group in groups:
+                group.bends.settled = self._settled
         growing = set(advance)
         stays = [group for group in groups if not growing.intersection(group.reads)]
         grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]

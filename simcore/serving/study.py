@@ -17,6 +17,8 @@ import numpy as np
 from simcore import arrivals
 from simcore.files import InputError
 from simcore.laws import LawError, digest
+from simcore.ops import SourceKind
+from simcore.processes import in_processes
 from simcore.requests import Journal
 from simcore.serving.answer import answer, notes, standings, warnings
 from simcore.serving.bench import Bench, Case, Result, Room, label, price_shares
@@ -49,7 +51,7 @@ class Found:
     replicas: list[Mapping[str, Figure]]
     windows: list[Window]
     measured: list[int]
-    sources: dict[str, float]
+    sources: dict[SourceKind, float]
     room: Room
     left_out: int
     unseen_gaps: float
@@ -95,17 +97,14 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs a serving scenario. Raises InputError where nothing of it can be run."""
     wanted = list(cases(bench))
     refused: dict[str, str] = {}
-    found: list[Found] = []
-    runs, done = len(wanted) * bench.scenario.replicas, 0
+    runnable: list[Case] = []
     for case in wanted:
         reason = refusal(bench, case)
         if reason is not None:
             refused.setdefault(reason, case.axes.label)
         else:
-            told = partial(_tell, partial(progress, bench.hardware.doing), done, runs)
-            found.append(_found(bench, case, told, keep_trace=not found))
-        done += bench.scenario.replicas
-        progress(bench.hardware.doing, done, runs)
+            runnable.append(case)
+    found = _all_found(bench, runnable, partial(progress, bench.hardware.doing))
     if not found:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
@@ -148,21 +147,85 @@ def refusal(bench: Bench, case: Case) -> str | None:
     return None
 
 
-def _tell(progress: Callable[[int, int], None], base: int, of: int, done: int) -> None:
-    progress(base + done, of)
+@dataclass(slots=True)
+class _Replica:
+    """What a replica gave; of the first, all else that is found of its case."""
+
+    figures: Mapping[str, Figure]
+    window: Window
+    measured: int
+    sources: dict[SourceKind, float]
+    found: Found | None
 
 
-def _found(bench: Bench, case: Case, told: Callable[[int], None], *, keep_trace: bool) -> Found:
+def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
+    """What all replicas of all cases gave, worked out on as many cores as there are.
+
+    The first run by each set of prices finds out which of them are curves; only then do processes share the
+    others out, so that what they give does not depend on who runs what.
+    """
+    places = [(case, replica) for case in wanted for replica in range(bench.scenario.replicas)]
+    seen: set[tuple[int, str]] = set()
+    first: list[int] = []
+    others: list[int] = []
+    for i, (case, replica) in enumerate(places):
+        prices = {(case.axes.ranks, end) for end in ("value", *(_ends(bench, case) if not replica else ()))}
+        (others if prices <= seen else first).append(i)
+        seen |= prices
+
+    def work(i: int) -> _Replica:
+        case, replica = places[i]
+        return _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
+
+    def told(before: int, done: int) -> None:
+        progress(before + done, len(places))
+
+    gave = dict(zip(first, in_processes(work, len(first), 1, partial(told, 0)), strict=True))
+    for _, tariff in bench.prices.values():
+        tariff.settle()
+    rest = in_processes(
+        lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(told, len(first))
+    )
+    gave.update(zip(others, rest, strict=True))
+    found: list[Found] = []
+    for i in range(len(places)):
+        one = gave[i]
+        if one.found is not None:
+            found.append(one.found)
+        last = found[-1]
+        last.replicas.append(one.figures)
+        last.windows.append(one.window)
+        last.measured.append(one.measured)
+        for name, seconds in one.sources.items():
+            last.sources[name] = last.sources.get(name, 0.0) + seconds
+    return found
+
+
+def _ends(bench: Bench, case: Case) -> tuple[str, ...]:
+    """The ends of the prices' intervals at which a case is run too."""
+    asked = False if bench.hardware.measured else bench.scenario.price_interval
+    short = asked is None and case.axes.requests <= MOST_AT_ENDS
+    return ("low", "high") if asked or short else ()
+
+
+def _again(bench: Bench, case: Case, replica: int) -> _Replica:
+    result = bench.run(case, replica)
+    window = _window(bench, case, result)
+    sources = dict(result.trace.rows.sources)
+    return _Replica(_figures(bench, result, case, window), window, _answered(result, window), sources, None)
+
+
+def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
     first = bench.run(case, 0)
     served, journal = first.served, first.journal
     between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
     window = _window(bench, case, first)
     found = Found(
         case,
-        [_figures(bench, first, case, window)],
-        [window],
-        [_answered(first, window)],
-        dict(first.trace.rows.sources.items()),
+        [],
+        [],
+        [],
+        {},
         first.room,
         first.left_out,
         unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
@@ -172,24 +235,14 @@ def _found(bench: Bench, case: Case, told: Callable[[int], None], *, keep_trace:
     )
     if bench.scenario.replicas == 1:
         found.chance = intervals(latencies(served.only(window.came)))
-    told(1)
-    for replica in range(1, bench.scenario.replicas):
-        result = bench.run(case, replica)
-        found.windows.append(_window(bench, case, result))
-        found.measured.append(_answered(result, found.windows[-1]))
-        found.replicas.append(_figures(bench, result, case, found.windows[-1]))
-        for name, seconds in result.trace.rows.sources.items():
-            found.sources[name] = found.sources.get(name, 0.0) + seconds
-        told(replica + 1)
-    asked = False if bench.hardware.measured else bench.scenario.price_interval
-    if asked or (asked is None and case.axes.requests <= MOST_AT_ENDS):
-        for end in ("low", "high"):
-            result = bench.run(case, 0, end)
-            # Of the same requests, where they come whatever the answers take.
-            waits = case.point.clients is not None or result.opens is not None
-            same = _window(bench, case, result) if waits else window
-            found.ends[end] = _figures(bench, result, case, _placed(same, result))
-    return found
+    for end in _ends(bench, case):
+        result = bench.run(case, 0, end)
+        # Of the same requests, where they come whatever the answers take.
+        waits = case.point.clients is not None or result.opens is not None
+        same = _window(bench, case, result) if waits else window
+        found.ends[end] = _figures(bench, result, case, _placed(same, result))
+    figures, sources = _figures(bench, first, case, window), dict(first.trace.rows.sources)
+    return _Replica(figures, window, _answered(first, window), sources, found)
 
 
 def _window(bench: Bench, case: Case, result: Result) -> Window:

@@ -1,0 +1,93 @@
+"""Work in several processes: the same results in the same order, and an end that leaves no process behind."""
+
+import os
+import signal
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from simcore.cli import app
+from simcore.files import InputError
+from simcore.processes import in_processes
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_results_stand_in_the_order_of_the_pieces(jobs: int) -> None:
+    told: list[int] = []
+    assert in_processes(lambda i: i * i, 7, jobs, told.append) == [i * i for i in range(7)]
+    assert told == list(range(1, 8))
+
+
+def test_no_pieces_and_more_processes_than_pieces() -> None:
+    assert in_processes(lambda i: i, 0, 4, lambda _: None) == []
+    assert in_processes(lambda i: i, 2, 8, lambda _: None) == [0, 1]
+
+
+def test_pieces_run_in_other_processes() -> None:
+    assert os.getpid() not in in_processes(lambda _: os.getpid(), 3, 2, lambda _: None)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_piece_raises_comes_back(jobs: int) -> None:
+    def work(i: int) -> int:
+        if i == 3:
+            raise InputError("piece 3")
+        return i
+
+    with pytest.raises(InputError, match="piece 3"):
+        in_processes(work, 6, jobs, lambda _: None)
+    assert active_children() == []
+
+
+def test_a_killed_process_is_told_in_one_line() -> None:
+    def work(i: int) -> int:
+        if i == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+    with pytest.raises(InputError, match="--jobs 2: a process was killed"):
+        in_processes(work, 4, 2, lambda _: None)
+
+
+def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
+    def work(i: int) -> int:
+        if i:
+            # For longer than any test: only a signal ends it.
+            signal.pause()
+        return i
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_processes(work, 3, 2, interrupt)
+    assert active_children() == []
+
+
+SCENARIO = {
+    "name": "jobs",
+    "study": "serving",
+    "device": "h200-sxm",
+    "model": "llama-3.1-8b",
+    "workload": {
+        "requests": 12,
+        "arrivals": {"kind": "poisson", "rate_per_s": [4, 40]},
+        "prompt_tokens": {"kind": "lognormal", "mean": 300, "cv": 0.8, "max": 2048},
+        "output_tokens": {"kind": "uniform", "low": 8, "high": 96},
+    },
+    "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
+    "replicas": 2,
+}
+
+
+def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
+    for jobs in ("1", "3"):
+        ran = CliRunner().invoke(app, ["run", str(file), "--jobs", jobs, "--out", str(tmp_path / jobs)])
+        assert ran.exit_code == 0, ran.output
+    for name in ("results.csv", "requests.parquet", "levels.parquet", "trace.json.gz"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes(), name
