@@ -220,7 +220,7 @@ class _Straight:
 
 
 @dataclass(slots=True)
-class _Bends:
+class Bends:
     """Whether prices were found to be curves; once `settled`, further ones no longer say so of the others."""
 
     found: bool = False
@@ -237,7 +237,7 @@ class Curve:
     """
 
     cost: Callable[[int], Cost]
-    bends: _Bends = field(default_factory=_Bends)
+    bends: Bends = field(default_factory=Bends)
     octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)
 
     def at(self, size: int) -> _Straight:
@@ -290,7 +290,7 @@ class _Group:
     ops: tuple[tuple[Op, int], ...]
     costs: dict[tuple[int, ...], Priced] = field(default_factory=dict)
     curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
-    bends: _Bends = field(default_factory=_Bends)
+    bends: Bends = field(default_factory=Bends)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ import pytest
 
 from simcore.assembly import assemble
 from simcore.ops import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
-from simcore.ramps import CURVED, DEMAND_STEPS, MOST_KNOWN, Curve, Ramp, Tariff
+from simcore.ramps import CURVED, DEMAND_STEPS, MOST_KNOWN, Bends, Curve, Ramp, Tariff
 from simcore.scenario import parse_scenario
 from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from tests.thorough import first
@@ -464,14 +464,14 @@ def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
         asked.append(size)
         return (1e-6 * size**1.3, 1e-7 * size, 1e-7 * size, 0.0)
 
-    bends = [False]
+    bends = Bends()
     for _ in range(2):
         curve = Curve(cost, bends)
         for size in (1, 100, 5000, 5001, 8191, 100_000):
             stretch = curve.at(size)
             found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
             assert found == pytest.approx(1e-6 * size**1.3, rel=2 * CURVED)
-    assert bends == [True]
+    assert bends.found
     first, asked[:] = len(asked), []
     Curve(cost, bends).at(5000)
     assert len(asked) < first / 10
