@@ -10,14 +10,13 @@ function of an op, whatever stands behind it. A burst of any length then costs a
 """
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from math import sqrt
 
 from simcore.contention import Demand
-from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
+from simcore.ops import SourceKind
 
 # seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
 Cost = tuple[float, float, float, float]
@@ -70,6 +69,7 @@ class Piece:
 
 
 UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0))
+Shares = tuple[tuple[SourceKind, float], ...]
 
 
 class Ramp:
@@ -89,7 +89,7 @@ class Ramp:
         "total_s",
     )
 
-    def __init__(self, pieces: list[Piece], shares: "Shares" = (), rest: SourceKind | None = None) -> None:
+    def __init__(self, pieces: list[Piece], shares: Shares = (), rest: SourceKind | None = None) -> None:
         self.pieces = pieces
         last = pieces[-1]
         self.replays = last.first + last.count
@@ -210,7 +210,7 @@ class Ramp:
 
 
 @dataclass(slots=True)
-class _Straight:
+class Straight:
     """A stretch of sizes on which a cost grows evenly."""
 
     start: int
@@ -227,220 +227,80 @@ class Bends:
     settled: bool = False
 
 
+# The stretches of a cost in an octave: lines through it, or such that are close to a curve. None: there are
+# too many lines.
+Lines = Callable[[int, bool], list[Straight] | None]
+
+
 @dataclass(slots=True)
 class Curve:
-    """A cost as a function of one size, piecewise linear, found out where it is asked for.
+    """A cost as a function of one size, piecewise linear, found out where it is asked for: by octave, the
+    sizes of so many binary digits. `bends`: whether prices like this one were found to be curves, shared among
+    them."""
 
-    A stretch is taken as straight where its ends and three points between them lie on a line. That finds
-    every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
-    points is missed. `bends`: whether prices like this one were found to be curves, shared among them.
-    """
-
-    cost: Callable[[int], Cost]
+    lines: Lines
     bends: Bends = field(default_factory=Bends)
-    octaves: dict[int, tuple[list[int], list[_Straight]]] = field(default_factory=dict)
+    octaves: dict[int, tuple[list[int], list[Straight]]] = field(default_factory=dict)
 
-    def at(self, size: int) -> _Straight:
+    def at(self, size: int) -> Straight:
         """The stretch that a size is in."""
         octave = size.bit_length()
         found = self.octaves.get(octave)
         if found is None:
-            ends = 1 << octave >> 1, (1 << octave) - 1
-            stretches = [] if self.bends.found else list(islice(self._stretches(*ends, STRAIGHT), FEW + 1))
-            curved = self.bends.found or len(stretches) > FEW
-            if not self.bends.settled:
-                self.bends.found = curved
-            if curved:
-                stretches = list(islice(self._stretches(*ends, CURVED), MOST_STRETCHES + 1))
-            if len(stretches) > MOST_STRETCHES:
-                raise ValueError(f"a price bends over {MOST_STRETCHES} times between {size} and twice that")
+            stretches = self._octave(octave)
             found = self.octaves[octave] = ([s.start for s in stretches], stretches)
         starts, stretches = found
         return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
 
-    def _stretches(self, low: int, high: int, within: float) -> Iterable[_Straight]:
-        first = self.cost(low)
-        if low == high:
-            yield _Straight(low, high, first, NOTHING)
-            return
-        last = self.cost(high)
-        slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
-        inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
-        if all(_close(self.cost(x), _add(first, _scaled(slope, x - low)), within) for x in inner):
-            yield _Straight(low, high, first, slope)
-            return
-        middle = (low + high) // 2
-        yield from self._stretches(low, middle, within)
-        yield from self._stretches(middle + 1, high, within)
+    def _octave(self, octave: int) -> list[Straight]:
+        stretches = None if self.bends.found else self.lines(octave, False)
+        if not self.bends.settled:
+            self.bends.found = stretches is None
+        stretches = self.lines(octave, True) if stretches is None else stretches
+        if stretches is None:
+            low, high = _ends(octave)
+            raise ValueError(f"a price bends over {MOST_STRETCHES} times between {low} and {high}")
+        return stretches
+
+
+def lines(cost: Callable[[int], Cost], octave: int, curved: bool) -> list[Straight] | None:
+    """The stretches of a cost in an octave, see Lines.
+
+    A stretch is taken as straight where its ends and three points between them lie on a line. That finds
+    every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
+    points is missed.
+    """
+    within, most = (CURVED, MOST_STRETCHES) if curved else (STRAIGHT, FEW)
+    found = list(islice(_stretches(cost, *_ends(octave), within), most + 1))
+    return found if len(found) <= most else None
+
+
+def _stretches(cost: Callable[[int], Cost], low: int, high: int, within: float) -> Iterator[Straight]:
+    first = cost(low)
+    if low == high:
+        yield Straight(low, high, first, NOTHING)
+        return
+    last = cost(high)
+    slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
+    inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
+    if all(_close(cost(x), _add(first, _scaled(slope, x - low)), within) for x in inner):
+        yield Straight(low, high, first, slope)
+        return
+    middle = (low + high) // 2
+    yield from _stretches(cost, low, middle, within)
+    yield from _stretches(cost, middle + 1, high, within)
+
+
+def _ends(octave: int) -> tuple[int, int]:
+    """The least and the largest size of so many binary digits."""
+    return 1 << octave >> 1, (1 << octave) - 1
 
 
 def _close(a: Cost, b: Cost, within: float) -> bool:
     return all(abs(x - y) <= within * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
 
 
-Shares = tuple[tuple[SourceKind, float], ...]
-Priced = tuple[Cost, Shares]
-
-
-@dataclass(slots=True)
-class _Group:
-    """The ops of a graph that read the same sizes, each with how often it stands there."""
-
-    reads: tuple[str, ...]
-    ops: tuple[tuple[Op, int], ...]
-    costs: dict[tuple[int, ...], Priced] = field(default_factory=dict)
-    curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
-    bends: Bends = field(default_factory=Bends)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """How a graph is priced while certain sizes grow: groups that stay, groups that grow with one size.
-    `known`: by the sizes that stay, what stays and the curves of what grows."""
-
-    graph: Graph
-    stays: list[_Group]
-    grows: list[tuple[_Group, str]]
-    fixed: tuple[str, ...]
-    one_by_one: bool
-    known: dict[tuple[int, ...], tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]] = field(
-        default_factory=dict
-    )
-
-
-# Steps that mix prompts and answers are hardly ever the same twice: forget them from time to time.
-MOST_KNOWN = 4096
-
-
-class Tariff:
-    """Prices of graphs at given sizes, for one rank: each group of ops once for each value of the sizes that
-    it reads. Runs on the same device may share one."""
-
-    def __init__(self, price: Pricer, roofline: Roofline) -> None:
-        self._price = price
-        self._roofline = roofline
-        self._groups: dict[int, list[_Group]] = {}
-        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
-        self._settled = False
-
-    def settle(self) -> None:
-        """From here on a price depends on its sizes alone, no longer on what was asked for before it."""
-        self._settled = True
-        for groups in self._groups.values():
-            for group in groups:
-                group.bends.settled = True
-
-    def ramp(
-        self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
-    ) -> Ramp:
-        """The work of `replays` replays. Raises what the prices raise."""
-        if advance is None:
-            advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
-        elif 0 in advance.values():
-            advance = {name: by for name, by in advance.items() if by}
-        key = (id(graph), tuple(advance))
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._plan(graph, advance)
-        if plan.one_by_one:
-            return self._one_by_one(plan, sizes, advance, replays)
-        fixed = tuple([sizes[name] for name in plan.fixed])
-        known = plan.known.get(fixed)
-        if known is None:
-            if len(plan.known) >= MOST_KNOWN:
-                plan.known.clear()
-            known = plan.known[fixed] = self._known(plan, sizes)
-        cost, shares, curves = known
-        if not curves:
-            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
-        return Ramp(_pieces(cost, curves, sizes, advance, replays), shares, curves[0][2])
-
-    def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
-        groups = self._groups.get(id(graph))
-        if groups is None:
-            groups = self._groups[id(graph)] = list(_groups(graph))
-            for group in groups:
-                group.bends.settled = self._settled
-        growing = set(advance)
-        stays = [group for group in groups if not growing.intersection(group.reads)]
-        grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]
-        together = any(len(names) > 1 for _, names in grows)
-        fixed = tuple(sorted(graph.reads - growing))
-        return _Plan(graph, stays, [(group, names[0]) for group, names in grows], fixed, together)
-
-    def _known(
-        self, plan: _Plan, sizes: Mapping[str, int]
-    ) -> tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]:
-        total, shares = NOTHING, dict[SourceKind, float]()
-        for group in plan.stays:
-            cost, parts = self._fixed(group, sizes)
-            total = _add(total, cost)
-            for source, seconds in parts:
-                shares[source] = shares.get(source, 0.0) + seconds
-        curves = [
-            (self._curve(group, name, sizes), name, self._source(group, name, sizes))
-            for group, name in plan.grows
-        ]
-        return total, tuple(shares.items()), curves
-
-    def _one_by_one(
-        self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
-    ) -> Ramp:
-        """Several sizes of one op grow at once: its price need not be linear in them."""
-        pieces, before_s, now = [], 0.0, dict(sizes)
-        for replay in range(replays):
-            cost = NOTHING
-            for group in (*plan.stays, *(group for group, _ in plan.grows)):
-                cost = _add(cost, self._fixed(group, now)[0])
-            pieces.append(Piece(replay, 1, before_s, cost, NOTHING))
-            before_s += cost[0]
-            now = {name: size + advance.get(name, 0) for name, size in now.items()}
-        group, name = plan.grows[0]
-        return Ramp(pieces, (), self._source(group, name, sizes))
-
-    def _fixed(self, group: _Group, sizes: Mapping[str, int]) -> Priced:
-        key = tuple([sizes[name] for name in group.reads])
-        found = group.costs.get(key)
-        if found is None:
-            if len(group.costs) >= MOST_KNOWN:
-                group.costs.clear()
-            found = group.costs[key] = self._cost(group, sizes)
-        return found
-
-    def _cost(self, group: _Group, sizes: Mapping[str, int]) -> Priced:
-        seconds = least_s = memory_s = compute_s = 0.0
-        shares: dict[SourceKind, float] = {}
-        for op, count in group.ops:
-            here = op.at(sizes)
-            price = self._price(here)
-            floor = self._roofline(here).of(price)
-            seconds += count * price.seconds
-            memory_s += count * floor.memory_s
-            compute_s += count * floor.compute_s
-            # What is assumed may be faster than the datasheet allows (law 6).
-            if price.source != "assumed":
-                least_s += count * floor.seconds
-            shares[price.source] = shares.get(price.source, 0.0) + count * price.seconds
-        return (seconds, least_s, memory_s, compute_s), tuple(shares.items())
-
-    def _curve(self, group: _Group, name: str, sizes: Mapping[str, int]) -> Curve:
-        key = tuple([0 if other == name else sizes[other] for other in group.reads])
-        curve = group.curves.get(key)
-        if curve is None:
-            others = {other: sizes[other] for other in group.reads}
-            curve = Curve(lambda size: self._cost(group, {**others, name: size})[0], group.bends)
-            group.curves[key] = curve
-        return curve
-
-    def _source(self, group: _Group, name: str, sizes: Mapping[str, int]) -> SourceKind:
-        """Where most of a growing group's price comes from, asked for once for each power of two."""
-        there = {other: sizes[other] for other in group.reads}
-        there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
-        shares = self._fixed(group, there)[1]
-        return max(shares, key=lambda share: share[1])[0]
-
-
-def _pieces(
+def pieces_of(
     fixed: Cost,
     curves: list[tuple[Curve, str, SourceKind]],
     sizes: Mapping[str, int],
@@ -485,12 +345,3 @@ def _pieces(
         before_s += piece.work_s(count)
         done += count
     return pieces
-
-
-def _groups(graph: Graph) -> Iterable[_Group]:
-    # Wherever it works an op costs the same: a layer's ops are those of every layer.
-    counted: dict[frozenset[str], dict[Op, int]] = {}
-    for op, count in Counter(op.bare for op in graph.ops).items():
-        counted.setdefault(op.reads, {})[op] = count
-    for reads, ops in counted.items():
-        yield _Group(tuple(sorted(reads)), tuple(ops.items()))

@@ -12,8 +12,8 @@ from simcore.contention import Rates, max_min_rates
 from simcore.machine import Machine, Overheads, Program
 from simcore.mesh import Mesh
 from simcore.ops import Pricer, Roofline
-from simcore.ramps import Tariff
 from simcore.sim import Outcomes, Route, Simulation, Told, nothing
+from simcore.tariff import Tariff
 from simcore.trace import Trace
 
 

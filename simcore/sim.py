@@ -21,12 +21,12 @@ from simcore import mesh as layout
 from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
-from simcore.ramps import Tariff
 from simcore.requests import END
 from simcore.segments import Segment, cut
 from simcore.sharing import Listed, Piece, SharedDevice, Work
 from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim_rows import RowLaunch, succeed
+from simcore.tariff import Tariff
 from simcore.trace import Cause, PricedOp, Span, State, Trace
 
 Route = Callable[[object], Sequence[int]]

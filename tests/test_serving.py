@@ -28,7 +28,6 @@ from simcore.cli import main
 from simcore.ops import Graph
 from simcore.paged_kv import blocks_for
 from simcore.published import ServingPublished, read_serving_published
-from simcore.ramps import Tariff
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.served_decoder import decode_sizes, step_sizes
 from simcore.serving import laws as serving_laws
@@ -38,6 +37,7 @@ from simcore.serving.served import Served
 from simcore.serving.study import cases
 from simcore.serving_scenario import ServingScenario
 from simcore.study import Outcome, Row, ServingAxes
+from simcore.tariff import Tariff
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,6 @@ from simcore.hardware import Hardware, at_end
 from simcore.machine import Machine, Program
 from simcore.models import TENSOR
 from simcore.ops import Pricer, SourceKind
-from simcore.ramps import Tariff
 from simcore.requests import Journal, Request
 from simcore.runs import Run, Setup
 from simcore.schedules.concurrent_instances import concurrent_instances
@@ -46,6 +45,7 @@ from simcore.serving_scenario import (
     Throughput,
 )
 from simcore.study import ServingAxes
+from simcore.tariff import End, PricedGroups, Tariff
 from simcore.trace import Trace
 
 SERVER = "server"
@@ -95,7 +95,8 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     models: dict[int, ServedDecoder] = field(default_factory=dict)
-    prices: dict[tuple[int, str], tuple[Pricer, Tariff]] = field(default_factory=dict)
+    prices: dict[tuple[int, End], tuple[Pricer, Tariff]] = field(default_factory=dict)
+    groups: dict[int, PricedGroups] = field(default_factory=dict)
 
     def model(self, ranks: int) -> ServedDecoder:
         """The model, sharded. Raises ModelError where it cannot be."""
@@ -106,13 +107,14 @@ class Bench:
             )
         return self.models[ranks]
 
-    def price(self, ranks: int, end: str) -> tuple[Pricer, Tariff]:
+    def price(self, ranks: int, end: End) -> tuple[Pricer, Tariff]:
         """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
         key = (ranks, end)
         if key not in self.prices:
             plain = self.hardware.price(ranks, None, True)
-            price = at_end(plain, end)
-            self.prices[key] = price, Tariff(price, self.hardware.roofline)
+            groups = self.groups.setdefault(ranks, PricedGroups(plain, self.hardware.roofline))
+            tariff = Tariff(plain, self.hardware.roofline, end=end, groups=groups)
+            self.prices[key] = at_end(plain, end), tariff
         return self.prices[key]
 
     def draw(self, case: Case, replica: int) -> Drawn:
@@ -133,7 +135,7 @@ class Bench:
             if reason := limit.exceeded(longest):
                 raise InputError(f"workload: the longest request: {reason}")
 
-    def run(self, case: Case, replica: int, end: str = "value", most: int | None = None) -> Result:
+    def run(self, case: Case, replica: int, end: End = "value", most: int | None = None) -> Result:
         """One simulation, of the first `most` requests if that is given, its laws checked. Raises LawError
         where one is broken."""
         run = prepared(self, case, replica, end, most)
@@ -249,7 +251,7 @@ class Prepared:
         return found
 
 
-def prepared(bench: Bench, case: Case, replica: int, end: str = "value", most: int | None = None) -> Prepared:
+def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: int | None = None) -> Prepared:
     """A run up to its event loop: requests drawn, machine and servers there."""
     drawn = bench.draw(case, replica)
     room = bench.room(case, drawn)
@@ -321,7 +323,7 @@ def _slots(strategy: ServingStrategy) -> int:
             return strategy.max_sequences[0]
 
 
-def _rates(scenario: ServingScenario, hardware: Hardware, end: str) -> contention.Rates:
+def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
             law = contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)

@@ -20,9 +20,9 @@ from simcore.hardware import SingleDevice, at_end
 from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
 from simcore.ops import Pricer
-from simcore.ramps import Tariff
 from simcore.runs import Setup
 from simcore.study import TilingAxes
+from simcore.tariff import End, Tariff
 from simcore.tiling.cases import Case, choice, model_of, program
 from simcore.tiling.implementations import Choice
 from simcore.tiling.launches import Burst, launches, seconds_by_kind, work
@@ -52,17 +52,17 @@ class Bench:
 
     scenario: TilingScenario
     device: SingleDevice
-    prices: dict[str, tuple[Pricer, Tariff]] = field(default_factory=dict)
+    prices: dict[End, tuple[Pricer, Tariff]] = field(default_factory=dict)
     models: dict[Case, tuple[LongConvolution, list[Burst]]] = field(default_factory=dict)
 
-    def price(self, case: Case, end: str = "value") -> tuple[Pricer, Tariff]:
+    def price(self, case: Case, end: End = "value") -> tuple[Pricer, Tariff]:
         """Prices of a case as they are, or at the `low` or `high` end of their intervals; what is known of
         them."""
         # What is known of another case is forgotten.
         self.launches(case)
         if end not in self.prices:
-            price = at_end(self._charged(case), end)
-            self.prices[end] = price, Tariff(price, self.device.roofline)
+            charged = self._charged(case)
+            self.prices[end] = at_end(charged, end), Tariff(charged, self.device.roofline, end=end)
         return self.prices[end]
 
     def stays(self, case: Case) -> bool:
@@ -102,7 +102,7 @@ class Bench:
             self.models[case] = model, launches(partial(_program, case, model, []))
         return self.models[case]
 
-    def run(self, case: Case, end: str = "value") -> Result:
+    def run(self, case: Case, end: End = "value") -> Result:
         """One generation. Raises LawError where a law is broken."""
         model, bursts = self.launches(case)
         ended: list[float] = []
@@ -118,7 +118,7 @@ class Bench:
         return Result(np.array(ended[first:]), ended[0] if first else 0.0, by_kind, sources, trace)
 
     def trace(
-        self, case: Case, model: LongConvolution, ended_s: list[float], end: str = "value", *, rows: bool
+        self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
     ) -> Trace:
         """What a case did; `rows`: launches as rows of numbers, for long runs. Raises LawError."""
         price, tariff = self.price(case, end)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from simcore.machine import Machine, Program
 from simcore.ops import Graph, Op, Work
-from simcore.ramps import Tariff
+from simcore.tariff import Tariff
 
 
 @dataclass(frozen=True, eq=False)

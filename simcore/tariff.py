@@ -1,0 +1,263 @@
+"""What graphs cost at given sizes: each group of ops priced once for each value of the sizes that it reads.
+
+    group      ops of a graph that read the same sizes, each with how often it stands there
+    cost       of a group at its sizes: seconds as they are and at both ends of their interval, the floor,
+               memory and arithmetic at the datasheet's rates
+    stretches  of a group while one size grows: lines, in octaves of that size (ramps.py)
+
+Groups are told apart by what they are, not by the graph that they stand in, and prices at both ends of their
+intervals come from one price of each op: runs of one study share all of it (`PricedGroups`), and what is kept
+on disk is kept by group (kept.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, get_args
+
+from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
+from simcore.ramps import NOTHING, Bends, Cost, Curve, Piece, Ramp, Shares, Straight, lines, pieces_of
+
+End = Literal["value", "low", "high"]
+ENDS: tuple[End, ...] = get_args(End)
+SOURCES: tuple[SourceKind, ...] = get_args(SourceKind)
+# Steps that mix prompts and answers are hardly ever the same twice: forget them from time to time.
+MOST_KNOWN = 1 << 15
+Priced = tuple[Cost, Shares]
+# By end: the cost, and the seconds by source.
+PricedEnds = tuple[Priced, Priced, Priced]
+Key = tuple[int, ...]
+# The size that grows, and the others' values: 0 in the place of the one that grows.
+Along = tuple[str, Key]
+# Of stretches: along what, at which end, in which octave, and whether as lines close to a curve.
+Place = tuple[str, Key, End, int, bool]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Ops that read the same sizes, each with how often it stands in a graph. `costs`: by the values of these
+    sizes; `sampled`: likewise, of those that were asked for stretches only; `lines`: stretches, see Lines."""
+
+    reads: tuple[str, ...]
+    ops: tuple[tuple[Op, int], ...]
+    costs: dict[Key, PricedEnds] = field(default_factory=dict)
+    sampled: dict[Key, PricedEnds] = field(default_factory=dict)
+    lines: dict[Place, list[Straight] | None] = field(default_factory=dict)
+
+
+class PricedGroups:
+    """The groups of all graphs that are asked for, for one rank of one device."""
+
+    def __init__(self, price: Pricer, roofline: Roofline) -> None:
+        self._price = price
+        self._roofline = roofline
+        self.groups: dict[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]], Group] = {}
+        self._of_graph: dict[int, list[Group]] = {}
+        self._graphs: dict[int, Graph] = {}
+
+    def of(self, graph: Graph) -> list[Group]:
+        """The groups of a graph."""
+        found = self._of_graph.get(id(graph))
+        if found is None:
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = self._of_graph[id(graph)] = [self._known(*each) for each in _grouped(graph)]
+        return found
+
+    def _known(self, reads: tuple[str, ...], ops: tuple[tuple[Op, int], ...]) -> Group:
+        found = self.groups.get((reads, ops))
+        if found is None:
+            found = self.groups[reads, ops] = Group(reads, ops)
+        return found
+
+    def cost(self, group: Group, key: Key) -> PricedEnds:
+        """What a group costs at the values of the sizes that it reads."""
+        found = group.costs.get(key)
+        if found is None:
+            if len(group.costs) >= MOST_KNOWN:
+                group.costs.clear()
+            found = group.costs[key] = self._cost(group, dict(zip(group.reads, key, strict=True)))
+        return found
+
+    def lines(self, group: Group, end: End, along: Along, octave: int, curved: bool) -> list[Straight] | None:
+        """The stretches of a group's cost while one size grows, see `ramps.Lines`."""
+        name, others = along
+        there = (name, others, end, octave, curved)
+        if there not in group.lines:
+            place, number = group.reads.index(name), ENDS.index(end)
+            before, after = others[:place], others[place + 1 :]
+
+            def cost(size: int) -> Cost:
+                return self._sample(group, (*before, size, *after))[number][0]
+
+            group.lines[there] = lines(cost, octave, curved)
+        return group.lines[there]
+
+    def _sample(self, group: Group, key: Key) -> PricedEnds:
+        found = group.costs.get(key) or group.sampled.get(key)
+        if found is None:
+            if len(group.sampled) >= MOST_KNOWN:
+                group.sampled.clear()
+            found = group.sampled[key] = self._cost(group, dict(zip(group.reads, key, strict=True)))
+        return found
+
+    def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
+        value_s = low_s = high_s = least_s = memory_s = compute_s = 0.0
+        shares: dict[SourceKind, list[float]] = {}
+        for op, count in group.ops:
+            here = op.at(sizes)
+            price = self._price(here)
+            floor = self._roofline(here).of(price)
+            taken = count * price.seconds, count * price.low_s, count * price.high_s
+            value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
+            memory_s += count * floor.memory_s
+            compute_s += count * floor.compute_s
+            # What is assumed may be faster than the datasheet allows (law 6).
+            if price.source != "assumed":
+                least_s += count * floor.seconds
+            known = shares.setdefault(price.source, [0.0, 0.0, 0.0])
+            for i in range(len(ENDS)):
+                known[i] += taken[i]
+
+        def at(i: int, seconds: float) -> Priced:
+            by_source = tuple([(source, shares[source][i]) for source in SOURCES if source in shares])
+            return (seconds, least_s, memory_s, compute_s), by_source
+
+        return at(0, value_s), at(1, low_s), at(2, high_s)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How a graph is priced while certain sizes grow: groups that stay, groups that grow with one size.
+    `known`: by the sizes that stay, what stays and the curves of what grows."""
+
+    graph: Graph
+    stays: list[Group]
+    grows: list[tuple[Group, str]]
+    fixed: tuple[str, ...]
+    one_by_one: bool
+    known: dict[Key, tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]] = field(default_factory=dict)
+
+
+class Tariff:
+    """Prices of graphs at given sizes, for one rank, at one `end` of their intervals; runs on the same device
+    may share `groups`, and one tariff."""
+
+    def __init__(
+        self, price: Pricer, roofline: Roofline, *, end: End = "value", groups: PricedGroups | None = None
+    ) -> None:
+        self._groups = groups or PricedGroups(price, roofline)
+        self._end: End = end
+        self._number = ENDS.index(end)
+        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
+        # By graph and group, whether its prices are curves; and the curves by what grows.
+        self._bends: dict[tuple[int, int], Bends] = {}
+        self._curves: dict[tuple[int, int, Along], Curve] = {}
+        self._settled = False
+
+    def settle(self) -> None:
+        """From here on a price depends on its sizes alone, no longer on what was asked for before it."""
+        self._settled = True
+        for bends in self._bends.values():
+            bends.settled = True
+
+    def ramp(
+        self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
+    ) -> Ramp:
+        """The work of `replays` replays. Raises what the prices raise."""
+        if advance is None:
+            advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
+        elif 0 in advance.values():
+            advance = {name: by for name, by in advance.items() if by}
+        key = (id(graph), tuple(advance))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(graph, advance)
+        if plan.one_by_one:
+            return self._one_by_one(plan, sizes, advance, replays)
+        fixed = tuple([sizes[name] for name in plan.fixed])
+        known = plan.known.get(fixed)
+        if known is None:
+            if len(plan.known) >= MOST_KNOWN:
+                plan.known.clear()
+            known = plan.known[fixed] = self._known(plan, sizes)
+        cost, shares, curves = known
+        if not curves:
+            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
+        return Ramp(pieces_of(cost, curves, sizes, advance, replays), shares, curves[0][2])
+
+    def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
+        groups = self._groups.of(graph)
+        growing = set(advance)
+        stays = [group for group in groups if not growing.intersection(group.reads)]
+        grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]
+        together = any(len(names) > 1 for _, names in grows)
+        fixed = tuple(sorted(graph.reads - growing))
+        return _Plan(graph, stays, [(group, names[0]) for group, names in grows], fixed, together)
+
+    def _known(
+        self, plan: _Plan, sizes: Mapping[str, int]
+    ) -> tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]:
+        seconds = least_s = memory_s = compute_s = 0.0
+        shares: dict[SourceKind, float] = {}
+        for group in plan.stays:
+            cost, parts = self._fixed(group, sizes)
+            seconds, least_s = seconds + cost[0], least_s + cost[1]
+            memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
+            for source, of_source_s in parts:
+                shares[source] = shares.get(source, 0.0) + of_source_s
+        curves = [
+            (self._curve(plan.graph, group, name, sizes), name, self._source(group, name, sizes))
+            for group, name in plan.grows
+        ]
+        return (seconds, least_s, memory_s, compute_s), tuple(shares.items()), curves
+
+    def _one_by_one(
+        self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
+    ) -> Ramp:
+        """Several sizes of one op grow at once: its price need not be linear in them."""
+        pieces, before_s, now = [], 0.0, dict(sizes)
+        for replay in range(replays):
+            costs = [
+                self._fixed(group, now)[0] for group in (*plan.stays, *(group for group, _ in plan.grows))
+            ]
+            cost = (
+                sum(c[0] for c in costs),
+                sum(c[1] for c in costs),
+                sum(c[2] for c in costs),
+                sum(c[3] for c in costs),
+            )
+            pieces.append(Piece(replay, 1, before_s, cost, NOTHING))
+            before_s += cost[0]
+            now = {name: size + advance.get(name, 0) for name, size in now.items()}
+        group, name = plan.grows[0]
+        return Ramp(pieces, (), self._source(group, name, sizes))
+
+    def _fixed(self, group: Group, sizes: Mapping[str, int]) -> Priced:
+        return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))[self._number]
+
+    def _curve(self, graph: Graph, group: Group, name: str, sizes: Mapping[str, int]) -> Curve:
+        along = name, tuple([0 if other == name else sizes[other] for other in group.reads])
+        key = (id(graph), id(group), along)
+        curve = self._curves.get(key)
+        if curve is None:
+            bends = self._bends.setdefault(key[:2], Bends(settled=self._settled))
+            curve = self._curves[key] = Curve(partial(self._groups.lines, group, self._end, along), bends)
+        return curve
+
+    def _source(self, group: Group, name: str, sizes: Mapping[str, int]) -> SourceKind:
+        """Where most of a growing group's price comes from, asked for once for each power of two."""
+        there = {other: sizes[other] for other in group.reads}
+        there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
+        shares = self._fixed(group, there)[1]
+        return max(shares, key=lambda share: share[1])[0]
+
+
+def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]]]:
+    # Wherever it works an op costs the same: a layer's ops are those of every layer.
+    counted: dict[frozenset[str], dict[Op, int]] = {}
+    for op, count in Counter(op.bare for op in graph.ops).items():
+        counted.setdefault(op.reads, {})[op] = count
+    for reads, ops in counted.items():
+        yield tuple(sorted(reads)), tuple(ops.items())
