@@ -111,12 +111,14 @@ def pricer(
         raise InputError(f"profile {given.name} has ranks {have}, not {ranks}")
     table = points(given, ranks) if given else {}
     tariff = _Tariff(spec, link, given, fitted, table, context_tokens, roofline(spec, link=link))
+    # Attention that was not measured asks for the same attention that was, again and again.
+    known = lru_cache(maxsize=MEMO)(partial(_from_fits, tariff))
 
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
         found = _from_fits(tariff, op) if fitted else _from_profile(tariff, op)
         if found is None and fitted:
-            found = price_alike(op, partial(_from_fits, tariff))
+            found = price_alike(op, known)
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
             found = price_narrow(op, partial(_plain, tariff), tariff.floor)
         if found is None and op.parts:

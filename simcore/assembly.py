@@ -4,6 +4,7 @@ Beside simcore.cli the only module of this package that knows the catalogue of d
 """
 
 import csv
+import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from simcore.engines import pinned, with_engines
 from simcore.fields import OneDevice
 from simcore.files import InputError, is_path, unknown_name
 from simcore.hardware import Hardware, SingleDevice
+from simcore.kept import KeptPrices, cache_folder
 from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
 from simcore.number_formats import format_notes, format_warnings, number_formats
@@ -277,8 +279,10 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
     hardware = replace(hardware, start=place.start, repeats=place.repeats, jobs=place.jobs)
+    kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), cache_folder())
+    hardware = replace(hardware, kept=None if hardware.measured else kept)
     if (given := place.prices) is not None:
-        hardware = replace(hardware, price=lambda ranks, latency_s, free: given)
+        hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads)
     study: Study
@@ -296,6 +300,13 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     warnings += _format_warnings(spec, hardware.dtypes)
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     return Parts(study, warnings, described, price, scenario, format_notes(scenario.dtype, config))
+
+
+def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str:
+    """All that prices of a model's ops go by, but the code and the ops."""
+    profile = device.profile
+    known = None if profile is None else hashlib.sha256(repr(profile).encode()).hexdigest()
+    return repr((device.spec, device.measured_on, device.base, dict(device.change), link, known, in_graph_s))
 
 
 def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, place: Place) -> Parts:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from simcore.contention import Rates, max_min_rates
+from simcore.kept import KeptPrices
 from simcore.machine import Overheads
 from simcore.models import Dtypes, Style
 from simcore.ops import Op, Price, Pricer, Roofline
@@ -27,7 +28,8 @@ class Hardware:
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
-    `processors`: how many run the blocks of a kernel. `jobs`: how many processes may simulate.
+    `processors`: how many run the blocks of a kernel. `jobs`: how many processes may simulate. `kept`: where
+    prices of graphs are kept for other runs.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Hardware:
     repeats: int = 1
     processors: int = 0
     jobs: int = 1
+    kept: KeptPrices | None = None
 
     @property
     def measured(self) -> bool:

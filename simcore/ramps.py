@@ -235,8 +235,8 @@ Lines = Callable[[int, bool], list[Straight] | None]
 @dataclass(slots=True)
 class Curve:
     """A cost as a function of one size, piecewise linear, found out where it is asked for: by octave, the
-    sizes of so many binary digits. `bends`: whether prices like this one were found to be curves, shared among
-    them."""
+    sizes of so many binary digits. `bends`: whether prices like this one were found to be curves; they share
+    it."""
 
     lines: Lines
     bends: Bends = field(default_factory=Bends)

@@ -10,6 +10,7 @@ intervals come from one price of each op: runs of one study share all of it (`Pr
 on disk is kept by group (kept.py).
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,25 +35,46 @@ Along = tuple[str, Key]
 Place = tuple[str, Key, End, int, bool]
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """Ops that read the same sizes, each with how often it stands in a graph. `costs`: by the values of these
-    sizes; `sampled`: likewise, of those that were asked for stretches only; `lines`: stretches, see Lines."""
+@dataclass(slots=True)
+class Known:
+    """What is known of a group: `costs` by the values of the sizes that it `reads`; `lines`: its stretches."""
 
     reads: tuple[str, ...]
-    ops: tuple[tuple[Op, int], ...]
     costs: dict[Key, PricedEnds] = field(default_factory=dict)
-    sampled: dict[Key, PricedEnds] = field(default_factory=dict)
     lines: dict[Place, list[Straight] | None] = field(default_factory=dict)
+
+    def add(self, other: "Known") -> None:
+        """Takes over what another process has found out."""
+        self.costs.update(other.costs)
+        self.lines.update(other.lines)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Ops that read the same sizes, each with how often it stands in a graph. `sampled`: what it costs at sizes
+    that were asked for stretches only; `fresh`: what was found out since that was last asked for."""
+
+    name: str
+    ops: tuple[tuple[Op, int], ...]
+    known: Known
+    fresh: Known
+    sampled: dict[Key, PricedEnds] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The sizes that its ops read, by name."""
+        return self.known.reads
 
 
 class PricedGroups:
-    """The groups of all graphs that are asked for, for one rank of one device."""
+    """The groups of all graphs that are asked for, for one rank of one device. `known`: what is known of groups
+    by their names, from an earlier run."""
 
-    def __init__(self, price: Pricer, roofline: Roofline) -> None:
+    def __init__(self, price: Pricer, roofline: Roofline, known: Mapping[str, Known] | None = None) -> None:
         self._price = price
         self._roofline = roofline
-        self.groups: dict[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]], Group] = {}
+        self._known = dict(known or {})
+        self._groups: dict[str, Group] = {}
         self._of_graph: dict[int, list[Group]] = {}
         self._graphs: dict[int, Graph] = {}
 
@@ -62,40 +84,63 @@ class PricedGroups:
         if found is None:
             # A graph that is gone could leave its id to another one: keep it.
             self._graphs[id(graph)] = graph
-            found = self._of_graph[id(graph)] = [self._known(*each) for each in _grouped(graph)]
+            found = self._of_graph[id(graph)] = [self._group(*each) for each in _grouped(graph)]
         return found
 
-    def _known(self, reads: tuple[str, ...], ops: tuple[tuple[Op, int], ...]) -> Group:
-        found = self.groups.get((reads, ops))
+    def _group(self, reads: tuple[str, ...], ops: tuple[tuple[Op, int], ...]) -> Group:
+        name = hashlib.sha256(repr((reads, [(_text(op), count) for op, count in ops])).encode()).hexdigest()
+        found = self._groups.get(name)
         if found is None:
-            found = self.groups[reads, ops] = Group(reads, ops)
+            known = self._known.setdefault(name, Known(reads))
+            found = self._groups[name] = Group(name, ops, known, Known(reads))
         return found
+
+    @property
+    def known(self) -> Mapping[str, Known]:
+        """What is known of each group, by its name."""
+        return self._known
+
+    def fresh(self) -> dict[str, Known]:
+        """What was found out since this was last asked for."""
+        found = {name: group.fresh for name, group in self._groups.items()}
+        for group in self._groups.values():
+            group.fresh = Known(group.reads)
+        return {name: each for name, each in found.items() if each.costs or each.lines}
+
+    def add(self, found: Mapping[str, Known]) -> None:
+        """Takes over what another process has found out."""
+        for name, each in found.items():
+            self._known.setdefault(name, Known(each.reads)).add(each)
 
     def cost(self, group: Group, key: Key) -> PricedEnds:
         """What a group costs at the values of the sizes that it reads."""
-        found = group.costs.get(key)
+        costs = group.known.costs
+        found = costs.get(key)
         if found is None:
-            if len(group.costs) >= MOST_KNOWN:
-                group.costs.clear()
-            found = group.costs[key] = self._cost(group, dict(zip(group.reads, key, strict=True)))
+            if len(costs) >= MOST_KNOWN:
+                costs.clear()
+                group.fresh.costs.clear()
+            found = costs[key] = self._cost(group, dict(zip(group.reads, key, strict=True)))
+            group.fresh.costs[key] = found
         return found
 
     def lines(self, group: Group, end: End, along: Along, octave: int, curved: bool) -> list[Straight] | None:
         """The stretches of a group's cost while one size grows, see `ramps.Lines`."""
         name, others = along
         there = (name, others, end, octave, curved)
-        if there not in group.lines:
+        known = group.known.lines
+        if there not in known:
             place, number = group.reads.index(name), ENDS.index(end)
             before, after = others[:place], others[place + 1 :]
 
             def cost(size: int) -> Cost:
                 return self._sample(group, (*before, size, *after))[number][0]
 
-            group.lines[there] = lines(cost, octave, curved)
-        return group.lines[there]
+            known[there] = group.fresh.lines[there] = lines(cost, octave, curved)
+        return known[there]
 
     def _sample(self, group: Group, key: Key) -> PricedEnds:
-        found = group.costs.get(key) or group.sampled.get(key)
+        found = group.known.costs.get(key) or group.sampled.get(key)
         if found is None:
             if len(group.sampled) >= MOST_KNOWN:
                 group.sampled.clear()
@@ -261,3 +306,12 @@ def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, in
         counted.setdefault(op.reads, {})[op] = count
     for reads, ops in counted.items():
         yield tuple(sorted(reads)), tuple(ops.items())
+
+
+def _text(op: Op) -> str:
+    """What an op is, in words that are the same in every process."""
+    shape = [
+        (name, value if isinstance(value, int) else (value.name, value.scale)) for name, value in op.shape
+    ]
+    parts = [_text(part) for part in op.parts]
+    return repr((op.kind, op.name, shape, op.dtype, op.axis, op.formula.__qualname__, parts))

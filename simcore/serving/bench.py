@@ -45,7 +45,7 @@ from simcore.serving_scenario import (
     Throughput,
 )
 from simcore.study import ServingAxes
-from simcore.tariff import End, PricedGroups, Tariff
+from simcore.tariff import End, Known, PricedGroups, Tariff
 from simcore.trace import Trace
 
 SERVER = "server"
@@ -112,10 +112,28 @@ class Bench:
         key = (ranks, end)
         if key not in self.prices:
             plain = self.hardware.price(ranks, None, True)
-            groups = self.groups.setdefault(ranks, PricedGroups(plain, self.hardware.roofline))
-            tariff = Tariff(plain, self.hardware.roofline, end=end, groups=groups)
+            if ranks not in self.groups:
+                kept = self.hardware.kept
+                known = kept.load(ranks) if kept else None
+                self.groups[ranks] = PricedGroups(plain, self.hardware.roofline, known)
+            tariff = Tariff(plain, self.hardware.roofline, end=end, groups=self.groups[ranks])
             self.prices[key] = at_end(plain, end), tariff
         return self.prices[key]
+
+    def found_out(self) -> dict[int, dict[str, Known]]:
+        """What was found out of prices since this was last asked for, by ranks."""
+        return {ranks: groups.fresh() for ranks, groups in self.groups.items()}
+
+    def take_over(self, found: Mapping[int, Mapping[str, Known]]) -> None:
+        """Takes over what another process has found out of prices."""
+        for ranks, known in found.items():
+            self.groups[ranks].add(known)
+
+    def keep_prices(self) -> None:
+        """Keeps what is known of prices for other runs."""
+        if self.hardware.kept is not None:
+            for ranks, groups in self.groups.items():
+                self.hardware.kept.save(ranks, groups.known)
 
     def draw(self, case: Case, replica: int) -> Drawn:
         """The requests of a case. Raises InputError where a file of it cannot be read."""

@@ -8,7 +8,7 @@ price interval     = the first replica run again with every price at the fast, a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from simcore.serving.levels import levels
 from simcore.serving.window import Window, steady, whole_run
 from simcore.serving_scenario import Point, WholeRun, points, serving_variants
 from simcore.study import Outcome, Progress, Row, ServingAxes
+from simcore.tariff import Known
 from simcore.trace import Trace
 
 # Requests that are served twice, to see whether the run repeats.
@@ -108,6 +109,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     if not found:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
+    bench.keep_prices()
     shares = _shares(found)
     return Outcome(
         rows=[row for one in found for row in _rows(one, found)],
@@ -156,6 +158,7 @@ class _Replica:
     measured: int
     sources: dict[SourceKind, float]
     found: Found | None
+    prices: Mapping[int, Mapping[str, Known]] = field(default_factory=dict)
 
 
 def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
@@ -175,7 +178,8 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
 
     def work(i: int) -> _Replica:
         case, replica = places[i]
-        return _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
+        one = _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
+        return replace(one, prices=bench.found_out())
 
     def told(before: int, done: int) -> None:
         progress(before + done, len(places))
@@ -190,6 +194,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     found: list[Found] = []
     for i in range(len(places)):
         one = gave[i]
+        bench.take_over(one.prices)
         if one.found is not None:
             found.append(one.found)
         last = found[-1]
