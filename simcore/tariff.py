@@ -37,7 +37,7 @@ Place = tuple[str, Key, End, int, bool]
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a group: `costs` by the values of the sizes that it `reads`; `lines`: its stretches."""
+    """What is known of a group: `costs` by the values of the sizes that it `reads`, and its stretches."""
 
     reads: tuple[str, ...]
     costs: dict[Key, PricedEnds] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Ops that read the same sizes, each with how often it stands in a graph. `sampled`: what it costs at sizes
-    that were asked for stretches only; `fresh`: what was found out since that was last asked for."""
+    """Ops that read the same sizes, each with how often it stands in a graph. `sampled`: what it costs at
+    sizes that were asked for stretches only; `fresh`: what was found out since that was last asked for."""
 
     name: str
     ops: tuple[tuple[Op, int], ...]
@@ -67,8 +67,8 @@ class Group:
 
 
 class PricedGroups:
-    """The groups of all graphs that are asked for, for one rank of one device. `known`: what is known of groups
-    by their names, from an earlier run."""
+    """The groups of all graphs that are asked for, for one rank of one device. `known`: what an earlier run
+    found out of groups, by their names."""
 
     def __init__(self, price: Pricer, roofline: Roofline, known: Mapping[str, Known] | None = None) -> None:
         self._price = price
