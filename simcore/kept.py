@@ -33,8 +33,8 @@ OFF = "none"
 # some megabytes.
 MOST_FILES = 64
 ROOT = Path(__file__).resolve().parent
-# Costs of a group: seconds by end, floor, memory, arithmetic; of a stretch: from, to, first cost, slope.
-COST, STRETCH = 6, 10
+# How many numbers a cost has, a stretch (`tariff.straight`), and a place beside the sizes that stay.
+COST, STRETCH, PLACE = 6, 10, 5
 ENDING = ".npz"
 
 
@@ -122,71 +122,59 @@ def _arrays(name: str, known: Known) -> dict[str, Any]:
     """What is known of a group, as arrays: of n costs their keys, numbers and seconds by source [n, sources,
     ends]; of m stretches where they are, how many lines (-1: too many), and these."""
     costs = list(known.costs.items())[-MOST_KNOWN:]
-    shares = np.zeros((len(costs), len(SOURCES), len(ENDS)))
-    there = np.zeros((len(costs), len(SOURCES)), bool)
-    for i, (_, priced) in enumerate(costs):
-        for e, (_, of_source) in enumerate(priced):
-            for source, seconds in of_source:
-                shares[i, SOURCES.index(source), e] = seconds
-                there[i, SOURCES.index(source)] = True
-    numbers = [(p[0][0][0], p[1][0][0], p[2][0][0], *p[0][0][1:]) for _, p in costs]
-    width = len(costs[0][0]) if costs else 0
-    places = [
-        (known.reads.index(grows), ENDS.index(end), octave, curved, _count(found), *others)
-        for (grows, others, end, octave, curved), found in known.lines.items()
-    ]
+    shares = np.full((len(costs), len(SOURCES), len(ENDS)), np.nan)
+    for i, (_, (_, by_source)) in enumerate(costs):
+        for source, seconds in by_source:
+            shares[i, SOURCES.index(source)] = seconds
+    places = [(place, _count(found)) for place, found in known.lines.items()]
+    places += [(place, len(found)) for place, found in known.packed.items()]
     lines = [
-        (one.start, one.end, *one.cost, *one.slope)
-        for found in known.lines.values()
-        for one in (found if found is not None else ())
+        (one.start, one.end, *one.cost, *one.slope) for found in known.lines.values() for one in found or ()
     ]
+    of_places = [
+        (known.reads.index(grows), ENDS.index(end), octave, curved, count, *others)
+        for (grows, others, end, octave, curved), count in places
+    ]
+    width = len(known.reads)
     return {
         f"{name}.reads": np.array(known.reads, dtype=np.str_),
         f"{name}.keys": np.array([key for key, _ in costs], np.int64).reshape(len(costs), width),
-        f"{name}.costs": np.array(numbers, np.float64).reshape(len(costs), COST),
+        f"{name}.costs": np.array([each for _, (each, _) in costs], np.float64).reshape(len(costs), COST),
         f"{name}.shares": shares,
-        f"{name}.there": there,
-        f"{name}.places": np.array(places, np.int64).reshape(len(places), 5 + len(known.reads)),
-        f"{name}.lines": np.array(lines, np.float64).reshape(len(lines), STRETCH),
+        f"{name}.places": np.array(of_places, np.int64).reshape(len(places), PLACE + width),
+        f"{name}.lines": np.concatenate(
+            [np.array(lines, np.float64).reshape(len(lines), STRETCH), *known.packed.values()]
+        ),
     }
-
-
-def _known(name: str, arrays: Mapping[str, Any]) -> Known:
-    """The reverse of `_arrays`. Raises ValueError where it is none."""
-    reads = tuple(arrays[f"{name}.reads"].tolist())
-    numbers, shares, there = (arrays[f"{name}.{part}"] for part in ("costs", "shares", "there"))
-    lines = arrays[f"{name}.lines"]
-    if not all(np.isfinite(each).all() for each in (numbers, shares, lines)):
-        raise ValueError("numbers are not finite")
-    costs: dict[Key, PricedEnds] = {}
-    rows = zip(
-        arrays[f"{name}.keys"].tolist(), numbers.tolist(), shares.tolist(), there.tolist(), strict=True
-    )
-    for key, (value_s, low_s, high_s, *rest), seconds, known in rows:
-        least_s, memory_s, compute_s = rest
-        sources = [i for i, is_there in enumerate(known) if is_there]
-        of_ends = (
-            ((ending_s, least_s, memory_s, compute_s), tuple([(SOURCES[i], seconds[i][e]) for i in sources]))
-            for e, ending_s in enumerate((value_s, low_s, high_s))
-        )
-        first, second, third = of_ends
-        costs[tuple(key)] = first, second, third
-    found: dict[Place, list[Straight] | None] = {}
-    every = lines.tolist()
-    done = 0
-    for grows, end, octave, curved, count, *others in arrays[f"{name}.places"].tolist():
-        place = (reads[grows], tuple(others), ENDS[end], octave, bool(curved))
-        found[place] = [_straight(line) for line in every[done : done + count]] if count >= 0 else None
-        done += max(0, count)
-    if done != len(every):
-        raise ValueError("lines are missing")
-    return Known(reads, costs, found)
 
 
 def _count(lines: list[Straight] | None) -> int:
     return -1 if lines is None else len(lines)
 
 
-def _straight(line: list[float]) -> Straight:
-    start, end, c0, c1, c2, c3, m0, m1, m2, m3 = line
-    return Straight(int(start), int(end), (c0, c1, c2, c3), (m0, m1, m2, m3))
+def _known(name: str, arrays: Mapping[str, Any]) -> Known:
+    """The reverse of `_arrays`. Raises ValueError where it is none."""
+    reads = tuple(arrays[f"{name}.reads"].tolist())
+    numbers, shares, lines = (arrays[f"{name}.{part}"] for part in ("costs", "shares", "lines"))
+    if numbers.shape[1:] != (COST,) or lines.shape[1:] != (STRETCH,):
+        raise ValueError("arrays are not what they must be")
+    there = np.isfinite(shares).all(2)
+    if not (np.isfinite(numbers).all() and np.isfinite(lines).all()):
+        raise ValueError("numbers are not finite")
+    costs: dict[Key, PricedEnds] = {}
+    keys, each, of_source = arrays[f"{name}.keys"].tolist(), numbers.tolist(), shares.tolist()
+    for key, row, seconds, known in zip(keys, each, of_source, there.tolist(), strict=True):
+        by_source = [(source, tuple(s)) for source, s, ok in zip(SOURCES, seconds, known, strict=True) if ok]
+        costs[tuple(key)] = tuple(row), tuple(by_source)
+    found = Known(reads, costs)
+    done = 0
+    for grows, end, octave, curved, count, *others in arrays[f"{name}.places"].tolist():
+        place: Place = (reads[grows], tuple(others), ENDS[end], octave, bool(curved))
+        if count < 0:
+            found.lines[place] = None
+        else:
+            found.packed[place] = lines[done : done + count]
+            done += count
+    if done != len(lines):
+        raise ValueError("lines are missing")
+    return found

@@ -113,6 +113,8 @@ class Simulation:
         self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
         self.overheads = overheads or Overheads()
         self.told = told
+        # Whether any kernel may read a size in the device's memory.
+        self.tells = told is not nothing
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
         # Host loops and marks that have not come to their end, by rank and what they are.
@@ -139,6 +141,7 @@ class Simulation:
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
+        self._issue: dict[int, tuple[float, float]] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -270,6 +273,16 @@ class Simulation:
         stream.free = cause
         launch.ticket.finish(cause)
 
+    def issue(self, graph: Graph) -> tuple[float, float]:
+        """Host time of a launch of a graph, and the seconds until its first kernel may begin."""
+        found = self._issue.get(id(graph))
+        if found is None:
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            launch_s = self.overheads.whole_launch_s(graph.kernels)
+            found = self._issue[id(graph)] = launch_s, self.overheads.begins_s(launch_s)
+        return found
+
     # -- launches in closed form ---------------------------------------------------------------------
 
     def closed_form(self, graph: Graph) -> bool:
@@ -308,7 +321,7 @@ class Simulation:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.kernels = launch.graph.kernels
-        work.launch_s = self.overheads.whole_launch_s(work.kernels)
+        work.launch_s = self._issue[id(launch.graph)][0]
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.

@@ -236,10 +236,10 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        costs = sim.overheads
-        launch_s = costs.whole_launch_s(graph.kernels)
-        issued_s = self._spend(launch_s + self._telling_s(graph, given))
-        issued_s -= launch_s - costs.begins_s(launch_s)
+        launch_s, begins_s = sim.issue(graph)
+        telling_s = self._telling_s(graph, given) if sim.tells else 0.0
+        issued_s = self._spend(launch_s + telling_s)
+        issued_s -= launch_s - begins_s
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

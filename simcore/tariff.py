@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
 from simcore.ramps import NOTHING, Bends, Cost, Curve, Piece, Ramp, Shares, Straight, lines, pieces_of
 
@@ -25,9 +28,8 @@ ENDS: tuple[End, ...] = get_args(End)
 SOURCES: tuple[SourceKind, ...] = get_args(SourceKind)
 # Steps that mix prompts and answers are hardly ever the same twice: forget them from time to time.
 MOST_KNOWN = 1 << 15
-Priced = tuple[Cost, Shares]
-# By end: the cost, and the seconds by source.
-PricedEnds = tuple[Priced, Priced, Priced]
+# Seconds at each end, floor, memory, arithmetic; of each source, the seconds at each end.
+PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The size that grows, and the others' values: 0 in the place of the one that grows.
 Along = tuple[str, Key]
@@ -37,11 +39,18 @@ Place = tuple[str, Key, End, int, bool]
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a group: `costs` by the values of the sizes that it `reads`, and its stretches."""
+    """What is known of a group: `costs` by the values of the sizes that it `reads`, and its stretches; of
+    those in `packed`, only the numbers yet, for a run needs few of them: [lines, 10] as in `straight`."""
 
     reads: tuple[str, ...]
     costs: dict[Key, PricedEnds] = field(default_factory=dict)
     lines: dict[Place, list[Straight] | None] = field(default_factory=dict)
+    packed: dict[Place, NDArray[np.float64]] = field(default_factory=dict)
+
+    def unpack(self, place: Place) -> None:
+        """Takes stretches out of `packed`, if they are there."""
+        if place in self.packed:
+            self.lines[place] = [straight(line) for line in self.packed.pop(place).tolist()]
 
     def add(self, other: "Known") -> None:
         """Takes over what another process has found out."""
@@ -74,6 +83,8 @@ class PricedGroups:
         self._price = price
         self._roofline = roofline
         self._known = dict(known or {})
+        # Whether anything was found out that an earlier run had not.
+        self.grown = False
         self._groups: dict[str, Group] = {}
         self._of_graph: dict[int, list[Group]] = {}
         self._graphs: dict[int, Graph] = {}
@@ -105,10 +116,13 @@ class PricedGroups:
         found = {name: group.fresh for name, group in self._groups.items()}
         for group in self._groups.values():
             group.fresh = Known(group.reads)
-        return {name: each for name, each in found.items() if each.costs or each.lines}
+        found = {name: each for name, each in found.items() if each.costs or each.lines}
+        self.grown |= bool(found)
+        return found
 
     def add(self, found: Mapping[str, Known]) -> None:
         """Takes over what another process has found out."""
+        self.grown |= bool(found)
         for name, each in found.items():
             self._known.setdefault(name, Known(each.reads)).add(each)
 
@@ -130,11 +144,13 @@ class PricedGroups:
         there = (name, others, end, octave, curved)
         known = group.known.lines
         if there not in known:
+            group.known.unpack(there)
+        if there not in known:
             place, number = group.reads.index(name), ENDS.index(end)
             before, after = others[:place], others[place + 1 :]
 
             def cost(size: int) -> Cost:
-                return self._sample(group, (*before, size, *after))[number][0]
+                return _at(self._sample(group, (*before, size, *after)), number)
 
             known[there] = group.fresh.lines[there] = lines(cost, octave, curved)
         return known[there]
@@ -164,12 +180,14 @@ class PricedGroups:
             known = shares.setdefault(price.source, [0.0, 0.0, 0.0])
             for i in range(len(ENDS)):
                 known[i] += taken[i]
+        by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
+        return (value_s, low_s, high_s, least_s, memory_s, compute_s), by_source
 
-        def at(i: int, seconds: float) -> Priced:
-            by_source = tuple([(source, shares[source][i]) for source in SOURCES if source in shares])
-            return (seconds, least_s, memory_s, compute_s), by_source
 
-        return at(0, value_s), at(1, low_s), at(2, high_s)
+def _at(priced: PricedEnds, number: int) -> Cost:
+    """The cost at the end of this number."""
+    numbers = priced[0]
+    return (numbers[number], *numbers[len(ENDS) :])  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
@@ -247,7 +265,8 @@ class Tariff:
         seconds = least_s = memory_s = compute_s = 0.0
         shares: dict[SourceKind, float] = {}
         for group in plan.stays:
-            cost, parts = self._fixed(group, sizes)
+            priced = self._fixed(group, sizes)
+            cost, parts = _at(priced, self._number), self._shares(priced)
             seconds, least_s = seconds + cost[0], least_s + cost[1]
             memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
             for source, of_source_s in parts:
@@ -265,7 +284,8 @@ class Tariff:
         pieces, before_s, now = [], 0.0, dict(sizes)
         for replay in range(replays):
             costs = [
-                self._fixed(group, now)[0] for group in (*plan.stays, *(group for group, _ in plan.grows))
+                _at(self._fixed(group, now), self._number)
+                for group in (*plan.stays, *(group for group, _ in plan.grows))
             ]
             cost = (
                 sum(c[0] for c in costs),
@@ -279,8 +299,11 @@ class Tariff:
         group, name = plan.grows[0]
         return Ramp(pieces, (), self._source(group, name, sizes))
 
-    def _fixed(self, group: Group, sizes: Mapping[str, int]) -> Priced:
-        return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))[self._number]
+    def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
+        return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))
+
+    def _shares(self, priced: PricedEnds) -> Shares:
+        return tuple([(source, seconds[self._number]) for source, seconds in priced[1]])
 
     def _curve(self, graph: Graph, group: Group, name: str, sizes: Mapping[str, int]) -> Curve:
         along = name, tuple([0 if other == name else sizes[other] for other in group.reads])
@@ -295,8 +318,14 @@ class Tariff:
         """Where most of a growing group's price comes from, asked for once for each power of two."""
         there = {other: sizes[other] for other in group.reads}
         there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
-        shares = self._fixed(group, there)[1]
+        shares = self._shares(self._fixed(group, there))
         return max(shares, key=lambda share: share[1])[0]
+
+
+def straight(numbers: list[float]) -> Straight:
+    """A stretch of its first and last size, its first cost and its slope."""
+    start, end, c0, c1, c2, c3, m0, m1, m2, m3 = numbers
+    return Straight(int(start), int(end), (c0, c1, c2, c3), (m0, m1, m2, m3))
 
 
 def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]]]:

@@ -133,7 +133,8 @@ class Bench:
         """Keeps what is known of prices for other runs."""
         if self.hardware.kept is not None:
             for ranks, groups in self.groups.items():
-                self.hardware.kept.save(ranks, groups.known)
+                if groups.grown:
+                    self.hardware.kept.save(ranks, groups.known)
 
     def draw(self, case: Case, replica: int) -> Drawn:
         """The requests of a case. Raises InputError where a file of it cannot be read."""

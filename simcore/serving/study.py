@@ -28,7 +28,7 @@ from simcore.serving.levels import levels
 from simcore.serving.window import Window, steady, whole_run
 from simcore.serving_scenario import Point, WholeRun, points, serving_variants
 from simcore.study import Outcome, Progress, Row, ServingAxes
-from simcore.tariff import Known
+from simcore.tariff import End, Known
 from simcore.trace import Trace
 
 # Requests that are served twice, to see whether the run repeats.
@@ -206,7 +206,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     return found
 
 
-def _ends(bench: Bench, case: Case) -> tuple[str, ...]:
+def _ends(bench: Bench, case: Case) -> tuple[End, ...]:
     """The ends of the prices' intervals at which a case is run too."""
     asked = False if bench.hardware.measured else bench.scenario.price_interval
     short = asked is None and case.axes.requests <= MOST_AT_ENDS
