@@ -29,6 +29,9 @@ Seconds = NDArray[np.float64]
 MOST_PLACES = 8
 # Blocks are worked out all at once so often, at most: then one after the other.
 MOST_SWEEPS = 24
+# Lags that differ by no more than this, relative to what the block before takes, are the same: where the
+# stream is never idle they are differences of the same sums, each rounded.
+ROUNDING = 1e-15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +137,8 @@ class _Blocks:
         for _ in range(MOST_SWEEPS):
             took_s[which], next_s = self.took(lag_s[which], which)
             after = which + 1
-            changed = (after < self.count) & (next_s != lag_s[np.minimum(after, self.count - 1)])
+            by_s = np.abs(next_s - lag_s[np.minimum(after, self.count - 1)])
+            changed = (after < self.count) & (by_s > ROUNDING * took_s[which])
             which = after[changed]
             if not len(which):
                 return lag_s, took_s
@@ -162,7 +166,7 @@ class _Blocks:
                 took_s[block] = max(host_s, seen_s) + self.wait_s
                 next_s = free_s - took_s[block]
                 block += 1
-                if block == self.count or lag_s[block] == next_s:
+                if block == self.count or abs(next_s - lag_s[block]) <= ROUNDING * took_s[block - 1]:
                     break
                 lag_s[block] = next_s
             done = block
