@@ -133,7 +133,7 @@ class TilingStudy:
 
     bench: tiling.Bench
     published: list[tiling.TilingPublished]
-    laws: tuple[str, ...] = (tiling.LAW,)
+    laws: tuple[str, ...] = (tiling.LAW, tiling.AT_ONCE)
 
     def run(self, progress: Progress) -> Outcome:
         """See Study."""

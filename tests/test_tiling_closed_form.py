@@ -5,28 +5,31 @@ to the last bit, whatever order it is summed in.
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from simcore.assembly import assemble
+from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Overheads, Program
 from simcore.ops import Op, Price
 from simcore.ramps import Tariff
+from simcore.scenario import parse_scenario
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.sim import Simulation, no_floor
-from simcore.tiling import closed_form
+from simcore.tiling import bench, closed_form
 from simcore.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
 from simcore.tiling.order import Asked, Order, recorded
 from simcore.trace import Trace
-from tests.thorough import first, thorough
+from tests.thorough import first
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]
 STEP_S = 2.0**-20
@@ -145,3 +148,58 @@ def test_chains_that_are_followed_block_by_block_give_the_same(
         monkeypatch.setattr(closed_form, "MOST_SWEEPS", sweeps)
         for seed in range(8):
             compare(*SCHEDULES[name], seed)
+
+
+def test_a_schedule_that_sees_other_numbers_of_its_model_has_an_order_of_its_own() -> None:
+    """What a schedule asks of its model decides which models share its order; channels it never asks for."""
+    schedule, _ = SCHEDULES["fractal"]
+    model = LongConvolution(2, 4, 24)
+    order = order_of(schedule, model)
+    assert order.holds(LongConvolution(3, 8, 24, batch=2))
+    assert not order.holds(LongConvolution(2, 4, 25))
+    assert not order.holds(LongConvolution(2, 4, 24, prompt=1))
+
+
+def test_what_is_more_than_launches_and_waits_is_left_to_the_machine() -> None:
+    model = LongConvolution(1, 4, 8)
+
+    def bursts(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        yield m.wait(m.launch(model.step(), sizes={"position": 0}, repeat=2))
+        ended.append(m.now())
+
+    def late(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        before = m.launch(model.step(), sizes={"position": 0})
+        yield m.wait(m.launch(model.step(), sizes={"position": 1}))
+        yield m.wait(before)
+        ended.append(m.now())
+
+    def early(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        step = m.launch(model.step(), sizes={"position": 0})
+        ended.append(m.now())
+        yield m.wait(step)
+
+    for schedule in (bursts, late, early):
+        assert not can_be_worked_out(order_of(schedule, model))
+
+
+def test_a_run_is_held_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study ends where launches that are worked out at once are a millionth later than on the machine."""
+
+    def late(order: Order, cost: closed_form.Costs, wait_s: float) -> closed_form.Times:
+        times = worked_out(order, cost, wait_s)
+        return replace(times, end_s=times.end_s * 1.000001)
+
+    document = {
+        "name": "tiny",
+        "study": "tiling",
+        "device": "a100-sxm-80gb",
+        "profile": "none",
+        "model": {"kind": "long_convolution", "layers": 2, "channels": 64},
+        "tokens": 64,
+        "strategies": [{"kind": "fractal"}],
+    }
+    parts = assemble(parse_scenario(document, "tiny"), "tiny")
+    parts.study.run(lambda *_: None)
+    monkeypatch.setattr(bench, "worked_out", late)
+    with pytest.raises(LawError, match="at once"):
+        parts.study.run(lambda *_: None)

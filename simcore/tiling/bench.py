@@ -38,6 +38,7 @@ ROUNDING = 1e-9
 # Orders of more launches than these, together, are not all remembered.
 MOST_LAUNCHES = 1 << 22
 LAW = "device time by kind of op adds up (tiling)"
+AT_ONCE = "what is worked out at once is what the machine does launch by launch (tiling)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +164,19 @@ class Bench:
         times = worked_out(order, cost, overheads.wait_s)
         ended_s[:] = np.concatenate(([0.0], times.over_s))[order.ended].tolist()
         return traced(order, graphs, cost, times)
+
+    def check_at_once(self, case: Case) -> None:
+        """Raises LawError where the machine, launch by launch, gives other times than `at_once`."""
+        model, _ = self.launches(case)
+        ended, expected = list[float](), list[float]()
+        trace = self.at_once(case, model, ended)
+        if trace is None:
+            return
+        table = self.simulated(case, model, expected, rows=True).rows.table()
+        pairs = [(trace.rows.table()[name], column) for name, column in table.items()]
+        for found, wanted in [*pairs, (np.array(ended), np.array(expected))]:
+            if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=ROUNDING, atol=0.0):
+                raise LawError(f"{AT_ONCE}: {case.axes.label}")
 
     def simulated(
         self, case: Case, model: LongConvolution, ended_s: list[float], end: str = "value", *, rows: bool

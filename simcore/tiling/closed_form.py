@@ -67,9 +67,7 @@ def _lengths(order: Order) -> NDArray[np.int64]:
     return np.diff(order.waits, prepend=0, append=len(order.numbers))
 
 
-def costs(
-    order: Order, graphs: Sequence[Graph], tariff: Tariff, overheads: Overheads, told: Told
-) -> Costs:
+def costs(order: Order, graphs: Sequence[Graph], tariff: Tariff, overheads: Overheads, told: Told) -> Costs:
     """What the launches of an order cost, `graphs` being its graphs. Raises what the prices raise."""
     launches = len(order.numbers)
     work_s, floor_s = np.empty(launches), np.empty(launches)
