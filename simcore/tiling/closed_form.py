@@ -36,8 +36,8 @@ ROUNDING = 1e-15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """What each launch takes [launches]: of its host, of which the last `back_s` come after it was issued; and
-    of the device. `floor_s`: the least; `sources`: device seconds by where their price comes from."""
+    """What each launch takes [launches]: of its host, of which the last `back_s` come after it was issued;
+    and of the device. `floor_s`: the least; `sources`: device seconds by where their price comes from."""
 
     host_s: Seconds
     back_s: Seconds

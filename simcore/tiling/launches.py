@@ -105,8 +105,8 @@ def spread(
 
 
 def _ramps(order: Order, i: int, graph: Graph, tariff: Tariff) -> Iterator[tuple[int, Ramp]]:
-    """The prices of a graph's launches, from which on each; as the simulated machine asks for them one by one,
-    which takes the source of a price that grows from the power of two below its size."""
+    """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
+    at powers of two, as the simulated machine does, which asks for each launch by itself."""
     if not graph.reads:
         yield 0, tariff.ramp(graph, {}, {}, len(order.places[i]))
         return

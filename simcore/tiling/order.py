@@ -67,8 +67,8 @@ class Asked:
 class Order:
     """All launches of a schedule on one stream of one rank.
 
-    `numbers` [launches]: which of `graphs` each is; `sizes`: by graph, each size [its launches]; `advance`: by
-    graph, what its launches say of it. `waits` [waits]: how many launches come before each wait, `waited`
+    `numbers` [launches]: which of `graphs` each is; `sizes`: by graph, each size [its launches]; `advance`:
+    by graph, what its launches say of it. `waits` [waits]: how many launches come before each wait, `waited`
     [waits] for which launch it waits; `ended` [times that the schedule asked for]: after how many waits.
     `read`: what the schedule asked its model for. `plain`: nothing but that was done.
     """

@@ -25,8 +25,8 @@ from simcore.tiling.launches import seconds_by_kind
 from simcore.tiling_scenario import Fractal
 from simcore.trace import Trace
 
-# The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to so
-# many.
+# The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to
+# fewer.
 REPEATED, LAUNCH_BY_LAUNCH = 4096, 256
 # Cases up to the first length are run at both ends of the prices' intervals. Of longer ones the ends are sums
 # of prices where the device is never idle, for then that is their time; else they are run, up to the second.
