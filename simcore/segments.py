@@ -26,22 +26,30 @@ class Segment:
     publications: tuple[tuple[float, Publication], ...]
 
 
-def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline) -> Iterator[Segment]:
-    """The segments of a graph, in order; an empty graph is one segment that takes no time."""
+# An op at its sizes with its price, its floor, and whether ranks meet in it.
+Bound = tuple[PricedOp, Floor, bool]
+
+
+def cut(
+    graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline, known: dict[int, Bound]
+) -> Iterator[Segment]:
+    """The segments of a graph, in order; an empty graph is one segment that takes no time. `known`: what ops
+    without run-time sizes cost, by their id, which whoever keeps it has to keep from being given again."""
     early: dict[int, list[Publication]] = defaultdict(list)
     for publication in graph.publishes:
         early[publication.op].append(publication)
-    local: list[_Bound] = []
+    local: list[Bound] = []
     leaving: list[tuple[float, Publication]] = []
     done_s = 0.0
     # Graphs of many tokens have the same ops again and again.
-    known: dict[int, _Bound] = {}
+    here: dict[int, Bound] = {}
     for i, op in enumerate(graph.ops):
-        found = known.get(id(op))
+        found = known.get(id(op)) or here.get(id(op))
         if found is None:
-            found = known[id(op)] = _bound(op.at(sizes), price, roofline)
-        priced = found[0]
-        if priced.op.ranks > 1:
+            found = _bound(op.at(sizes), price, roofline)
+            (here if op.needs else known)[id(op)] = found
+        priced, _, collective = found
+        if collective:
             if local:
                 yield _local(local, leaving)
             yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
@@ -57,24 +65,20 @@ def cut(graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Rooflin
         yield _local(local, leaving)
 
 
-# An op at its sizes with its price, and its floor.
-_Bound = tuple[PricedOp, Floor]
-
-
-def _bound(op: Op, price: Pricer, roofline: Roofline) -> _Bound:
+def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:
     bare = op.bare
     cost = price(bare)
     floor = roofline(bare).of(cost)
-    return PricedOp(op, cost, floor.seconds), floor
+    return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1
 
 
-def _local(bound: list[_Bound], leaving: list[tuple[float, Publication]]) -> Segment:
-    ops, floors = [priced for priced, _ in bound], [floor for _, floor in bound]
-    seconds = sum(priced.price.seconds for priced in ops)
+def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segment:
+    ops = tuple([priced for priced, _, _ in bound])
+    seconds = sum([priced.price.seconds for priced in ops])
     if seconds <= 0.0:
-        return Segment(tuple(ops), 0.0, Demand(0.0, 0.0), False, tuple(leaving))
-    memory = sum(floor.memory_s for floor in floors) / seconds
-    compute = sum(floor.compute_s for floor in floors) / seconds
-    kernels_per_s = sum(priced.op.kernels for priced in ops) / seconds
+        return Segment(ops, 0.0, Demand(0.0, 0.0), False, tuple(leaving))
+    memory = sum([floor.memory_s for _, floor, _ in bound]) / seconds
+    compute = sum([floor.compute_s for _, floor, _ in bound]) / seconds
+    kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    return Segment(tuple(ops), seconds, demand, False, tuple(leaving))
+    return Segment(ops, seconds, demand, False, tuple(leaving))

@@ -23,7 +23,7 @@ from simcore.machine import Condition, Flag, Machine, Overheads, Program, Settin
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Tariff
 from simcore.requests import END
-from simcore.segments import Segment, cut
+from simcore.segments import Bound, Segment, cut
 from simcore.sharing import Listed, Piece, SharedDevice, Work
 from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim_rows import RowLaunch, succeed
@@ -137,6 +137,7 @@ class Simulation:
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
+        self._bounds: dict[int, Bound] = {}
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
         self._ids = itertools.count()
@@ -562,7 +563,9 @@ class Simulation:
         if found is None:
             # A graph that is gone could leave its id to another one: keep it.
             self._graphs[id(graph)] = graph
-            found = self._segments[key] = tuple(cut(graph, sizes, self._price, self._roofline))
+            found = self._segments[key] = tuple(
+                cut(graph, sizes, self._price, self._roofline, self._bounds)
+            )
         return found
 
     def _record(

@@ -206,7 +206,7 @@ def _summary(trace: Trace) -> Result:
     for token in tokens:
         for kind, seconds in token.by_kind().items():
             by_kind[kind] += seconds / len(tokens)
-    intervals = [metrics.interval(trace, token) for token in tokens]
+    intervals = metrics.intervals(trace, tokens)
     return Result(
         mean(token.latency_s for token in tokens),
         mean(low_s for low_s, _ in intervals),
