@@ -140,6 +140,7 @@ class Simulation:
         self._bounds: dict[int, Bound] = {}
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
+        self._tells: dict[int, frozenset[str]] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -199,6 +200,15 @@ class Simulation:
     def submit(self, launch: Launch) -> None:
         """Queues a launch; its stream works it off in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
+
+    def told_of(self, graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory."""
+        found = self._tells.get(id(graph))
+        if found is None:
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = self._tells[id(graph)] = self.told(graph)
+        return found
 
     def _stream(self, rank: int, name: str) -> _Stream:
         stream = self._streams.get((rank, name))

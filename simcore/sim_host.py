@@ -271,10 +271,12 @@ class SimMachine:
     def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
-        told = self._sim.told(graph)
-        fresh = [name for name in told if name in sizes and self._told.get(name) != sizes[name]]
-        self._told.update((name, sizes[name]) for name in fresh)
-        return len(fresh) * self._sim.overheads.size_s
+        fresh = 0
+        for name in self._sim.told_of(graph):
+            if name in sizes and self._told.get(name) != sizes[name]:
+                self._told[name] = sizes[name]
+                fresh += 1
+        return fresh * self._sim.overheads.size_s
 
     def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:
         """Ends a launch once something comes into an inbox; those that are done are forgotten."""
