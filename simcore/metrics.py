@@ -100,13 +100,25 @@ class Token:
         return _sum((kind, seconds) for kind, _, _, seconds in self.stretches)
 
 
-def tokens(trace: Trace) -> list[Token]:
-    """The tokens that a run marked, in order."""
+def moments(trace: Trace) -> list[tuple[int, float, float]]:
+    """The tokens that a run marked, in order: index, when it began, when it ended."""
+    last = _last_marks(trace)
+    begun_s = [0.0, *(last[index].at_s for index in sorted(last))]
+    return [(index, start_s, last[index].at_s) for index, start_s in zip(sorted(last), begun_s, strict=False)]
+
+
+def _last_marks(trace: Trace) -> dict[int, Mark]:
     last: dict[int, Mark] = {}
     for mark in trace.marks:
         word, _, number = mark.name.partition(" ")
         if word == "token" and (int(number) not in last or mark.at_s > last[int(number)].at_s):
             last[int(number)] = mark
+    return last
+
+
+def tokens(trace: Trace) -> list[Token]:
+    """The tokens that a run marked, in order."""
+    last = _last_marks(trace)
     found: list[Token] = []
     start_s = 0.0
     spans = trace.by_id() if last else {}

@@ -13,6 +13,7 @@ from simcore.machine import Machine, Overheads, Program
 from simcore.mesh import Mesh
 from simcore.ops import Pricer, Roofline
 from simcore.ramps import Tariff
+from simcore.segments import Cuts
 from simcore.sim import Outcomes, Route, Simulation, Told, nothing
 from simcore.trace import Trace
 
@@ -48,6 +49,7 @@ class Setup:
     lockstep: Sequence[str] = ()
     rows: bool = False
     tariff: Tariff | None = None
+    cuts: Cuts | None = None
     told: Told = nothing
     case: str = ""
     title: str = ""
@@ -70,6 +72,7 @@ def simulated(setup: Setup) -> Run:
         lockstep=setup.lockstep,
         rows=setup.rows,
         tariff=setup.tariff,
+        cuts=setup.cuts,
         told=setup.told,
     )
 

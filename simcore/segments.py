@@ -30,11 +30,32 @@ class Segment:
 Bound = tuple[PricedOp, Floor, bool]
 
 
-def cut(
+class Cuts:
+    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one."""
+
+    def __init__(self, price: Pricer, roofline: Roofline) -> None:
+        self._price = price
+        self._roofline = roofline
+        self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
+        # Ops without run-time sizes, by their id.
+        self._bounds: dict[int, Bound] = {}
+        self._graphs: dict[int, Graph] = {}
+
+    def of(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Segment, ...]:
+        """The segments of a graph, in order; an empty graph is one segment that takes no time."""
+        key = (id(graph), tuple([sizes[name] for name in graph.needs]))
+        found = self._segments.get(key)
+        if found is None:
+            # A graph that is gone could leave its id, and those of its ops, to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = tuple(_cut(graph, sizes, self._price, self._roofline, self._bounds))
+            self._segments[key] = found
+        return found
+
+
+def _cut(
     graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline, known: dict[int, Bound]
 ) -> Iterator[Segment]:
-    """The segments of a graph, in order; an empty graph is one segment that takes no time. `known`: what ops
-    without run-time sizes cost, by their id, which whoever keeps it has to keep from being given again."""
     early: dict[int, list[Publication]] = defaultdict(list)
     for publication in graph.publishes:
         early[publication.op].append(publication)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import simpy
 
@@ -23,7 +24,7 @@ from simcore.machine import Condition, Flag, Machine, Overheads, Program, Settin
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Tariff
 from simcore.requests import END
-from simcore.segments import Bound, Segment, cut
+from simcore.segments import Cuts, Segment
 from simcore.sharing import Listed, Piece, SharedDevice, Work
 from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim_rows import RowLaunch, succeed
@@ -32,6 +33,12 @@ from simcore.trace import Cause, PricedOp, Span, State, Trace
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
 Told = Callable[[Graph], frozenset[str]]
+
+
+# What a stream may wait for.
+BEFORE_IT = "launch {0.id} of graph {0.graph.name} waits for launches before it"
+A_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
+OTHERS = "{0.kind} {0.name}: {1} of {2} ranks are there"
 
 
 class DeadlockError(RuntimeError):
@@ -63,8 +70,23 @@ class _Stream:
     working: bool = False
     free: Cause = field(default_factory=lambda: Cause(None, 0.0))
     since_s: float = 0.0
-    waiting_for: str = "a launch that never ends"
+    # A text, and what is filled in there.
+    waiting_for: tuple[Any, ...] = ("a launch that never ends",)
     go_on: Callable[[], None] = field(init=False)
+
+
+class _Demands(Sequence[Demand]):
+    """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
+
+    def __init__(self, segments: Sequence[Segment], demand: Callable[[Segment], Demand]) -> None:
+        self._segments = segments
+        self._demand = demand
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._demand(self._segments[i])
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +110,8 @@ class Simulation:
 
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
     out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
-    messages are not noted. `tariff`: the same prices, as an earlier run has worked them out.
+    messages are not noted. `tariff`, or `cuts` where spans are noted: the same prices, as an earlier run has
+    worked them out.
 
     `told`: the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
@@ -106,6 +129,7 @@ class Simulation:
         lockstep: Sequence[str] = (),
         rows: bool = False,
         tariff: Tariff | None = None,
+        cuts: Cuts | None = None,
         told: Told = nothing,
     ) -> None:
         self.env = simpy.Environment()
@@ -136,8 +160,7 @@ class Simulation:
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
-        self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
-        self._bounds: dict[int, Bound] = {}
+        self._cuts = cuts or Cuts(price, roofline)
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
         self._tells: dict[int, frozenset[str]] = {}
@@ -157,7 +180,7 @@ class Simulation:
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
-        stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
+        stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for[0].format(*s.waiting_for[1:])}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
         self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
@@ -253,7 +276,7 @@ class Simulation:
         if self.env.now > stream.free.at_s:
             stream.since_s = self.env.now
         cause = latest(stream.free, launch.issued)
-        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
+        stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
@@ -268,10 +291,7 @@ class Simulation:
                 cause = yield from self._skip(stream, launch, cause, replay)
                 continue
             for signal in launch.signals:
-                stream.waiting_for = (
-                    f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
-                    f" of rank {signal.source}"
-                )
+                stream.waiting_for = (A_SIGNAL, launch, signal)
                 cause = latest(cause, (yield from signal.done()))
             if burst:
                 cause = yield from self._burst(stream, launch, cause)
@@ -341,7 +361,7 @@ class Simulation:
         """A launch in closed form that had to queue."""
         if launch.issued_s > self.env.now:
             yield self.env.timeout(launch.issued_s - self.env.now)
-        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
+        stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             yield from ticket.done()
         if launch.stopped:
@@ -426,9 +446,13 @@ class Simulation:
         id_ = next(self._ids)
         start_s = self.env.now
         done = self.env.event()
-        ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        if len(replays) == 1:
+            ends = [replays[0].seconds]
+        else:
+            ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        demand = partial(self._demand, launch, stream.since_s)
         piece = Piece(
-            Listed(ends, [self._demand(stream, launch, segment) for segment in replays]),
+            Listed(ends, _Demands(replays, demand)),
             lambda: succeed(done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
@@ -440,16 +464,18 @@ class Simulation:
         launch.piece = None
         if launch.is_burst():
             launch.ticket.ran = piece.work.replays
-        ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
+        ops = replays[0].ops
+        if len(replays) > 1:
+            ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
 
-    def _demand(self, stream: _Stream, launch: Launch, segment: Segment) -> Demand:
+    def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
         launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
         share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
-        return replace(segment.demand, launch=share, since_s=stream.since_s)
+        return replace(segment.demand, launch=share, since_s=since_s)
 
     def stop(self, launch: Launch) -> None:
         """Ends a repeated launch at its next replay boundary."""
@@ -495,7 +521,7 @@ class Simulation:
         meeting = self._meeting(op, stream, launch.rank, members)
         meeting.arrived.append(launch.rank)
         meeting.latest = latest(meeting.latest, cause)
-        stream.waiting_for = f"{op.kind} {op.name}: {len(meeting.arrived)} of {len(members)} ranks are there"
+        stream.waiting_for = (OTHERS, op, len(meeting.arrived), len(members))
         if len(meeting.arrived) == len(members):
             meeting.start_s = self.env.now
             then(self.env.timeout(segment.seconds), lambda _: meeting.event.succeed())
@@ -566,17 +592,7 @@ class Simulation:
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
         """The launch's graph at the sizes of one replay, priced once."""
-        graph = launch.graph
-        sizes = launch.sizes_at(replay)
-        key = (id(graph), tuple(sizes[name] for name in graph.needs))
-        found = self._segments.get(key)
-        if found is None:
-            # A graph that is gone could leave its id to another one: keep it.
-            self._graphs[id(graph)] = graph
-            found = self._segments[key] = tuple(
-                cut(graph, sizes, self._price, self._roofline, self._bounds)
-            )
-        return found
+        return self._cuts.of(launch.graph, launch.sizes_at(replay))
 
     def _record(
         self,
@@ -592,7 +608,9 @@ class Simulation:
         meeting: int | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
-        after = tuple(t.end.span for t in launch.after if t.end is not None and t.end.span is not None)
+        after = launch.after and tuple(
+            [t.end.span for t in launch.after if t.end is not None and t.end.span is not None]
+        )
         span = Span(
             id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
             self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,

@@ -169,6 +169,8 @@ class Launch:
 
     def sizes_at(self, replay: int) -> Mapping[str, int]:
         """The sizes that a replay reads."""
+        if not replay:
+            return self.sizes
         by = self.advance
         return {
             name: value + replay * (1 if by is None else by.get(name, 0))

@@ -47,7 +47,7 @@ def _gain(bench: Bench, case: Case) -> float:
     """Seconds by which a speculative case is faster than its rival."""
     rival = rival_of(bench, case)
     assert rival is not None
-    return bench.run(rival).latency_s - bench.run(case).latency_s
+    return bench.latency_s(rival) - bench.latency_s(case)
 
 
 def _at(case: Case, context: int) -> Case:
