@@ -19,6 +19,7 @@ from typing import Any
 import simpy
 
 from simcore import mesh as layout
+from simcore.clock import Clock
 from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
@@ -132,7 +133,7 @@ class Simulation:
         cuts: Cuts | None = None,
         told: Told = nothing,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.trace = Trace()
         self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
         self.overheads = overheads or Overheads()
@@ -176,7 +177,7 @@ class Simulation:
         """
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
         hosts = [self.env.process(self.host(m, program(m))) for m in running]
-        self.env.run()
+        self.env.run_all()
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
@@ -215,7 +216,9 @@ class Simulation:
     def host(self, machine: "SimMachine", program: Program) -> Steps:
         """A program with its host's last costs at its end."""
         result = yield from program
-        yield self.env.timeout(max(0.0, machine.now() - self.env.now))
+        left_s = max(0.0, machine.now() - self.env.now)
+        if not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
         return result
 
     # -- launches ----------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ class Simulation:
         stream.queue.append(launch)
         if not stream.working:
             self._set_working(stream, True)
-            self.env.process(self._work_off(stream))
+            self.env.drive(self._work_off(stream))
 
     def _set_working(self, stream: _Stream, working: bool) -> None:
         if stream.working != working:
@@ -256,7 +259,7 @@ class Simulation:
     def _go_on(self, stream: _Stream) -> None:
         """What has been queued meanwhile has its turn."""
         if stream.queue:
-            self.env.process(self._work_off(stream))
+            self.env.drive(self._work_off(stream))
         else:
             stream.working = False
             self._working[stream.rank] -= 1
@@ -271,8 +274,9 @@ class Simulation:
         self._set_working(stream, False)
 
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
-        if launch.issued.at_s > self.env.now:
-            yield self.env.timeout(launch.issued.at_s - self.env.now)
+        left_s = launch.issued.at_s - self.env.now
+        if left_s > 0.0 and not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
         if self.env.now > stream.free.at_s:
             stream.since_s = self.env.now
         cause = latest(stream.free, launch.issued)
@@ -281,8 +285,8 @@ class Simulation:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
         for replay in itertools.count():
-            if replay:
-                # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            if replay and not self.env.passes(0.0):
                 yield self.env.timeout(0.0)
             # Asked anew each time: what it runs until may have come.
             if launch.stopped or replay >= (1 if burst else launch.repeat):
@@ -445,11 +449,20 @@ class Simulation:
     ) -> CauseSteps:
         id_ = next(self._ids)
         start_s = self.env.now
-        done = self.env.event()
         if len(replays) == 1:
             ends = [replays[0].seconds]
         else:
             ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        if not replays[0].publications and self._alone(launch.rank, ends[-1]):
+            if launch.is_burst():
+                launch.ticket.ran = len(replays)
+            ops = replays[0].ops
+            if len(replays) > 1:
+                ops = tuple(priced for segment in replays for priced in segment.ops)
+            progress = ((start_s, 0.0), (self.env.now, ends[-1]))
+            self._record(id_, launch, stream.name, "run", start_s, cause, ops, progress, replay)
+            return Cause(id_, self.env.now)
+        done = self.env.event()
         demand = partial(self._demand, launch, stream.since_s)
         piece = Piece(
             Listed(ends, _Demands(replays, demand)),
@@ -469,6 +482,15 @@ class Simulation:
             ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
+
+    def _alone(self, rank: int, work_s: float) -> bool:
+        """Does so much work where a device does nothing else and nothing can happen before it is done; else
+        does nothing and returns False."""
+        device = self._devices[rank]
+        if device.running or not self.env.passes(work_s):
+            return False
+        device.updated_s = self.env.now
+        return True
 
     def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""
@@ -505,7 +527,8 @@ class Simulation:
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
         seconds = self.overheads.gate_s * len(launch.graph.ops)
-        yield self.env.timeout(seconds)
+        if not self.env.passes(seconds):
+            yield self.env.timeout(seconds)
         id_ = next(self._ids)
         progress = [(start_s, 0.0), (self.env.now, seconds)]
         self._record(id_, launch, stream.name, "skipped", start_s, cause, (), progress, replay)
@@ -524,8 +547,22 @@ class Simulation:
         stream.waiting_for = (OTHERS, op, len(meeting.arrived), len(members))
         if len(meeting.arrived) == len(members):
             meeting.start_s = self.env.now
+            if len(members) == 1 and self.env.passes(segment.seconds):
+                return self._met_at(stream, launch, segment, meeting, members, replay)
             then(self.env.timeout(segment.seconds), lambda _: meeting.event.succeed())
         yield meeting.event
+        return self._met_at(stream, launch, segment, meeting, members, replay)
+
+    def _met_at(
+        self,
+        stream: _Stream,
+        launch: Launch,
+        segment: Segment,
+        meeting: _Meeting,
+        members: tuple[int, ...],
+        replay: int,
+    ) -> Cause:
+        """A collective has ended now."""
         id_ = next(self._ids)
         progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
         self._record(

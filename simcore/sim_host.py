@@ -208,7 +208,9 @@ class SimMachine:
         return busy_s
 
     def _catch_up(self) -> Steps:
-        yield self._env.timeout(max(0.0, self._busy_until_s - self._env.now))
+        left_s = max(0.0, self._busy_until_s - self._env.now)
+        if not self._env.passes(left_s):
+            yield self._env.timeout(left_s)
 
     def along(self, axis: str, offset: int = 0) -> int:
         """The rank `offset` places further along `axis`, around the end."""
@@ -315,7 +317,7 @@ class SimMachine:
             tickets[0].tell(partial(self._wake, event, tickets))
             return event
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
-            return self._env.process(self._wait(tickets))
+            return self._env.result(self._wait(tickets))
         waited = cast(Sequence[SimTicket | RowLaunch], tickets)
         event = self._env.event()
         missing = [ticket for ticket in waited if ticket.end is None]
@@ -359,7 +361,7 @@ class SimMachine:
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
-        return self._env.process(self._read(flag, after))
+        return self._env.result(self._read(flag, after))
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
         end = yield from _done(after)
@@ -370,7 +372,7 @@ class SimMachine:
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """The next item of an inbox, or None after `timeout_s`."""
-        return self._env.process(self._recv(inbox, timeout_s))
+        return self._env.result(self._recv(inbox, timeout_s))
 
     def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
         yield from self._catch_up()
@@ -378,7 +380,10 @@ class SimMachine:
             came = self._env.event()
             self._receivers[inbox].append(came)
             limit = [] if timeout_s is None else [self._env.timeout(timeout_s)]
-            yield self._env.any_of([came, *limit])
+            either = self._env.event()
+            for event in (came, *limit):
+                then(event, lambda _: None if either.triggered else either.succeed())
+            yield either
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from simcore import contention, laws, metrics
 from simcore.decoder_config import DecoderConfig
+from simcore.garbage import no_collections
 from simcore.hardware import Hardware
 from simcore.machine import Machine, Program
 from simcore.models import GROUP, TENSOR, Decoder
@@ -201,8 +202,9 @@ class Bench:
             told=self.model(case).told,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
-        trace = self.hardware.start(setup).run(self.program(case))
-        laws.enforce(trace)
+        with no_collections():
+            trace = self.hardware.start(setup).run(self.program(case))
+            laws.enforce(trace)
         return trace
 
 
