@@ -31,11 +31,15 @@ Bound = tuple[PricedOp, Floor, bool]
 
 
 class Cuts:
-    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one."""
+    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one; `local`:
+    another one whose prices are the same but for what crosses a link."""
 
-    def __init__(self, price: Pricer, roofline: Roofline) -> None:
+    def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
         self._price = price
         self._roofline = roofline
+        self._local = local
+        # Whether a graph, by its id, crosses no link.
+        self._crosses: dict[int, bool] = {}
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         # Ops without run-time sizes, by their id.
         self._bounds: dict[int, Bound] = {}
@@ -43,47 +47,69 @@ class Cuts:
 
     def of(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Segment, ...]:
         """The segments of a graph, in order; an empty graph is one segment that takes no time."""
+        if self._local is not None:
+            crosses = self._crosses.get(id(graph))
+            if crosses is None:
+                self._keep(graph)
+                crosses = self._crosses[id(graph)] = any(map(_crosses, graph.ops))
+            if not crosses:
+                return self._local.of(graph, sizes)
         key = (id(graph), tuple([sizes[name] for name in graph.needs]))
         found = self._segments.get(key)
         if found is None:
             # A graph that is gone could leave its id, and those of its ops, to another one: keep it.
-            self._graphs[id(graph)] = graph
-            found = tuple(_cut(graph, sizes, self._price, self._roofline, self._bounds))
+            self._keep(graph)
+            found = tuple(self._cut(graph, sizes))
             self._segments[key] = found
         return found
 
+    def _keep(self, graph: Graph) -> None:
+        self._graphs[id(graph)] = graph
+        if self._local is not None:
+            self._local._keep(graph)  # noqa: SLF001 - another one of this class
 
-def _cut(
-    graph: Graph, sizes: Mapping[str, int], price: Pricer, roofline: Roofline, known: dict[int, Bound]
-) -> Iterator[Segment]:
-    early: dict[int, list[Publication]] = defaultdict(list)
-    for publication in graph.publishes:
-        early[publication.op].append(publication)
-    local: list[Bound] = []
-    leaving: list[tuple[float, Publication]] = []
-    done_s = 0.0
-    # Graphs of many tokens have the same ops again and again.
-    here: dict[int, Bound] = {}
-    for i, op in enumerate(graph.ops):
-        found = known.get(id(op)) or here.get(id(op))
+    def _bound(self, op: Op, sizes: Mapping[str, int], here: dict[int, Bound]) -> Bound:
+        """An op at its sizes; `here`: those of a graph that read some, by their id."""
+        found = self._bounds.get(id(op)) or here.get(id(op))
         if found is None:
-            found = _bound(op.at(sizes), price, roofline)
-            (here if op.needs else known)[id(op)] = found
-        priced, _, collective = found
-        if collective:
-            if local:
-                yield _local(local, leaving)
-            yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
-            local, leaving, done_s = [], [], 0.0
-            continue
-        if i in early:
-            whole_s, early_s = priced.price.seconds, priced.price.early_s
-            leaves_s = done_s + (whole_s if early_s is None else min(early_s, whole_s))
-            leaving += [(leaves_s, publication) for publication in early[i]]
-        local.append(found)
-        done_s += priced.price.seconds
-    if local or not graph.ops:
-        yield _local(local, leaving)
+            if self._local is not None and not _crosses(op):
+                found = self._local._bound(op, sizes, here)  # noqa: SLF001 - another one of this class
+            else:
+                found = _bound(op.at(sizes), self._price, self._roofline)
+            (here if op.needs else self._bounds)[id(op)] = found
+        return found
+
+    def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
+        early: dict[int, list[Publication]] = defaultdict(list)
+        for publication in graph.publishes:
+            early[publication.op].append(publication)
+        local: list[Bound] = []
+        leaving: list[tuple[float, Publication]] = []
+        done_s = 0.0
+        # Graphs of many tokens have the same ops again and again.
+        here: dict[int, Bound] = {}
+        for i, op in enumerate(graph.ops):
+            found = self._bound(op, sizes, here)
+            priced, _, collective = found
+            if collective:
+                if local:
+                    yield _local(local, leaving)
+                yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
+                local, leaving, done_s = [], [], 0.0
+                continue
+            if i in early:
+                whole_s, early_s = priced.price.seconds, priced.price.early_s
+                leaves_s = done_s + (whole_s if early_s is None else min(early_s, whole_s))
+                leaving += [(leaves_s, publication) for publication in early[i]]
+            local.append(found)
+            done_s += priced.price.seconds
+        if local or not graph.ops:
+            yield _local(local, leaving)
+
+
+def _crosses(op: Op) -> bool:
+    """Whether an op may cross a link: ranks meet in it or in its parts, or it is a put."""
+    return bool(op.axis or op.parts)
 
 
 def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:

@@ -212,10 +212,10 @@ class SharedDevice:
                 continue
             while piece.publications and piece.publications[0][0] <= work_s + slack:
                 piece.publish(piece.publications.popleft()[1])
-            _snap(piece, slack)
+            _snap(piece, slack, alone)
             if piece.work_s >= piece.work.total_s:
                 finished.append(piece)
-            else:
+            elif not alone:
                 _look_ahead(piece)
         for piece in finished:
             self.running.remove(piece)
@@ -248,11 +248,14 @@ def _look_ahead(piece: Work) -> None:
         piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
-def _snap(piece: Work, slack: float) -> None:
-    """Work that is within `slack` of where something changes has come to it."""
+def _snap(piece: Work, slack: float, alone: bool) -> None:
+    """Work that is within `slack` of where something changes has come to it; alone, nothing does but at its
+    end."""
     work = piece.work
     if piece.work_s + slack >= work.total_s:
         piece.work_s = max(piece.work_s, work.total_s)
+        return
+    if alone:
         return
     end_s = work.around(piece.work_s)[0]
     if end_s <= piece.work_s + slack:

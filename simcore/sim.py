@@ -301,7 +301,8 @@ class Simulation:
                 cause = yield from self._burst(stream, launch, cause)
             else:
                 cause = yield from self._replay(stream, launch, cause, replay)
-            self._write_flags(launch.sets)
+            if launch.sets:
+                self._write_flags(launch.sets)
         stream.free = cause
         launch.ticket.finish(cause)
 
@@ -615,8 +616,7 @@ class Simulation:
         return self.flags.get(flag, 0)
 
     def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
-        if sets:
-            self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
+        self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
 
     def _evaluate(self, setting: Setting) -> int:
         if isinstance(setting, Condition):

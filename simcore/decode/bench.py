@@ -182,14 +182,10 @@ class Bench:
 
     def _simulate(self, case: Case, pattern: HitPattern, lockstep: Sequence[str] = ()) -> Trace:
         price = self.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
-        if price not in self.cuts:
-            if len(self.cuts) >= MOST_CUTS:
-                self.cuts.clear()
-            self.cuts[price] = Cuts(price, self.hardware.roofline)
         setup = Setup(
             model=self.model(case),
             price=price,
-            cuts=self.cuts[price],
+            cuts=self._cuts(case),
             mesh=mesh_of(case.axes),
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
@@ -206,6 +202,19 @@ class Bench:
             trace = self.hardware.start(setup).run(self.program(case))
             laws.enforce(trace)
         return trace
+
+
+    def _cuts(self, case: Case) -> Cuts:
+        """What graphs cost at the prices of a case."""
+        ranks, latency_s, free = case.axes.ranks, case.link_latency_s, case.free
+        price, local = self.hardware.price(ranks, latency_s, free), None
+        if latency_s is not None:
+            local = self._cuts(replace(case, link_latency_s=None))
+        if price not in self.cuts:
+            if len(self.cuts) >= MOST_CUTS:
+                self.cuts.clear()
+            self.cuts[price] = Cuts(price, self.hardware.roofline, local)
+        return self.cuts[price]
 
 
 def _same(case: Case) -> Case:
