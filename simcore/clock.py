@@ -8,12 +8,12 @@ Both give the same times in the same order, since in the latter case nobody coul
 """
 
 from collections.abc import Generator
-from heapq import heappop
+from heapq import heappop, heappush
 from types import MethodType
 from typing import Any
 
 import simpy
-from simpy.events import URGENT
+from simpy.events import NORMAL, URGENT
 
 Steps = Generator[simpy.Event, Any, Any]
 
@@ -21,21 +21,33 @@ Steps = Generator[simpy.Event, Any, Any]
 class Clock(simpy.Environment):
     """See the head of this file."""
 
+    # Asked for at every turn: a plain attribute in the place of SimPy's property.
+    now: float = 0.0  # type: ignore[assignment]
+
     def __init__(self) -> None:
         super().__init__()
         # SimPy does so for its own class alone: or they are bound anew each time.
-        self.timeout = MethodType(simpy.Timeout, self)  # type: ignore[method-assign]
         self.event = MethodType(simpy.Event, self)  # type: ignore[method-assign]
         self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
         # Whether an event wakes several just now.
         self._several = False
+
+    def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Timeout:
+        """An event that comes after a delay. Raises ValueError where that is negative."""
+        if delay < 0.0:
+            raise ValueError(f"negative delay {delay}")
+        event = simpy.Timeout.__new__(simpy.Timeout)
+        event.env, event.callbacks, event._value = self, [], value  # noqa: SLF001 - as SimPy does
+        event._delay, event._ok = delay, True  # noqa: SLF001
+        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
+        return event
 
     def passes(self, delay_s: float) -> bool:
         """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
         at_s = self._now + delay_s
         if self._several or (self._queue and self._queue[0][0] <= at_s):
             return False
-        self._now = at_s
+        self._now = self.now = at_s
         return True
 
     def drive(self, steps: Steps) -> None:
@@ -59,6 +71,7 @@ class Clock(simpy.Environment):
         queue = self._queue
         while queue:
             self._now, _, _, event = heappop(queue)
+            self.now = self._now
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
             if len(callbacks) == 1:
                 callbacks[0](event)

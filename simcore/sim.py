@@ -165,6 +165,7 @@ class Simulation:
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
         self._tells: dict[int, frozenset[str]] = {}
+        self._launching_s: dict[int, tuple[float, float]] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -236,6 +237,14 @@ class Simulation:
             found = self._tells[id(graph)] = self.told(graph)
         return found
 
+    def launching_s(self, graph: Graph) -> tuple[float, float]:
+        """Host time of a launch of a graph, and how much of it comes after it may begin."""
+        found = self._launching_s.get(graph.kernels)
+        if found is None:
+            launch_s = self.overheads.whole_launch_s(graph.kernels)
+            found = self._launching_s[graph.kernels] = launch_s, launch_s - self.overheads.begins_s(launch_s)
+        return found
+
     def _stream(self, rank: int, name: str) -> _Stream:
         stream = self._streams.get((rank, name))
         if stream is None:
@@ -279,7 +288,7 @@ class Simulation:
             yield self.env.timeout(left_s)
         if self.env.now > stream.free.at_s:
             stream.since_s = self.env.now
-        cause = latest(stream.free, launch.issued)
+        cause = launch.issued if launch.issued.at_s > stream.free.at_s else stream.free
         stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
@@ -455,10 +464,9 @@ class Simulation:
         else:
             ends = list(itertools.accumulate(segment.seconds for segment in replays))
         if not replays[0].publications and self._alone(launch.rank, ends[-1]):
-            if launch.is_burst():
-                launch.ticket.ran = len(replays)
             ops = replays[0].ops
             if len(replays) > 1:
+                launch.ticket.ran = len(replays)
                 ops = tuple(priced for segment in replays for priced in segment.ops)
             progress = ((start_s, 0.0), (self.env.now, ends[-1]))
             self._record(id_, launch, stream.name, "run", start_s, cause, ops, progress, replay)

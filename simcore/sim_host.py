@@ -190,6 +190,7 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
+        self._along: dict[tuple[str, int], int] = {}
         # What the device has been told of sizes.
         self._told: dict[str, int] = {}
         self._items: dict[str, deque[Item]] = defaultdict(deque)
@@ -214,7 +215,10 @@ class SimMachine:
 
     def along(self, axis: str, offset: int = 0) -> int:
         """The rank `offset` places further along `axis`, around the end."""
-        return layout.along(self.mesh, self.rank, axis, offset)
+        found = self._along.get((axis, offset))
+        if found is None:
+            found = self._along[axis, offset] = layout.along(self.mesh, self.rank, axis, offset)
+        return found
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along `axis`."""
@@ -240,10 +244,8 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        costs = sim.overheads
-        launch_s = costs.whole_launch_s(graph.kernels)
-        issued_s = self._spend(launch_s + self._telling_s(graph, given))
-        issued_s -= launch_s - costs.begins_s(launch_s)
+        launch_s, back_s = sim.launching_s(graph)
+        issued_s = self._spend(launch_s + self._telling_s(graph, given)) - back_s
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -193,7 +193,7 @@ class Bench:
             rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"], self.hardware.leaves_s),
             lockstep=lockstep,
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
-            case=repr(case) if lockstep else "",
+            case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
             told=self.model(case).told,
             holds={"context": case.context, "tokens": self.scenario.tokens},
