@@ -52,13 +52,23 @@ class Clock(simpy.Environment):
 
     def drive(self, steps: Steps) -> None:
         """Runs steps from now on, of which nobody needs to know when they have ended."""
-        self._drive(_Driven(steps, None))
+        self._drive(_Driven(self, steps, None))
 
     def result(self, steps: Steps) -> simpy.Event:
         """Runs steps from now on; what they return comes with the event."""
         ended = self.event()
-        self._drive(_Driven(steps, ended))
+        self._drive(_Driven(self, steps, ended))
         return ended
+
+    def comes(self, event: simpy.Event, value: object) -> None:
+        """Lets an event come now; whoever waits for it goes on before this returns if nothing else can happen
+        now, so that this has to be the last thing that its caller does."""
+        callbacks = event.callbacks
+        if callbacks is None or len(callbacks) != 1 or not self.passes(0.0):
+            event.succeed(value)
+            return
+        event._ok, event._value, event.callbacks = True, value, None  # type: ignore[assignment] # noqa: SLF001
+        callbacks[0](event)
 
     def _drive(self, driven: "_Driven") -> None:
         start = simpy.Event(self)
@@ -87,9 +97,10 @@ class Clock(simpy.Environment):
 class _Driven:
     """Steps on their way: the next are taken when what they wait for has come. It never fails."""
 
-    __slots__ = ("_ended", "_send")
+    __slots__ = ("_clock", "_ended", "_send")
 
-    def __init__(self, steps: Steps, ended: simpy.Event | None) -> None:
+    def __init__(self, clock: Clock, steps: Steps, ended: simpy.Event | None) -> None:
+        self._clock = clock
         self._send = steps.send
         self._ended = ended
 
@@ -103,4 +114,4 @@ class _Driven:
                     return
         except StopIteration as end:
             if self._ended is not None:
-                self._ended.succeed(end.value)
+                self._clock.comes(self._ended, end.value)
