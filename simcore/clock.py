@@ -60,15 +60,24 @@ class Clock(simpy.Environment):
         self._drive(_Driven(self, steps, ended))
         return ended
 
-    def comes(self, event: simpy.Event, value: object) -> None:
+    def comes(self, event: simpy.Event, value: object = None) -> None:
         """Lets an event come now; whoever waits for it goes on before this returns if nothing else can happen
         now, so that this has to be the last thing that its caller does."""
-        callbacks = event.callbacks
-        if callbacks is None or len(callbacks) != 1 or not self.passes(0.0):
+        if not self.passes(0.0):
             event.succeed(value)
             return
-        event._ok, event._value, event.callbacks = True, value, None  # type: ignore[assignment] # noqa: SLF001
-        callbacks[0](event)
+        event._ok, event._value = True, value  # noqa: SLF001 - as SimPy does
+        self._wake(event)
+
+    def _wake(self, event: simpy.Event) -> None:
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+        if len(callbacks) == 1:
+            callbacks[0](event)
+            return
+        self._several = True
+        for callback in callbacks:
+            callback(event)
+        self._several = False
 
     def _drive(self, driven: "_Driven") -> None:
         start = simpy.Event(self)

@@ -118,6 +118,8 @@ class Piece:
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
+    # What comes when it is finished, for whoever would rather let it come by himself.
+    done: object = None
     work_s: float = 0.0
     rate: float = 1.0
     demand: Demand = IDLE
@@ -193,10 +195,7 @@ class SharedDevice:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
         alone = len(self.running) == 1
         if alone and not due.publications:
-            self.running.clear()
-            self.updated_s = now_s
-            due.work_s = due.work.total_s
-            due.note(now_s)
+            self.end_alone(due, now_s)
             due.finish()
             return
         # Asked before the work is credited: rounding could carry it past the boundary that is due.
@@ -223,6 +222,13 @@ class SharedDevice:
             piece.note(now_s)
             piece.finish()
         self._reprice(now_s)
+
+    def end_alone(self, piece: Work, now_s: float) -> None:
+        """All of the only piece is done; whoever asks has to finish it."""
+        self.running.clear()
+        self.updated_s = now_s
+        piece.work_s = piece.work.total_s
+        piece.note(now_s)
 
     def _reprice(self, now_s: float) -> None:
         running = self.running

@@ -478,6 +478,7 @@ class Simulation:
             lambda: succeed(done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
+            done,
         )
         launch.piece = piece
         self._devices[launch.rank].start(piece, self.env.now)
@@ -529,9 +530,16 @@ class Simulation:
         then(env.timeout(delay_s), partial(self._ring, rank, number, piece))
 
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
-        if number == self._alarms[rank]:
-            self._devices[rank].arrive(piece, self.env.now)
-            self._set_alarm(rank)
+        if number != self._alarms[rank]:
+            return
+        device, done = self._devices[rank], getattr(piece, "done", None)
+        if done is not None and len(device.running) == 1 and not piece.publications:
+            self._alarms[rank] += 1
+            device.end_alone(piece, self.env.now)
+            self.env.comes(done)
+            return
+        device.arrive(piece, self.env.now)
+        self._set_alarm(rank)
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
@@ -558,7 +566,7 @@ class Simulation:
             meeting.start_s = self.env.now
             if len(members) == 1 and self.env.passes(segment.seconds):
                 return self._met_at(stream, launch, segment, meeting, members, replay)
-            then(self.env.timeout(segment.seconds), lambda _: meeting.event.succeed())
+            then(self.env.timeout(segment.seconds), lambda _: self.env.comes(meeting.event))
         yield meeting.event
         return self._met_at(stream, launch, segment, meeting, members, replay)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import simpy
 
 from simcore import mesh as layout
+from simcore.clock import Clock
 from simcore.machine import Condition, Flag, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.sharing import Piece
@@ -108,16 +109,19 @@ class SignalTicket:
 class Signals:
     """Publications by (name, rank), and how many of them each rank has taken."""
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: Clock) -> None:
         self._env = env
         self._published: dict[tuple[str, int], list[Cause]] = defaultdict(list)
         self._taken: dict[tuple[str, int, int], int] = defaultdict(int)
         self._waiting: dict[tuple[str, int], list[simpy.Event]] = defaultdict(list)
 
     def publish(self, name: str, source: int, cause: Cause) -> None:
-        """One more publication has arrived."""
+        """One more publication has arrived; the last thing that its caller does."""
         self._published[name, source].append(cause)
-        waiting = self._waiting.pop((name, source), [])
+        waiting = self._waiting.pop((name, source), ())
+        if len(waiting) == 1:
+            self._env.comes(waiting[0])
+            return
         for event in waiting:
             event.succeed()
 
@@ -384,7 +388,7 @@ class SimMachine:
             limit = [] if timeout_s is None else [self._env.timeout(timeout_s)]
             either = self._env.event()
             for event in (came, *limit):
-                then(event, lambda _: None if either.triggered else either.succeed())
+                then(event, lambda _: None if either.triggered else self._env.comes(either))
             yield either
             if not came.triggered:
                 self._receivers[inbox].remove(came)
@@ -427,16 +431,19 @@ class SimMachine:
         receiver = self._sim.machines[rank]
         then(
             self._env.timeout(max(0.0, at_s - self._env.now)),
-            lambda _: receiver.deliver(inbox, item, cause),
+            lambda _: receiver.deliver(inbox, item, cause, last=True),
         )
 
-    def deliver(self, inbox: str, item: object, cause: Cause) -> None:
-        """An item comes into an inbox of this rank now."""
+    def deliver(self, inbox: str, item: object, cause: Cause, *, last: bool = False) -> None:
+        """An item comes into an inbox of this rank now; `last`: it is the last thing that its caller does."""
         message = None
         if not self._sim.rows:
             message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
             self._sim.trace.messages.append(message)
         if receivers := self._receivers[inbox]:
+            if last and inbox not in self._watched:
+                self._env.comes(receivers.popleft(), (message, item, cause))
+                return
             receivers.popleft().succeed((message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))
