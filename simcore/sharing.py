@@ -118,8 +118,8 @@ class Piece:
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
-    # What comes when it is finished, for whoever would rather let it come by himself.
-    done: object = None
+    # What `finish` lets come, for whoever would rather do so himself.
+    done: Any = None
     work_s: float = 0.0
     rate: float = 1.0
     demand: Demand = IDLE

@@ -475,7 +475,7 @@ class Simulation:
         demand = partial(self._demand, launch, stream.since_s)
         piece = Piece(
             Listed(ends, _Demands(replays, demand)),
-            lambda: succeed(done),
+            partial(succeed, done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
             done,
@@ -532,11 +532,12 @@ class Simulation:
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
         if number != self._alarms[rank]:
             return
-        device, done = self._devices[rank], getattr(piece, "done", None)
-        if done is not None and len(device.running) == 1 and not piece.publications:
+        device = self._devices[rank]
+        if isinstance(piece, Piece) and len(device.running) == 1 and not piece.publications:
             self._alarms[rank] += 1
             device.end_alone(piece, self.env.now)
-            self.env.comes(done)
+            # Whatever waits for it has to be the last here.
+            self.env.comes(piece.done)
             return
         device.arrive(piece, self.env.now)
         self._set_alarm(rank)

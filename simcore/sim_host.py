@@ -351,7 +351,7 @@ class SimMachine:
         if self._busy_until_s > self._env.now or delay_s > 0.0:
             delay_s = self._spend(delay_s) - self._env.now
         if delay_s > 0.0:
-            then(self._env.timeout(delay_s), lambda _: succeed(event))
+            then(self._env.timeout(delay_s), lambda _: self._env.comes(event))
         else:
             event.succeed()
 

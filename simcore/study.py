@@ -358,10 +358,13 @@ def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
     return [f"{priced}, not by measurements of {device}"]
 
 
-def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:
+def crossing(
+    gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False, straight: bool = False
+) -> Crossing:
     """The arguments at which a gain changes its sign, one at most between two neighbours of a grid.
 
-    `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
+    `straight`: gains are nearly straight lines, and asked for as seldom as possible; the places are the same
+    where there is one at most between two neighbours. `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
     positive, the first may be 0.
 
     >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
@@ -369,7 +372,7 @@ def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bo
     """
     known = [(x, gain(x)) for x in grid]
     places = [
-        _bisect(gain, below, above, whole)
+        _bisect(gain, below, above, whole, straight)
         for below, above in pairwise(known)
         if (above[1] > 0.0) != (below[1] > 0.0)
     ]
@@ -377,17 +380,21 @@ def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bo
 
 
 def _bisect(
-    gain: Callable[[float], float], below: tuple[float, float], above: tuple[float, float], whole: bool
+    gain: Callable[[float], float],
+    below: tuple[float, float],
+    above: tuple[float, float],
+    whole: bool,
+    straight: bool,
 ) -> float:
-    """Where bisection between two arguments, each with its gain, comes to an end. Gains are nearly straight
-    lines, so most of its steps need not ask for one: where the line through the two nearest arguments that
-    are known crosses zero tells where to ask."""
+    """Where bisection between two arguments, each with its gain, comes to an end. Where gains are nearly
+    straight lines, most of its steps need not ask for one: where the line through the two nearest arguments
+    that are known crosses zero tells where to ask."""
     low, high, ahead = below[0], above[0], below[1] > 0.0
     while high - low > max(1.0 if whole else 0.0, PRECISION * high):
         middle = math.sqrt(low * high) if low > 0.0 else high / 2.0
         if whole:
             middle = min(max(math.floor(middle), low + 1.0), high - 1.0)
-        for beside in (True, False):
+        for beside in (True, False) if straight else (False,):
             if below[0] < middle < above[0]:
                 x = _beside(below, above, middle, whole) if beside else middle
                 found = x, gain(x)
