@@ -188,14 +188,22 @@ def _row_name(label: str, more: str = "") -> str:
     return in_figure(label).replace(", ", ",<br>", 1) + (f",<br>{more}" if more else "")
 
 
-def _rows_layout(figure: go.Figure, count: int, longest: float, row_px: int = ROW_PX) -> None:
+def _rows_layout(
+    figure: go.Figure,
+    count: int,
+    longest: float,
+    row_px: int = ROW_PX,
+    y: Mapping[str, object] | None = None,
+    **more: object,
+) -> None:
     figure.update_layout(
         height=64 + row_px * max(count, 1),
         bargap=0.34,
         margin={"l": 8, "r": 12, "t": 4, "b": 48},
         xaxis={"title": {"text": "latency per token (ms)"}, "range": [0, longest * 1.15 or 1], "nticks": 6},
-        yaxis={"autorange": "reversed", "showgrid": False},
+        yaxis={"autorange": "reversed", "showgrid": False, **(y or {})},
         meta={"narrow": {"xaxis.range": [0, longest * 1.32 or 1], "xaxis.nticks": 4}},
+        **more,
     )
 
 
@@ -238,10 +246,13 @@ def by_part(critical_path: pd.DataFrame) -> pd.DataFrame:
     )
     if rows.empty:
         return rows
-    sums = rows.pivot_table(index="label", columns="part", values="value", aggfunc="sum", fill_value=0.0)
-    totals = sums.sum(axis=1)
-    shares = sums.div(totals.where(totals > 0, 1.0), axis=0).max()
-    rare = set(shares.index[shares < RARE_BELOW])
+    sums: dict[tuple[str, str], float] = {}
+    totals: dict[str, float] = {}
+    for label, part, value in zip(rows["label"], rows["part"], rows["value"].fillna(0.0), strict=True):
+        sums[label, part] = sums.get((label, part), 0.0) + value
+        totals[label] = totals.get(label, 0.0) + value
+    large = {part for (label, part), value in sums.items() if value >= RARE_BELOW * (totals[label] or 1.0)}
+    rare = set(rows["part"]) - large
     return rows.assign(part=rows["part"].where(~rows["part"].isin(rare), RARE))
 
 
@@ -278,10 +289,12 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
     rows = by_part(parts)
     kinds: dict[str, dict[str, Kinds]] = {part: {} for part in style.PART}
     totals = {v.label: 0.0 for v in shown if (rows["label"] == v.label).any()}
-    for row in rows[rows["value"] != 0].to_dict("records"):
-        if row["label"] in totals:
-            kinds[row["part"]].setdefault(row["label"], []).append((row["op_kind"], row["value"]))
-            totals[row["label"]] += row["value"]
+    for label, part, kind, value in zip(
+        rows["label"], rows["part"], rows["op_kind"], rows["value"], strict=True
+    ):
+        if value != 0 and label in totals:
+            kinds[part].setdefault(label, []).append((kind, value))
+            totals[label] += value
     figure = go.Figure([_part_bar(part, of, totals) for part, of in kinds.items() if of])
     order = [_row_name(label) for label in totals]
     figure.add_scatter(
@@ -294,8 +307,8 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
         hoverinfo="skip",
         showlegend=False,
     )
-    _rows_layout(figure, len(totals), max(totals.values(), default=0.0) * 1e3)
-    figure.update_layout(barmode="stack", yaxis={"categoryorder": "array", "categoryarray": order})
+    categories = {"categoryorder": "array", "categoryarray": order}
+    _rows_layout(figure, len(totals), max(totals.values(), default=0.0) * 1e3, barmode="stack", y=categories)
     return figure
 
 

@@ -1,5 +1,6 @@
 """`python -m simcore`: see simcore.cli."""
 
+import gc
 import signal
 import sys
 from types import FrameType
@@ -13,6 +14,8 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
+    # There is little that runs leave in cycles, and much that lives long: Python looks over all of it too often.
+    gc.set_threshold(100_000, 20, 50)
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:

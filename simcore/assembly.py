@@ -135,7 +135,7 @@ class TilingStudy:
 
     bench: tiling.Bench
     published: list[tiling.TilingPublished]
-    laws: tuple[str, ...] = (tiling.LAW,)
+    laws: tuple[str, ...] = (tiling.LAW, tiling.AT_ONCE)
 
     def run(self, progress: Progress) -> Outcome:
         """See Study."""
@@ -619,9 +619,12 @@ def _hardware(
         here, known = link, profile
         if table is not None and not free:
             known = replace(cast(Any, table), assumed={})
-        if link is not None and latency_s is not None:
-            here = replace(cast(Any, link), latency_s=latency_s)
-        return device.pricer(link=here, profile=known, ranks=ranks)
+        if link is None or latency_s is None:
+            return device.pricer(link=here, profile=known, ranks=ranks)
+        here = replace(cast(Any, link), latency_s=latency_s)
+        crossing, local = device.pricer(link=here, profile=known, ranks=ranks), price(ranks, None, free)
+        # What is local costs the same whatever the link.
+        return lambda op: crossing(op) if op.axis or op.parts else local(op)
 
     def usable(ranks: int) -> str | None:
         if table is not None and ranks not in table.ranks:

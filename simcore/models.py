@@ -182,6 +182,16 @@ class Decoder:
     def exchange(self, groups: int) -> Graph:
         """All-gather of priorities between the groups of a speculation, with the residual stream and the
         layer's new K and V, which a group that idled has not computed."""
+        found = self._exchanges.get(groups)
+        if found is None:
+            found = self._exchanges[groups] = self._exchange(groups)
+        return found
+
+    @cached_property
+    def _exchanges(self) -> dict[int, Graph]:
+        return {}
+
+    def _exchange(self, groups: int) -> Graph:
         op = ops.exchange_priority(
             elements=self._residual_and_kv, ranks=groups, axis=GROUP, dtype=self.dtypes.activation
         )

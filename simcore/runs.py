@@ -12,6 +12,7 @@ from simcore.contention import Rates, max_min_rates
 from simcore.machine import Machine, Overheads, Program
 from simcore.mesh import Mesh
 from simcore.ops import Pricer, Roofline
+from simcore.segments import Cuts
 from simcore.sim import Outcomes, Route, Simulation, Told, nothing
 from simcore.tariff import Tariff
 from simcore.trace import Trace
@@ -48,6 +49,7 @@ class Setup:
     lockstep: Sequence[str] = ()
     rows: bool = False
     tariff: Tariff | None = None
+    cuts: Cuts | None = None
     told: Told = nothing
     case: str = ""
     title: str = ""
@@ -70,6 +72,7 @@ def simulated(setup: Setup) -> Run:
         lockstep=setup.lockstep,
         rows=setup.rows,
         tariff=setup.tariff,
+        cuts=setup.cuts,
         told=setup.told,
     )
 

@@ -118,6 +118,8 @@ class Piece:
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
+    # What `finish` lets come, for whoever would rather do so himself.
+    done: Any = None
     work_s: float = 0.0
     rate: float = 1.0
     demand: Demand = IDLE
@@ -193,10 +195,7 @@ class SharedDevice:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
         alone = len(self.running) == 1
         if alone and not due.publications:
-            self.running.clear()
-            self.updated_s = now_s
-            due.work_s = due.work.total_s
-            due.note(now_s)
+            self.end_alone(due, now_s)
             due.finish()
             return
         # Asked before the work is credited: rounding could carry it past the boundary that is due.
@@ -212,10 +211,10 @@ class SharedDevice:
                 continue
             while piece.publications and piece.publications[0][0] <= work_s + slack:
                 piece.publish(piece.publications.popleft()[1])
-            _snap(piece, slack)
+            _snap(piece, slack, alone)
             if piece.work_s >= piece.work.total_s:
                 finished.append(piece)
-            else:
+            elif not alone:
                 _look_ahead(piece)
         for piece in finished:
             self.running.remove(piece)
@@ -223,6 +222,13 @@ class SharedDevice:
             piece.note(now_s)
             piece.finish()
         self._reprice(now_s)
+
+    def end_alone(self, piece: Work, now_s: float) -> None:
+        """All of the only piece is done; whoever asks has to finish it."""
+        self.running.clear()
+        self.updated_s = now_s
+        piece.work_s = piece.work.total_s
+        piece.note(now_s)
 
     def _reprice(self, now_s: float) -> None:
         running = self.running
@@ -248,11 +254,14 @@ def _look_ahead(piece: Work) -> None:
         piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
-def _snap(piece: Work, slack: float) -> None:
-    """Work that is within `slack` of where something changes has come to it."""
+def _snap(piece: Work, slack: float, alone: bool) -> None:
+    """Work that is within `slack` of where something changes has come to it; alone, nothing does but at its
+    end."""
     work = piece.work
     if piece.work_s + slack >= work.total_s:
         piece.work_s = max(piece.work_s, work.total_s)
+        return
+    if alone:
         return
     end_s = work.around(piece.work_s)[0]
     if end_s <= piece.work_s + slack:

@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import simpy
 
 from simcore import mesh as layout
+from simcore.clock import Clock
 from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.requests import END
-from simcore.segments import Segment, cut
+from simcore.segments import Cuts, Segment
 from simcore.sharing import Listed, Piece, SharedDevice, Work
 from simcore.sim_host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim_rows import RowLaunch, succeed
@@ -32,6 +34,12 @@ from simcore.trace import Cause, PricedOp, Span, State, Trace
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
 Told = Callable[[Graph], frozenset[str]]
+
+
+# What a stream may wait for.
+BEFORE_IT = "launch {0.id} of graph {0.graph.name} waits for launches before it"
+A_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
+OTHERS = "{0.kind} {0.name}: {1} of {2} ranks are there"
 
 
 class DeadlockError(RuntimeError):
@@ -63,8 +71,23 @@ class _Stream:
     working: bool = False
     free: Cause = field(default_factory=lambda: Cause(None, 0.0))
     since_s: float = 0.0
-    waiting_for: str = "a launch that never ends"
+    # A text, and what is filled in there.
+    waiting_for: tuple[Any, ...] = ("a launch that never ends",)
     go_on: Callable[[], None] = field(init=False)
+
+
+class _Demands(Sequence[Demand]):
+    """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
+
+    def __init__(self, segments: Sequence[Segment], demand: Callable[[Segment], Demand]) -> None:
+        self._segments = segments
+        self._demand = demand
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._demand(self._segments[i])
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +111,8 @@ class Simulation:
 
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
     out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
-    messages are not noted. `tariff`: the same prices, as an earlier run has worked them out.
+    messages are not noted. `tariff`, or `cuts` where spans are noted: the same prices, as an earlier run has
+    worked them out.
 
     `told`: the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
@@ -106,15 +130,14 @@ class Simulation:
         lockstep: Sequence[str] = (),
         rows: bool = False,
         tariff: Tariff | None = None,
+        cuts: Cuts | None = None,
         told: Told = nothing,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.trace = Trace()
         self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
         self.overheads = overheads or Overheads()
         self.told = told
-        # Whether any kernel may read a size in the device's memory.
-        self.tells = told is not nothing
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
         # Host loops and marks that have not come to their end, by rank and what they are.
@@ -138,10 +161,11 @@ class Simulation:
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
-        self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
+        self._cuts = cuts or Cuts(price, roofline)
         self._graphs: dict[int, Graph] = {}
         self._closed: dict[int, bool] = {}
-        self._issue: dict[int, tuple[float, float]] = {}
+        self._tells: dict[int, frozenset[str]] = {}
+        self._launching_s: dict[int, tuple[float, float]] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -154,11 +178,13 @@ class Simulation:
         """
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
         hosts = [self.env.process(self.host(m, program(m))) for m in running]
-        self.env.run()
+        self.env.run_all()
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
-        stuck += [f"rank {s.rank} stream {s.name}: {s.waiting_for}" for s in working]
+        stuck += [
+            f"rank {s.rank} stream {s.name}: {s.waiting_for[0].format(*s.waiting_for[1:])}" for s in working
+        ]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
         self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
@@ -193,7 +219,9 @@ class Simulation:
     def host(self, machine: "SimMachine", program: Program) -> Steps:
         """A program with its host's last costs at its end."""
         result = yield from program
-        yield self.env.timeout(max(0.0, machine.now() - self.env.now))
+        left_s = max(0.0, machine.now() - self.env.now)
+        if not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
         return result
 
     # -- launches ----------------------------------------------------------------------------------
@@ -201,6 +229,23 @@ class Simulation:
     def submit(self, launch: Launch) -> None:
         """Queues a launch; its stream works it off in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
+
+    def told_of(self, graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory."""
+        found = self._tells.get(id(graph))
+        if found is None:
+            # A graph that is gone could leave its id to another one: keep it.
+            self._graphs[id(graph)] = graph
+            found = self._tells[id(graph)] = self.told(graph)
+        return found
+
+    def launching_s(self, graph: Graph) -> tuple[float, float]:
+        """Host time of a launch of a graph, and how much of it comes after it may begin."""
+        found = self._launching_s.get(graph.kernels)
+        if found is None:
+            launch_s = self.overheads.whole_launch_s(graph.kernels)
+            found = self._launching_s[graph.kernels] = launch_s, launch_s - self.overheads.begins_s(launch_s)
+        return found
 
     def _stream(self, rank: int, name: str) -> _Stream:
         stream = self._streams.get((rank, name))
@@ -215,7 +260,7 @@ class Simulation:
         stream.queue.append(launch)
         if not stream.working:
             self._set_working(stream, True)
-            self.env.process(self._work_off(stream))
+            self.env.drive(self._work_off(stream))
 
     def _set_working(self, stream: _Stream, working: bool) -> None:
         if stream.working != working:
@@ -225,7 +270,7 @@ class Simulation:
     def _go_on(self, stream: _Stream) -> None:
         """What has been queued meanwhile has its turn."""
         if stream.queue:
-            self.env.process(self._work_off(stream))
+            self.env.drive(self._work_off(stream))
         else:
             stream.working = False
             self._working[stream.rank] -= 1
@@ -240,18 +285,19 @@ class Simulation:
         self._set_working(stream, False)
 
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
-        if launch.issued.at_s > self.env.now:
-            yield self.env.timeout(launch.issued.at_s - self.env.now)
+        left_s = launch.issued.at_s - self.env.now
+        if left_s > 0.0 and not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
         if self.env.now > stream.free.at_s:
             stream.since_s = self.env.now
-        cause = latest(stream.free, launch.issued)
-        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
+        cause = launch.issued if launch.issued.at_s > stream.free.at_s else stream.free
+        stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
         burst = launch.is_burst()
         for replay in itertools.count():
-            if replay:
-                # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            if replay and not self.env.passes(0.0):
                 yield self.env.timeout(0.0)
             # Asked anew each time: what it runs until may have come.
             if launch.stopped or replay >= (1 if burst else launch.repeat):
@@ -260,28 +306,16 @@ class Simulation:
                 cause = yield from self._skip(stream, launch, cause, replay)
                 continue
             for signal in launch.signals:
-                stream.waiting_for = (
-                    f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
-                    f" of rank {signal.source}"
-                )
+                stream.waiting_for = (A_SIGNAL, launch, signal)
                 cause = latest(cause, (yield from signal.done()))
             if burst:
                 cause = yield from self._burst(stream, launch, cause)
             else:
                 cause = yield from self._replay(stream, launch, cause, replay)
-            self._write_flags(launch.sets)
+            if launch.sets:
+                self._write_flags(launch.sets)
         stream.free = cause
         launch.ticket.finish(cause)
-
-    def issue(self, graph: Graph) -> tuple[float, float]:
-        """Host time of a launch of a graph, and the seconds until its first kernel may begin."""
-        found = self._issue.get(id(graph))
-        if found is None:
-            # A graph that is gone could leave its id to another one: keep it.
-            self._graphs[id(graph)] = graph
-            launch_s = self.overheads.whole_launch_s(graph.kernels)
-            found = self._issue[id(graph)] = launch_s, self.overheads.begins_s(launch_s)
-        return found
 
     # -- launches in closed form ---------------------------------------------------------------------
 
@@ -321,7 +355,7 @@ class Simulation:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.kernels = launch.graph.kernels
-        work.launch_s = self._issue[id(launch.graph)][0]
+        work.launch_s = self.launching_s(launch.graph)[0]
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.
@@ -343,7 +377,7 @@ class Simulation:
         """A launch in closed form that had to queue."""
         if launch.issued_s > self.env.now:
             yield self.env.timeout(launch.issued_s - self.env.now)
-        stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
+        stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             yield from ticket.done()
         if launch.stopped:
@@ -427,13 +461,26 @@ class Simulation:
     ) -> CauseSteps:
         id_ = next(self._ids)
         start_s = self.env.now
+        if len(replays) == 1:
+            ends = [replays[0].seconds]
+        else:
+            ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        if not replays[0].publications and self._alone(launch.rank, ends[-1]):
+            ops = replays[0].ops
+            if len(replays) > 1:
+                launch.ticket.ran = len(replays)
+                ops = tuple(priced for segment in replays for priced in segment.ops)
+            progress = ((start_s, 0.0), (self.env.now, ends[-1]))
+            self._record(id_, launch, stream.name, "run", start_s, cause, ops, progress, replay)
+            return Cause(id_, self.env.now)
         done = self.env.event()
-        ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        demand = partial(self._demand, launch, stream.since_s)
         piece = Piece(
-            Listed(ends, [self._demand(stream, launch, segment) for segment in replays]),
-            lambda: succeed(done),
+            Listed(ends, _Demands(replays, demand)),
+            partial(succeed, done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
+            done,
         )
         launch.piece = piece
         self._devices[launch.rank].start(piece, self.env.now)
@@ -442,16 +489,27 @@ class Simulation:
         launch.piece = None
         if launch.is_burst():
             launch.ticket.ran = piece.work.replays
-        ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
+        ops = replays[0].ops
+        if len(replays) > 1:
+            ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
 
-    def _demand(self, stream: _Stream, launch: Launch, segment: Segment) -> Demand:
+    def _alone(self, rank: int, work_s: float) -> bool:
+        """Does so much work where a device does nothing else and nothing can happen before it is done; else
+        does nothing and returns False."""
+        device = self._devices[rank]
+        if device.running or not self.env.passes(work_s):
+            return False
+        device.updated_s = self.env.now
+        return True
+
+    def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
         launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
         share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
-        return replace(segment.demand, launch=share, since_s=stream.since_s)
+        return replace(segment.demand, launch=share, since_s=since_s)
 
     def stop(self, launch: Launch) -> None:
         """Ends a repeated launch at its next replay boundary."""
@@ -474,14 +532,23 @@ class Simulation:
         then(env.timeout(delay_s), partial(self._ring, rank, number, piece))
 
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
-        if number == self._alarms[rank]:
-            self._devices[rank].arrive(piece, self.env.now)
-            self._set_alarm(rank)
+        if number != self._alarms[rank]:
+            return
+        device = self._devices[rank]
+        if isinstance(piece, Piece) and len(device.running) == 1 and not piece.publications:
+            self._alarms[rank] += 1
+            device.end_alone(piece, self.env.now)
+            # Whatever waits for it has to be the last here.
+            self.env.comes(piece.done)
+            return
+        device.arrive(piece, self.env.now)
+        self._set_alarm(rank)
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
         seconds = self.overheads.gate_s * len(launch.graph.ops)
-        yield self.env.timeout(seconds)
+        if not self.env.passes(seconds):
+            yield self.env.timeout(seconds)
         id_ = next(self._ids)
         progress = [(start_s, 0.0), (self.env.now, seconds)]
         self._record(id_, launch, stream.name, "skipped", start_s, cause, (), progress, replay)
@@ -497,11 +564,25 @@ class Simulation:
         meeting = self._meeting(op, stream, launch.rank, members)
         meeting.arrived.append(launch.rank)
         meeting.latest = latest(meeting.latest, cause)
-        stream.waiting_for = f"{op.kind} {op.name}: {len(meeting.arrived)} of {len(members)} ranks are there"
+        stream.waiting_for = (OTHERS, op, len(meeting.arrived), len(members))
         if len(meeting.arrived) == len(members):
             meeting.start_s = self.env.now
-            then(self.env.timeout(segment.seconds), lambda _: meeting.event.succeed())
+            if len(members) == 1 and self.env.passes(segment.seconds):
+                return self._met_at(stream, launch, segment, meeting, members, replay)
+            then(self.env.timeout(segment.seconds), lambda _: self.env.comes(meeting.event))
         yield meeting.event
+        return self._met_at(stream, launch, segment, meeting, members, replay)
+
+    def _met_at(
+        self,
+        stream: _Stream,
+        launch: Launch,
+        segment: Segment,
+        meeting: _Meeting,
+        members: tuple[int, ...],
+        replay: int,
+    ) -> Cause:
+        """A collective has ended now."""
         id_ = next(self._ids)
         progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
         self._record(
@@ -554,8 +635,7 @@ class Simulation:
         return self.flags.get(flag, 0)
 
     def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
-        if sets:
-            self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
+        self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
 
     def _evaluate(self, setting: Setting) -> int:
         if isinstance(setting, Condition):
@@ -568,15 +648,7 @@ class Simulation:
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
         """The launch's graph at the sizes of one replay, priced once."""
-        graph = launch.graph
-        sizes = launch.sizes_at(replay)
-        key = (id(graph), tuple(sizes[name] for name in graph.needs))
-        found = self._segments.get(key)
-        if found is None:
-            # A graph that is gone could leave its id to another one: keep it.
-            self._graphs[id(graph)] = graph
-            found = self._segments[key] = tuple(cut(graph, sizes, self._price, self._roofline))
-        return found
+        return self._cuts.of(launch.graph, launch.sizes_at(replay))
 
     def _record(
         self,
@@ -592,7 +664,9 @@ class Simulation:
         meeting: int | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
-        after = tuple(t.end.span for t in launch.after if t.end is not None and t.end.span is not None)
+        after = launch.after and tuple(
+            [t.end.span for t in launch.after if t.end is not None and t.end.span is not None]
+        )
         span = Span(
             id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
             self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import simpy
 
 from simcore import mesh as layout
+from simcore.clock import Clock
 from simcore.machine import Condition, Flag, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.sharing import Piece
@@ -108,16 +109,19 @@ class SignalTicket:
 class Signals:
     """Publications by (name, rank), and how many of them each rank has taken."""
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: Clock) -> None:
         self._env = env
         self._published: dict[tuple[str, int], list[Cause]] = defaultdict(list)
         self._taken: dict[tuple[str, int, int], int] = defaultdict(int)
         self._waiting: dict[tuple[str, int], list[simpy.Event]] = defaultdict(list)
 
     def publish(self, name: str, source: int, cause: Cause) -> None:
-        """One more publication has arrived."""
+        """One more publication has arrived; the last thing that its caller does."""
         self._published[name, source].append(cause)
-        waiting = self._waiting.pop((name, source), [])
+        waiting = self._waiting.pop((name, source), ())
+        if len(waiting) == 1:
+            self._env.comes(waiting[0])
+            return
         for event in waiting:
             event.succeed()
 
@@ -169,6 +173,8 @@ class Launch:
 
     def sizes_at(self, replay: int) -> Mapping[str, int]:
         """The sizes that a replay reads."""
+        if not replay:
+            return self.sizes
         by = self.advance
         return {
             name: value + replay * (1 if by is None else by.get(name, 0))
@@ -188,6 +194,7 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
+        self._along: dict[tuple[str, int], int] = {}
         # What the device has been told of sizes.
         self._told: dict[str, int] = {}
         self._items: dict[str, deque[Item]] = defaultdict(deque)
@@ -206,11 +213,16 @@ class SimMachine:
         return busy_s
 
     def _catch_up(self) -> Steps:
-        yield self._env.timeout(max(0.0, self._busy_until_s - self._env.now))
+        left_s = max(0.0, self._busy_until_s - self._env.now)
+        if not self._env.passes(left_s):
+            yield self._env.timeout(left_s)
 
     def along(self, axis: str, offset: int = 0) -> int:
         """The rank `offset` places further along `axis`, around the end."""
-        return layout.along(self.mesh, self.rank, axis, offset)
+        found = self._along.get((axis, offset))
+        if found is None:
+            found = self._along[axis, offset] = layout.along(self.mesh, self.rank, axis, offset)
+        return found
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along `axis`."""
@@ -236,10 +248,8 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        launch_s, begins_s = sim.issue(graph)
-        telling_s = self._telling_s(graph, given) if sim.tells else 0.0
-        issued_s = self._spend(launch_s + telling_s)
-        issued_s -= launch_s - begins_s
+        launch_s, back_s = sim.launching_s(graph)
+        issued_s = self._spend(launch_s + self._telling_s(graph, given)) - back_s
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
@@ -271,10 +281,12 @@ class SimMachine:
     def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
-        told = self._sim.told(graph)
-        fresh = [name for name in told if name in sizes and self._told.get(name) != sizes[name]]
-        self._told.update((name, sizes[name]) for name in fresh)
-        return len(fresh) * self._sim.overheads.size_s
+        fresh = 0
+        for name in self._sim.told_of(graph):
+            if name in sizes and self._told.get(name) != sizes[name]:
+                self._told[name] = sizes[name]
+                fresh += 1
+        return fresh * self._sim.overheads.size_s
 
     def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:
         """Ends a launch once something comes into an inbox; those that are done are forgotten."""
@@ -311,7 +323,7 @@ class SimMachine:
             tickets[0].tell(partial(self._wake, event, tickets))
             return event
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
-            return self._env.process(self._wait(tickets))
+            return self._env.result(self._wait(tickets))
         waited = cast(Sequence[SimTicket | RowLaunch], tickets)
         event = self._env.event()
         missing = [ticket for ticket in waited if ticket.end is None]
@@ -339,7 +351,7 @@ class SimMachine:
         if self._busy_until_s > self._env.now or delay_s > 0.0:
             delay_s = self._spend(delay_s) - self._env.now
         if delay_s > 0.0:
-            then(self._env.timeout(delay_s), lambda _: succeed(event))
+            then(self._env.timeout(delay_s), lambda _: self._env.comes(event))
         else:
             event.succeed()
 
@@ -355,7 +367,7 @@ class SimMachine:
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
-        return self._env.process(self._read(flag, after))
+        return self._env.result(self._read(flag, after))
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
         end = yield from _done(after)
@@ -366,7 +378,7 @@ class SimMachine:
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """The next item of an inbox, or None after `timeout_s`."""
-        return self._env.process(self._recv(inbox, timeout_s))
+        return self._env.result(self._recv(inbox, timeout_s))
 
     def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
         yield from self._catch_up()
@@ -374,7 +386,10 @@ class SimMachine:
             came = self._env.event()
             self._receivers[inbox].append(came)
             limit = [] if timeout_s is None else [self._env.timeout(timeout_s)]
-            yield self._env.any_of([came, *limit])
+            either = self._env.event()
+            for event in (came, *limit):
+                then(event, lambda _: None if either.triggered else self._env.comes(either))
+            yield either
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None
@@ -416,16 +431,19 @@ class SimMachine:
         receiver = self._sim.machines[rank]
         then(
             self._env.timeout(max(0.0, at_s - self._env.now)),
-            lambda _: receiver.deliver(inbox, item, cause),
+            lambda _: receiver.deliver(inbox, item, cause, last=True),
         )
 
-    def deliver(self, inbox: str, item: object, cause: Cause) -> None:
-        """An item comes into an inbox of this rank now."""
+    def deliver(self, inbox: str, item: object, cause: Cause, *, last: bool = False) -> None:
+        """An item comes into an inbox of this rank now; `last`: it is the last thing that its caller does."""
         message = None
         if not self._sim.rows:
             message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
             self._sim.trace.messages.append(message)
         if receivers := self._receivers[inbox]:
+            if last and inbox not in self._watched:
+                self._env.comes(receivers.popleft(), (message, item, cause))
+                return
             receivers.popleft().succeed((message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))

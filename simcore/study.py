@@ -9,6 +9,7 @@ what comes out of a run.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeVar
 
 from simcore.ops import SourceKind
@@ -357,31 +358,64 @@ def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
     return [f"{priced}, not by measurements of {device}"]
 
 
-def crossing(gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False) -> Crossing:
+def crossing(
+    gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False, straight: bool = False
+) -> Crossing:
     """The arguments at which a gain changes its sign, one at most between two neighbours of a grid.
 
-    `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
+    `straight`: gains are nearly straight lines, and asked for as seldom as possible; the places are the same
+    where there is one at most between two neighbours. `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
     positive, the first may be 0.
 
     >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
     3.0
     """
-    gains = [gain(x) for x in grid]
+    known = [(x, gain(x)) for x in grid]
     places = [
-        _bisect(gain, grid[i - 1], grid[i], gains[i - 1] > 0.0, whole)
-        for i in range(1, len(grid))
-        if (gains[i] > 0.0) != (gains[i - 1] > 0.0)
+        _bisect(gain, below, above, whole, straight)
+        for below, above in pairwise(known)
+        if (above[1] > 0.0) != (below[1] > 0.0)
     ]
-    return Crossing(tuple(places), gains[0] > 0.0)
+    return Crossing(tuple(places), known[0][1] > 0.0)
 
 
-def _bisect(gain: Callable[[float], float], low: float, high: float, ahead: bool, whole: bool) -> float:
+def _bisect(
+    gain: Callable[[float], float],
+    below: tuple[float, float],
+    above: tuple[float, float],
+    whole: bool,
+    straight: bool,
+) -> float:
+    """Where bisection between two arguments, each with its gain, comes to an end. Where gains are nearly
+    straight lines, most of its steps need not ask for one: where the line through the two nearest arguments
+    that are known crosses zero tells where to ask."""
+    low, high, ahead = below[0], above[0], below[1] > 0.0
     while high - low > max(1.0 if whole else 0.0, PRECISION * high):
         middle = math.sqrt(low * high) if low > 0.0 else high / 2.0
         if whole:
             middle = min(max(math.floor(middle), low + 1.0), high - 1.0)
-        if (gain(middle) > 0.0) == ahead:
+        for beside in (True, False) if straight else (False,):
+            if below[0] < middle < above[0]:
+                x = _beside(below, above, middle, whole) if beside else middle
+                found = x, gain(x)
+                if (found[1] > 0.0) == ahead:
+                    below = found
+                else:
+                    above = found
+        if middle <= below[0]:
             low = middle
         else:
             high = middle
     return high
+
+
+def _beside(below: tuple[float, float], above: tuple[float, float], middle: float, whole: bool) -> float:
+    """An argument on the way from where the line between two known ones crosses zero to `middle`: close to the
+    former, so that the bracket becomes narrow, and beyond it, so that the sign at `middle` is known then."""
+    (low, at_low), (high, at_high) = below, above
+    likely = low + (high - low) * at_low / (at_low - at_high)
+    if likely > middle:
+        near = likely * (1.0 - PRECISION / 4.0)
+        return max(middle, math.floor(near) if whole else near)
+    near = likely * (1.0 + PRECISION / 4.0)
+    return min(middle, math.ceil(near) if whole else near)

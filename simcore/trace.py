@@ -13,7 +13,7 @@ so that a critical path can be walked back from any span to the start of the run
 import gzip
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -35,6 +35,11 @@ class PricedOp:
     floor_s: float
 
 
+def distinct(ops: tuple[PricedOp, ...]) -> Iterable[PricedOp]:
+    """Each object among ops once, in the order in which they come first: layers repeat a few of them."""
+    return {id(priced): priced for priced in ops}.values() if len(ops) > 1 else ops
+
+
 class Cause(NamedTuple):
     """Why something started when it did: the moment `at_s` of span `span`; for the host, `span` is what
     it had waited for before (None: the start of the run) and the host was busy from then on."""
@@ -44,9 +49,10 @@ class Cause(NamedTuple):
     host: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as it should be: that takes three times as long, and there are millions.
+@dataclass(slots=True)
 class Span:
-    """A stretch of one stream; see the head of this file. Times in seconds."""
+    """A stretch of one stream; see the head of this file. Times in seconds. Nobody changes it."""
 
     id: int
     launch: int
@@ -70,6 +76,9 @@ class Span:
         if len(self.ops) == 1:
             yield self.ops[0], self.start_s, self.end_s
             return
+        if len(self.progress) == 2:
+            yield from self._at_one_rate()
+            return
         done_s, start_s, last = 0.0, self.start_s, len(self.ops) - 1
         steps = iter(zip(self.progress, self.progress[1:], strict=False))
         (t0, w0), (t1, w1) = next(steps, ((start_s, 0.0), (self.end_s, 0.0)))
@@ -81,6 +90,20 @@ class Span:
             end_s = self.end_s if i == last else min(t0 + share * (t1 - t0), self.end_s)
             yield priced, start_s, end_s
             start_s = end_s
+
+    def _at_one_rate(self) -> Iterator[tuple[PricedOp, float, float]]:
+        """The same where the rate never changed: nearly always."""
+        (t0, w0), (t1, w1) = self.progress
+        work_s, took_s, whole_s = w1 - w0, t1 - t0, self.end_s
+        done_s, start_s, last = 0.0, self.start_s, self.ops[-1:]
+        for priced in self.ops[:-1]:
+            done_s += priced.price.seconds
+            end_s = t0 + ((done_s - w0) / work_s if work_s > 0.0 else 1.0) * took_s
+            end_s = min(end_s, whole_s)
+            yield priced, start_s, end_s
+            start_s = end_s
+        for priced in last:
+            yield priced, start_s, whole_s
 
 
 @dataclass(slots=True)
@@ -178,7 +201,8 @@ def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:
         yield span.graph, "gate", span.start_s, span.end_s
         return
     for priced, start, end in span.op_times():
-        yield priced.op.name, priced.op.kind, start, end
+        op = priced.op
+        yield op.name, op.kind, start, end
 
 
 COMPRESSION = 4

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -128,3 +129,28 @@ def test_a_failed_run_leaves_nothing_not_even_new_parents(tmp_path: Path) -> Non
 def test_json_of_a_run_holds_no_infinity(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         rundir._write_json(tmp_path / "x.json", {"value": math.inf})
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_asking_seldom_gives_the_places_of_plain_bisection(seed: int) -> None:
+    """Of gains that bend once at most, over numbers and over whole numbers."""
+    random = Random(seed)
+    whole = random.random() < 0.3
+    low, high = (1e3, 1e6) if whole else random.choice([(0.0, 0.5), (1e-7, 1e-5), (1e-5, 1e-3)])
+    root = low + (high - low) * random.random() ** random.choice([1, 3])
+    bend = low + (high - low) * random.random()
+    flat, steep = random.choice([0.2, 1.0, 5.0]), random.choice([0.1, 1.0, 3.0])
+    sign = random.choice([1.0, -1.0])
+
+    def line(x: float) -> float:
+        return flat * min(x, bend) + steep * max(0.0, x - bend)
+
+    def gain(x: float) -> float:
+        asked.append(x)
+        return sign * (line(x) - line(root))
+
+    asked: list[float] = []
+    plain = crossing(gain, [low, high], whole=whole)
+    often = len(asked)
+    assert crossing(gain, [low, high], whole=whole, straight=True) == plain
+    assert len(asked) - often <= often + 8

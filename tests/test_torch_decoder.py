@@ -338,7 +338,7 @@ def decode(
     found = metrics.tokens(trace)
     assert [token.index for token in found] == list(range(tokens))
     for token in found:
-        assert sum(p.end_s - p.start_s for p in token.path) == pytest.approx(token.latency_s)
+        assert sum(seconds for *_, seconds in token.stretches) == pytest.approx(token.latency_s)
     return states, trace
 
 

@@ -155,7 +155,7 @@ def test_a_critical_path_has_no_gap_and_no_idle_time(program: RandomProgram) -> 
 
     trace = run.run(marked)
     for token in tokens_of(trace):
-        assert sum(piece.end_s - piece.start_s for piece in token.path) == pytest.approx(token.latency_s)
+        assert sum(seconds for *_, seconds in token.stretches) == pytest.approx(token.latency_s)
         assert "idle" not in token.by_kind()
 
 

@@ -12,18 +12,23 @@ from typing import Any
 
 from simcore import contention, laws, metrics
 from simcore.decoder_config import DecoderConfig
+from simcore.garbage import no_collections
 from simcore.hardware import Hardware
 from simcore.machine import Machine, Program
 from simcore.models import GROUP, TENSOR, Decoder
-from simcore.ops import SourceKind
+from simcore.ops import Pricer, SourceKind
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.segments import Cuts
 from simcore.speculation import HitPattern
 from simcore.study import Axes, middle_first, student_t
 from simcore.trace import Trace
+
+# Sets of prices that are remembered at a time: a search over link latencies goes through hundreds.
+MOST_CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,9 @@ class Bench:
     hardware: Hardware
     results: dict[Case, Result] = field(default_factory=dict)
     runs: dict[tuple[Case, HitPattern], Result] = field(default_factory=dict)
+    latencies_s: dict[tuple[Case, HitPattern], float] = field(default_factory=dict)
     models: dict[tuple[int, int, int], Decoder] = field(default_factory=dict)
+    cuts: dict[Pricer, Cuts] = field(default_factory=dict)
 
     def model(self, case: Case) -> Decoder:
         """The model, sharded as a case needs it."""
@@ -138,14 +145,29 @@ class Bench:
             self.results[case] = _average([(w, self._run(case, p)) for w, p in draws], case)
         return self.results[case]
 
+    def latency_s(self, case: Case) -> float:
+        """The latency of a case where nothing else of its result is asked for."""
+        if case in self.results or self.hardware.measured:
+            return self.run(case).latency_s
+        draws = case.hits.draws if case.hits else ((1.0, no_hits),)
+        return sum(weight * self._latency_s(case, pattern) for weight, pattern in draws)
+
+    def _latency_s(self, case: Case, pattern: HitPattern) -> float:
+        key = _same(case), pattern
+        if key in self.runs:
+            return self.runs[key].latency_s
+        if key not in self.latencies_s:
+            moments = metrics.moments(self._simulate(case, pattern, lockstep=(TENSOR,)))
+            self.latencies_s[key] = mean(end_s - start_s for _, start_s, end_s in moments)
+        return self.latencies_s[key]
+
     def _run(self, case: Case, pattern: HitPattern) -> Result:
-        # Counted hits come back at many rates: what a run gives depends on its pattern alone.
-        same = replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
-        if (same, pattern) not in self.runs:
+        key = _same(case), pattern
+        if key not in self.runs:
             repeats = range(self.hardware.repeats)
             traces = [self._simulate(case, pattern, lockstep=(TENSOR,)) for _ in repeats]
-            self.runs[same, pattern] = _middle([_summary(trace) for trace in traces])
-        return self.runs[same, pattern]
+            self.runs[key] = _middle([_summary(trace) for trace in traces])
+        return self.runs[key]
 
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
@@ -154,13 +176,15 @@ class Bench:
     def keeps_step(self, case: Case, trace: Trace) -> bool:
         """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: in the trace
         of all ranks of a case, its tokens end when they do with one."""
-        whole = [token.end_s for token in metrics.tokens(trace)]
+        whole = [end_s for _, _, end_s in metrics.moments(trace)]
         return whole == [token.end_s for token in self._run(case, _last_pattern(case)).tokens]
 
     def _simulate(self, case: Case, pattern: HitPattern, lockstep: Sequence[str] = ()) -> Trace:
+        price = self.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
         setup = Setup(
             model=self.model(case),
-            price=self.hardware.price(case.axes.ranks, case.link_latency_s, case.free),
+            price=price,
+            cuts=self._cuts(case),
             mesh=mesh_of(case.axes),
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
@@ -168,14 +192,33 @@ class Bench:
             rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"], self.hardware.leaves_s),
             lockstep=lockstep,
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
-            case=repr(case) if lockstep else "",
+            case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
             told=self.model(case).told,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
-        trace = self.hardware.start(setup).run(self.program(case))
-        laws.enforce(trace)
+        with no_collections():
+            trace = self.hardware.start(setup).run(self.program(case))
+            laws.enforce(trace)
         return trace
+
+    def _cuts(self, case: Case) -> Cuts:
+        """What graphs cost at the prices of a case."""
+        ranks, latency_s, free = case.axes.ranks, case.link_latency_s, case.free
+        price, local = self.hardware.price(ranks, latency_s, free), None
+        if latency_s is not None:
+            local = self._cuts(replace(case, link_latency_s=None))
+        if price not in self.cuts:
+            if len(self.cuts) >= MOST_CUTS:
+                self.cuts.clear()
+            self.cuts[price] = Cuts(price, self.hardware.roofline, local)
+        return self.cuts[price]
+
+
+def _same(case: Case) -> Case:
+    """What runs of a case go by, but for their hits: counted hits come back at many rates, and what a run
+    gives depends on its pattern alone."""
+    return replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
 
 
 def _title(axes: Axes) -> str:
@@ -206,7 +249,7 @@ def _summary(trace: Trace) -> Result:
     for token in tokens:
         for kind, seconds in token.by_kind().items():
             by_kind[kind] += seconds / len(tokens)
-    intervals = [metrics.interval(trace, token) for token in tokens]
+    intervals = metrics.intervals(trace, tokens)
     return Result(
         mean(token.latency_s for token in tokens),
         mean(low_s for low_s, _ in intervals),

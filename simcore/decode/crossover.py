@@ -47,7 +47,7 @@ def _gain(bench: Bench, case: Case) -> float:
     """Seconds by which a speculative case is faster than its rival."""
     rival = rival_of(bench, case)
     assert rival is not None
-    return bench.run(rival).latency_s - bench.run(case).latency_s
+    return bench.latency_s(rival) - bench.latency_s(case)
 
 
 def _at(case: Case, context: int) -> Case:
@@ -113,7 +113,8 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossov
         def gain(latency_s: float, case: Case = case) -> float:
             return _gain(bench, replace(case, link_latency_s=latency_s))
 
-        where = crossing(gain, LATENCY_GRID_S)
+        # What a message takes more, all take more that wait for it.
+        where = crossing(gain, LATENCY_GRID_S, straight=True)
         text = _phrase(where, "s", "0.1 us to 1 ms")
         yield Crossover(Row(case.axes, "crossover_link_latency_s", where.at, "s", source=text), where)
 

@@ -5,9 +5,9 @@
 Times come from simulated (or real) runs of the schedules; FLOPs and bytes from all ops that they launch.
 """
 
-from simcore.tiling.bench import LAW, Bench
+from simcore.tiling.bench import AT_ONCE, LAW, Bench
 from simcore.tiling.cases import Case, cases
 from simcore.tiling.published import TilingPublished, compare, inside
 from simcore.tiling.study import run, tape
 
-__all__ = ["LAW", "Bench", "Case", "TilingPublished", "cases", "compare", "inside", "run", "tape"]
+__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "compare", "inside", "run", "tape"]

@@ -4,6 +4,8 @@
                            =  sum over all spans of what its ops took                    (measured)
 
 Simulated runs are in closed form, launch by launch; what they sum up to has to be what the device was busy.
+Where an order allows it all launches are worked out at once (`closed_form`), which gives what the simulated
+machine gives.
 """
 
 from collections.abc import Mapping
@@ -24,14 +26,19 @@ from simcore.runs import Setup
 from simcore.study import TilingAxes
 from simcore.tariff import End, Tariff
 from simcore.tiling.cases import Case, choice, model_of, program
+from simcore.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
 from simcore.tiling.implementations import Choice
-from simcore.tiling.launches import Burst, launches, seconds_by_kind, work
+from simcore.tiling.launches import Burst, bursts, seconds_by_kind, work
+from simcore.tiling.order import Asked, Order, recorded
 from simcore.tiling_scenario import Fractal, TilingScenario
 from simcore.trace import Trace
 
 # Sums of a million rounded numbers agree to so much.
 ROUNDING = 1e-9
+# Orders of more launches than these, together, are not all remembered.
+MOST_LAUNCHES = 1 << 22
 LAW = "device time by kind of op adds up (tiling)"
+AT_ONCE = "what is worked out at once is what the machine does launch by launch (tiling)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +61,7 @@ class Bench:
     device: SingleDevice
     prices: dict[End, tuple[Pricer, Tariff]] = field(default_factory=dict)
     models: dict[Case, tuple[LongConvolution, list[Burst]]] = field(default_factory=dict)
+    orders: dict[str, list[Order]] = field(default_factory=dict)
 
     def price(self, case: Case, end: End = "value") -> tuple[Pricer, Tariff]:
         """Prices of a case as they are, or at the `low` or `high` end of their intervals; what is known of
@@ -76,8 +84,8 @@ class Bench:
         price, cached = self.device.price, self.device.in_cache
         if cached is None:
             return price
-        model, bursts = self.launches(case)
-        steps = [burst for burst in bursts if "conv_prefill" not in burst.graph.kinds]
+        model, launched = self.launches(case)
+        steps = [burst for burst in launched if "conv_prefill" not in burst.graph.kinds]
         if work(steps, lambda _: True).hbm_bytes > case.generated * self.device.stays_bytes:
             return price
         prices = ((op, cached(op), price(op)) for op in {op.bare for op in model.step().ops})
@@ -99,19 +107,34 @@ class Bench:
             self.models.clear()
             self.prices.clear()
             model = self.model(case)
-            self.models[case] = model, launches(partial(_program, case, model, []))
+            order = self.order(case, model)
+            self.models[case] = model, bursts(order, order.made(model))
         return self.models[case]
+
+    def order(self, case: Case, model: LongConvolution) -> Order:
+        """What a case launches and waits for, in order; cases whose schedules do the same share it."""
+        known = self.orders.setdefault(repr(case.strategy), [])
+        found = next((order for order in known if order.holds(model)), None)
+        if found is None:
+            if sum(len(order.numbers) for orders in self.orders.values() for order in orders) > MOST_LAUNCHES:
+                self.orders.clear()
+            ended: list[float] = []
+            asked: Any = Asked(model)
+            with no_collections():
+                found = recorded(partial(_program, case, asked, ended), ended, asked.read)
+            self.orders.setdefault(repr(case.strategy), []).append(found)
+        return found
 
     def run(self, case: Case, end: End = "value") -> Result:
         """One generation. Raises LawError where a law is broken."""
-        model, bursts = self.launches(case)
+        model, launched = self.launches(case)
         ended: list[float] = []
         trace = self.trace(case, model, ended, end, rows=True)
         if self.device.measured:
             by_kind = _measured_by_kind(trace)
             sources: dict[str, float] = {"measured": sum(by_kind.values())}
         else:
-            by_kind = seconds_by_kind(bursts, self.price(case, end)[1])
+            by_kind = seconds_by_kind(launched, self.price(case, end)[1])
             sources = dict(trace.rows.sources.items())
             _check_sum(case, by_kind, trace)
         first = len(ended) - case.generated
@@ -121,6 +144,44 @@ class Bench:
         self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
     ) -> Trace:
         """What a case did; `rows`: launches as rows of numbers, for long runs. Raises LawError."""
+        if rows and not self.device.measured:
+            trace = self.at_once(case, model, ended_s, end)
+            if trace is not None:
+                laws.enforce(trace)
+                return trace
+        return self.simulated(case, model, ended_s, end, rows=rows)
+
+    def at_once(
+        self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value"
+    ) -> Trace | None:
+        """What a case does, all launches at once, its laws not checked; None where its order is too involved
+        for that."""
+        order = self.order(case, model)
+        if not can_be_worked_out(order):
+            return None
+        graphs, overheads = order.made(model), self.device.overheads
+        cost = costs(order, graphs, self.price(case, end)[1], overheads, model.told)
+        times = worked_out(order, cost, overheads.wait_s)
+        ended_s[:] = np.concatenate(([0.0], times.over_s))[order.ended].tolist()
+        return traced(order, graphs, cost, times)
+
+    def check_at_once(self, case: Case) -> None:
+        """Raises LawError where the machine, launch by launch, gives other times than `at_once`."""
+        model, _ = self.launches(case)
+        ended, expected = list[float](), list[float]()
+        trace = self.at_once(case, model, ended)
+        if trace is None:
+            return
+        table = self.simulated(case, model, expected, rows=True).rows.table()
+        pairs = [(trace.rows.table()[name], column) for name, column in table.items()]
+        for found, wanted in [*pairs, (np.array(ended), np.array(expected))]:
+            if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=ROUNDING, atol=0.0):
+                raise LawError(f"{AT_ONCE}: {case.axes.label}")
+
+    def simulated(
+        self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
+    ) -> Trace:
+        """What a case did, launch by launch on the device's machine. Raises LawError."""
         price, tariff = self.price(case, end)
         strategy = case.strategy
         half = isinstance(strategy, Fractal) and strategy.half_storage[0]

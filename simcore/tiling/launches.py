@@ -1,20 +1,23 @@
 """All launches of a schedule, without running it: what its work is reckoned from.
 
-A tiling's order is fixed, so a machine that does nothing but count sees all of it. Launches of a graph that
-differ in one size that grows evenly (a history, a column) are one entry:
+Launches of a graph that differ in one size that grows evenly (a history, a column) are one entry:
 
     flops, bytes of n launches  =  n (first + last) / 2         both are straight lines in that size
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simcore.machine import Machine, Program
-from simcore.ops import Graph, Op, Work
+from simcore.ops import Graph, Op, SourceKind, Work
+from simcore.ramps import Ramp
 from simcore.tariff import Tariff
+from simcore.tiling.order import Ints, Order, recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,49 +48,80 @@ class Burst:
             yield op, times * self.count * ends / 2.0
 
 
-@dataclass
-class _Counting:
-    """A machine on which a launch takes no time and is kept."""
-
-    rank: int = 0
-    world: int = 1
-    graphs: dict[int, Graph] = field(default_factory=dict)
-    read: dict[int, list[int]] = field(default_factory=dict)
-
-    def now(self) -> float:
-        return 0.0
-
-    def launch(self, graph: Graph, *, sizes: Mapping[str, int], **_: Any) -> None:
-        # A graph that is gone could leave its id to another one: keep it.
-        self.graphs[id(graph)] = graph
-        self.read.setdefault(id(graph), []).extend([sizes[name] for name in graph.reads] or [0])
-
-    def wait(self, *_: Any) -> None:
-        return None
-
-
 def launches(program: Callable[[Machine], Program]) -> list[Burst]:
     """All that a schedule launches, in the order in which each graph is launched first."""
-    machine = _Counting()
-    for _ in program(cast(Machine, machine)):
-        pass
-    return [burst for key, graph in machine.graphs.items() for burst in _bursts(graph, machine.read[key])]
+    order = recorded(program, [], {})
+    return bursts(order, order.made(None))
 
 
-def _bursts(graph: Graph, values: list[int]) -> Iterator[Burst]:
-    """Launches of one graph at these values of the one size that it reads, if it reads any."""
+def bursts(order: Order, graphs: Sequence[Graph]) -> list[Burst]:
+    """The launches of an order, `graphs` being its graphs."""
+    return [burst for i, graph in enumerate(graphs) for burst in _bursts(order, i, graph)]
+
+
+def _bursts(order: Order, i: int, graph: Graph) -> Iterator[Burst]:
+    """Launches of one graph at the values of the one size that it reads, if it reads any."""
     if not graph.reads:
-        yield Burst(graph, {}, {}, len(values))
+        yield Burst(graph, {}, {}, len(order.places[i]))
         return
     (name,) = graph.reads
+    values = order.sizes[i][name]
+    for start, count, by in _stretches(values):
+        yield Burst(graph, {name: int(values[start])}, {name: by} if by else {}, count)
+
+
+def _stretches(values: Ints) -> Iterator[tuple[int, int, int]]:
+    """Values that grow evenly: where a stretch of them starts, how many they are, by how much they grow."""
+    steps = np.diff(values)
+    # Where one step is another than the one before.
+    turns = np.flatnonzero(np.diff(steps)) + 1
     start = 0
     while start < len(values):
-        by = values[start + 1] - values[start] if start + 1 < len(values) else 0
-        end = start + 1
-        while end < len(values) and values[end] - values[end - 1] == by:
-            end += 1
-        yield Burst(graph, {name: values[start]}, {name: by} if by else {}, end - start)
+        by = int(steps[start]) if start < len(steps) else 0
+        later = turns[np.searchsorted(turns, start, side="right") :]
+        end = int(later[0]) + 1 if len(later) else len(values)
+        yield start, end - start, by
         start = end
+
+
+def spread(
+    order: Order,
+    i: int,
+    graph: Graph,
+    tariff: Tariff,
+    work_s: NDArray[np.float64],
+    floor_s: NDArray[np.float64],
+    sources: dict[SourceKind, float],
+) -> None:
+    """Writes what each launch of an order's graph `i` takes, and the least that it can take, to its place in
+    `work_s` and `floor_s` [launches]; adds to `sources` where its price comes from."""
+    places = order.places[i]
+    for start, ramp in _ramps(order, i, graph, tariff):
+        for piece in ramp.pieces:
+            first = start + piece.first
+            own, grown = places[first : first + piece.count], np.arange(piece.count)
+            work_s[own] = piece.cost[0] + piece.growth[0] * grown
+            floor_s[own] = piece.cost[1] + piece.growth[1] * grown
+        ramp.count(sources)
+
+
+def _ramps(order: Order, i: int, graph: Graph, tariff: Tariff) -> Iterator[tuple[int, Ramp]]:
+    """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
+    at powers of two, as the simulated machine does, which asks for each launch by itself."""
+    if not graph.reads:
+        yield 0, tariff.ramp(graph, {}, {}, len(order.places[i]))
+        return
+    (name,) = graph.reads
+    values, grows = order.sizes[i][name], order.advance[i].get(name, 0)
+    for begin, count, by in _stretches(values):
+        octaves = np.frexp(np.maximum(values[begin : begin + count], 1).astype(np.float64))[1]
+        # What its launch does not say to grow is priced at each size by itself.
+        cuts = np.flatnonzero(np.diff(octaves)) + 1 if grows else np.arange(1, count)
+        ends = [*cuts.tolist(), count]
+        for start, end in zip([0, *ends], ends, strict=False):
+            advance = {name: by or grows} if grows else {}
+            sizes = {name: int(values[begin + start])}
+            yield begin + start, tariff.ramp(graph, sizes, advance, end - start)
 
 
 def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:

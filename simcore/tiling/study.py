@@ -25,8 +25,9 @@ from simcore.tiling.launches import seconds_by_kind
 from simcore.tiling_scenario import Fractal
 from simcore.trace import Trace
 
-# The run whose repetition is checked is cut to so many tokens.
-REPEATED = 4096
+# The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to
+# fewer.
+REPEATED, LAUNCH_BY_LAUNCH = 4096, 256
 # Cases up to the first length are run at both ends of the prices' intervals. Of longer ones the ends are sums
 # of prices where the device is never idle, for then that is their time; else they are run, up to the second.
 SHORT, MOST_AT_ENDS = 1 << 14, 1 << 17
@@ -60,6 +61,8 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     if not found:
         raise InputError(f"nothing can be run; {refused[0]}")
     _check_repeatable(bench, found[0].case)
+    for case in {one.case.axes.label: one.case for one in found}.values():
+        _check_at_once(bench, case)
     areas, trace = _areas(bench, found)
     shares = _shares(found)
     return Outcome(
@@ -122,12 +125,22 @@ def _check_repeatable(bench: Bench, case: Case) -> None:
     """Raises LawError where a second run leaves other bytes."""
     if bench.device.measured:
         return
-    prompt = min(case.axes.prompt_tokens, REPEATED // 2)
-    few = replace(
-        case, axes=replace(case.axes, tokens=min(case.axes.tokens, REPEATED + prompt), prompt_tokens=prompt)
-    )
+    few = _cut(case, REPEATED)
     if digest(bench.run(few).trace) != digest(bench.run(few).trace):
         raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+
+
+def _check_at_once(bench: Bench, case: Case) -> None:
+    """Raises LawError where the machine, launch by launch, takes other times."""
+    if not bench.device.measured:
+        bench.check_at_once(_cut(case, LAUNCH_BY_LAUNCH))
+
+
+def _cut(case: Case, most: int) -> Case:
+    """The same with at most so many generated tokens, and half as many of a prompt."""
+    prompt = min(case.axes.prompt_tokens, most // 2)
+    tokens = min(case.axes.tokens, most + prompt)
+    return replace(case, axes=replace(case.axes, tokens=tokens, prompt_tokens=prompt))
 
 
 def _shares(found: Sequence[Found]) -> dict[str, float]:

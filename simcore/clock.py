@@ -1,0 +1,126 @@
+"""The event clock of the simulated machine: SimPy's, which goes on without an event where nothing else can
+happen meanwhile.
+
+    at now + delay    an event, or at once: where whoever waits is the only one that this moment's event wakes,
+                      and the next event comes later than now + delay
+
+Both give the same times in the same order, since in the latter case nobody could tell.
+"""
+
+from collections.abc import Generator
+from heapq import heappop, heappush
+from types import MethodType
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL, URGENT
+
+Steps = Generator[simpy.Event, Any, Any]
+
+
+class Clock(simpy.Environment):
+    """See the head of this file."""
+
+    # Asked for at every turn: a plain attribute in the place of SimPy's property.
+    now: float = 0.0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        # SimPy does so for its own class alone: or they are bound anew each time.
+        self.event = MethodType(simpy.Event, self)  # type: ignore[method-assign]
+        self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
+        # Whether an event wakes several just now.
+        self._several = False
+
+    def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Timeout:
+        """An event that comes after a delay. Raises ValueError where that is negative."""
+        if delay < 0.0:
+            raise ValueError(f"negative delay {delay}")
+        event = simpy.Timeout.__new__(simpy.Timeout)
+        event.env, event.callbacks, event._value = self, [], value
+        event._delay, event._ok = delay, True
+        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
+        return event
+
+    def passes(self, delay_s: float) -> bool:
+        """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
+        at_s = self._now + delay_s
+        if self._several or (self._queue and self._queue[0][0] <= at_s):
+            return False
+        self._now = self.now = at_s
+        return True
+
+    def drive(self, steps: Steps) -> None:
+        """Runs steps from now on, of which nobody needs to know when they have ended."""
+        self._drive(_Driven(self, steps, None))
+
+    def result(self, steps: Steps) -> simpy.Event:
+        """Runs steps from now on; what they return comes with the event."""
+        ended = self.event()
+        self._drive(_Driven(self, steps, ended))
+        return ended
+
+    def comes(self, event: simpy.Event, value: object = None) -> None:
+        """Lets an event come now; whoever waits for it goes on before this returns if nothing else can happen
+        now, so that this has to be the last thing that its caller does."""
+        if not self.passes(0.0):
+            event.succeed(value)
+            return
+        event._ok, event._value = True, value
+        self._wake(event)
+
+    def _wake(self, event: simpy.Event) -> None:
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+        if len(callbacks) == 1:
+            callbacks[0](event)
+            return
+        self._several = True
+        for callback in callbacks:
+            callback(event)
+        self._several = False
+
+    def _drive(self, driven: "_Driven") -> None:
+        start = simpy.Event(self)
+        start._ok, start._value = True, None
+        start.callbacks = [driven.go_on]
+        self.schedule(start, URGENT)
+
+    def run_all(self) -> None:
+        """Runs until nothing can happen any more. Raises what a process raises."""
+        queue = self._queue
+        while queue:
+            self._now, _, _, event = heappop(queue)
+            self.now = self._now
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            if len(callbacks) == 1:
+                callbacks[0](event)
+            else:
+                self._several = True
+                for callback in callbacks:
+                    callback(event)
+                self._several = False
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value
+
+
+class _Driven:
+    """Steps on their way: the next are taken when what they wait for has come. It never fails."""
+
+    __slots__ = ("_clock", "_ended", "_send")
+
+    def __init__(self, clock: Clock, steps: Steps, ended: simpy.Event | None) -> None:
+        self._clock = clock
+        self._send = steps.send
+        self._ended = ended
+
+    def go_on(self, event: simpy.Event) -> None:
+        """The event has come."""
+        try:
+            while True:
+                event = self._send(event._value)
+                if event.callbacks is not None:
+                    event.callbacks.append(self.go_on)
+                    return
+        except StopIteration as end:
+            if self._ended is not None:
+                self._clock.comes(self._ended, end.value)

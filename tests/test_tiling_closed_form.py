@@ -1,0 +1,207 @@
+"""Tilings worked out all at once against the simulated machine, launch by launch.
+
+Prices and what the host takes are multiples of 2^-20 s, of which sums are exact: what comes out has to be
+equal to the last bit, whatever order it is summed in.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simcore.assembly import assemble
+from simcore.laws import LawError
+from simcore.long_convolution import LongConvolution
+from simcore.machine import Machine, Overheads, Program
+from simcore.ops import Op, Price
+from simcore.scenario import parse_scenario
+from simcore.schedules.eager import eager
+from simcore.schedules.fractal_tiling import fractal_tiling
+from simcore.schedules.generic_tiling import generic_tiling
+from simcore.schedules.lazy import lazy
+from simcore.schedules.relaxed_tiling import relaxed_tiling
+from simcore.sim import Simulation, no_floor
+from simcore.tariff import Tariff
+from simcore.tiling import bench, closed_form
+from simcore.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
+from simcore.tiling.order import Asked, Order, recorded
+from simcore.trace import Trace
+from tests.thorough import first
+
+Schedule = Callable[[Machine, LongConvolution, list[float]], Program]
+STEP_S = 2.0**-20
+
+
+def parted(**options: Any) -> Schedule:
+    return lambda m, model, ended: fractal_tiling(m, model, ended, **options)
+
+
+def by_layer(schedule: Callable[..., Program]) -> Schedule:
+    return lambda m, model, ended: schedule(m, model, ended, parallel=False)
+
+
+# Each with whether it takes a prompt.
+SCHEDULES: dict[str, tuple[Schedule, bool]] = {
+    "lazy": (lazy, True),
+    "lazy, layer by layer": (by_layer(lazy), True),
+    "eager": (eager, True),
+    "eager, layer by layer": (by_layer(eager), True),
+    "fractal": (parted(), True),
+    "fractal, layer by layer": (parted(parallel=False), True),
+    "fractal, half stored": (parted(half_storage=True, sequential_from=4), True),
+    "generic": (generic_tiling, False),
+    "relaxed": (relaxed_tiling, False),
+}
+
+
+def random_price(random: Random) -> Callable[[Op], Price]:
+    """A whole number of steps for each kernel and for each element of its work."""
+    fixed, slope = random.choice([0, 1, 7, 60]), random.choice([0, 1, 3])
+
+    def price(op: Op) -> Price:
+        steps = fixed + slope * int(op.work.hbm_bytes) // 4 + len(op.kind)
+        return Price(steps * STEP_S, steps * STEP_S, steps * STEP_S, "roofline", "")
+
+    return price
+
+
+def random_overheads(random: Random) -> Overheads:
+    def seconds(most: int) -> float:
+        return random.choice([0, random.randint(1, most)]) * STEP_S
+
+    launch_s, return_s = seconds(4000), seconds(100)
+    return Overheads(
+        launch_s=launch_s,
+        launch_kernel_s=seconds(50),
+        return_s=min(return_s, launch_s),
+        start_s=seconds(300),
+        size_s=seconds(40),
+        wait_s=seconds(200),
+    )
+
+
+def random_model(random: Random, prompts: bool) -> LongConvolution:
+    tokens = random.randint(1, 80)
+    return LongConvolution(
+        random.randint(1, 3),
+        4,
+        tokens,
+        batch=random.randint(1, 2),
+        prompt=random.choice([0, random.randrange(tokens)]) if prompts else 0,
+        block=random.choice(["mlp", "gate"]),
+    )
+
+
+def simulated(
+    schedule: Schedule, model: LongConvolution, price: Callable[[Op], Price], overheads: Overheads
+) -> tuple[Trace, list[float]]:
+    ended: list[float] = []
+    tariff = Tariff(price, no_floor)
+    machine = Simulation(price, overheads=overheads, rows=True, tariff=tariff, told=model.told)
+    return machine.run(lambda m: schedule(m, model, ended)), ended
+
+
+def order_of(schedule: Schedule, model: LongConvolution) -> Order:
+    asked: Any = Asked(model)
+    ended: list[float] = []
+    return recorded(lambda m: schedule(m, asked, ended), ended, asked.read)
+
+
+def at_once(
+    order: Order, model: LongConvolution, price: Callable[[Op], Price], overheads: Overheads
+) -> tuple[Trace, list[float]]:
+    assert can_be_worked_out(order)
+    graphs = order.made(model)
+    cost = costs(order, graphs, Tariff(price, no_floor), overheads, model.told)
+    times = worked_out(order, cost, overheads.wait_s)
+    ended = np.concatenate(([0.0], times.over_s))[order.ended]
+    return traced(order, graphs, cost, times), ended.tolist()
+
+
+def compare(schedule: Schedule, prompts: bool, seed: int) -> None:
+    random = Random(seed)
+    model, price, overheads = random_model(random, prompts), random_price(random), random_overheads(random)
+    trace, ended = simulated(schedule, model, price, overheads)
+    found, times = at_once(order_of(schedule, model), model, price, overheads)
+    assert times == ended
+    assert found.rows.graphs == trace.rows.graphs
+    assert found.rows.streams == trace.rows.streams
+    assert found.rows.sources == trace.rows.sources
+    expected = trace.rows.table()
+    for name, values in found.rows.table().items():
+        np.testing.assert_array_equal(values, expected[name], name)
+
+
+@pytest.mark.parametrize("seed", first(8, range(40)))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_worked_out_at_once_is_what_the_machine_gives(name: str, seed: int) -> None:
+    compare(*SCHEDULES[name], seed)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_chains_that_are_followed_block_by_block_give_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sweeps in (0, 1, 2):
+        monkeypatch.setattr(closed_form, "MOST_SWEEPS", sweeps)
+        for seed in range(8):
+            compare(*SCHEDULES[name], seed)
+
+
+def test_a_schedule_that_sees_other_numbers_of_its_model_has_an_order_of_its_own() -> None:
+    """What a schedule asks of its model decides which models share its order; channels it never asks for."""
+    schedule, _ = SCHEDULES["fractal"]
+    model = LongConvolution(2, 4, 24)
+    order = order_of(schedule, model)
+    assert order.holds(LongConvolution(3, 8, 24, batch=2))
+    assert not order.holds(LongConvolution(2, 4, 25))
+    assert not order.holds(LongConvolution(2, 4, 24, prompt=1))
+
+
+def test_what_is_more_than_launches_and_waits_is_left_to_the_machine() -> None:
+    model = LongConvolution(1, 4, 8)
+
+    def bursts(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        yield m.wait(m.launch(model.step(), sizes={"position": 0}, repeat=2))
+        ended.append(m.now())
+
+    def late(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        before = m.launch(model.step(), sizes={"position": 0})
+        yield m.wait(m.launch(model.step(), sizes={"position": 1}))
+        yield m.wait(before)
+        ended.append(m.now())
+
+    def early(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        step = m.launch(model.step(), sizes={"position": 0})
+        ended.append(m.now())
+        yield m.wait(step)
+
+    for schedule in (bursts, late, early):
+        assert not can_be_worked_out(order_of(schedule, model))
+
+
+def test_a_run_is_held_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study ends where all that is worked out at once is a millionth later than on the machine, which no
+    other law minds."""
+
+    def late(order: Order, cost: closed_form.Costs, wait_s: float) -> closed_form.Times:
+        times = worked_out(order, cost, wait_s)
+        later = (part * 1.000001 for part in (times.issued_s, times.start_s, times.end_s, times.over_s))
+        return closed_form.Times(*later)
+
+    document = {
+        "name": "tiny",
+        "study": "tiling",
+        "device": "a100-sxm-80gb",
+        "profile": "none",
+        "model": {"kind": "long_convolution", "layers": 2, "channels": 64},
+        "tokens": 64,
+        "strategies": [{"kind": "fractal"}],
+    }
+    parts = assemble(parse_scenario(document, "tiny"), "tiny")
+    parts.study.run(lambda *_: None)
+    monkeypatch.setattr(bench, "worked_out", late)
+    with pytest.raises(LawError, match="at once"):
+        parts.study.run(lambda *_: None)
