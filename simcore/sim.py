@@ -239,12 +239,12 @@ class Simulation:
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
         if launch.issued.at_s > self.env.now:
             yield self.env.timeout(launch.issued.at_s - self.env.now)
-        if self.env.now > stream.free.at_s:
-            stream.since_s = self.env.now
         cause = latest(stream.free, launch.issued)
         stream.waiting_for = f"launch {launch.id} of graph {launch.graph.name} waits for launches before it"
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
+        if self.env.now > stream.free.at_s:
+            stream.since_s = self.env.now
         burst = launch.is_burst()
         for replay in itertools.count():
             if replay:
