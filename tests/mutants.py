@@ -264,6 +264,11 @@ class _Places(ast.NodeVisitor):
             self.add("order", start, end, "")
         self.generic_visit(node)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        # Guards against what never comes, and sizes of caches.
+        if node.arg not in ("strict", "maxsize"):
+            self.visit(node.value)
+
     def visit_Assign(self, node: ast.Assign) -> None:
         targets = [n for target in node.targets for n in ast.walk(target)]
         names = {n.id for n in targets if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
