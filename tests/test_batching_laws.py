@@ -134,10 +134,14 @@ def test_prompts_wait_no_longer_than_they_may_nor_than_somebody_decodes(wait: in
     assert [r.generated for r in found.requests] == [6, 2]
 
 
-def test_a_step_that_cannot_be_fuller_is_not_waited_for() -> None:
-    """All that fits into a step waits already: more could not come into it, whatever `wait_tokens` says."""
-    found = run([request(0, 0.0, 9, 4), request(1, 1.5, 2, 20)], 100, 8, wait_steps=5, wait_tokens=8)
-    assert found.requests[1].scheduled_s == 2.0
+@pytest.mark.parametrize(("prompt", "wait_tokens", "waited"), [(20, 8, 0), (7, 8, 0), (6, 8, 5), (20, 9, 5)])
+def test_prompts_wait_until_a_step_would_have_so_many_tokens(
+    prompt: int, wait_tokens: int, waited: int
+) -> None:
+    """Of steps of 8 tokens: that of the one who decodes counts, and no step ever has 9."""
+    wanted = [request(0, 0.0, 9, 4), request(1, 1.5, 2, prompt)]
+    found = run(wanted, 100, 8, wait_steps=5, wait_tokens=wait_tokens)
+    assert found.requests[1].scheduled_s == 2.0 + waited
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])

@@ -140,7 +140,17 @@ def test_one_or_two_points_say_nothing_of_their_error() -> None:
             assert found.seconds(launches, floor_s) == pytest.approx(seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize("bad", [(0, 1e-6, 1e-6), (1, -1e-9, 1e-6), (1, 1e-6, 0.0), (1, 1e-6, math.nan)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0, 1e-6, 1e-6),
+        (1, -1e-9, 1e-6),
+        (1, 1e-6, 0.0),
+        (1, 1e-6, math.nan),
+        (1, 1e-6, math.inf),
+        (1, math.inf, 1e-6),
+    ],
+)
 def test_points_that_make_no_sense_are_refused(bad: tuple[int, float, float]) -> None:
     with pytest.raises(InputError, match="a fit takes"):
         fit_two([(1, 1e-6, 1e-5), bad])

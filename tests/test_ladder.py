@@ -7,11 +7,24 @@ from random import Random
 from statistics import fmean
 
 import pytest
+import torch
 
 from simcore import ops
 from simcore.ops import Floor, Op, Price
 from simcore.study import Axes, Row
-from validate.ladder import Bounds, Compared, OpPoint, compared, ladder, off_pct, prices_of, spread
+from simcore.trace import Cause, PricedOp, Span, Trace
+from validate.ladder import (
+    Bounds,
+    Compared,
+    OpPoint,
+    _relative,
+    compared,
+    ladder,
+    off_pct,
+    op_points,
+    prices_of,
+    spread,
+)
 from validate.traces import plain
 
 BOUNDS = Bounds({"fp32": 1.0}, 60.0, 40.0, 50.0, prices_p95=80.0)
@@ -106,6 +119,35 @@ def test_what_was_not_run_is_priced_by_those_of_its_kind() -> None:
 
     price = prices_of({normed(n): [2e-6 * n] for n in (10, 1000)}, floor)
     assert price(normed(100)).seconds == pytest.approx(2e-4)
+
+
+def test_points_have_the_10th_and_90th_percentile_of_a_run_beside_the_median() -> None:
+    seconds = [float(i) for i in range(1, 102)]
+    Random(5).shuffle(seconds)
+    cause = Cause(None, 0.0)
+    spans = [
+        Span(i, i, 0, "main", "g", "run", 0.0, 0.0, s, cause, (),
+             (PricedOp(normed(3), Price(s, s, s, "measured", ""), 0.0),), ())
+        for i, s in enumerate(seconds)
+    ]  # fmt: skip
+    guess = Price(50.0, 40.0, 60.0, "roofline", "")
+    (point,) = op_points([Trace(spans)], lambda op: guess, no_floor, table={}, calibrated=[normed(2)])
+    assert (point.p10_s, point.measured_s, point.p90_s, point.n) == (11.0, 51.0, 91.0, 101)
+    assert (point.predicted_s, point.held_out, point.error) == (50.0, True, None)
+    (known,) = op_points([Trace(spans)], lambda op: guess, no_floor, table={}, calibrated=[normed(3)])
+    assert not known.held_out
+
+
+def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
+    truth = torch.tensor([math.inf, 3.0, -math.inf, 4.0], dtype=torch.float64)
+    off = torch.tensor([math.inf, 3.0, -math.inf, 4.5])
+    assert _relative(off, truth) == pytest.approx(0.5 / 5.0)
+    assert _relative(truth.float(), truth) == 0.0
+    assert _relative(torch.tensor([math.inf, 3.0, math.inf, 4.0]), truth) == math.inf
+    assert _relative(torch.tensor([0.25]), torch.zeros(1, dtype=torch.float64)) == 0.25
+    assert _relative(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
+    turned = torch.tensor([3.0 + 4.5j], dtype=torch.complex64)
+    assert _relative(turned, torch.tensor([3.0 + 4.0j], dtype=torch.complex128)) == pytest.approx(0.1)
 
 
 # -- what is compared ------------------------------------------------------------------------------------

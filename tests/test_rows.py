@@ -192,6 +192,40 @@ def test_many_small_kernels_stand_behind_long_ones(kernels: int) -> None:
     assert end_s == pytest.approx(10 * kernels * (1.0 + 0.12 / kernels), rel=1e-3)
 
 
+def curved(op: Op) -> Price:
+    """As prices between measured points are."""
+    seconds = 1e-3 * op["hundredths"] ** 1.3
+    return Price(seconds, seconds, seconds, "measured", "toy")
+
+
+def test_a_single_replay_costs_its_price_however_that_bends() -> None:
+    """Bursts take a curve as short lines; one replay is no burst."""
+    tariff = Tariff(curved, toy_roofline)
+    for size in (5, 77, 1001, 5000, 70_003):
+        assert tariff.ramp(growing(1), {"hundredths": size}, None, 1).total_s == 1e-3 * size**1.3
+
+
+def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
+    """A graph whose price bends here and not there is taken the same, whichever is asked for first."""
+
+    def bends_late(op: Op) -> Price:
+        size = op["hundredths"]
+        return curved(op) if size > 1000 else by_hundredths(op)
+
+    sizes = (40, 70_000)
+    found = []
+    for order in (sizes, sizes[::-1]):
+        tariff = Tariff(bends_late, toy_roofline)
+        tariff.settle()
+        # One graph, whose groups are first seen once prices are settled.
+        graph = growing(2)
+        total_s = {
+            size: tariff.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s for size in order
+        }
+        found.append([total_s[size] for size in sizes])
+    assert found[0] == found[1]
+
+
 # -- boundaries ------------------------------------------------------------------------------------------
 
 
