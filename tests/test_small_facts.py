@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
-from simcore.ops_convolution import slot_shift
+from simcore.ops_convolution import Implementation, slot_shift
 from simcore.scenario import parse_scenario
 from simcore.sim import Simulation
 from simcore.speculation import LayerHits, RateHits
 from simcore.tiling.cases import cases, model_of
+from simcore.tiling.memory import memory
 from simcore.tiling_scenario import TilingScenario
 from simcore.trace import write_chrome_trace
 from tests.programs import sends, toy_price, toys
@@ -116,3 +118,42 @@ def test_every_way_of_tiling_has_the_model_that_it_asks_for() -> None:
     assert models[2].rank == 5
     for model in models:
         assert (model.layers, model.channels, model.tokens, model.batch) == (2, 64, 64, 2)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", ["conv", "flash_conv", "fft", "flash_fft"])
+def test_memory_of_tiles_is_counted_buffer_by_buffer(
+    name: Implementation, parallel: bool, dtype: str
+) -> None:
+    """3 layers of 8 channels, 2 sequences, 64 positions: sides 1 to 32, each by the same implementation."""
+    layers, channels, batch, number = 3, 8, 2, {"fp16": 2, "fp32": 4}[dtype]
+    sides = [1, 2, 4, 8, 16, 32]
+    model = LongConvolution(
+        layers, channels, 64, batch=batch, dtype=dtype, tiles=tuple((side, name) for side in sides)
+    )
+    cached, passing = 0, [0]
+    for side in sides:
+        lanes = (layers if parallel else 1) * batch * channels
+        if name == "conv":
+            # Filters twice as long as the side; inputs with zeros on both sides, and what comes out.
+            cached += layers * channels * 2 * side * number
+            passing.append(lanes * ((side - 1) + side + (side - 1) + side) * number)
+        if name in ("fft", "flash_fft"):
+            # Spectra of filters of 2 U taps: U + 1 complex numbers of two fp32.
+            cached += layers * channels * (side + 1) * 2 * 4
+        if name == "fft":
+            passing.append(2 * lanes * (side + 1) * 2 * 4)
+    found = memory(model, fractal=True, parallel=parallel)
+    assert (found.cached, found.temporaries) == (cached, max(passing))
+    assert found.activations == (layers + 1) * batch * 64 * channels * number
+    assert found.filters == layers * 64 * channels * number
+    # From side 8 on layer by layer: what all layers take at once of the sides before, or one of the last.
+    later = memory(model, fractal=True, parallel=parallel, sequential_from=8)
+    by_side = dict(zip(sides, passing[1:], strict=False))
+    shared = layers if parallel else 1
+    expected = [v if side < 8 else v / shared for side, v in by_side.items()]
+    assert later.temporaries == max([0.0, *expected])
+    # Without tiles nothing of theirs is there.
+    plain = memory(model, fractal=False)
+    assert (plain.cached, plain.temporaries) == (0.0, 0.0)
