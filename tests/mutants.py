@@ -88,6 +88,7 @@ class Fault:
     line: int
     lines: tuple[int, ...]
     scope: str
+    at_import: bool
 
     def applied(self, source: bytes) -> bytes:
         return source[: self.start] + self.new.encode() + source[self.end :]
@@ -133,7 +134,8 @@ class _Places(ast.NodeVisitor):
             last = max(statement.lineno, body[0].lineno - 1)
         line = self.source[:start].count(b"\n") + 1
         lines = tuple(range(statement.lineno, last + 1))
-        self.found.append(Fault(self.path, kind, start, end, new, line, lines, ".".join(self.scopes)))
+        where = ".".join(self.scopes), not self.in_function
+        self.found.append(Fault(self.path, kind, start, end, new, line, lines, *where))
 
     def between(self, kind: str, left: ast.AST, right: ast.AST, old: str, new: str) -> None:
         """Another operator between two operands."""
@@ -568,7 +570,8 @@ def _tests_of(fault: Fault, tests: TestMap, paths: list[str]) -> set[str]:
     """The tests that run the statement; of what runs at import, those that run what names it."""
     lines = tests.lines.get(fault.path, {})
     found = {test for line in fault.lines for test in lines.get(line, ())}
-    if found:
+    # Some tests import modules themselves: which lines those run then says nothing.
+    if found and not fault.at_import:
         return found
     source = (ROOT / fault.path).read_text().splitlines()
     first = source[fault.lines[0] - 1]
@@ -637,16 +640,18 @@ def _in_turns(names: Iterable[str], seconds: dict[str, float]) -> list[str]:
     return [n for _, n in sorted((i, n) for of in by_file.values() for i, n in enumerate(of))]
 
 
-def _portions(names: set[str], seconds: dict[str, float]) -> list[list[str]]:
-    """The tests that are tried first, and the others."""
+def _portions(path: str, names: set[str], seconds: dict[str, float]) -> list[list[str]]:
+    """The tests of files that are called after the faulty one, quick tests of a few others, and the rest."""
     turns = _in_turns(names, seconds)
+    own = [n for n in turns if Path(path).stem in n.split("::")[0]]
+    turns = [n for n in turns if n not in set(own)]
     took = dict.fromkeys((n.split("::")[0] for n in turns), 0.0)
     for name in turns:
         took[name.split("::")[0]] += seconds[name]
     files = set(sorted(took, key=lambda file: took[file])[:FIRST_FILES])
     first = [n for n in turns if n.split("::")[0] in files and seconds[n] < 2.0][:FIRST_TESTS]
     rest = [n for n in turns if n not in set(first)]
-    return [portion for portion in (first, rest) if portion]
+    return [portion for portion in (own, first, rest) if portion]
 
 
 def run_tests(tree: Path, names: list[str], seconds: dict[str, float], limit_s: float) -> tuple[str, int]:
@@ -677,7 +682,7 @@ def try_fault(fault: Fault, tree: Path, tests: TestMap, paths: list[str], limit_
     killer = ""
     try:
         _write(path, fault.applied(source))
-        for portion in [*_portions(names, seconds), *_portions(beside, seconds)]:
+        for portion in [*_portions(fault.path, names, seconds), *_portions(fault.path, beside, seconds)]:
             left_s = ends_s - time.monotonic()
             if left_s <= 0 or killer:
                 break

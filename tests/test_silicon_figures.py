@@ -1,5 +1,6 @@
 """Figures of the comparison with measured engines, from rows whose times are written here."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -9,7 +10,8 @@ import pytest
 from tests.test_silicon import MAX_70B, row
 from validate import silicon
 from validate.silicon import Compared, figures, missed
-from validate.silicon_predict import Predicted
+from validate.silicon_predict import Predicted, fitted
+from validate.silicon_rows import Row
 
 # What the comparison promises, in percent: written here, so that it cannot move with the code.
 PROMISED = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}
@@ -60,3 +62,22 @@ def test_a_bar_is_missed_from_its_own_figure_on(name: str) -> None:
 def test_bars_are_below_what_the_other_simulator_reaches() -> None:
     assert silicon.BARS == PROMISED
     assert all(silicon.BARS[name] < silicon.OTHERS[name] for name in PROMISED)
+
+
+@pytest.mark.parametrize("host_s", [0.0, 3e-6, 1e-4, 3.2e-4])
+def test_an_engine_s_constant_is_found_wherever_it_lies(
+    host_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 10 ms and host_s more for each client, measured exactly so; a tenth of a microsecond is less
+    than what any engine's constant is known to."""
+
+    def step_s(clients: int, host: float) -> float:
+        return 0.01 + clients * host
+
+    def predicted(tasks: Sequence[tuple[Row, float]], *_: object) -> list[Predicted]:
+        return [Predicted(1.0, step_s(one.clients, host), 0.0, 0.0, 0) for one, host in tasks]
+
+    monkeypatch.setattr("validate.silicon_predict.predict_all", predicted)
+    rows = [row(MAX_70B, clients, 2, tmp_path) for clients in (4, 32)]
+    rows = [replace(r, id=str(i), tpot_s=step_s(r.clients, host_s)) for i, r in enumerate(rows)]
+    assert fitted({"series": rows}, "none") == {"series": pytest.approx(host_s, abs=1e-7)}

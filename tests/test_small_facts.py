@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simcore.decode.cases import label_of
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
-from simcore.ops_convolution import Implementation, slot_shift
+from simcore.ops_convolution import (
+    Implementation,
+    conv_carry,
+    conv_prefill,
+    rfft_flops,
+    slot_shift,
+    span_order,
+)
 from simcore.scenario import parse_scenario
 from simcore.sim import Simulation
 from simcore.speculation import LayerHits, RateHits
@@ -157,3 +165,34 @@ def test_memory_of_tiles_is_counted_buffer_by_buffer(
     # Without tiles nothing of theirs is there.
     plain = memory(model, fractal=False)
     assert (plain.cached, plain.temporaries) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 4), (64, 64), (100, 1)])
+def test_a_stretch_moves_each_buffer_as_often_as_its_kernels_do(inputs: int, outputs: int) -> None:
+    """2 sequences of 3 channels in fp32: inputs, sums, taps, three spectra, and the whole inverse again."""
+    batch, channels, number = 2, 3, 4
+    lanes, order = batch * channels, span_order(inputs, outputs)
+    assert order >= inputs + outputs - 1 > order // 2 or order == 2
+    complexes = (order // 2 + 1) * 2 * number
+    for make, taps in ((conv_prefill, outputs), (conv_carry, inputs + outputs - 1)):
+        op = make(batch=batch, channels=channels, inputs=inputs, outputs=outputs, dtype="fp32")
+        reals = lanes * inputs + 2 * lanes * outputs + channels * taps
+        # Written and read: spectra of inputs and of their products, of each lane; of taps, of each channel.
+        spectra = 2 * lanes + 2 * lanes + 2 * channels
+        assert op.work.hbm_bytes == reals * number + spectra * complexes + lanes * order * number
+        transforms = 2 * lanes + channels
+        products = 6 * lanes * (order // 2 + 1)
+        assert op.work.flops == transforms * rfft_flops(order) + products
+
+
+def test_a_case_is_called_by_all_that_tells_it_from_others() -> None:
+    names = [
+        label_of(kind, ranks, groups, chunk=chunk, overlap=overlap)
+        for kind, ranks, groups in (("alspec", 1, 2), ("alspec", 4, 2), ("alspec_pipelined", 1, 5))
+        for chunk in (None, 64, 128)
+        for overlap in (True, False)
+    ]
+    assert len({*names}) == len(names)
+    assert "ALSpec, 4+4 devices, chunk 64, last layer not overlapped" in names
+    tensor_parallel = [label_of("tensor_parallel", ranks, 1) for ranks in (1, 2, 8)]
+    assert tensor_parallel == [f"tensor parallel, {n} device{'s' * (n > 1)}" for n in (1, 2, 8)]
