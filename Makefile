@@ -2,7 +2,7 @@
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 
-.PHONY: check lint test test-gpu bench bench-kernels
+.PHONY: check lint test test-gpu mutants bench bench-kernels
 
 check: lint
 	$(PYTHON) -m pytest -n auto -m "not thorough"
@@ -19,6 +19,11 @@ test:
 # Needs a CUDA GPU, as bench-kernels does.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu -n auto
+
+# Do the tests see single faults put into the core? One core, about 20 minutes; needs the package coverage.
+SEED ?= 0
+mutants:
+	$(PYTHON) -m tests.mutants --seed $(SEED) --count 70
 
 bench:
 	$(PYTHON) -m tests.bench

@@ -288,12 +288,12 @@ class Simulation:
         left_s = launch.issued.at_s - self.env.now
         if left_s > 0.0 and not self.env.passes(left_s):
             yield self.env.timeout(left_s)
-        if self.env.now > stream.free.at_s:
-            stream.since_s = self.env.now
         cause = launch.issued if launch.issued.at_s > stream.free.at_s else stream.free
         stream.waiting_for = (BEFORE_IT, launch)
         for ticket in launch.after:
             cause = latest(cause, (yield from ticket.done()))
+        if self.env.now > stream.free.at_s:
+            stream.since_s = self.env.now
         burst = launch.is_burst()
         for replay in itertools.count():
             # Whoever stops it at this very instant is heard first, as between the replays of a burst.

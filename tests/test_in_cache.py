@@ -8,7 +8,7 @@ import pytest
 
 from devices.corrected import Measured
 from devices.fitted import FitRow, FittedProfile
-from devices.price import STAYS, launches_and_floor, pricer, roofline
+from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
 from simcore import ops
@@ -83,7 +83,7 @@ def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -
     model = bench.model(lazy)
     bursts = launched(lambda m: program(lazy, model, m, []))
     moved = sum(n for burst in bursts for _, n in burst.total(lambda op: op.work.hbm_bytes)) / 64
-    assert bench.device.stays_bytes == STAYS * H200.l2_bytes
+    assert bench.device.stays_bytes == 0.5 * H200.l2_bytes
     for stays_bytes, stays in ((1.001 * moved, True), (0.999 * moved, False)):
         other = Bench(bench.scenario, replace(bench.device, stays_bytes=stays_bytes))
         assert other.stays(lazy) is stays

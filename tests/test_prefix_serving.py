@@ -22,7 +22,7 @@ from simcore.requests import Request
 from simcore.scenario import parse_scenario
 from simcore.schedules import continuous_batching as schedule_module
 from simcore.schedules.continuous_batching import continuous_batching
-from simcore.serving.offer import FAR, PrefixAware, router
+from simcore.serving.offer import PrefixAware, router
 from simcore.serving.served import Served
 from simcore.workload import Workload
 from tests import test_prefix_cache as walked
@@ -389,14 +389,14 @@ def routed(choose: PrefixAware, text: int, prompt: int, open_requests: list[int]
 def test_a_router_prefers_the_server_that_was_sent_the_prompt_before() -> None:
     choose = PrefixAware(3, 1000)
     assert routed(choose, 1, 160, [1, 0, 2]) == 1
-    assert routed(choose, 1, 320, [0, FAR, 0]) == 1
+    assert routed(choose, 1, 320, [0, 64, 0]) == 1
     # Half of this prompt is known there, and a tenth of that one.
     assert routed(choose, 1, 640, [0, 5, 0]) == 1
     assert routed(choose, 1, 6400, [0, 5, 0]) == 0
     # Nobody knows this one.
     assert routed(choose, 2, 320, [9, 8, 9]) == 1
     # Far more open requests than elsewhere: the least loaded one takes it, and knows it from now on.
-    assert routed(choose, 2, 320, [1, FAR + 1, 0]) == 2
+    assert routed(choose, 2, 320, [1, 65, 0]) == 2
     assert routed(choose, 2, 320, [9, 8, 8]) == 1
     assert routed(choose, 2, 320, [9, 9, 8]) == 2
     # Far more, but not by half: where all have much to do, 64 requests are little.

@@ -1,0 +1,181 @@
+"""The ladder's figures against their definitions: percentiles, what is compared, what is tried."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from statistics import fmean
+
+import pytest
+import torch
+
+from simcore import ops
+from simcore.ops import Floor, Op, Price
+from simcore.study import Axes, Row
+from simcore.trace import Cause, PricedOp, Span, Trace
+from validate.ladder import (
+    Bounds,
+    Compared,
+    OpPoint,
+    _relative,
+    compared,
+    ladder,
+    off_pct,
+    op_points,
+    prices_of,
+    spread,
+)
+from validate.traces import plain
+
+BOUNDS = Bounds({"fp32": 1.0}, 60.0, 40.0, 50.0, prices_p95=80.0)
+AXES = Axes("tensor_parallel", "tensor parallel", 1, 1, 128, 1)
+
+
+def normed(tokens: int) -> Op:
+    """As traces of real runs have it: without a name."""
+    return plain(ops.norm("norm", tokens=tokens, hidden=8, dtype="fp32"))
+
+
+def covering(errors: Sequence[float], share: float) -> float:
+    """The least of the errors that at least this share of them do not exceed."""
+    return min(x for x in errors if sum(y <= x for y in errors) >= share * len(errors) - 1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 19, 20, 21, 40, 59, 60, 100, 101])
+def test_95_percent_are_no_further_off_than_the_95th_percentile(count: int) -> None:
+    draws = Random(count)
+    errors = [draws.choice([5.0, 10.0, 25.0, 400.0]) * draws.random() for _ in range(count)]
+    points = [OpPoint(normed(i + 1), None, 1e-3 * (1 + e / 100), 1e-3) for i, e in enumerate(errors)]
+    judged, by_p95, *_ = [row for row in ladder(points, [], [], [], BOUNDS) if row["rung"] == 1]
+    expected = covering(errors, 0.95)
+    assert by_p95["judged_by"] == "p95_pct"
+    assert by_p95["p95_pct"] == judged["p95_pct"] == pytest.approx(expected)
+    assert by_p95["passed"] is (expected <= 80.0)
+    assert judged["worst_pct"] == pytest.approx(max(errors))
+
+
+def test_an_error_at_its_bound_has_passed_and_an_infinite_one_has_no_share_in_others() -> None:
+    points = [OpPoint(normed(i), None, 1.5, 1.0) for i in range(1, 20)]
+    never = OpPoint(normed(20), None, 0.0, 1.0)
+    bounds = Bounds({}, 50.0, 40.0, 50.0, prices_p95=50.0)
+    rows = [row for row in ladder([*points, never], [], [], [], bounds) if row["rung"] == 1]
+    assert [row["passed"] for row in rows[:2]] == [True, True]
+    assert (rows[0]["p95_pct"], rows[0]["worst_pct"]) == (50.0, math.inf)
+    more = [row for row in ladder([*points, never, never], [], [], [], bounds) if row["rung"] == 1]
+    assert more[1]["passed"] is False
+    assert more[1]["p95_pct"] == math.inf
+
+
+@pytest.mark.parametrize("value", [0.2, 0.5, 1.0, 3.0])
+def test_too_fast_is_as_wrong_as_too_slow(value: float) -> None:
+    assert off_pct(value, 1.0) == off_pct(1.0, value) == pytest.approx(100 * (max(value, 1 / value) - 1))
+    assert off_pct(0.0, value) == math.inf
+
+
+# -- prices of a replay ----------------------------------------------------------------------------------
+
+
+def no_floor(op: Op) -> Floor:
+    del op
+    return Floor(0.0, 0.0, 1e-9)
+
+
+def replayed(seconds: Sequence[float]) -> Price:
+    return prices_of({normed(1): seconds}, no_floor)(normed(1))
+
+
+def test_a_replayed_price_is_the_mean_of_what_was_measured_with_their_5th_and_95th_percentile() -> None:
+    """Of 0 to 100 the k-th percentile is k, whatever rule it goes by."""
+    seconds = [float(i) for i in range(101)]
+    Random(3).shuffle(seconds)
+    found = replayed(seconds)
+    assert (found.low_s, found.seconds, found.high_s) == pytest.approx((5.0, 50.0, 95.0))
+
+
+@pytest.mark.parametrize(("usual", "odd"), [(1.0, 1e4), (1.0, 1e-4)])
+def test_an_interval_is_widened_to_hold_the_mean(usual: float, odd: float) -> None:
+    """One pause in a hundred is beyond both percentiles, and the mean with it."""
+    seconds = [usual] * 99 + [odd]
+    found = replayed(seconds)
+    assert found.seconds == pytest.approx(fmean(seconds))
+    assert (found.low_s, found.high_s) == pytest.approx(sorted((usual, found.seconds)))
+    assert found.low_s <= found.seconds <= found.high_s
+
+
+def test_below_the_datasheet_a_replayed_price_was_of_operands_in_the_cache() -> None:
+    def floor(op: Op) -> Floor:
+        del op
+        return Floor(0.0, 2.0, 0.0)
+
+    for seconds, cached in ((1.9, True), (2.0, False), (2.1, False)):
+        assert prices_of({normed(1): [seconds]}, floor)(normed(1)).cached is cached
+
+
+def test_what_was_not_run_is_priced_by_those_of_its_kind() -> None:
+    """Two shapes that take twice their floor: so does a third."""
+
+    def floor(op: Op) -> Floor:
+        return Floor(0.0, 1e-6 * op["tokens"], 0.0)
+
+    price = prices_of({normed(n): [2e-6 * n] for n in (10, 1000)}, floor)
+    assert price(normed(100)).seconds == pytest.approx(2e-4)
+
+
+def test_points_have_the_10th_and_90th_percentile_of_a_run_beside_the_median() -> None:
+    seconds = [float(i) for i in range(1, 102)]
+    Random(5).shuffle(seconds)
+    cause = Cause(None, 0.0)
+    spans = [
+        Span(i, i, 0, "main", "g", "run", 0.0, 0.0, s, cause, (),
+             (PricedOp(normed(3), Price(s, s, s, "measured", ""), 0.0),), ())
+        for i, s in enumerate(seconds)
+    ]  # fmt: skip
+    guess = Price(50.0, 40.0, 60.0, "roofline", "")
+    (point,) = op_points([Trace(spans)], lambda op: guess, no_floor, table={}, calibrated=[normed(2)])
+    assert (point.p10_s, point.measured_s, point.p90_s, point.n) == (11.0, 51.0, 91.0, 101)
+    assert (point.predicted_s, point.held_out, point.error) == (50.0, True, None)
+    (known,) = op_points([Trace(spans)], lambda op: guess, no_floor, table={}, calibrated=[normed(3)])
+    assert not known.held_out
+
+
+def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
+    truth = torch.tensor([math.inf, 3.0, -math.inf, 4.0], dtype=torch.float64)
+    off = torch.tensor([math.inf, 3.0, -math.inf, 4.5])
+    assert _relative(off, truth) == pytest.approx(0.5 / 5.0)
+    assert _relative(truth.float(), truth) == 0.0
+    assert _relative(torch.tensor([math.inf, 3.0, math.inf, 4.0]), truth) == math.inf
+    assert _relative(torch.tensor([0.25]), torch.zeros(1, dtype=torch.float64)) == 0.25
+    assert _relative(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
+    turned = torch.tensor([3.0 + 4.5j], dtype=torch.complex64)
+    assert _relative(turned, torch.tensor([3.0 + 4.0j], dtype=torch.complex128)) == pytest.approx(0.1)
+
+
+# -- what is compared ------------------------------------------------------------------------------------
+
+
+def figures(*values: float | None) -> list[Row]:
+    return [Row(AXES, f"figure_{i}_s", value, "s") for i, value in enumerate(values)]
+
+
+def test_times_below_a_hundredth_of_the_longest_are_left_out() -> None:
+    measured = figures(1.0, 0.01, 0.0099, 0.5, None)
+    pairs = compared(figures(1.1, 0.011, 0.5, None, 1.0), measured)
+    assert [pair.measured.value for pair in pairs] == [1.0, 0.01]
+    assert [pair.error_pct for pair in pairs] == pytest.approx([10.0, 10.0])
+    assert [pair.signed_pct for pair in pairs] == pytest.approx([10.0, 10.0])
+
+
+def test_the_sign_says_which_of_both_is_longer() -> None:
+    (measured,), (fast, slow) = figures(2.0), figures(1.0, 3.0)
+    assert [Compared(p, measured).signed_pct for p in (fast, slow)] == pytest.approx([-50.0, 50.0])
+    assert [Compared(p, measured).error_pct for p in (fast, slow)] == pytest.approx([100.0, 50.0])
+
+
+@pytest.mark.parametrize("most", [2, 5, 20])
+def test_shapes_that_are_tried_are_spread_evenly_from_the_first_to_the_last(most: int) -> None:
+    for count in range(1, 60):
+        chosen = spread(list(range(count)), most)
+        assert len(chosen) == min(most, count)
+        assert (chosen[0], chosen[-1]) == (0, count - 1) or count == 1
+        steps = [b - a for a, b in pairwise(chosen)]
+        assert not steps or (min(steps) >= 1 and max(steps) - min(steps) <= 1)

@@ -1,0 +1,261 @@
+"""Launches noted as rows: each law of them is broken by hand, and they are the spans of the same run.
+
+Also what a burst tells of its kernels, on which its share of a device depends beside others.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+
+from simcore import laws
+from simcore.contention import Rates, alone, max_min_rates, shared_reads
+from simcore.machine import Machine, Overheads, Program
+from simcore.ops import Graph, Op, Price, Size
+from simcore.tariff import Tariff
+from simcore.sharing import IDLE, Listed, Piece, SharedDevice
+from simcore.sim import Simulation
+from simcore.trace import ROW, Rows, Trace
+from tests.programs import toy, toy_price, toy_roofline, toys
+
+# launch, rank, stream, graph, issued, ready, start, end, work, floor, replays
+GOOD = (
+    (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 1.1, 1.0, 0.8, 1.0),
+    (1.0, 0.0, 0.0, 0.0, 0.2, 1.1, 1.1, 3.1, 2.0, 2.0, 2.0),
+    (2.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 2.5, 1.0, 0.5, 1.0),
+    (3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0, 3.0),
+)
+
+
+def trace_of(rows: Sequence[Sequence[float]]) -> Trace:
+    return Trace(rows=Rows(array("d", [value for row in rows for value in row])))
+
+
+def with_value(row: int, column: str, value: float) -> Trace:
+    rows = [list(values) for values in GOOD]
+    rows[row][ROW.index(column)] = value
+    return trace_of(rows)
+
+
+def test_good_rows_break_no_law() -> None:
+    assert laws.violations(trace_of(GOOD)) == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "says"),
+    [
+        (0, "issued_s", 0.2, "launch 0 starts before it was issued"),
+        (1, "ready_s", 1.2, "launch 1 starts before what it waits for has ended"),
+        (2, "work_s", 2.1, "launch 2 takes less than its work does alone on the device"),
+        (3, "end_s", 8.0, "launch 3 takes less than its work does alone on the device"),
+        (0, "floor_s", 1.1, "launch 0 is faster than its roofline"),
+        (0, "end_s", 1.3, "launches 0 and 1 of one stream overlap"),
+        (3, "issued_s", -1e-3, "negative or not finite"),
+        (3, "end_s", float("inf"), "negative or not finite"),
+        (3, "work_s", float("nan"), "negative or not finite"),
+    ],
+)
+def test_a_broken_row_is_told_and_no_other(row: int, column: str, value: float, says: str) -> None:
+    found = laws.violations(with_value(row, column, value))
+    assert list(found) == ["rows"]
+    (message,) = found["rows"]
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [(0, "issued_s", 0.1), (1, "ready_s", 1.1), (2, "work_s", 2.0), (0, "floor_s", 1.0), (1, "end_s", 3.1)],
+)
+@pytest.mark.parametrize(("off", "holds"), [(1e-12, True), (1e-7, False)])
+def test_rows_may_be_off_by_rounding_alone(
+    row: int, column: str, value: float, off: float, holds: bool
+) -> None:
+    """Of times of seconds, doubles are good to a picosecond; a tenth of a microsecond is an error."""
+    changed = with_value(row, column, value - off if column == "end_s" else value + off)
+    assert (laws.violations(changed) == {}) is holds
+
+
+def test_streams_of_one_number_on_two_ranks_are_two() -> None:
+    rows = [list(values) for values in GOOD]
+    rows[3][ROW.index("stream")] = 1.0
+    assert laws.violations(trace_of(rows)) == {}
+
+
+# -- rows and spans of the same programs -----------------------------------------------------------------
+
+
+def random_streams(seed: int, stopped: bool) -> Callable[[Machine], Program]:
+    """Bursts on three streams, some of which wait for others, some of which may be stopped by what comes."""
+    draws = Random(seed)
+    plans = [
+        (
+            Graph(
+                f"g{i}",
+                tuple(
+                    toy(f"op{i} {j}", draws.randint(1, 9), memory=draws.randint(0, 10) * 10,
+                        compute=draws.randint(0, 10) * 10)
+                    for j in range(draws.randint(1, 3))
+                ),
+            ),
+            draws.choice("abc"),
+            draws.randint(1, 5),
+            draws.random() < 0.4,
+            draws.random() < 0.3 and stopped,
+        )
+        for i in range(8)
+    ]  # fmt: skip
+
+    def program(m: Machine) -> Program:
+        tickets = []
+        for graph, stream, repeat, waits, stops in plans:
+            after = [tickets[-1]] if waits and tickets else []
+            until = "stops" if stops else None
+            tickets.append(m.launch(graph, stream=stream, after=after, repeat=repeat, until=until))
+            if stops:
+                yield m.wait(tickets[-1])
+        yield m.wait(*tickets)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "rates", [alone, max_min_rates, shared_reads(0.05, 0.9, 0.002)], ids=["alone", "fair", "turns"]
+)
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_are_the_spans_of_the_same_run(seed: int, rates: Rates) -> None:
+    """To 1 % where shares depend on demands, which rows tell apart in steps of a 512th; else to rounding,
+    also where what comes ends a burst."""
+    found = []
+    for rows in (True, False):
+        simulation = Simulation(
+            toy_price, roofline=toy_roofline, rates=rates, rows=rows,
+            overheads=Overheads(launch_s=1e-3, wait_s=5e-4, message_s=1e-4),
+        )  # fmt: skip
+        simulation.feed(0, "stops", [(0.1 * i, i) for i in range(30)])
+        found.append(simulation.run(random_streams(seed, rates is alone)))
+    table = found[0].rows.table()
+    assert laws.violations(found[0]) == laws.violations(found[1]) == {}
+    ends: dict[int, float] = {}
+    starts: dict[int, float] = {}
+    for span in found[1].spans:
+        ends[span.launch] = max(ends.get(span.launch, 0.0), span.end_s)
+        starts[span.launch] = min(starts.get(span.launch, np.inf), span.start_s)
+    launches = table["launch"].astype(int).tolist()
+    assert sorted(launches) == sorted(ends)
+    within = 1e-9 if rates is alone else 1e-2
+    assert table["end_s"].tolist() == pytest.approx([ends[i] for i in launches], rel=within)
+    assert table["start_s"].tolist() == pytest.approx([starts[i] for i in launches], rel=within)
+
+
+# -- kernels of a burst ----------------------------------------------------------------------------------
+
+
+def growing(kernels: int) -> Graph:
+    return Graph("grows", tuple(toy(f"op{i}", Size("hundredths"), memory=50) for i in range(kernels)))
+
+
+def by_hundredths(op: Op) -> Price:
+    seconds = op["hundredths"] / 100
+    return Price(seconds, seconds, seconds, "measured", "toy")
+
+
+def test_kernels_in_a_second_alone_are_those_of_a_replay_over_its_time() -> None:
+    """Replays of 4 kernels of 10, 11, 12 .. hundredths each: 4 kernels in 0.40, 0.44, 0.48 s."""
+    work = Tariff(by_hundredths, toy_roofline).ramp(growing(4), {"hundredths": 10}, {"hundredths": 1}, 9)
+    work.kernels, work.launch_s = 4, 0.02
+    for replay in range(9):
+        seconds = 4 * (0.10 + 0.01 * replay)
+        found = work.demand(replay)
+        assert found.kernels_per_s == pytest.approx(4 / seconds)
+        assert found.launch == pytest.approx(0.02 / seconds)
+
+
+@pytest.mark.parametrize("kernels", [1, 3, 12])
+def test_many_small_kernels_stand_behind_long_ones(kernels: int) -> None:
+    """In rounds of one kernel each with those of a whole second, however many of them are a replay."""
+    small = toys("small", *(12 // kernels for _ in range(kernels)))
+    long = toys("long", 100)
+
+    def program(m: Machine) -> Program:
+        m.launch(long, stream="side", repeat=200)
+        yield m.wait(m.launch(small, repeat=10))
+
+    rates = shared_reads(1e-9, 1.0, 1e-6)
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=rates, rows=True)
+    table = simulation.run(program).rows.table()
+    end_s = float(table["end_s"][np.isclose(table["work_s"], 1.2)][0])
+    # Ten replays of so many kernels, each of which waits for a long one.
+    assert end_s == pytest.approx(10 * kernels * (1.0 + 0.12 / kernels), rel=1e-3)
+
+
+def curved(op: Op) -> Price:
+    """As prices between measured points are."""
+    seconds = 1e-3 * op["hundredths"] ** 1.3
+    return Price(seconds, seconds, seconds, "measured", "toy")
+
+
+def test_a_single_replay_costs_its_price_however_that_bends() -> None:
+    """Bursts take a curve as short lines; one replay is no burst."""
+    tariff = Tariff(curved, toy_roofline)
+    for size in (5, 77, 1001, 5000, 70_003):
+        assert tariff.ramp(growing(1), {"hundredths": size}, None, 1).total_s == 1e-3 * size**1.3
+
+
+def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
+    """A graph whose price bends here and not there is taken the same, whichever is asked for first."""
+
+    def bends_late(op: Op) -> Price:
+        size = op["hundredths"]
+        return curved(op) if size > 1000 else by_hundredths(op)
+
+    sizes = (40, 70_000)
+    found = []
+    for order in (sizes, sizes[::-1]):
+        tariff = Tariff(bends_late, toy_roofline)
+        tariff.settle()
+        # One graph, whose groups are first seen once prices are settled.
+        graph = growing(2)
+        total_s = {
+            size: tariff.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s for size in order
+        }
+        found.append([total_s[size] for size in sizes])
+    assert found[0] == found[1]
+
+
+# -- boundaries ------------------------------------------------------------------------------------------
+
+
+def pieces(ends: list[float], finish: Callable[[], None] = lambda: None) -> Piece:
+    """Work whose replays end so, and that asks for nothing."""
+    return Piece(Listed(ends, [IDLE] * len(ends)), finish, print, deque())
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-6, 1e-8])
+def test_what_is_further_apart_than_rounding_is_not_taken_as_one(apart: float) -> None:
+    """Pieces that end within a hundred-millionth of each other end one after the other, each at its time."""
+    device, ends = SharedDevice(alone), dict[str, float]()
+    clock = [0.0]
+    for name, work_s in (("first", 1.0), ("second", 1.0 + apart)):
+        device.start(pieces([work_s], partial(lambda n: ends.update({n: clock[0]}), name)), 0.0)
+    while device.running:
+        delay_s, piece = device.next_due()
+        clock[0] += delay_s
+        device.arrive(piece, clock[0])
+    assert list(ends) == ["first", "second"]
+    assert ends["second"] - ends["first"] == pytest.approx(apart, rel=1e-4)
+
+
+@pytest.mark.parametrize("past", [1e-2, 1e-6, 1e-8])
+def test_a_stop_just_past_a_boundary_lets_the_next_replay_end(past: float) -> None:
+    """And one just before a boundary, or on it, ends there."""
+    for stopped_s, ran in ((1.0 - past, 1), (1.0, 1), (1.0 + past, 2)):
+        device = SharedDevice(alone)
+        piece = pieces([1.0, 2.0, 3.0])
+        device.start(piece, 0.0)
+        device.stop(piece, stopped_s)
+        assert piece.work.replays == ran
+        assert device.next_due()[0] == pytest.approx(ran - stopped_s, abs=1e-12)

@@ -1,0 +1,198 @@
+"""Facts of single functions that no run of a whole study tells apart: streams of draws, tickets, messages."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simcore.decode.cases import label_of
+from simcore.long_convolution import LongConvolution
+from simcore.machine import Machine, Program
+from simcore.ops_convolution import (
+    Implementation,
+    conv_carry,
+    conv_prefill,
+    rfft_flops,
+    slot_shift,
+    span_order,
+)
+from simcore.scenario import parse_scenario
+from simcore.sim import Simulation
+from simcore.speculation import LayerHits, RateHits
+from simcore.tiling.cases import cases, model_of
+from simcore.tiling.memory import memory
+from simcore.tiling_scenario import TilingScenario
+from simcore.trace import write_chrome_trace
+from tests.programs import sends, toy_price, toys
+from tests.test_tiling_study import document
+
+
+def uniforms(seed: int, token: int, layers: int) -> list[float]:
+    """One generator a token, whose draws go to the layers in order."""
+    stream = np.random.Philox(
+        key=np.array([seed, int.from_bytes(b"hits")], dtype=np.uint64),
+        counter=np.array([0, token, 0, 0], dtype=np.uint64),
+    )
+    return [(raw >> 11) * 2.0**-53 for raw in stream.random_raw(layers).tolist()]
+
+
+@pytest.mark.parametrize(("seed", "token"), [(0, 0), (7, 3), (2**64 - 1, 10**9)])
+def test_hits_are_drawn_layer_by_layer_from_one_stream_a_token(seed: int, token: int) -> None:
+    """Whatever blocks they are drawn in: no two layers share a draw."""
+    drawn = uniforms(seed, token, 300)
+    for rate in (0.0, 0.3, 0.71, 1.0):
+        pattern = RateHits(rate, seed)
+        assert [pattern(token, layer) for layer in range(300)] == [x < rate for x in drawn]
+    rates = tuple(np.random.default_rng(1).random(300).tolist())
+    by_layer = LayerHits(rates, seed)
+    assert [by_layer(token, i) for i in range(300)] == [x < p for x, p in zip(drawn, rates, strict=True)]
+
+
+# -- the machine -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_message_is_noted_when_it_comes_and_when_it_is_taken(polls: bool) -> None:
+    simulation = Simulation(toy_price)
+    simulation.feed(0, "in", [(0.01, "a"), (0.03, "b")])
+    got: list[object] = []
+
+    def program(m: Machine) -> Program:
+        if polls:
+            yield m.wait(m.launch(toys("op", 5)))
+            got.extend(m.poll("in"))
+        else:
+            got.append((yield m.recv("in")))
+            got.append((yield m.recv("in")))
+
+    trace = simulation.run(program)
+    assert got == ["a", "b"]
+    assert [message.arrived_s for message in trace.messages] == [0.01, 0.03]
+    assert [message.received_s for message in trace.messages] == ([0.05, 0.05] if polls else [0.01, 0.03])
+
+
+def test_a_signal_and_a_launch_ran_once_and_a_burst_as_often_as_it_says() -> None:
+    ran: dict[str, int] = {}
+
+    def program(m: Machine) -> Program:
+        launch = m.launch(sends("first", 2, signal="there", put=5))
+        burst = m.launch(toys("burst", 1), repeat=4)
+        signal = m.signal("there")
+        yield m.wait(launch, burst, signal)
+        ran.update(launch=launch.ran, burst=burst.ran, signal=signal.ran)
+
+    Simulation(toy_price).run(program)
+    assert ran == {"launch": 1, "burst": 4, "signal": 1}
+
+
+def test_a_trace_has_a_title_where_it_was_given_one(tmp_path: Path) -> None:
+    trace = Simulation(toy_price).run(lambda m: iter([m.wait(m.launch(toys("op", 1, 2)))]))  # type: ignore[arg-type,return-value]
+    for title, expected in (("", None), ("a case", {"title": "a case"})):
+        left_out = write_chrome_trace(trace, tmp_path / "t.json.gz", title=title)
+        written: dict[str, Any] = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
+        assert left_out == 0
+        assert written.get("otherData") == expected
+        shown = [(e["name"], e["ts"], e["dur"]) for e in written["traceEvents"] if e["ph"] == "X"]
+        assert shown == [("op0", 0.0, pytest.approx(1e4)), ("op1", pytest.approx(1e4), pytest.approx(2e4))]
+
+
+# -- long convolutions -----------------------------------------------------------------------------------
+
+
+def test_changing_names_moves_nothing() -> None:
+    work = slot_shift(layers=3).work
+    assert (work.flops, work.hbm_bytes, work.wire_bytes) == (0.0, 0.0, 0.0)
+
+
+def test_every_way_of_tiling_has_the_model_that_it_asks_for() -> None:
+    ways: list[dict[str, Any]] = [
+        {"kind": "lazy"},
+        {"kind": "generic"},
+        {"kind": "generic", "mixer": "linear_attention", "rank": 5},
+        {"kind": "relaxed"},
+    ]
+    scenario = parse_scenario(document(strategies=ways), "tiny")
+    assert isinstance(scenario, TilingScenario)
+    models = [model_of(case, ()) for case in cases(scenario)]
+    assert [model.mixer for model in models] == [
+        "convolution",
+        "convolution",
+        "linear_attention",
+        "data_dependent_convolution",
+    ]
+    assert models[2].rank == 5
+    for model in models:
+        assert (model.layers, model.channels, model.tokens, model.batch) == (2, 64, 64, 2)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", ["conv", "flash_conv", "fft", "flash_fft"])
+def test_memory_of_tiles_is_counted_buffer_by_buffer(
+    name: Implementation, parallel: bool, dtype: str
+) -> None:
+    """3 layers of 8 channels, 2 sequences, 64 positions: sides 1 to 32, each by the same implementation."""
+    layers, channels, batch, number = 3, 8, 2, {"fp16": 2, "fp32": 4}[dtype]
+    sides = [1, 2, 4, 8, 16, 32]
+    model = LongConvolution(
+        layers, channels, 64, batch=batch, dtype=dtype, tiles=tuple((side, name) for side in sides)
+    )
+    cached, passing = 0, [0]
+    for side in sides:
+        lanes = (layers if parallel else 1) * batch * channels
+        if name == "conv":
+            # Filters twice as long as the side; inputs with zeros on both sides, and what comes out.
+            cached += layers * channels * 2 * side * number
+            passing.append(lanes * ((side - 1) + side + (side - 1) + side) * number)
+        if name in ("fft", "flash_fft"):
+            # Spectra of filters of 2 U taps: U + 1 complex numbers of two fp32.
+            cached += layers * channels * (side + 1) * 2 * 4
+        if name == "fft":
+            passing.append(2 * lanes * (side + 1) * 2 * 4)
+    found = memory(model, fractal=True, parallel=parallel)
+    assert (found.cached, found.temporaries) == (cached, max(passing))
+    assert found.activations == (layers + 1) * batch * 64 * channels * number
+    assert found.filters == layers * 64 * channels * number
+    # From side 8 on layer by layer: what all layers take at once of the sides before, or one of the last.
+    later = memory(model, fractal=True, parallel=parallel, sequential_from=8)
+    by_side = dict(zip(sides, passing[1:], strict=False))
+    shared = layers if parallel else 1
+    expected = [v if side < 8 else v / shared for side, v in by_side.items()]
+    assert later.temporaries == max([0.0, *expected])
+    # Without tiles nothing of theirs is there.
+    plain = memory(model, fractal=False)
+    assert (plain.cached, plain.temporaries) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 4), (64, 64), (100, 1)])
+def test_a_stretch_moves_each_buffer_as_often_as_its_kernels_do(inputs: int, outputs: int) -> None:
+    """2 sequences of 3 channels in fp32: inputs, sums, taps, three spectra, and the whole inverse again."""
+    batch, channels, number = 2, 3, 4
+    lanes, order = batch * channels, span_order(inputs, outputs)
+    assert order >= inputs + outputs - 1 > order // 2 or order == 2
+    complexes = (order // 2 + 1) * 2 * number
+    for make, taps in ((conv_prefill, outputs), (conv_carry, inputs + outputs - 1)):
+        op = make(batch=batch, channels=channels, inputs=inputs, outputs=outputs, dtype="fp32")
+        reals = lanes * inputs + 2 * lanes * outputs + channels * taps
+        # Written and read: spectra of inputs and of their products, of each lane; of taps, of each channel.
+        spectra = 2 * lanes + 2 * lanes + 2 * channels
+        assert op.work.hbm_bytes == reals * number + spectra * complexes + lanes * order * number
+        transforms = 2 * lanes + channels
+        products = 6 * lanes * (order // 2 + 1)
+        assert op.work.flops == transforms * rfft_flops(order) + products
+
+
+def test_a_case_is_called_by_all_that_tells_it_from_others() -> None:
+    names = [
+        label_of(kind, ranks, groups, chunk=chunk, overlap=overlap)
+        for kind, ranks, groups in (("alspec", 1, 2), ("alspec", 4, 2), ("alspec_pipelined", 1, 5))
+        for chunk in (None, 64, 128)
+        for overlap in (True, False)
+    ]
+    assert len({*names}) == len(names)
+    assert "ALSpec, 4+4 devices, chunk 64, last layer not overlapped" in names
+    tensor_parallel = [label_of("tensor_parallel", ranks, 1) for ranks in (1, 2, 8)]
+    assert tensor_parallel == [f"tensor parallel, {n} device{'s' * (n > 1)}" for n in (1, 2, 8)]
