@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isclose, nan
+from math import isclose, isnan, nan
 from random import Random
 
 from simcore.ops import Op, Price
@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Sequence_:
+class Job:
     """A request: `cached` tokens are computed, of which `to_compute` make its prompt (after a preemption its
     answer so far too)."""
 
@@ -103,14 +103,14 @@ class Server:
         # Who is taken first stands first.
         self.free = [Block() for _ in range(rules.blocks)]
         self.known: list[Block] = []
-        self.came: list[Sequence_] = []
-        self.line: list[Sequence_] = []
-        self.sent_back: list[Sequence_] = []
-        self.running: list[Sequence_] = []
+        self.came: list[Job] = []
+        self.line: list[Job] = []
+        self.sent_back: list[Job] = []
+        self.running: list[Job] = []
         self.step = 0
         self.now_s = 0.0
 
-    def run(self, wanted: Sequence[Sequence_]) -> None:
+    def run(self, wanted: Sequence[Job]) -> None:
         """Serves all requests."""
         coming = sorted(wanted, key=lambda s: (s.arrival_s, s.number))
         while coming or self.came or self.line or self.sent_back or self.running:
@@ -122,7 +122,7 @@ class Server:
             elif coming:
                 self.now_s = max(self.now_s, coming[0].arrival_s)
 
-    def _comes(self, sequence: Sequence_) -> None:
+    def _comes(self, sequence: Job) -> None:
         size = self.rules.block_tokens
         too_long = self.rules.prefill == "whole" and sequence.prompt > self.rules.token_budget
         if too_long or -(-(sequence.prompt + sequence.most) // size) > self.rules.blocks:
@@ -173,7 +173,7 @@ class Server:
     def _blocks_to_decode(self) -> int:
         return sum(s.decodes and s.cached % self.rules.block_tokens == 0 for s in self.running)
 
-    def _begun_prompts(self) -> list[tuple[Sequence_, int]]:
+    def _begun_prompts(self) -> list[tuple[Job, int]]:
         """Chunks of the prompts that are begun; leaves in `_left` what is left of the budget, and takes the
         blocks of the chunks."""
         chunks, size = [], self.rules.block_tokens
@@ -191,9 +191,9 @@ class Server:
         self._any = bool(chunks)
         return chunks
 
-    def _new_prompts(self, left: int) -> list[tuple[Sequence_, int]]:
+    def _new_prompts(self, left: int) -> list[tuple[Job, int]]:
         """First chunks of requests that are admitted now."""
-        chunks: list[tuple[Sequence_, int]] = []
+        chunks: list[tuple[Job, int]] = []
         places = min(self.rules.max_sequences, self.rules.token_budget)
         while left > 0 and len(self.running) < places and (self.sent_back or self.line):
             line = self.sent_back or self.line
@@ -205,10 +205,10 @@ class Server:
             new = -(-(have + tokens) // self.rules.block_tokens) - len(found)
             if new + sum(b.holders == 0 for b in found) > len(self.free) - self._kept:
                 break
-            if self.rules.prefill == "whole" and have + tokens < length:
-                # It waits for a step that it fits into; one that fits into none is cut, where it is alone.
-                if length <= self.rules.token_budget or self._any or chunks:
-                    break
+            # A whole prompt waits for a step that it fits into; one that fits into none is cut, alone.
+            alone = length > self.rules.token_budget and not self._any and not chunks
+            if self.rules.prefill == "whole" and have + tokens < length and not alone:
+                break
             line.pop(0)
             if not s.preemptions:
                 s.scheduled_s, s.from_cache = self.now_s, have
@@ -235,14 +235,14 @@ class Server:
         block.holders = 1
         return block
 
-    def _extend(self, s: Sequence_, tokens: int) -> None:
+    def _extend(self, s: Job, tokens: int) -> None:
         """Takes the blocks of so many more prompt tokens."""
         after = s.cached + tokens
         while len(s.blocks) * self.rules.block_tokens < after:
             s.blocks.append(self._take())
         self._know(s, after)
 
-    def _know(self, s: Sequence_, until: int) -> None:
+    def _know(self, s: Job, until: int) -> None:
         """What its full blocks hold up to so many tokens is known from now on."""
         size = self.rules.block_tokens
         if not self.rules.prefix_caching:
@@ -252,7 +252,7 @@ class Server:
                 block.holds = tuple(s.tokens[: (i + 1) * size])
                 self.known.append(block)
 
-    def _found(self, s: Sequence_, length: int) -> list[Block]:
+    def _found(self, s: Job, length: int) -> list[Block]:
         """The blocks that hold the beginning of it, as far as they are known, without its last token."""
         size, found = self.rules.block_tokens, list[Block]()
         for i in range((length - 1) // size):
@@ -263,7 +263,7 @@ class Server:
             found.append(block)
         return found
 
-    def _release(self, s: Sequence_) -> None:
+    def _release(self, s: Job) -> None:
         """Gives its blocks back, the last one first."""
         self._know(s, s.cached)
         for block in reversed(s.blocks):
@@ -272,14 +272,14 @@ class Server:
                 self.free.append(block)
         s.blocks = []
 
-    def _send_back(self, s: Sequence_) -> None:
+    def _send_back(self, s: Job) -> None:
         self.running.remove(s)
         self._release(s)
         s.cached = 0
         s.preemptions += 1
         self.sent_back.insert(0, s)
 
-    def _finish(self, s: Sequence_) -> None:
+    def _finish(self, s: Job) -> None:
         s.finish_s = self.now_s
         self.running.remove(s)
         self._release(s)
@@ -288,14 +288,14 @@ class Server:
 # -- both on the same workload ---------------------------------------------------------------------------
 
 
-def sequence(request: Request) -> Sequence_:
+def sequence(request: Request) -> Job:
     """A request for the reference. Its tokens are (text that they belong to, place): equal where texts say
     that they are, the whole beginning included."""
     tokens: list[tuple[int, int]] = []
-    for text, end in (*request.content, (own_text(request.id), request.prompt_tokens + request.output_tokens)):
-        tokens += [(text, place) for place in range(len(tokens), end)]
     length, output = request.prompt_tokens, request.output_tokens
-    return Sequence_(request.id, request.arrival_s, tokens, length, output, request.max_tokens)
+    for text, end in (*request.content, (own_text(request.id), length + output)):
+        tokens += [(text, place) for place in range(len(tokens), end)]
+    return Job(request.id, request.arrival_s, tokens, length, output, request.max_tokens)
 
 
 def random_workload(seed: int) -> tuple[Rules, list[Request]]:
@@ -326,7 +326,7 @@ def random_workload(seed: int) -> tuple[Rules, list[Request]]:
     return rules, wanted
 
 
-def reference(rules: Rules, wanted: Sequence[Request]) -> list[Sequence_]:
+def reference(rules: Rules, wanted: Sequence[Request]) -> list[Job]:
     """The requests as the reference serves them."""
     found = [sequence(request) for request in wanted]
     Server(rules).run(found)
@@ -362,9 +362,8 @@ def differences(rules: Rules, wanted: Sequence[Request]) -> list[str]:
             "cached_prompt_tokens": (theirs.from_cache, ours.cached_prompt_tokens),
         }
         for name, (by_reference, by_strategy) in pairs.items():
-            # NaN, where a request was rejected, is not equal to itself.
-            both_nan = by_reference != by_reference and by_strategy != by_strategy
-            if not both_nan and not isclose(by_reference, by_strategy, rel_tol=0.0, abs_tol=ROUNDING_S):
+            never = isnan(by_reference) and isnan(by_strategy)
+            if not never and not isclose(by_reference, by_strategy, rel_tol=0.0, abs_tol=ROUNDING_S):
                 found.append(f"request {ours.id}: {name} {by_strategy!r}, by the reference {by_reference!r}")
     return found
 
