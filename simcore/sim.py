@@ -197,7 +197,9 @@ class Simulation:
         def source() -> Steps:
             env, machines, fed = self.env, self.machines, self.fed_s.append
             for at_s, item in arrivals:
-                yield env.timeout(max(0.0, at_s - env.now))
+                # Who comes at one instant comes before anybody acts on it.
+                if at_s > env.now:
+                    yield env.timeout(at_s - env.now)
                 now_s = env.now
                 if item != END:
                     fed(now_s)

@@ -1,19 +1,23 @@
 """Attention-level speculation against its formulas: ALSpec appendix F, and the ring of Figure 4."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcore import laws
+from simcore.assembly import assemble
 from simcore.decoder_config import DecoderConfig
 from simcore.machine import Overheads
 from simcore.metrics import tokens as tokens_of
 from simcore.models import Decoder
 from simcore.ops import Pricer
+from simcore.scenario import parse_scenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.tensor_parallel import tensor_parallel
@@ -464,3 +468,34 @@ def test_more_groups_are_never_slower(ring: Ring, rate: float, seed: int, layers
     for fewer, more in pairwise(range(2, 8)):
         slow, fast = (RingModel(replace(ring, groups=n), hits, layers).ends(tokens) for n in (fewer, more))
         assert all(b <= a + NEAR for a, b in zip(slow, fast, strict=True))
+
+
+MODELS = Path(__file__).resolve().parent.parent / "scenarios/models"
+
+
+@pytest.mark.parametrize("layers", range(1, 7))
+def test_a_study_of_any_number_of_layers_shows_a_hit_and_a_miss_where_a_layer_is_an_inner_one(
+    layers: int, tmp_path: Path
+) -> None:
+    model = json.loads((MODELS / "tiny-llama.json").read_text(encoding="utf-8"))
+    (tmp_path / "model.json").write_text(json.dumps({**model, "num_hidden_layers": layers}), encoding="utf-8")
+    given: dict[str, object] = {
+        "name": "few",
+        "study": "decode",
+        "device": "h200-sxm",
+        "profile": "none",
+        "model": str(tmp_path / "model.json"),
+        "context_tokens": [512],
+        "strategies": [{"kind": "alspec", "ranks": 1, "hits": {"kind": "rate", "value": 0.5}}],
+    }
+    parts = assemble(parse_scenario(given, str(tmp_path / "few.yaml")), str(tmp_path / "few.yaml"))
+    found = parts.study.run(lambda doing, done, total: None)
+    assert {row.axes.strategy for row in found.rows} >= {"alspec"}
+    shown = {outcome: [s for s in found.timeline if s["outcome"] == outcome] for outcome in ("hit", "miss")}
+    if layers < 4:
+        assert found.timeline == []
+        return
+    # What is skipped after a hit is run after a miss.
+    skipped = {name: {s["name"] for s in spans if s["state"] == "skipped"} for name, spans in shown.items()}
+    assert skipped["hit"]
+    assert skipped["hit"] != skipped["miss"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from simcore.requests import Request
-from simcore.schedules.continuous_batching import continuous_batching
+from simcore.schedules.continuous_batching import Order, continuous_batching, fcfs, shortest_first
 from simcore.served_decoder import ServedDecoder
 from tests.test_serving_schedules import STEPWISE, Served, request, serve
 
@@ -80,6 +80,24 @@ def test_what_comes_while_a_step_runs_misses_the_one_decided_ahead() -> None:
     # Where nothing runs nothing was decided.
     alone = run(request(0, 0.0, 1, prompt=4), request(1, 5.0, 1, prompt=4), ahead=1)
     assert alone.requests[1].scheduled_s == 5.0
+
+
+@pytest.mark.parametrize("order", [fcfs, shortest_first])
+@pytest.mark.parametrize(("comes_s", "begins_s"), [(3.5, 10.0), (6.5, 10.0), (7.5, 11.0), (9.5, 13.0)])
+def test_a_full_server_sees_in_time_who_comes(comes_s: float, begins_s: float, order: Order) -> None:
+    """One of two places is free after ten steps. Who comes in the seventh of them is known three steps
+    later, in time; who comes in the eighth begins a step after the place is free."""
+    wanted = request(0, 0.0, 10), request(1, 0.0, 30), request(2, comes_s, 2)
+    found = run(*wanted, ahead=3, max_sequences=2, order=order)
+    assert [r.scheduled_s for r in found.requests] == [0.0, 0.0, begins_s]
+
+
+def test_a_full_server_is_not_asked_at_every_arrival() -> None:
+    """Bursts end where somebody ends, and once more where the last may come that begins then."""
+    wanted = [request(0, 0.0, 100), request(1, 0.0, 150), *(request(i, 0.5 + i, 2) for i in range(2, 82))]
+    found = run(*wanted, ahead=1, max_sequences=2)
+    until_free = [launch for launch in found.launches if launch["graph"] == "decode"][:3]
+    assert [launch["repeat"] for launch in until_free[:2]] == [98, 1]
 
 
 def test_a_prompt_that_comes_again_is_computed_from_its_last_block_on() -> None:

@@ -29,20 +29,27 @@ def shown_case(fitting: Sequence[Case]) -> Case:
 
 def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
     """One layer, from an exchange of priorities to the end of the next, for a hit and for a miss (ALSpec
-    Figure 6)."""
+    Figure 6); none where a model has fewer than four layers, of which none is an inner one."""
     layers = bench.config.layers
     if layers < 4:
         return []
-    pattern = CountHits(layers // 2, layers)
-    hits = Hits(0.5, ((1.0, pattern),), False, "")
-    bench_case = replace(shown, hits=hits, axes=replace(shown.axes, hit_rate=0.5))
-    trace = bench.trace(bench_case)
     inner = range(1, layers - 2)
+    mixed = CountHits(layers // 2, layers)
+    runs: list[tuple[CountHits, tuple[str, ...]]]
+    if {mixed(0, layer) for layer in inner} == {True, False}:
+        runs = [(mixed, ("hit", "miss"))]
+    else:
+        # A single inner layer shows one of the two: a run each.
+        runs = [(CountHits(layers, layers), ("hit",)), (CountHits(0, layers), ("miss",))]
     events: list[dict[str, Any]] = []
-    for outcome, wanted in (("hit", True), ("miss", False)):
-        layer = next(i for i in inner if pattern(0, i) is wanted)
-        title = f"{shown.axes.label}, {shown.context:,} tokens"
-        events += _layer_events(trace, bench_case, layer, title, outcome)
+    for pattern, outcomes in runs:
+        hits = Hits(0.5, ((1.0, pattern),), False, "")
+        bench_case = replace(shown, hits=hits, axes=replace(shown.axes, hit_rate=0.5))
+        trace = bench.trace(bench_case)
+        for outcome in outcomes:
+            layer = next(i for i in inner if pattern(0, i) is (outcome == "hit"))
+            title = f"{shown.axes.label}, {shown.context:,} tokens"
+            events += _layer_events(trace, bench_case, layer, title, outcome)
     return events
 
 

@@ -331,11 +331,16 @@ def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server,
     kv, sequences = server.kv, len(server.decoding)
     longest = kv.longest(server.decoding[0][0] - kv.iteration)
     replays = min(most, longest) if most else longest
-    if server.coming:
+    until: str | None = REQUESTS
+    if _is_held(server):
+        if not _sees_late(server):
+            until = None
+        elif replays > server.ahead:
+            # Who comes in this part may take part at the end of the next, whenever it was.
+            replays, until = replays - server.ahead, None
+    elif server.coming:
         replays = min(replays, server.coming[0][0] - server.steps)
     sizes = decode_sizes(sequences, server.kv_tokens + sequences)
-    full = len(server.admitted) >= server.places or server.line or server.first
-    until = None if full and server.order is fcfs and not server.wait_steps else REQUESTS
     used = kv.used + kv.needed(1)
     advance = growth(sequences)
     step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
@@ -348,6 +353,19 @@ def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server,
     _grow(server, step.ran)
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, used, kv.used)
     _advance(server, journal, step.ran, end_s)
+
+
+def _is_held(server: _Server) -> bool:
+    """Whether nobody can begin before somebody ends, whoever comes."""
+    full = len(server.admitted) >= server.places or server.line or server.first
+    return bool(full) and server.order is fcfs and not server.wait_steps
+
+
+def _sees_late(server: _Server) -> bool:
+    """Whether it matters in which step of a burst somebody comes. It does not where steps are not decided
+    ahead, nobody comes any more, or more are in line than `ahead` steps could admit."""
+    in_line = len(server.line) + len(server.first)
+    return server.ahead > 0 and not server.closed and in_line < server.ahead * server.places
 
 
 def _advance(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
