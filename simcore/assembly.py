@@ -697,7 +697,7 @@ def _format_warnings(spec: DeviceSpec, dtypes: Dtypes) -> list[str]:
 
 
 def _hits(model: str) -> list[HitRow]:
-    with HITS.open(newline="") as file:
+    with HITS.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
     numbers = ("threshold", "hit_rate", "score", "baseline_score")
     return [HitRow(row["task"], *(float(row[name]) for name in numbers)) for row in rows]
