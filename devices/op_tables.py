@@ -252,9 +252,9 @@ def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
 def _check_latency(took: object, where: str) -> None:
     if not isinstance(took, int | float) or isinstance(took, bool) or not 0.0 < took < math.inf:
         raise InputError(f"{where}: latency: is {shown(took)}; it should be milliseconds above 0")
-    if not LEAST_S <= 1e-3 * took <= MOST_S:
+    if not 1e3 * LEAST_S <= took <= 1e3 * MOST_S:
         allowed = f"{1e3 * LEAST_S:g} to {1e3 * MOST_S:g} milliseconds are allowed"
-        raise InputError(f"{where}: latency: is {took:g}; {allowed}")
+        raise InputError(f"{where}: latency: is {shown(took)}; {allowed}")
 
 
 def _parquet(path: Path) -> tuple[list[str], Sequence[Line]]:

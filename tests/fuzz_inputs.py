@@ -4,7 +4,7 @@
     python -m tests.fuzz_inputs --seed 1 --only 17 --keep X  one of them, its files left in the folder X
 
 A good end: exit 0, or exit 2 with one line under 300 characters on stderr and nothing left behind. Every
-input is run in a process of its own, forked from one that has imported everything; seed and number make the input.
+input is run in a process of its own, forked from one that has imported everything; seed and number make it.
 """
 
 import argparse
@@ -56,8 +56,8 @@ BENCH = {
     "ttfts": [0.1, 0.1, 0.2], "itls": [[0.01, 0.01], [0.01] * 3, [0.01] * 4], "errors": ["", "", ""],
 }  # fmt: skip
 FIGURES = (
-    "strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,role,source,fitted_by\n"
-    "tensor_parallel,1,1,1024,1,,latency_s,0.004,held_out,somewhere,\n"
+    "device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source\n"
+    "h200-sxm,tiny-llama,tensor_parallel,1,1,1024,1,,token_latency_s,0.0004,s,measured,,somewhere\n"
 )
 OPS = "kind,shape,dtype,median_s\n" + "".join(
     f"matmul,m={m};n={n};k=4096,bf16,{3e-6 + m * n * 4096 * 2 / 5e14 + 4096 * n * 2 / 4e12:.3e}\n"
@@ -93,8 +93,8 @@ DEVICE = {
 
 @dataclass
 class Input:
-    """What is run: the words of a command line in the folder that its files are in, what is wrong, and how many
-    bytes a file may have before the disk is full."""
+    """What is run: the words of a command line in the folder that its files are in, what is wrong, and how
+    many bytes a file may have before the disk is full."""
 
     words: list[str]
     wrong: list[str] = field(default_factory=list)
@@ -333,6 +333,11 @@ def setting(folder: Path, random: Random) -> Input:
             (hostile.misspelt(path[at], random), "0", "-1", "", "99999999999999999999", "٣")
         )
     value = random.choice(hostile.VALUES)
+    now = document
+    for part in path if random.random() < 0.5 else ():
+        now = now[int(part)] if isinstance(now, list) and part.isdecimal() else dict(now or {}).get(part, 0)
+        if isinstance(now, int | float):
+            value = str(type(now)(now * random.choice((0.1, 0.5, 2, 10, 1e-9))))
     given = random.choice((".".join(path) + "=" + value,) * 9 + (".".join(path), "=", "x=", value))
     # No command line holds a null byte, nor as many characters.
     given = given.replace("\0", "")[:120_000]
@@ -556,8 +561,8 @@ def command_line(folder: Path, random: Random) -> Input:
     """Names on the command line that stand for no such thing."""
     _scenario(folder, random.choice((SERVING, DECODE)))
     odd = random.choice(
-        ("nowhere.yaml", ".", "/", "/dev/zero", "/dev/null", "scenario.yaml/", "a\x1b[31m.yaml", "~", "-", "--x",
-         300 * "x" + ".yaml", 3000 * "y/" + ".yaml", "\udcff.yaml", "", " ", "a\nb.yaml", "/proc/self/mem",
+        ("nowhere.yaml", ".", "/", "/dev/zero", "/dev/null", "scenario.yaml/", "a\x1b[31m.yaml", "~", "-",
+         "--x",         300 * "x" + ".yaml", 3000 * "y/" + ".yaml", "\udcff.yaml", "", " ", "a\nb.yaml", "/proc/self/mem",
          "/dev/stdin")
     )  # fmt: skip
     run_it = ["run", "scenario.yaml"]

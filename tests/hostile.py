@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,41 +91,53 @@ def misspelt(word: str, random: Random) -> str:
 def changed_document(document: Any, random: Random) -> tuple[Any, str]:
     """A copy of a document with one thing wrong in it, and what it is. Raw texts stand in it as markers."""
     document = copy.deepcopy(document)
-    found = list(places(document))
-    path = random.choice(found)
+    path = random.choice(list(places(document)))
     holder, key = _at(document, path[:-1]), path[-1]
-    value, where = holder[key], ".".join(map(str, path))
-    how = random.choice(
-        ("value", "value", "value", "number", "number", "misspelt", "missing", "extra", "list", "unlist")
-    )
-    if how == "misspelt" and isinstance(holder, dict):
-        wrong = misspelt(str(key), random)
-        holder[wrong] = holder.pop(key)
-        return document, f"{where} misspelt {wrong!r}"
-    if how == "missing":
-        del holder[key]
-        return document, f"{where} missing"
-    if how == "extra" and isinstance(holder, dict):
-        name = random.choice(
-            ("extra", "", "a b", "\u00e4", "\x1b[1m", "a\0", 2000 * "k", "source", "0", "name")
-        )
-        holder[name] = random.choice((1, None, "x", [1], {"a": 1}))
-        return document, f"{where}: {name[:20]!r} beside"
-    if how == "list":
-        holder[key] = [value]
-        return document, f"{where} in a list"
-    if how == "unlist" and isinstance(value, list | dict):
-        inner = list(value.values()) if isinstance(value, dict) else value
-        holder[key] = inner[0] if inner else None
-        return document, f"{where} out of its list"
-    if how == "number" and isinstance(value, int | float) and random.random() < 0.6:
-        factor = random.choice((0.001, 0.1, 0.5, 1.5, 2, 10, 100))
-        holder[key] = int(value * factor) if isinstance(value, int) else value * factor
-        return document, f"{where} = {holder[key]}"
-    pool = NUMBERS if how == "number" or isinstance(value, int | float) else VALUES
+    where = ".".join(map(str, path))
+    ways: Sequence[Callable[[Any, Any, Random], str]] = (_value, _value, _number, _number, _key, _list)
+    return document, f"{where} {random.choice(ways)(holder, key, random)}"
+
+
+def _value(holder: Any, key: Any, random: Random) -> str:
+    pool = NUMBERS if isinstance(holder[key], int | float) and random.random() < 0.5 else VALUES
     raw = random.choice(pool)
     holder[key] = _RAW.format(raw)
-    return document, f"{where} = {raw[:40]!r}"
+    return f"= {raw[:40]!r}"
+
+
+def _number(holder: Any, key: Any, random: Random) -> str:
+    """Of a number another one that may well be allowed."""
+    value = holder[key]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return _value(holder, key, random)
+    factor = random.choice((0.0, 1e-9, 0.001, 0.1, 0.5, 1.5, 2, 10, 100))
+    holder[key] = int(value * factor) if isinstance(value, int) else value * factor
+    return f"= {holder[key]}"
+
+
+def _key(holder: Any, key: Any, random: Random) -> str:
+    how = random.choice(("missing", "misspelt", "extra"))
+    if how == "missing" or not isinstance(holder, dict):
+        del holder[key]
+        return "missing"
+    if how == "misspelt":
+        wrong = misspelt(str(key), random)
+        holder[wrong] = holder.pop(key)
+        return f"misspelt {wrong!r}"
+    name = random.choice(("extra", "", "a b", "\u00e4", "\x1b[1m", "a\0", 2000 * "k", "source", "0", "name"))
+    holder[name] = random.choice((1, None, "x", [1], {"a": 1}))
+    return f"beside {name[:20]!r}"
+
+
+def _list(holder: Any, key: Any, random: Random) -> str:
+    """A list where there is none, and the other way round."""
+    value = holder[key]
+    if isinstance(value, list | dict) and random.random() < 0.7:
+        inner = list(value.values()) if isinstance(value, dict) else value
+        holder[key] = inner[0] if inner else None
+        return "out of its list"
+    holder[key] = [value]
+    return "in a list"
 
 
 def yaml_text(document: Any) -> str:
