@@ -30,7 +30,7 @@ from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, pr
 from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
-from simcore.files import InputError, nearest, one_line, plain, shown
+from simcore.files import CONTROL, InputError, nearest, one_line, plain, shown
 from simcore.laws import LawError
 from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
@@ -480,7 +480,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _with_command(words: Sequence[str]) -> list[str]:
-    """A file name alone means `run`. Raises InputError for what is neither a command nor a file."""
+    """A file name alone means `run`. Raises InputError for what is neither a command nor a file, and for words
+    that no file or field has."""
+    for word in words:
+        # A lone surrogate stands for a byte that is not UTF-8, and names may have those.
+        if (odd := CONTROL.search(word)) and odd.group().isascii():
+            raise InputError(f"{shown(word)}: has a control character, which no name or value has")
     if not words:
         return ["--help"]
     if words[0].startswith("-") or words[0] in COMMANDS:

@@ -335,7 +335,8 @@ def setting(folder: Path, random: Random) -> Input:
     value = random.choice(hostile.VALUES)
     now = document
     for part in path if random.random() < 0.5 else ():
-        now = now[int(part)] if isinstance(now, list) and part.isdecimal() else dict(now or {}).get(part, 0)
+        inside = now if isinstance(now, dict) else dict(enumerate(now)) if isinstance(now, list) else {}
+        now = {str(key): each for key, each in inside.items()}.get(part)
         if isinstance(now, int | float):
             value = str(type(now)(now * random.choice((0.1, 0.5, 2, 10, 1e-9))))
     given = random.choice((".".join(path) + "=" + value,) * 9 + (".".join(path), "=", "x=", value))
@@ -562,8 +563,8 @@ def command_line(folder: Path, random: Random) -> Input:
     _scenario(folder, random.choice((SERVING, DECODE)))
     odd = random.choice(
         ("nowhere.yaml", ".", "/", "/dev/zero", "/dev/null", "scenario.yaml/", "a\x1b[31m.yaml", "~", "-",
-         "--x",         300 * "x" + ".yaml", 3000 * "y/" + ".yaml", "\udcff.yaml", "", " ", "a\nb.yaml", "/proc/self/mem",
-         "/dev/stdin")
+         "--x", 300 * "x" + ".yaml", 3000 * "y/" + ".yaml", "\udcff.yaml", "", " ", "a\nb.yaml",
+         "/proc/self/mem", "/dev/stdin")
     )  # fmt: skip
     run_it = ["run", "scenario.yaml"]
     words = random.choice(

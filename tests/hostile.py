@@ -110,7 +110,7 @@ def _number(holder: Any, key: Any, random: Random) -> str:
     value = holder[key]
     if not isinstance(value, int | float) or isinstance(value, bool):
         return _value(holder, key, random)
-    factor = random.choice((0.0, 1e-9, 0.001, 0.1, 0.5, 1.5, 2, 10, 100))
+    factor = random.choice((0.0, 1e-9, 0.001, 0.1, 0.5, 1.5, 2, 10, 30))
     holder[key] = int(value * factor) if isinstance(value, int) else value * factor
     return f"= {holder[key]}"
 
