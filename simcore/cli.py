@@ -480,8 +480,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _with_command(words: Sequence[str]) -> list[str]:
-    """A file name alone means `run`. Raises InputError for what is neither a command nor a file, and for words
-    that no file or field has."""
+    """A file name alone means `run`. Raises InputError for what is neither a command nor a file, and for
+    words that no file or field has."""
     for word in words:
         # A lone surrogate stands for a byte that is not UTF-8, and names may have those.
         if (odd := CONTROL.search(word)) and odd.group().isascii():

@@ -143,7 +143,7 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
         low_s, high_s = priced.low_s, priced.high_s
         yield Row(axes, "latency_if_priced_s", priced.latency_s, "s", low_s, high_s, why)
     extra_s = _verification_s(bench, case)
-    # Each kernel is priced by its own measurements, and at long contexts the speculative one may be the faster:
+    # Each kernel is priced by its own measurements, and at long contexts the speculative one may be faster:
     # what it does besides takes time then too, but less than the two kernels differ by.
     faster = extra_s < 0.0
     told = "per layer; the speculative kernel is priced below the plain one" if faster else "per layer"
