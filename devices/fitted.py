@@ -38,7 +38,7 @@ from simcore.files import (
     Positive,
     Seconds,
     Share,
-    read_text,
+    read_cells,
     read_yaml,
     unknown_name,
     validated,
@@ -356,14 +356,11 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
         if name in document:
             raise InputError(f"{path}: {name}: they belong into {file}")
     beside = path.parent / FITS
-    lines = csv.DictReader(read_text(beside).splitlines())
-    for name in lines.fieldnames or ():
+    head, rows = read_cells(beside)
+    for name in head:
         if name not in COLUMNS:
             raise InputError(f"{beside}: {unknown_name('column', name, COLUMNS)}")
-    rows = list(lines)
-    if any(None in row for row in rows):
-        raise InputError(f"{beside}: a line has more cells than there are columns")
-    given = [{key: cell for key, cell in row.items() if cell} for row in rows]
+    given = [{key: cell for key, cell in zip(head, row, strict=True) if cell} for row in rows]
     points = _read_points(path.parent / POINTS) if document.get("granularity") == MEASURED else []
     try:
         profile = validated(FittedProfile, {**document, "fits": given, "points": points}, str(path))
@@ -376,16 +373,12 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
 def _read_points(path: Path) -> list[dict[str, str]]:
     """What `Measured` has of each line; the spread of its runs is for people."""
     names = [field.name for field in fields(Measured)]
-    reader = csv.DictReader(read_text(path).splitlines())
-    for name in set(names) - {"warm_s", *(reader.fieldnames or ())}:
-        raise InputError(f"{path}: has no column {name}")
-    lines = list(reader)
-    for number, line in enumerate(lines):
-        if None in line or None in line.values():
-            raise InputError(
-                f"{path}: line {number + FIRST_LINE}: has not as many cells as there are columns"
-            )
-    return [{name: line[name] for name in names if line.get(name)} for line in lines]
+    head, rows = read_cells(path)
+    for name in names:
+        if name not in head and name != "warm_s":
+            raise InputError(f"{path}: has no column {name}")
+    kept = [(name, head.index(name)) for name in names if name in head]
+    return [{name: row[at] for name, at in kept if row[at]} for row in rows]
 
 
 def _in_its_file(message: str, path: Path) -> str:

@@ -7,18 +7,16 @@ A folder is written whole or not at all, and takes the place of none that holds 
 """
 
 import csv
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from devices.corrected import Measured, Role
 from devices.fit import fit_two
 from devices.fitted import FITS, POINTS, FitRow, FittedProfile, write_fitted
-from simcore.files import InputError
+from simcore.drafts import folder_draft
+from simcore.files import InputError, read_yaml
 from simcore.ops import Op
 
 __all__ = [
@@ -154,10 +152,9 @@ def check_target(target: Path, device: str) -> None:
 def _check_own(target: Path, device: str) -> None:
     """Raises InputError where a folder holds a profile, and none that was made of this device's times."""
     try:
-        text = (target / "profile.yaml").read_text()
-        known = yaml.safe_load(text)
+        known = read_yaml(target / "profile.yaml")
         own = isinstance(known, dict) and known.get("device") == device and bool(known.get("birth"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except InputError:
         # What cannot be read was not finished, or has been spoilt: it is measured again.
         own = (target / POINTS).exists()
     if not own:
@@ -167,27 +164,13 @@ def _check_own(target: Path, device: str) -> None:
 
 
 def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:
-    """Writes beside the target, then takes its place: Ctrl-C leaves what was there."""
+    """Writes beside the target, then takes its place: whatever happens, that is whole or as it was."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".calibration-", dir=target.parent))
+        with folder_draft(target, FILES.__contains__) as draft:
+            write_fitted(profile, draft)
+            _write_points(points, draft / POINTS)
     except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
-    try:
-        draft, old = aside / "new", aside / "old"
-        draft.mkdir()
-        write_fitted(profile, draft)
-        _write_points(points, draft / POINTS)
-        if target.exists():
-            target.rename(old)
-        try:
-            draft.rename(target)
-        except BaseException:
-            if old.exists():
-                old.rename(target)
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
 
 
 COLUMNS = (

@@ -12,8 +12,6 @@ Every cell is checked; a row that has no op of ours (another number format, a sl
 out and counted by its reason.
 """
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +24,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simcore import ops
-from simcore.files import InputError, nearest, read_text, unknown_name
+from simcore.files import (
+    MOST_DIGITS,
+    MOST_TABLE,
+    InputError,
+    check_plain,
+    listed,
+    nearest,
+    plain,
+    read_cells,
+    shown,
+    unknown_name,
+)
 from simcore.ops import DTYPE_BYTES, Op
 
 __all__ = [
@@ -66,6 +75,7 @@ LEAST = {
     "m": 1, "n": 1, "k": 1, "batch_size": 1, "isl": 1, "step": 0, "window_size": 0, "num_heads": 1,
     "num_key_value_heads": 1, "head_dim": 1, "num_gpus": 2, "message_size": 1, "launches": 1,
 }  # fmt: skip
+MOST_ROWS = 1_000_000
 # What an op may take, in seconds.
 LEAST_S, MOST_S = 1e-9, 1e4
 _HEADS = ("q_heads", "kv_heads", "head_dim")
@@ -133,7 +143,7 @@ def read_table(path: Path, form: Format | None = None) -> OpTable:
         return _ours(path, names, lines)
     if own is None:
         known = f"aiconfigurator's have one of {', '.join(TABLES)}; a plain CSV has {', '.join(OURS)}"
-        raise InputError(f"{path}: no such columns ({known}); it has {', '.join(names)[:200]}")
+        raise InputError(f"{path}: no such columns ({known}); it has {listed(names)}")
     columns, left_out = TABLES[own]
     _check_missing(path, columns, names)
     found, without = list[Timed](), Counter[str]()
@@ -154,7 +164,7 @@ def read_table(path: Path, form: Format | None = None) -> OpTable:
 
 def _distinct(lines: Sequence[Line], columns: Sequence[str]) -> tuple[str, ...]:
     """What stands in these columns, side by side, each once."""
-    each = {" ".join(str(line[name]) for name in columns if line.get(name)) for line in lines}
+    each = {" ".join(plain(line[name]) for name in columns if line.get(name)) for line in lines}
     return tuple(sorted(text for text in each if text))
 
 
@@ -162,7 +172,7 @@ def gemm_op(line: Line) -> Op | str:
     """The product of a row of table gemm, or why there is none."""
     dtype = DTYPES.get(line["gemm_dtype"])
     if dtype is None:
-        return f"gemm_dtype {line['gemm_dtype']}"
+        return f"gemm_dtype {plain(line['gemm_dtype'])}"
     return ops.matmul("matmul", m=line["m"], n=line["n"], k=line["k"], dtype=dtype)
 
 
@@ -171,7 +181,8 @@ def plain_attention(line: Line, *, prompts: bool) -> Op | str:
     step cached ones, or one token each."""
     dtype = DTYPES.get(line["kv_cache_dtype"])
     if dtype is None or DTYPES.get(line["attn_dtype"]) is None:
-        return f"attn_dtype {line['attn_dtype']} over kv_cache_dtype {line['kv_cache_dtype']}"
+        attention, cache = plain(line["attn_dtype"]), plain(line["kv_cache_dtype"])
+        return f"attn_dtype {attention} over kv_cache_dtype {cache}"
     if line["window_size"]:
         return "sliding windows"
     heads = {
@@ -221,7 +232,7 @@ def read_lines(path: Path) -> Sequence[Line]:
 def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
     names, lines = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"{path}: column {twice[0]!r} is there twice")
+        raise InputError(f"{path}: column {shown(twice[0])} is there twice")
     if not lines:
         raise InputError(f"{path}: has no rows")
     checked = [name for name in names if name in LEAST]
@@ -232,7 +243,7 @@ def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
         for name in checked:
             if type(line[name]) is not int or line[name] < LEAST[name]:
                 wanted = f"a whole number from {LEAST[name]} on"
-                raise InputError(f"{path}: row {i}: {name}: is {line[name]!r}; it should be {wanted}")
+                raise InputError(f"{path}: row {i}: {name}: is {shown(line[name])}; it should be {wanted}")
         if "latency" in line:
             _check_latency(line["latency"], f"{path}: row {i}")
     return names, lines
@@ -240,35 +251,36 @@ def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
 
 def _check_latency(took: object, where: str) -> None:
     if not isinstance(took, int | float) or isinstance(took, bool) or not 0.0 < took < math.inf:
-        raise InputError(f"{where}: latency: is {took!r}; it should be milliseconds above 0")
-    if not LEAST_S <= 1e-3 * took <= MOST_S:
+        raise InputError(f"{where}: latency: is {shown(took)}; it should be milliseconds above 0")
+    if not 1e3 * LEAST_S <= took <= 1e3 * MOST_S:
         allowed = f"{1e3 * LEAST_S:g} to {1e3 * MOST_S:g} milliseconds are allowed"
-        raise InputError(f"{where}: latency: is {took:g}; {allowed}")
+        raise InputError(f"{where}: latency: is {shown(took)}; {allowed}")
 
 
 def _parquet(path: Path) -> tuple[list[str], Sequence[Line]]:
+    check_plain(path, MOST_TABLE)
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            if file.metadata.num_rows > MOST_ROWS:
+                raise InputError(
+                    f"{path}: has {file.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are allowed"
+                )
+            for column in file.schema_arrow:
+                if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+                    raise InputError(
+                        f"{path}: column {shown(column.name)}: holds {plain(column.type)}, no cells"
+                    )
+            table = file.read()
         found: list[Line] = table.to_pylist()
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
-            raise InputError(f"{path}: cannot be read: {error.strerror or 'no such file'}") from None
-        raise InputError(f"{path}: is no table of parquet") from None
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: is no table of parquet") from None
     return list(table.schema.names), found
 
 
 def _csv(path: Path) -> tuple[list[str], Sequence[Line]]:
-    reader = csv.reader(io.StringIO(read_text(path)))
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        rows = [row for row in reader if row]
-    except csv.Error as error:
-        raise InputError(f"{path}: not valid CSV: {error}") from None
-    for i, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise InputError(f"{path}: row {i}: has {len(row)} cells; there are {len(names)} columns")
+    names, rows = read_cells(path)
     numbers = {*LEAST, "latency"} if "kind" not in names else set[str]()
     return names, [
         {
@@ -338,7 +350,7 @@ def op_of(kind: str, shape: str, dtype: str, where: str) -> Op:
     sizes = dict(_sizes(str(shape), f"{where}: shape"))
     for name in sizes:
         if name not in names:
-            raise InputError(f"{where}: shape: {kind} has no dimension {name!r}{nearest(name, names)}")
+            raise InputError(f"{where}: shape: {kind} has no dimension {shown(name)}{nearest(name, names)}")
     if absent := [name for name in names if name not in sizes]:
         raise InputError(f"{where}: shape: {kind} needs {', '.join(absent)} besides, as in {_example(names)}")
     for name, size in sizes.items():
@@ -360,15 +372,18 @@ def _sizes(shape: str, where: str) -> Iterator[tuple[str, int]]:
     for word in shape.split(";"):
         name, _, value = (part.strip() for part in word.partition("="))
         if not name or name in seen:
-            raise InputError(f'{where}: is {shape!r}; it should be as in "m=16;n=256;k=4096"')
+            raise InputError(f'{where}: is {shown(shape)}; it should be as in "m=16;n=256;k=4096"')
         seen.add(name)
         yield name, _whole(value, name, 0, where)
 
 
 def _whole(cell: object, name: str, least: int, where: str) -> int:
     text = str(cell)
-    if not (text.isascii() and text.isdecimal()) or not least <= int(text) < 1 << 62:
-        raise InputError(f"{where}: {name}: is {text!r}; it should be a whole number from {least} on")
+    if (
+        not (text.isascii() and text.isdecimal() and len(text) < MOST_DIGITS)
+        or not least <= int(text) < 1 << 62
+    ):
+        raise InputError(f"{where}: {name}: is {shown(text)}; it should be a whole number from {least} on")
     return int(text)
 
 
@@ -382,5 +397,5 @@ def _seconds(line: Line, name: str, where: str, default: float | None = None) ->
     except (TypeError, ValueError):
         value = math.nan
     if not LEAST_S <= value <= MOST_S:
-        raise InputError(f"{where}: {name}: is {cell!r}; {LEAST_S:g} to {MOST_S:g} seconds are allowed")
+        raise InputError(f"{where}: {name}: is {shown(cell)}; {LEAST_S:g} to {MOST_S:g} seconds are allowed")
     return value

@@ -14,10 +14,10 @@ A profile of granularity `fitted` or `measured` is no table: `devices.fitted` re
 gives either.
 """
 
-import csv
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -33,7 +33,7 @@ from simcore.files import (
     NonNegative,
     Positive,
     is_path,
-    read_text,
+    read_cells,
     read_yaml,
     unknown_name,
     validated,
@@ -260,5 +260,9 @@ def _read_table(document: object, path: Path) -> Profile:
 
 def _read_rows(path: Path) -> list[dict[str, str]]:
     """The lines of a CSV file as text; empty cells are left out, so that they take their defaults."""
-    lines = csv.DictReader(read_text(path).splitlines(), restkey="(beyond the header)")
-    return [{key: cell for key, cell in line.items() if cell} for line in lines]
+    columns = tuple(field.name for field in fields(Row))
+    head, rows = read_cells(path)
+    for name in head:
+        if name not in columns:
+            raise InputError(f"{path}: {unknown_name('column', name, columns)}")
+    return [{key: cell for key, cell in zip(head, row, strict=True) if cell} for row in rows]

@@ -20,6 +20,7 @@ from reports import (
 )
 from reports.page import Opening, Section, render
 from reports.run import Run, read_run
+from simcore.drafts import write_text
 
 __all__ = ["build"]
 
@@ -51,5 +52,5 @@ def build(run_dir: Path) -> Path:
     alone = run if run.ladder.empty else replace(run, comparison=run.comparison.head(0))
     shown = [*sections_validation.sections(run), *sections(alone)]
     page = Path(run_dir) / "report.html"
-    page.write_text(render(opening(run), shown), encoding="utf-8", newline="\n")
+    write_text(page, render(opening(run), shown))
     return page

@@ -4,6 +4,7 @@ is garbage is refused, so that no page is made of it."""
 import csv
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 from pyarrow import parquet
+
+from simcore.files import MOST_TEXT, check_plain, parse_yaml, plain, read_text
 
 TEXT = ("study", "strategy", "label", "metric", "unit", "source")
 # Which device a row is of; runs of before there were several do not say.
@@ -68,6 +71,9 @@ UNREADABLE = (
     OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, csv.Error, zlib.error, yaml.YAMLError,
     pa.ArrowException, RecursionError,
 )  # fmt: skip
+# What is read of one file at most: bytes of a Parquet file, its rows, bytes of a trace; and how much is said
+# of what is wrong in it.
+MOST_PARQUET, MOST_ROWS, MOST_TRACE, MOST_TOLD = 4_000_000_000, 20_000_000, 256_000_000, 150
 Parsed = TypeVar("Parsed")
 Names = tuple[str, ...]
 
@@ -259,8 +265,18 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"holds {name}")
 
 
+def _document(content: str) -> Any:
+    return json.loads(content, parse_constant=_no_constant, parse_float=_finite)
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"holds {plain(digits)}")
+    return number
+
+
 def _object(content: str) -> dict[str, Any]:
-    tree = json.loads(content, parse_constant=_no_constant)
+    tree = _document(content)
     if not isinstance(tree, dict):
         raise ValueError("holds no JSON object")
     return tree
@@ -291,8 +307,13 @@ def _prices(content: str) -> pd.DataFrame:
 
 def _events(path: Path) -> tuple[str, pd.DataFrame]:
     """The title of a Chrome trace, and its events."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        tree = _object(file.read())
+    check_plain(path, MOST_TEXT)
+    with gzip.open(path, "rb") as file:
+        # A few bytes may stand for any number.
+        content = file.read(MOST_TRACE + 1)
+    if len(content) > MOST_TRACE:
+        raise ValueError(f"holds more than {MOST_TRACE:,} bytes")
+    tree = _object(content.decode("utf-8"))
     events = tree["traceEvents"]
     streams = {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -338,7 +359,7 @@ def _summary(content: str) -> dict[str, Any]:
 
 
 def _spans(content: str) -> pd.DataFrame:
-    spans = json.loads(content, parse_constant=_no_constant)
+    spans = _document(content)
     if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
         raise ValueError("holds no list of spans")
     columns = (*SPAN_TEXT, *SPAN_NUMBERS)
@@ -349,7 +370,7 @@ def _spans(content: str) -> pd.DataFrame:
 
 
 def _scenario(content: str) -> tuple[str, dict[str, Any]]:
-    scenario = yaml.safe_load(content)
+    scenario = parse_yaml(content, "")
     if not isinstance(scenario, dict):
         raise ValueError("holds no mapping")
     return content, scenario
@@ -357,11 +378,14 @@ def _scenario(content: str) -> tuple[str, dict[str, Any]]:
 
 def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
     """Some columns of a Parquet file; text as categories, since a file may have a million rows."""
+    check_plain(path, MOST_PARQUET)
     there = set(parquet.read_schema(path).names)
     missing = [name for name in (*text, *numbers) if name not in there]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}")
     with parquet.ParquetFile(path, read_dictionary=list(text)) as file:
+        if file.metadata.num_rows > MOST_ROWS:
+            raise ValueError(f"has {file.metadata.num_rows:,} rows")
         frame = file.read(columns=[*text, *numbers]).to_pandas()
     words = {name: frame[name].astype("category") for name in text}
     return pd.DataFrame({**words, **{name: _numbers(frame[name]) for name in numbers}})
@@ -378,17 +402,18 @@ def _requests(path: Path) -> pd.DataFrame:
 def _read(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
     """What is in a file, or `otherwise` where there is no such file. Raises ValueError, with one line
     that names the file, where it is not what it should be."""
-    if not path.exists():
+    if not path.is_symlink() and not path.exists():
         return otherwise
     try:
         return parse(path)
     except UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ValueError(f"{path}: {' '.join(str(reason).split())}") from None
+        told = " ".join(str(reason).split()).removeprefix(f"{path}: ").removeprefix(": ")
+        raise ValueError(f"{path}: {plain(told, MOST_TOLD)}") from None
 
 
 def _text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
-    return lambda path: parse(path.read_text(encoding="utf-8"))
+    return lambda path: parse(read_text(path, MOST_TEXT))
 
 
 def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:

@@ -88,7 +88,7 @@ FORMULAS: Sequence[tuple[str, Definition]] = [
         Definition(
             "Verification",
             "speculative attention and the sum of its norms over the ranks − plain attention, per layer",
-            "ALSpec, section 3.4.",
+            "ALSpec, section 3.4. None where the speculative kernel is the faster of the two, as measured.",
         ),
     ),
     (

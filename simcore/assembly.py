@@ -341,7 +341,13 @@ def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Pl
             ]
         # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
         # kernels that were launched by themselves: beside them the graph keeps its launch.
-        eager = replace(cast(Any, device.spec), kernel_s=overheads.whole_launch_s(1))
+        kernel_s = overheads.whole_launch_s(1)
+        if kernel_s > 1.0:
+            raise InputError(
+                f"{where}: overheads: launch_s and launch_kernel_s make {kernel_s:g} s of a launch with"
+                " launching: eager; at most 1 second is allowed"
+            )
+        eager = replace(cast(Any, device.spec), kernel_s=kernel_s)
         there = replace(cast(Any, device.measured_on), kernel_s=eager.kernel_s) if device.carries else eager
         device = replace(device, spec=eager, measured_on=there)
         # Nothing is captured then, and no kernel reads a size in the device's memory.
@@ -711,7 +717,7 @@ def _format_warnings(spec: DeviceSpec, dtypes: Dtypes) -> list[str]:
 
 
 def _hits(model: str) -> list[HitRow]:
-    with HITS.open(newline="") as file:
+    with HITS.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
     numbers = ("threshold", "hit_rate", "score", "baseline_score")
     return [HitRow(row["task"], *(float(row[name]) for name in numbers)) for row in rows]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, pr
 from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
-from simcore.files import InputError, nearest
+from simcore.files import CONTROL, InputError, nearest, one_line, plain, shown
 from simcore.laws import LawError
 from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
@@ -79,6 +80,8 @@ INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
 HUNG_UP = 129
+# A variable that shows in full what simcore is at fault for.
+TRACEBACK = "SIMCORE_TRACEBACK"
 
 app = typer.Typer(
     add_completion=False,
@@ -121,7 +124,7 @@ def run(
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
     if on not in MACHINES:
-        raise InputError(f"--on {on}: no such machine{nearest(on, MACHINES)}")
+        raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
     scenario = load_scenario(file, settings, on=on)
     if on in REAL:
         _report_builder()
@@ -275,7 +278,7 @@ def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
 def _check_real(on: str) -> None:
     """Raises InputError where this machine is no such device, or lacks what it takes."""
     if on not in REAL:
-        raise InputError(f"--on {on}: no device of this machine{nearest(on, REAL)}")
+        raise InputError(f"--on {plain(on)}: no device of this machine{nearest(on, REAL)}")
     # Half a second of importing torch is for those alone who run on a real device.
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
@@ -336,7 +339,8 @@ def report(
     try:
         page = _build_report(folder)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no report can be built: {error}") from None
+        told = str(error).removeprefix(f"{folder}/")
+        raise InputError(f"{folder}: no report can be built: {told}") from None
     typer.echo(page)
 
 
@@ -454,6 +458,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point; exits with 0, 1 (a law is broken), 2 (bad input), 129 (hung up), 130 (interrupted),
     141 (whoever read the output has gone) or 143 (told to end)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # Where the locale has no letter for something, it is escaped.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run_app(_with_command(words))
     except (InputError, ModelError) as error:
@@ -465,12 +473,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = READER_GONE
     except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
         code = _fail(screen.fault(error), USAGE)
     sys.exit(code)
 
 
 def _with_command(words: Sequence[str]) -> list[str]:
-    """A file name alone means `run`. Raises InputError for what is neither a command nor a file."""
+    """A file name alone means `run`. Raises InputError for what is neither a command nor a file, and for
+    words that no file or field has."""
+    for word in words:
+        # A lone surrogate stands for a byte that is not UTF-8, and names may have those.
+        if (odd := CONTROL.search(word)) and odd.group().isascii():
+            raise InputError(f"{shown(word)}: has a control character, which no name or value has")
     if not words:
         return ["--help"]
     if words[0].startswith("-") or words[0] in COMMANDS:
@@ -478,7 +493,7 @@ def _with_command(words: Sequence[str]) -> list[str]:
     first = words[0]
     if "/" in first or first.endswith((".yaml", ".yml")) or Path(first).is_file():
         return ["run", *words]
-    raise InputError(f"{first!r} is neither a file nor a command{nearest(first, COMMANDS)}")
+    raise InputError(f"{shown(first)} is neither a file nor a command{nearest(first, COMMANDS)}")
 
 
 def _run_app(words: Sequence[str]) -> int:
@@ -496,5 +511,5 @@ def _run_app(words: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    screen.note(f"error: {' '.join(message.split())}")
+    screen.note(f"error: {one_line(message)}")
     return code

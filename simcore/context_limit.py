@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from simcore.files import shown
 from simcore.model_errors import ModelError
 
 LENGTHS = (
@@ -64,7 +65,7 @@ def context_limit(name: str, config: Mapping[str, Any]) -> ContextLimit | None:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in (*STRETCHED, *AS_NAMED):
             allowed = ", ".join((*AS_NAMED, *STRETCHED))
-            raise ModelError(f"{name}: {rope}.rope_type is {kind!r} (allowed: {allowed})")
+            raise ModelError(f"{name}: {rope}.rope_type is {shown(kind)} (allowed: {allowed})")
         if kind not in STRETCHED:
             return ContextLimit(tokens, source)
         factor = _factor(name, rope, scaling.get("factor"))
@@ -80,7 +81,7 @@ def _scaling(name: str, rope: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ModelError(f"{name}: {rope} is {value!r}; a mapping is needed")
+        raise ModelError(f"{name}: {rope} is {shown(value)}; a mapping is needed")
     by_layer = value.get("full_attention")
     return by_layer if isinstance(by_layer, dict) else value
 
@@ -90,11 +91,11 @@ def _factor(name: str, rope: str, value: Any) -> float:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not isfinite(value) or not 1.0 <= value <= 1e6:
-        raise ModelError(f"{name}: {rope}.factor is {value!r}; a number from 1 is needed")
+        raise ModelError(f"{name}: {rope}.factor is {shown(value)}; a number from 1 is needed")
     return float(value)
 
 
 def _tokens(name: str, key: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{name}: {key} is {value!r}; a whole number from 1 is needed")
+        raise ModelError(f"{name}: {key} is {shown(value)}; a whole number from 1 is needed")
     return value

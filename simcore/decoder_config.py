@@ -5,13 +5,13 @@
 Only what is modelled is accepted: anything else would be priced as a Llama without a word.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simcore.context_limit import ContextLimit, context_limit
+from simcore.files import InputError, read_json, shown
 from simcore.model_errors import ModelError
 from simcore.model_keys import check_attention, check_keys, key_notes
 from simcore.quantization import Quantization, read_quantization
@@ -118,7 +118,7 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
     check_keys(name, text)
     kind = text.get("model_type")
     if kind not in MODEL_TYPES:
-        raise ModelError(f"{name}: model_type is {kind!r} (allowed: {', '.join(MODEL_TYPES)})")
+        raise ModelError(f"{name}: model_type is {shown(kind)} (allowed: {', '.join(MODEL_TYPES)})")
     found = {field_: _integer(name, text, keys) for field_, keys in _KEYS.items()}
     limit = context_limit(name, text)
     check_attention(name, text, found["layers"], limit.tokens if limit else None)
@@ -168,14 +168,14 @@ def _stored(name: str, config: Mapping[str, Any]) -> str | None:
     stored = config.get(key)
     word = stored.removeprefix("torch.") if isinstance(stored, str) else stored
     if word is not None and word not in _STORED:
-        raise ModelError(f"{name}: {key} is {stored!r} (allowed: {', '.join(_STORED)})")
+        raise ModelError(f"{name}: {key} is {shown(stored)} (allowed: {', '.join(_STORED)})")
     return word
 
 
 def _tied(name: str, config: Mapping[str, Any]) -> bool:
     tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED)
     if not isinstance(tied, bool):
-        raise ModelError(f"{name}: tie_word_embeddings is {tied!r} (allowed: true, false)")
+        raise ModelError(f"{name}: tie_word_embeddings is {shown(tied)} (allowed: true, false)")
     return tied
 
 
@@ -184,7 +184,7 @@ def _integer(name: str, config: Mapping[str, Any], keys: tuple[str, ...], defaul
     if value is None:
         raise ModelError(f"{name}: {' or '.join(keys)} is missing")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{name}: {keys[0]} is {value!r}; a whole number from 1 is needed")
+        raise ModelError(f"{name}: {keys[0]} is {shown(value)}; a whole number from 1 is needed")
     most = _MOST_LAYERS if keys == _KEYS["layers"] else _MOST
     if value > most:
         raise ModelError(f"{name}: {keys[0]} is {value:.6g}; at most {most:,} is allowed")
@@ -205,11 +205,9 @@ def load_config(path: Path) -> DecoderConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: is no JSON ({error})") from None
+        config = read_json(path)
+    except InputError as error:
+        raise ModelError(str(error)) from None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: holds no JSON object")
     return config

@@ -5,11 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from simcore.files import InputError, nearest
+from simcore.files import InputError, listed, nearest, plain
+from simcore.traces import checked_tokens
 from simcore.vllm_bench import write_bench
 
 # What tells the cases of a run apart besides their label.
 OPTIONS = {"rate_per_s": "--rate", "devices": "--devices"}
+# What is read of each request; times and means are empty (NaN) where there is none.
+WORDS = ("label", "status")
+COUNTS = ("devices", "ranks", "requests", "prompt_tokens", "output_tokens")
+TIMES = ("rate_per_s", "prompt_mean", "output_mean", "arrival_s", "first_token_s", "finish_s")
+FINISHED = "finished"
 PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_mean", "output_mean")
 
 
@@ -21,34 +27,31 @@ def export(
     `label`, `rate_per_s` and `devices` say which case, where there are several. Raises InputError where there
     is none, or still more than one.
     """
-    # Arrow takes longer to import than all else that `--help` needs.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     source = folder / "requests.parquet"
     if not source.is_file():
         raise InputError(f"{folder}: is no run of study serving: requests.parquet is missing")
-    table = {name: column.to_numpy() for name, column in _columns(pq.read_table(source)).items()}
+    table = _requests(source)
     chosen = np.ones(len(table["label"]), np.bool_)
     if label is not None:
         labels = list(dict.fromkeys(table["label"]))
         if label not in labels:
-            raise InputError(f"--label {label}: no such case{nearest(label, labels)}")
+            raise InputError(f"--label {plain(label)}: no such case{nearest(label, labels)}")
         chosen &= table["label"] == label
     if rate_per_s is not None:
         rates = list(dict.fromkeys(table["rate_per_s"][chosen]))
         near = np.isclose(table["rate_per_s"], rate_per_s, rtol=1e-3)
         if not (chosen & near).any():
-            shown = ", ".join(f"{rate:.4g}" for rate in rates)
-            raise InputError(f"--rate {rate_per_s:g}: no such load (allowed: {shown})")
+            known = listed(f"{rate:.4g}" for rate in rates)
+            raise InputError(f"--rate {rate_per_s:g}: no such load (allowed: {known})")
         chosen &= near
     if devices is not None:
         counts = sorted({int(count) for count in table["devices"][chosen]})
         if devices not in counts:
-            raise InputError(f"--devices {devices}: no such case (allowed: {', '.join(map(str, counts))})")
+            raise InputError(f"--devices {devices}: no such case (allowed: {listed(counts)})")
         chosen &= table["devices"] == devices
     _check_one(table, chosen)
     one = {name: values[chosen] for name, values in table.items()}
-    served = one["status"] == "finished"
+    served = one["status"] == FINISHED
     arrival_s = one["arrival_s"]
     duration_s = float(np.max(one["finish_s"], where=served, initial=arrival_s.min()) - arrival_s.min())
     write_bench(
@@ -64,18 +67,39 @@ def export(
     return len(arrival_s)
 
 
-def _columns(table: Any) -> dict[str, Any]:
-    return {name: table.column(name) for name in table.column_names}
+def _requests(source: Path) -> dict[str, Any]:
+    """The columns of a run's requests, each [requests]. Raises InputError where one is missing, or holds what
+    no run writes."""
+    # Arrow takes longer to import than all else that `--help` needs.
+    from simcore import tables  # noqa: PLC0415
+
+    columns = tables.columns(source, [*WORDS, *COUNTS, *TIMES])
+    table = {name: tables.words(columns[name], name, source) for name in WORDS}
+    if not len(table["label"]):
+        raise InputError(f"{source}: holds no requests")
+    table |= {
+        name: checked_tokens(tables.numbers(columns[name], name, source), name, source) for name in COUNTS
+    }
+    table |= {name: tables.figures(columns[name], name, source) for name in TIMES}
+    served = table["status"] == FINISHED
+    for before, after in (("arrival_s", "first_token_s"), ("first_token_s", "finish_s")):
+        late = served & ~(table[before] <= table[after])
+        if late.any():
+            record = int(np.argmax(late)) + 1
+            raise InputError(f"{source}: record {record}: {before} <= {after} does not hold")
+    if np.isnan(table["arrival_s"]).any():
+        raise InputError(f"{source}: arrival_s must hold a number in each record")
+    return table
 
 
 def _check_one(table: dict[str, Any], chosen: Any) -> None:
     """Raises InputError where what is chosen is more than one case."""
     labels = list(dict.fromkeys(table["label"][chosen]))
     if len(labels) > 1:
-        raise InputError(f"--label: is missing: the run has several cases (allowed: {'; '.join(labels)})")
+        raise InputError(f"--label: is missing: the run has several cases (allowed: {listed(labels)})")
     for name in PLACE:
         values = np.unique(table[name][chosen])
         if len(values) > 1:
-            shown = ", ".join(f"{value:.4g}" for value in values)
+            several = listed(f"{value:.4g}" for value in values)
             option = f"{OPTIONS[name]}: is missing" if name in OPTIONS else f"{name} differs"
-            raise InputError(f"{option}: the run has several cases ({shown})")
+            raise InputError(f"{option}: the run has several cases ({several})")

@@ -17,9 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from simcore.fields import FieldError
-from simcore.files import missing, nearest, worst
-
-LONGEST_VALUE = 60
+from simcore.files import listed, missing, nearest, plain, shown, worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class _Place:
 
     def inside(self, name: str) -> str:
         """The path of a field of what is here."""
-        shown = name if name.isprintable() else repr(name)
-        return f"{self.path}.{shown}" if self.path else shown
+        told = plain(name) if name.isprintable() else shown(name)
+        return f"{self.path}.{told}" if self.path else told
 
 
 def fault(kind: Any, document: Any, error: ValidationError) -> str:
@@ -57,7 +55,7 @@ def fault(kind: Any, document: Any, error: ValidationError) -> str:
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:
     """The line for all fields that are missing."""
     paths = dict.fromkeys(_walked(kind, document, location).path for location in missing(error))
-    return f"{', '.join(paths)}: {'are' if len(paths) > 1 else 'is'} missing"
+    return f"{listed(paths)}: {'are' if len(paths) > 1 else 'is'} missing"
 
 
 def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -> str:
@@ -69,9 +67,9 @@ def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -
         allowed = re.findall(r"'([^']*)'", str(context["expected"]))
         if first["loc"][-1] == "[key]":
             return f"no such field{nearest(str(given), allowed)}"
-        return f"is {_shown(given)}{nearest(str(given), allowed)}"
+        return f"is {shown(given)}{nearest(str(given), allowed)}"
     message = _WORDS.get(name) or first["msg"][0].lower() + first["msg"][1:]
-    return f"is {_shown(given)}; {message.replace('input should', 'it should')}"
+    return f"is {shown(given)}; {message.replace('input should', 'it should')}"
 
 
 _MAPPING = "a mapping of fields is needed"
@@ -98,16 +96,11 @@ def _untagged(place: _Place, tag: str) -> str:
     given = place.given if isinstance(place.given, Mapping) else {}
     field = place.inside(tag)
     if tag in given:
-        return f"{field}: is {_shown(given[tag])}{nearest(str(given[tag]), allowed)}"
+        return f"{field}: is {shown(given[tag])}{nearest(str(given[tag]), allowed)}"
     near = difflib.get_close_matches(tag, [key for key in given if isinstance(key, str)], n=1, cutoff=0.6)
     if near:
         return f"{place.inside(near[0])}: no such field; did you mean {tag!r}?"
-    return f"{field}: is missing (allowed: {', '.join(allowed)})"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+    return f"{field}: is missing (allowed: {listed(allowed)})"
 
 
 # -- annotations and file, side by side --------------------------------------------------------------

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from simcore.files import Name, Seconds, nearest
+from simcore.files import Name, Seconds, nearest, shown
 from simcore.ops import DTYPE_BYTES, MULTIPLIED_AS
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def distinct(values: list[T]) -> list[T]:
     seen: set[str] = set()
     for value in values:
         if repr(value) in seen:
-            raise ValueError(f"a value is given twice: {value!r}; each may be given once")
+            raise ValueError(f"a value is given twice: {shown(value)}; each may be given once")
         seen.add(repr(value))
     return values
 
@@ -193,7 +193,7 @@ def _check_figure(path: str, value: Any) -> None:
     numbers = [one for one in bare if isinstance(one, int | float) and not isinstance(one, bool)]
     right = numbers == bare and all(isfinite(one) and 0.0 <= one <= MOST_FIGURE for one in numbers)
     if not bare or not right or (is_factor and (len(value) > 1 or 0.0 in numbers)):
-        raise FieldError(f"change.{path}", f"is {value!r}; {FIGURE_NEEDED}")
+        raise FieldError(f"change.{path}", f"is {shown(value)}; {FIGURE_NEEDED}")
     try:
         distinct(numbers)
     except ValueError as error:
@@ -205,7 +205,7 @@ def _device(value: Any) -> Any:
     if isinstance(value, str):
         return {"base": value}
     if not isinstance(value, Mapping | DeviceChoice):
-        raise ValueError(f"is {value!r}; {DEVICE_NEEDED}")
+        raise ValueError(f"is {shown(value)}; {DEVICE_NEEDED}")
     return value
 
 
@@ -225,14 +225,14 @@ Device = Annotated[DeviceChoice, BeforeValidator(_device), _NameOrChange()]
 
 def _weight_dtype(name: str) -> str:
     if name not in DTYPE_BYTES:
-        raise ValueError(f"unknown dtype {name!r}{nearest(name, DTYPE_BYTES)}")
+        raise ValueError(f"unknown dtype {shown(name)}{nearest(name, DTYPE_BYTES)}")
     return name
 
 
 def _dtype(name: str) -> str:
     plain = [dtype for dtype in DTYPE_BYTES if dtype not in MULTIPLIED_AS]
     if name not in plain:
-        raise ValueError(f"unknown dtype {name!r}{nearest(name, plain)}")
+        raise ValueError(f"unknown dtype {shown(name)}{nearest(name, plain)}")
     return name
 
 

@@ -3,11 +3,20 @@
 A line names the file, the field, what is allowed and, where a name is misspelt, the nearest one.
 Unknown keys, missing keys, wrong types and numbers that are not finite are faults. Other values are
 checked by the dataclass that holds them.
+
+Only plain files are read, none beyond the size of its kind; a text is UTF-8 without control characters. What
+a document may hold is bounded too: how deep, how much in all (aliases count each time), digits of a number.
 """
 
+import csv
 import difflib
+import errno
+import io
 import json
+import os
 import re
+import stat
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -31,6 +40,23 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 T = TypeVar("T")
 
+# What a file of each kind may have, bytes: configurations, tables of cells, and recorded requests as text.
+MOST_CONFIG, MOST_TABLE, MOST_TEXT = 4_000_000, 64_000_000, 256_000_000
+# Of one document: how deep, how many values and characters in all, and how many digits of a whole number.
+MOST_DEPTH, MOST_VALUES, MOST_CHARACTERS, MOST_DIGITS = 40, 1_000_000, 16_000_000, 40
+# Of a line for people: of a value or name that it repeats, of a list of names, in all.
+LONGEST_VALUE, LONGEST_LIST, LONGEST_LINE = 60, 150, 290
+# So many names are looked through for one that is near.
+MOST_COMPARED = 1000
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+NOT_PLAIN = {
+    stat.S_IFDIR: os.strerror(errno.EISDIR),
+    stat.S_IFIFO: "is a pipe; a plain file is needed",
+    stat.S_IFCHR: "is a device; a plain file is needed",
+    stat.S_IFBLK: "is a device; a plain file is needed",
+    stat.S_IFSOCK: "is a socket; a plain file is needed",
+}
+
 
 class InputError(ValueError):
     """What a user gave makes no sense; the message is one line that says where and what is allowed."""
@@ -53,7 +79,7 @@ def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             raise yaml.constructor.ConstructorError(None, None, "a field is a word", key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f"{key.value!r} is given twice", key.start_mark
+                None, None, f"{shown(key.value)} is given twice", key.start_mark
             )
         seen.add(str(key.value))
     return loader.construct_mapping(node, deep=True)
@@ -73,17 +99,51 @@ for _name, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list(_first))
 
 
+def shown(value: object) -> str:
+    """A value as a line repeats it: in full where it is short."""
+    # A text of megabytes is not written out whole first.
+    text = repr(value[: 2 * LONGEST_VALUE] if isinstance(value, str) else value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def plain(name: object, most: int = LONGEST_VALUE) -> str:
+    """A name as a line repeats it, without quotes: in full where it is short, control characters escaped."""
+    text = str(name)[: 2 * most]
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def one_line(text: str) -> str:
+    """What is printed of a message: one line, no control characters, the middle left out where it is long."""
+    words = " ".join(text[: 100 * LONGEST_LINE].split())
+    line = words if words.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+    if len(line) <= LONGEST_LINE:
+        return line
+    end = LONGEST_LINE // 2 - 5
+    return f"{line[: LONGEST_LINE - end - 5]} ... {line[-end:]}"
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names side by side; of many, the first ones and how many there are."""
+    every = [plain(name) for name in names]
+    whole = ", ".join(every)
+    if len(whole) <= LONGEST_LIST:
+        return whole
+    cut = whole[:LONGEST_LIST].rpartition(", ")[0] or whole[:LONGEST_LIST]
+    return f"{cut}, ... {len(every)} in all"
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The end of a line about a name that is none of `allowed`: the nearest of them, and all."""
     names = list(allowed)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (allowed: {', '.join(names)})" if names else " (there is none)"
+    near = difflib.get_close_matches(name[: 2 * LONGEST_VALUE], names[:MOST_COMPARED], n=1, cutoff=0.5)
+    hint = f"; did you mean {shown(near[0])}?" if near else ""
+    return f"{hint} (allowed: {listed(names)})" if names else " (there is none)"
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     """The line for a name that is none of `allowed`, with the nearest of them."""
-    return f"unknown {what} {name!r}{nearest(name, sorted(allowed))}"
+    return f"unknown {what} {shown(name)}{nearest(name, sorted(allowed))}"
 
 
 def is_path(name: str, ending: str) -> bool:
@@ -92,14 +152,61 @@ def is_path(name: str, ending: str) -> bool:
     return "/" in name or name.endswith(ending)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises InputError where it cannot be read."""
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def check_plain(path: Path, most_bytes: int) -> None:
+    """Raises InputError where a path leads to no plain file, or to one of more than so many bytes."""
     try:
+        state = os.stat(path)
+    except (OSError, ValueError) as error:
+        # A name with a null byte in it is no name of a file.
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise InputError(
+            f"{path}: cannot be read: {NOT_PLAIN.get(stat.S_IFMT(state.st_mode), 'no plain file')}"
+        )
+    if state.st_size > most_bytes:
+        raise InputError(
+            f"{path}: cannot be read: has {state.st_size:,} bytes; at most {most_bytes:,} are allowed"
+        )
+
+
+def read_text(path: Path, most_bytes: int = MOST_CONFIG) -> str:
+    """The text of a plain file. Raises InputError where it cannot be read, is longer, or no UTF-8 text."""
+    check_plain(path, most_bytes)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes)
         # utf-8-sig: spreadsheets begin a CSV with a byte order mark.
-        return path.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}") from None
+    if odd := CONTROL.search(text):
+        line = text.count("\n", 0, odd.start()) + 1
+        raise InputError(f"{path}: line {line}: has a control character ({odd.group()!a}), which no text has")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_cells(path: Path, most_bytes: int = MOST_TABLE) -> tuple[list[str], list[list[str]]]:
+    """The head of a CSV file and its other rows that are not empty. Raises InputError where it cannot be
+    read, is no CSV, has a column twice, or a row has not as many cells as the head."""
+    rows = csv.reader(io.StringIO(read_text(path, most_bytes)))
+    try:
+        head = [name.strip() for name in next(rows, [])]
+        if len(set(head)) < len(head):
+            twice = next(name for name, count in Counter(head).items() if count > 1)
+            raise InputError(f"{path}: column {shown(twice)} is there twice")
+        found = []
+        for row in rows:
+            if row and len(row) != len(head):
+                cells = f"has not as many cells as there are columns ({len(row)}, not {len(head)})"
+                raise InputError(f"{path}: line {rows.line_num}: {cells}")
+            found += [row] if row else []
+    except csv.Error as error:
+        raise InputError(f"{path}: not valid CSV: line {rows.line_num}: {error}") from None
+    return head, found
 
 
 def read_yaml(path: Path) -> Any:
@@ -108,14 +215,104 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The document in a YAML text. Raises InputError where it cannot be parsed."""
+    """The document in a YAML text. Raises InputError where it cannot be parsed, or holds too much."""
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measured(node, {})
+        return loader.construct_document(node)
+    except RecursionError:
+        raise InputError(f"{where}: not valid YAML: {TOO_DEEP}") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "a broken document"
-        raise InputError(f"{where}: not valid YAML{line}: {problem}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a broken document"
+        raise InputError(f"{where}: not valid YAML{line}: {plain(problem, LONGEST_LIST)}") from None
+
+
+TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
+TOO_MUCH = f"more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters, aliases counted each time"
+
+
+def _measured(node: yaml.Node, known: dict[int, tuple[int, int, int] | None]) -> tuple[int, int, int]:
+    """Values, characters and depth of what a YAML node stands for, every alias written out; `known` are those
+    that were measured, None those that are not done. Raises MarkedYAMLError where it is too much."""
+    size = known.get(id(node), (0, 0, 0))
+    if size is None:
+        raise yaml.MarkedYAMLError(problem="an alias stands for what it is in", problem_mark=node.start_mark)
+    if size[0]:
+        return size
+    known[id(node)] = None
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(node)
+        size = 1, len(node.value), 0
+    else:
+        inside = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        sizes = [_measured(part, known) for part in inside]
+        values, characters = (sum(size[i] for size in sizes) for i in (0, 1))
+        size = 1 + values, characters, 1 + max((depth for _, _, depth in sizes), default=0)
+    known[id(node)] = size
+    if size[2] > MOST_DEPTH or size[0] > MOST_VALUES or size[1] > MOST_CHARACTERS:
+        problem = TOO_DEEP if size[2] > MOST_DEPTH else TOO_MUCH
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return size
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    if odd := CONTROL.search(node.value):
+        problem = f"a control character ({odd.group()!a}), which no value has"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    if node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+        problem = f"a number of {len(node.value)} digits; at most {MOST_DIGITS} are allowed"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def read_json(path: Path, most_bytes: int = MOST_CONFIG) -> Any:
+    """The document in a JSON file. Raises InputError where it cannot be read or parsed."""
+    return parse_json(read_text(path, most_bytes), str(path))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The document in a JSON text. Raises InputError where it cannot be parsed, has a key twice, or holds
+    control characters, numbers of too many digits, or too much in itself."""
+    try:
+        document = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+        _check_value(document, 0)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not valid JSON in line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise InputError(f"{where}: not valid JSON: {TOO_DEEP}") from None
+    except ValueError as error:
+        raise InputError(f"{where}: not valid JSON: {error}") from None
+    return document
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{shown(key)} is given twice")
+        found[key] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits; at most {MOST_DIGITS} are allowed")
+    return int(digits)
+
+
+def _check_value(value: object, depth: int) -> None:
+    if isinstance(value, str):
+        if odd := CONTROL.search(value):
+            raise ValueError(f"a control character ({odd.group()!a}), which no value has")
+    elif isinstance(value, dict | list):
+        if depth >= MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_value(each, depth + 1)
 
 
 def validated(kind: type[T], document: object, where: str) -> T:
@@ -141,20 +338,20 @@ def missing(error: ValidationError) -> list[tuple[int | str, ...]]:
 
 def _line(kind: type, error: ValidationError) -> str:
     first = worst(error)
-    location = tuple(str(part) for part in first["loc"] if part != "[key]")
+    location = tuple(plain(part) for part in first["loc"] if part != "[key]")
     field = ".".join(location)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
         return unknown_name("key", field, [".".join((*location[:-1], n)) for n in _keys(kind, location[:-1])])
     if first["type"] == "missing":
         names = [".".join(map(str, location)) for location in missing(error)]
-        return f"missing key{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+        return f"missing key{'s' * (len(names) > 1)} {listed(map(repr, names))}"
     if first["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", message)
         return f"{field}: {unknown_name('value', str(first['input']), allowed)}"
     if first["type"] == "value_error":
         return f"{field}: {message}" if field else message
-    return f"{field or 'document'}: {message[0].lower()}{message[1:]}, got {str(first['input'])[:60]!r}"
+    return f"{field or 'document'}: {message[0].lower()}{message[1:]}, got {shown(str(first['input']))}"
 
 
 def _keys(kind: type, location: tuple[str, ...]) -> list[str]:

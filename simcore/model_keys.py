@@ -7,6 +7,7 @@ stands nowhere here is told to the user: it may do so too.
 from collections.abc import Mapping
 from typing import Any
 
+from simcore.files import shown
 from simcore.model_errors import ModelError
 
 EXPERTS, SPARSE, STATE = "mixtures of experts", "sparse attention", "layers that keep a state"
@@ -114,7 +115,7 @@ def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: 
     for kind in types:
         # A window as long as the longest context leaves nothing out.
         if kind != "full_attention" and (kind != "sliding_attention" or windowed or window is None):
-            raise ModelError(f"{name}: layer_types has {kind!r} (allowed: full_attention)")
+            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: full_attention)")
 
 
 def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:
@@ -124,7 +125,9 @@ def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:
     if not window or config.get("use_sliding_window") is False:
         return None
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise ModelError(f"{name}: sliding_window is {window!r}; a whole number from 1, or null, is needed")
+        raise ModelError(
+            f"{name}: sliding_window is {shown(window)}; a whole number from 1, or null, is needed"
+        )
     qwen = str(config.get("model_type", "")).startswith("qwen")
     if qwen and "use_sliding_window" not in config:
         return None

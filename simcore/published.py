@@ -11,15 +11,16 @@ and of a serving study:
 constant.
 """
 
-import csv
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from simcore.files import InputError, Positive, read_text, unknown_name, worst
+from simcore.files import InputError, Positive, plain, read_cells, shown, unknown_name, worst
 
+# The line of a CSV file that has its first figure.
+FIRST_LINE = 2
 Empty = BeforeValidator(lambda value: None if value == "" else value)
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 Whole = Annotated[int, Field(ge=1)]
@@ -121,25 +122,21 @@ def read_figures(kind: type[Figure], where: str, path: Path) -> list[Figure]:
     """All figures of a file, of the pydantic dataclass `kind`. Raises InputError, naming line, column and
     what is allowed."""
     try:
-        text = read_text(path)
+        head, rows = read_cells(path)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        told = str(error).replace(f"{path}: line ", f"{path.name}, line ")
+        raise InputError(f"{where}: {told}") from None
     adapter = TypeAdapter(kind)
-    reader = csv.DictReader(text.splitlines())
     figures = []
-    try:
-        for row in reader:
-            figures.append(_figure(adapter, row, f"{where}: {path.name}, line {reader.line_num}"))
-    except csv.Error as error:
-        raise InputError(f"{where}: {path.name}, line {reader.line_num}: {error}") from None
+    for number, row in enumerate(rows, FIRST_LINE):
+        line = f"{where}: {path.name}, line {number}"
+        figures.append(_figure(adapter, dict(zip(head, row, strict=True)), line))
     if not figures:
         raise InputError(f"{where}: {path.name}: holds no figures")
     return figures
 
 
 def _figure(adapter: TypeAdapter[Figure], row: dict[str, str], where: str) -> Figure:
-    if None in row or None in row.values():
-        raise InputError(f"{where}: has not as many cells as the head of the file")
     try:
         return adapter.validate_python(row)
     except ValidationError as error:
@@ -148,7 +145,7 @@ def _figure(adapter: TypeAdapter[Figure], row: dict[str, str], where: str) -> Fi
         if fault["type"] == "missing":
             raise InputError(f"{where}: column {column} is missing") from None
         if fault["type"] == "unexpected_keyword_argument":
-            raise InputError(f"{where}: {column} is no column of such a file") from None
+            raise InputError(f"{where}: {plain(column)} is no column of such a file") from None
         message = fault["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:]
-        raise InputError(f"{where}: {column}: is {fault['input']!r}; {message}") from None
+        raise InputError(f"{where}: {column}: is {shown(fault['input'])}; {message}") from None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simcore.files import shown
 from simcore.model_errors import ModelError
 from simcore.ops import GROUP_SIZES
 from simcore.quantized_modules import LM_HEAD, Decoding, formats_of, matcher
@@ -47,7 +48,7 @@ class Quantization:
 def read_quantization(config: Any, decoder: Decoding) -> Quantization:
     """Reads a quantization_config. Raises ModelError, naming the field and what is allowed."""
     if not isinstance(config, dict):
-        raise ModelError(f"{decoder.name}: {FIELD} is {config!r}; a mapping is needed")
+        raise ModelError(f"{decoder.name}: {FIELD} is {shown(config)}; a mapping is needed")
     method = _method(config)
     if not isinstance(method, str) or method not in METHODS:
         raise _refused(decoder, "quant_method", method, METHODS)
@@ -64,7 +65,7 @@ def _method(config: Mapping[str, Any]) -> Any:
 
 def _refused(decoder: Decoding, field: str, value: object, allowed: Any) -> ModelError:
     known = ", ".join(map(str, allowed))
-    return ModelError(f"{decoder.name}: {FIELD}.{field} is {value!r} (allowed: {known})")
+    return ModelError(f"{decoder.name}: {FIELD}.{field} is {shown(value)} (allowed: {known})")
 
 
 def _one_of(decoder: Decoding, config: Mapping[str, Any], field: str, allowed: Sequence[Any]) -> Any:
@@ -85,7 +86,7 @@ def _listed(decoder: Decoding, config: Mapping[str, Any], *fields: str) -> Calla
 
 def _list(decoder: Decoding, value: Any, field: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ModelError(f"{decoder.name}: {FIELD}.{field} is {value!r}; a list is needed")
+        raise ModelError(f"{decoder.name}: {FIELD}.{field} is {shown(value)}; a list is needed")
     return value
 
 
@@ -119,7 +120,7 @@ def _modelopt(decoder: Decoding, config: Mapping[str, Any]) -> dict[str, str]:
 def _inner(decoder: Decoding, config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("quantization", config)
     if not isinstance(inner, dict):
-        raise ModelError(f"{decoder.name}: {FIELD}.quantization is {inner!r}; a mapping is needed")
+        raise ModelError(f"{decoder.name}: {FIELD}.quantization is {shown(inner)}; a mapping is needed")
     return inner
 
 
@@ -202,7 +203,7 @@ def _compressed(decoder: Decoding, config: Mapping[str, Any]) -> dict[str, str]:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ModelError(
-            f"{decoder.name}: {FIELD}.config_groups is {groups!r}; a mapping of groups is needed"
+            f"{decoder.name}: {FIELD}.config_groups is {shown(groups)}; a mapping of groups is needed"
         )
     _layout(decoder, config, "format")
     skipped = _listed(decoder, config, "ignore")
@@ -287,7 +288,7 @@ def _kv(decoder: Decoding, config: Mapping[str, Any]) -> str | None:
     if not scheme:
         return None
     if not isinstance(scheme, dict):
-        raise ModelError(f"{decoder.name}: {FIELD}.kv_cache_scheme is {scheme!r}; a mapping is needed")
+        raise ModelError(f"{decoder.name}: {FIELD}.kv_cache_scheme is {shown(scheme)}; a mapping is needed")
     found = (scheme.get("num_bits", 8), scheme.get("type", "int"))
     if found not in ((8, "float"), (8, "int")):
         raise _refused(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from simcore.files import shown
 from simcore.model_errors import ModelError
 
 LM_HEAD = "lm_head"
@@ -91,13 +92,13 @@ def matcher(decoder: Decoding, field: str, entries: Iterable[object]) -> Callabl
 
 def _pattern(name: str, field: str, entry: object) -> Callable[[str], bool]:
     if not isinstance(entry, str) or not entry:
-        raise ModelError(f"{name}: {field} has {entry!r}; names of modules are needed")
+        raise ModelError(f"{name}: {field} has {shown(entry)}; names of modules are needed")
     if entry.startswith(REGEX):
         try:
             expression = re.compile(entry.removeprefix(REGEX))
         except re.error as error:
             raise ModelError(
-                f"{name}: {field} has {entry!r}, which is no regular expression ({error})"
+                f"{name}: {field} has {shown(entry)}, which is no regular expression ({error})"
             ) from None
         return lambda module: expression.match(module) is not None
     if "*" in entry:

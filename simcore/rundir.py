@@ -11,8 +11,6 @@ a directory that a run has written before is replaced.
 
 import csv
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from simcore.drafts import draft_of, folder_draft
 from simcore.files import InputError
 from simcore.study import COLUMNS, Outcome, flat
 from simcore.trace import Trace, write_chrome_trace
@@ -54,8 +53,12 @@ def check_target(target: Path) -> None:
     """Raises InputError where a run directory cannot be written at `target`."""
     try:
         _check_target(target)
-    except OSError as error:
-        raise InputError(f"--out {target}: cannot be written: {error.strerror}") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        # A circle of links is a RuntimeError of pathlib's, a null byte a ValueError.
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--out {target}: cannot be written: {reason}") from None
 
 
 def _check_target(target: Path) -> None:
@@ -64,7 +67,7 @@ def _check_target(target: Path) -> None:
     if target.resolve() == Path.cwd() or target.resolve() in Path.cwd().parents:
         raise InputError(f"--out {target}: is the current directory, or holds it, and cannot be replaced")
     inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    if inside and (MARK not in inside or inside - FILES):
+    if inside and (MARK not in inside or not all(map(_ours, inside))):
         raise InputError(f"--out {target}: holds other files; an empty directory or an earlier run is needed")
     parent = next(path for path in (target, *target.absolute().parents) if path.exists())
     if not parent.is_dir():
@@ -75,40 +78,16 @@ def _check_target(target: Path) -> None:
 def written_whole(target: Path) -> Iterator[Path]:
     """A temporary directory that becomes `target` if all goes well, and vanishes if not."""
     check_target(target)
-    # Parents that did not exist before must vanish too where the run fails.
-    created = [path for path in target.absolute().parents if not path.exists()]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        with folder_draft(target, _ours) as draft:
+            yield draft
     except OSError as error:
-        raise InputError(f"--out {target}: cannot be written: {error.strerror}") from None
-    try:
-        yield draft
-        draft.chmod(0o755)
-        if target.exists():
-            _replace(target, draft)
-        else:
-            draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        for path in created:
-            if path.exists() and not any(path.iterdir()):
-                path.rmdir()
-        raise
+        raise InputError(f"--out {target}: cannot be written: {error.strerror or error}") from None
 
 
-def _replace(target: Path, draft: Path) -> None:
-    """Puts a draft in the place of an earlier run, which stays where it is if that fails."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        target.rename(aside / "old")
-        try:
-            draft.rename(target)
-        except BaseException:
-            (aside / "old").rename(target)
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def _ours(name: str) -> bool:
+    """Whether a file of this name is one of a run, or a draft of one."""
+    return name in FILES or draft_of(name) in FILES
 
 
 def write(
@@ -120,7 +99,8 @@ def write(
     provenance: Mapping[str, Any],
 ) -> None:
     """Writes all files of a run but its report."""
-    (folder / "scenario.yaml").write_text(yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True))
+    document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
+    (folder / "scenario.yaml").write_text(document, encoding="utf-8")
     _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS[study])
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
@@ -171,11 +151,11 @@ def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

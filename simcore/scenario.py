@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 
 from simcore.faults import fault
 from simcore.fields import MOST_RUNS, Common, FieldError, HostOverheads, Many, Ranks, Strict, distinct
-from simcore.files import InputError, is_path, parse_yaml, read_yaml
+from simcore.files import InputError, is_path, parse_yaml, plain, read_yaml, shown
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.serving_scenario import ServingScenario
 from simcore.tiling_scenario import TilingScenario
@@ -201,7 +201,7 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
         _check_on_cpu(document, path)
     if on == CPU and document.get("device") != CPU:
         raise InputError(
-            f"{path}: device: is {document.get('device')!r}; --on cpu runs on device: cpu"
+            f"{path}: device: is {shown(document.get('device'))}; --on cpu runs on device: cpu"
             " (say so under on_cpu, with a model small enough, or give --set device=cpu)"
         )
     return parse_scenario(_with_paths(document, path.absolute().parent), str(path))
@@ -211,7 +211,7 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
     """A scenario from the content of a file. Raises InputError."""
     for key in document:
         if not isinstance(key, str):
-            raise InputError(f"{where}: {key!r} is no field: a field is a word")
+            raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
     try:
         scenario: Scenario = TypeAdapter(_BY_STUDY).validate_python(dict(document))
     except ValidationError as error:
@@ -266,18 +266,21 @@ def _move_to_cpu(document: dict[str, Any], path: Path) -> None:
     """Puts what `on_cpu` says in the place of what stands there."""
     instead = document.pop("on_cpu", {})
     if not isinstance(instead, dict):
-        raise InputError(f"{path}: on_cpu: is {instead!r}; a mapping of dotted paths to values is needed")
+        raise InputError(
+            f"{path}: on_cpu: is {shown(instead)}; a mapping of dotted paths to values is needed"
+        )
     for key, value in instead.items():
         if not isinstance(key, str) or not all(key.split(".")):
-            raise InputError(f"{path}: on_cpu: {key!r} is no path of a field, such as workload.requests")
+            raise InputError(f"{path}: on_cpu: {shown(key)} is no path of a field, such as workload.requests")
         _put(document, key, value, f"{path}: on_cpu: {key}")
 
 
 def _set(document: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
+    told = f"--set {plain(setting)}"
     if not equals or not all(key.split(".")):
-        raise InputError(f"--set {setting}: KEY=VALUE is needed, such as --set seed=2")
-    _put(document, key, parse_yaml(text, f"--set {setting}"), f"--set {setting}")
+        raise InputError(f"{told}: KEY=VALUE is needed, such as --set seed=2")
+    _put(document, key, parse_yaml(text, told), told)
 
 
 def _put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:

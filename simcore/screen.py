@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from simcore.files import LONGEST_LIST, plain
 from simcore.study import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
 
 # A run that takes longer than this shows its progress.
@@ -39,13 +41,16 @@ def note(text: str) -> None:
 
 
 def fault(error: Exception) -> str:
-    """What a user is told of an error that is theirs: of files, or of the command line, which typer tells.
-    Raises what is no such error."""
+    """What a user is told of an error: of files, of the command line, which typer tells.
+    Any other is a fault of simcore, and where that is."""
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
-    if not hasattr(error, "format_message"):
-        raise error
-    return str(error.format_message())
+    if hasattr(error, "format_message"):
+        return str(error.format_message())
+    *_, place = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
+    return f"a fault of simcore, in {where}: {says} (SIMCORE_TRACEBACK=1 shows all of it)"
 
 
 def progress() -> Callable[[str, int, int], None]:

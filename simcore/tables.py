@@ -13,25 +13,23 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from simcore.files import InputError, nearest
+from simcore.files import InputError, check_plain, nearest, plain, shown
 from simcore.traces import checked_times, refuse
+
+# What a recorded trace may have.
+MOST_BYTES, MOST_ROWS = 4_000_000_000, 20_000_000
 
 
 def columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Columns of a CSV or Parquet file by name, as Arrow arrays; the others are not read."""
-    try:
-        with path.open("rb") as file:
-            empty = not file.read(1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    if empty:
+    check_plain(path, MOST_BYTES)
+    if not path.stat().st_size:
         raise InputError(f"{path}: is empty")
     kind = "Parquet" if path.suffix == ".parquet" else "CSV"
     try:
         table = (_parquet if kind == "Parquet" else _csv)(path, list(dict.fromkeys(names)))
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: not valid {kind}: {reason}") from None
+        raise InputError(f"{path}: not valid {kind}: {plain(' '.join(str(error).split()), 120)}") from None
     return {name: table[name].combine_chunks() for name in names}
 
 
@@ -50,13 +48,16 @@ def _csv(path: Path, names: list[str]) -> Any:
 def _parquet(path: Path, names: list[str]) -> Any:
     with pa.parquet.ParquetFile(path) as file:
         _check_names(path, names, file.schema_arrow.names)
+        # A file of a few bytes may stand for any number of rows.
+        if (rows := file.metadata.num_rows) > MOST_ROWS:
+            raise InputError(f"{path}: has {rows:,} rows; at most {MOST_ROWS:,} are allowed")
         return file.read(columns=names)
 
 
 def _check_names(path: Path, names: Sequence[str], held: list[str]) -> None:
     for name in names:
         if name not in held:
-            raise InputError(f"{path}: no column {name!r}{nearest(name, held)}")
+            raise InputError(f"{path}: no column {shown(name)}{nearest(name, held)}")
         if held.count(name) > 1:
             raise InputError(f"{path}: column {name!r} is there twice")
 
@@ -72,9 +73,29 @@ def numbers(column: Any, name: str, path: Path) -> NDArray[Any]:
     """An Arrow array as int64 or float64 [n]."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
-        raise InputError(f"{path}: {name} must hold numbers, it holds {kind}")
+        raise InputError(f"{path}: {name} must hold numbers, it holds {plain(kind)}")
     wanted = pa.int64() if pa.types.is_integer(kind) else pa.float64()
     return _cast(column, wanted, name, path, "a number")
+
+
+def figures(column: Any, name: str, path: Path) -> NDArray[np.float64]:
+    """A column of finite numbers, [rows], NaN where there is none. Raises InputError."""
+    if not (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or column.type == pa.null()
+    ):
+        raise InputError(f"{path}: {name} must hold numbers, it holds {plain(column.type)}")
+    values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    if np.isinf(values).any():
+        refuse(int(np.argmax(np.isinf(values))), values, name, path, "a finite number")
+    return values
+
+
+def words(column: Any, name: str, path: Path) -> NDArray[Any]:
+    """A column of texts, [rows]. Raises InputError."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or column.null_count:
+        raise InputError(f"{path}: {name} must hold text in each record, it holds {plain(kind)}")
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=object)
 
 
 def moments(column: Any, name: str, path: Path) -> NDArray[Any]:
@@ -98,7 +119,9 @@ def _cast(column: Any, wanted: Any, name: str, path: Path, allowed: str) -> NDAr
         for index, value in enumerate(values):
             if not _casts(value, wanted):
                 refuse(index, values, name, path, allowed)
-        raise InputError(f"{path}: {name} must hold {allowed} in each record, not {column.type}") from None
+        raise InputError(
+            f"{path}: {name} must hold {allowed} in each record, not {plain(column.type)}"
+        ) from None
 
 
 def _casts(value: str, wanted: Any) -> bool:

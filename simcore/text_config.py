@@ -7,6 +7,7 @@ quantization and tied embeddings may stand outside. The parts for images and sou
 from collections.abc import Mapping
 from typing import Any
 
+from simcore.files import shown
 from simcore.model_errors import ModelError
 
 # Keys that count for the language model where they stand outside of text_config.
@@ -51,7 +52,7 @@ def text_of(name: str, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], li
         vision = [key for key in ("vision_config", "audio_config") if config.get(key)]
         return config, _left_out(vision)
     if not isinstance(inner, dict):
-        raise ModelError(f"{name}: text_config is {inner!r}; a mapping is needed")
+        raise ModelError(f"{name}: text_config is {shown(inner)}; a mapping is needed")
     shared = {key: config[key] for key in SHARED if config.get(key) is not None}
     given = {
         **shared,

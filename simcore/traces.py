@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.files import InputError, nearest, read_text
+from simcore.files import MOST_TEXT, InputError, nearest, read_text, shown
 from simcore.paged_kv import blocks_for
 from simcore.workload import MOST_LENGTH
 
@@ -54,7 +54,7 @@ def read_azure(path: Path) -> Records:
 def read_mooncake(path: Path, block_tokens: int = 512) -> Records:
     """The requests of a Mooncake trace, whose hash_ids are those of blocks of so many tokens, the last one of
     a prompt often of fewer; rows without hash_ids hold nothing that comes again. Raises InputError."""
-    lines = enumerate(read_text(path).split("\n"), 1)
+    lines = enumerate(read_text(path, MOST_TEXT).split("\n"), 1)
     rows = [_json_row(line, f"{path}: line {number}", block_tokens) for number, line in lines if line.strip()]
     if not rows:
         raise InputError(f"{path}: holds no requests")
@@ -203,5 +203,5 @@ def from_list(values: Sequence[object], name: str, path: Path) -> NDArray[Any]:
 
 def refuse(index: int, values: Any, name: str, path: Path, allowed: str) -> NoReturn:
     """Raises InputError with the line for a value that is not allowed."""
-    got = str(values[index])[:40]
-    raise InputError(f"{path}: record {index + 1}: {name} must be {allowed}, got {got!r}")
+    got = shown(str(values[index]))
+    raise InputError(f"{path}: record {index + 1}: {name} must be {allowed}, got {got}")

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.files import InputError, nearest, read_text
+from simcore.drafts import write_text
+from simcore.files import MOST_TEXT, InputError, nearest, read_json
 from simcore.traces import Records, Times, Tokens, checked_times, checked_tokens, from_list, records
 
 PERCENTILES = (90, 95, 99)
@@ -82,10 +83,7 @@ def bench_records(path: Path) -> Records:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError):
-        raise InputError(f"{path}: not valid JSON") from None
+    result = read_json(path, MOST_TEXT)
     if not isinstance(result, dict):
         raise InputError(f"{path}: must be a mapping, {{...}}")
     return result
@@ -173,7 +171,7 @@ def write_bench(
     if itls_s is not None:
         pairs = zip(itls_s, done, strict=True)
         result["itls"] = [np.asarray(gaps).tolist() if ok else [] for gaps, ok in pairs]
-    path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(result, allow_nan=False) + "\n")
 
 
 def _throughput(

@@ -75,7 +75,7 @@ class TraceArrivals(Strict):
     format: Literal["azure", "mooncake", "vllm", "table"]
     columns: dict[Literal["arrival", "prompt", "output"], Text] = {}
     time_unit: Literal["s", "ms", "us", "ns", "datetime"] = "s"
-    rate_scale: Many[Annotated[float, Field(gt=0.0, le=1e6)]] = [1.0]
+    rate_scale: Many[Annotated[float, Field(ge=1e-6, le=1e6)]] = [1.0]
     start_s: Time = 0.0
     end_s: Time | None = None
     jitter_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0

@@ -305,7 +305,7 @@ def edited(file: str, old: str, new: str) -> Callable[[Path], None]:
         (edited("fits.csv", ",0.01,", ",0,"), r"fits\.csv: line 2: efficiency: "),
         (edited("fits.csv", ",0.01,", ",inf,"), r"fits\.csv: line 2: efficiency: "),
         (edited("fits.csv", "kernel_s", "kernel_us"), "unknown column 'kernel_us'; did you mean 'kernel_s'"),
-        (edited("fits.csv", ",test\n", ",test,more\n"), "more cells than there are columns"),
+        (edited("fits.csv", ",test\n", ",test,more\n"), "has not as many cells as there are columns"),
         (lambda folder: (folder / "fits.csv").unlink(), "fits.csv: cannot be read"),
         (lambda folder: (folder / "fits.csv").write_text(""), "has no line"),
     ],

@@ -150,7 +150,7 @@ GOOD = "matmul,m=16;n=6144;k=4096,bf16,1.5e-5"
         ("", "has no rows"),
         ("kind,shape,dtype,median_s\n", "has no rows"),
         ("kind,shape,dtype,median_s,median_s\n" + GOOD + ",1\n", "column 'median_s' is there twice"),
-        (GOOD + ",1", "row 1: has 5 cells; there are 4 columns"),
+        (GOOD + ",1", "line 2: has not as many cells as there are columns (5, not 4)"),
         (GOOD.replace("matmul", "matmull"), "row 1: kind: unknown kind 'matmull'; did you mean 'matmul'"),
         (GOOD.replace("bf16", "bf61"), "row 1: dtype: unknown dtype 'bf61'; did you mean 'bf16'"),
         (GOOD.replace("m=16;", ""), "row 1: shape: matmul needs m besides"),

@@ -137,7 +137,7 @@ def test_a_config_that_cannot_be_used_is_refused_by_key(changed: dict[str, Any],
         read(LLAMA, **changed)
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[1]", "holds no JSON object")])
+@pytest.mark.parametrize(("text", "says"), [("{", "not valid JSON"), ("[1]", "holds no JSON object")])
 def test_a_file_that_is_no_config_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "model.json"
     path.write_text(text)

@@ -662,11 +662,14 @@ def test_paths_are_found_beside_the_scenario_first(tmp_path: Path, monkeypatch: 
 
 def test_odd_paths_are_no_faults_of_the_reader(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
-    for path in ("a" * 5000, "a\0b", "missing.csv"):
+    for path in ("a" * 5000, "missing.csv"):
         file.write_text(yaml.safe_dump(changed(("workload.arrivals", {**TRACE, "path": path}))))
         scenario = load_scenario(file)
         assert isinstance(scenario, ServingScenario)
         assert scenario.workload.arrivals.path.endswith(path)  # type: ignore[union-attr]
+    file.write_text(yaml.safe_dump(changed(("workload.arrivals", {**TRACE, "path": "a\0b"}))))
+    with pytest.raises(InputError, match=r"line \d+: a control character \('\\x00'\)"):
+        load_scenario(file)
 
 
 @pytest.mark.parametrize("value", [5, None, "x", [], {"arrivals": 5}, {"arrivals": {"path": 5}}])

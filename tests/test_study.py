@@ -109,7 +109,7 @@ def test_a_failed_replacement_leaves_the_earlier_run(tmp_path: Path, monkeypatch
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="disk full"), rundir.written_whole(target) as folder:
+    with pytest.raises(InputError, match="disk full"), rundir.written_whole(target) as folder:
         (folder / rundir.MARK).write_text("second")
     assert (target / rundir.MARK).read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -123,7 +123,7 @@ def _birth(points: Sequence[Point], noted: dict[str, float]) -> Birth:
 def processor() -> str:
     """The name of the processor, as the system has it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

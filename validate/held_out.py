@@ -9,7 +9,6 @@ error, its shape, and the share of times that lie inside their price's 90 % inte
 times of an earlier run, by prices as they are now, and needs no card.
 """
 
-import csv
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -29,7 +28,7 @@ from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import Profile, load_profile
 from devices.spec import DeviceSpec, load_device
 from kernels.table import TABLE
-from simcore.files import Count, InputError, read_text, unknown_name, validated
+from simcore.files import Count, InputError, read_cells, unknown_name, validated
 from simcore.ops import Op, Price, Pricer
 from validate import card_measure
 from validate.allocator import take_memory_in_segments
@@ -187,12 +186,12 @@ def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Se
 def read_rows(path: Path) -> list[Row]:
     """The lines of a file of `write`. Raises InputError where it is none, has a shape twice, or times of
     several births."""
-    reader, rows = csv.DictReader(read_text(path).splitlines()), list[Row]()
-    for name in (each for each in COLUMNS if each not in (reader.fieldnames or ())):
+    head, lines = read_cells(path)
+    rows = list[Row]()
+    for name in (each for each in COLUMNS if each not in head):
         raise InputError(f"{path}: has no column {name}")
-    for number, line in enumerate(reader, 2):
-        if None in line or None in line.values():
-            raise InputError(f"{path}: line {number}: has not as many cells as there are columns")
+    for number, cells in enumerate(lines, 2):
+        line = dict(zip(head, cells, strict=True))
         rows.append(validated(Row, {name: line[name] for name in COLUMNS}, f"{path}: line {number}"))
         for name in BORN:
             if (own := getattr(rows[-1], name)) != (first := getattr(rows[0], name)):

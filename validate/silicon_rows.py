@@ -11,7 +11,6 @@ cycle = TTFT + (osl - 1) TPOT, W bytes of matrices, b bytes cached of a token, F
 `series` of measurements and what is documented of them stand in `silicon_engines.yaml`.
 """
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from devices.spec import load_device
 from simcore.decoder_config import DecoderConfig, load_config
-from simcore.files import STRICT, Count, InputError, Share, read_text, read_yaml, validated
+from simcore.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
 from simcore.ops import DTYPE_BYTES
 
 HERE = Path(__file__).resolve().parent
@@ -118,9 +117,9 @@ class Row:
 def read_rows(path: Path) -> tuple[list[Row], int]:
     """The dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and how many others there are. Raises
     InputError where the file is no such table, a number is none, or a row is of no known series."""
-    table = csv.DictReader(read_text(path).splitlines())
-    lines = list(table)
-    missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
+    head, rows = read_cells(path)
+    lines = [dict(zip(head, row, strict=True)) for row in rows]
+    missing = [name for name in COLUMNS if name not in head]
     if missing:
         raise InputError(f"{path}: column {missing[0]!r} is missing; columns needed: {', '.join(COLUMNS)}")
     found = [_row(path, number, line) for number, line in enumerate(lines, 2) if _is_ours(line)]

@@ -18,6 +18,8 @@ from simcore.requests import Request
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+# By how much of it two sums of the same time may differ.
+ROUNDING = 1e-12
 # The journal's columns (`simcore.requests.STEP`), each [steps].
 Steps = Mapping[str, Floats]
 
@@ -80,11 +82,15 @@ class Served:
 
 
 def served(requests: Sequence[Request]) -> Served:
-    """The columns of requests."""
+    """The columns of requests. Who is let in at once may be so by sums of other steps, a rounding before the
+    arrival: that is no wait below 0."""
     columns: dict[str, NDArray[Any]] = {
         column.name: np.fromiter(map(attrgetter(column.name), requests), _dtype(column.name), len(requests))
         for column in fields(Served)
     }
+    scheduled_s, arrival_s = columns["scheduled_s"], columns["arrival_s"]
+    early = (scheduled_s < arrival_s) & (arrival_s - scheduled_s <= ROUNDING * arrival_s)
+    columns["scheduled_s"] = np.where(early, arrival_s, scheduled_s)
     return Served(**columns)
 
 
