@@ -34,8 +34,8 @@ these.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, count
 from math import exp, inf
 from operator import itemgetter
 
@@ -51,12 +51,16 @@ class Demand:
     launch: float = 0.0
     since_s: float = 0.0
     kernels_per_s: float = 0.0
+    # What a law makes of this demand alone, by law: it is asked as long as the graph runs beside others.
+    turns: "dict[int, Turn]" = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
 
 Rates = Callable[[Sequence[Demand]], list[float]]
 
 # Bounds of what a kernel takes and leaves, in seconds, so that nobody's rate is nothing.
 LONGEST_S, LEAST_S = 1e5, 1e-15
+# Laws are numbered as they are made.
+_laws = count(1)
 
 
 def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[float]:
@@ -93,16 +97,47 @@ def max_min_rates(running: Sequence[Demand]) -> list[float]:
     return _rates(running, 1.0)
 
 
+# Of kernels that get in one after another, by second of their time alone: how much of it others may begin in;
+# the rest, over that; the share in which they keep the memory, or everybody, busy; likewise the arithmetic.
+Turn = tuple[float, float, float, float]
+
+
+def _turn(demand: Demand, take: float, memory: float, leaves_s: float) -> Turn:
+    """`take`: the share of its time alone that its kernels take."""
+    leave = _leave(take, demand.kernels_per_s, leaves_s)
+    # While one keeps the others out, they neither read nor compute.
+    keep = take - leaves_s * demand.kernels_per_s
+    busy = demand.memory / memory
+    return leave, (take - leave) / leave, max(busy, keep), max(demand.compute, keep)
+
+
+def _turns(running: Sequence[Demand], memory: float, leaves_s: float, reach: float, law: int) -> list[Turn]:
+    """The turns of all. Where nothing is found in the cache, what a law says of one demand stays; `law`: its
+    number."""
+    if memory != reach:
+        # Kernels that find their operands in the cache are shorter by what they need not read.
+        saved = 1.0 / reach - 1.0 / memory
+        takes = [max(LEAST_S, 1.0 - demand.memory * saved) for demand in running]
+        return [_turn(d, take, memory, leaves_s) for d, take in zip(running, takes, strict=True)]
+    found = [demand.turns.get(law) for demand in running]
+    for i, turn in enumerate(found):
+        if turn is None:
+            found[i] = running[i].turns[law] = _turn(running[i], 1.0, memory, leaves_s)
+    return found  # type: ignore[return-value]
+
+
 def _rates(
-    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0
+    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0, law: int = 0
 ) -> list[float]:
     """Rates where the memory serves `memory` times its datasheet's rate, of which `reach` is no reuse."""
     if len(running) == 1:
         return [1.0]
-    reads = [d.memory for d in running]
-    computes = [d.compute for d in running]
     rates = [1.0] * len(running)
-    for demands, capacity in ((reads, memory), (computes, 1.0), ([d.launch for d in running], 1.0)):
+    for demands, capacity in (
+        ([d.memory for d in running], memory),
+        ([d.compute for d in running], 1.0),
+        ([d.launch for d in running], 1.0),
+    ):
         level = _level(demands, capacity)
         if level < inf:
             rates = [
@@ -111,20 +146,39 @@ def _rates(
             ]
     if leaves_s == inf:
         return rates
-    # Kernels that find their operands in the cache are shorter by what they need not read.
-    saved = 1.0 / reach - 1.0 / memory
-    takes = [max(LEAST_S, 1.0 - share * saved) for share in reads] if saved else [1.0] * len(running)
-    kernels_per_s = [d.kernels_per_s for d in running]
-    rounds = in_rounds(takes, kernels_per_s, leaves_s)
-    rates = [a if a < b else b for a, b in zip(rates, rounds, strict=True)]
-    # While one keeps the others out, they neither read nor compute.
-    keeps = [take - leaves_s * each for take, each in zip(takes, kernels_per_s, strict=True)]
-    for busy in ([share / memory for share in reads], computes):
-        asked = [r * (b if b > k else k) for r, b, k in zip(rates, busy, keeps, strict=True)]
+    leaves, keeps, reads, computes = zip(*_turns(running, memory, leaves_s, reach, law), strict=True)
+    free = _free(leaves, keeps)
+    rates = [free / leave if free < leave * rate else rate for rate, leave in zip(rates, leaves, strict=True)]
+    for busy in (reads, computes):
+        asked = [rate * share for rate, share in zip(rates, busy, strict=True)]
         level = _level(asked, 1.0)
         if level < inf:
             rates = [r * level / a if a > level else r for r, a in zip(rates, asked, strict=True)]
     return rates
+
+
+def _leave(take: float, kernels_per_s: float, leaves_s: float) -> float:
+    """The share of its time alone in which a stream's kernels keep nobody out."""
+    most = max(LEAST_S, leaves_s)
+    return min(take, max(most / LONGEST_S, most * kernels_per_s))
+
+
+def _free(leaves: Sequence[float], keeps: Sequence[float]) -> float:
+    """The share x of time in which nobody is kept out (`in_rounds`); `keeps` is over leaves."""
+    free = 1.0 / (1.0 + sum(keeps))
+    if free <= min(leaves):
+        return free
+    order = sorted(zip(leaves, keeps, strict=True))
+    # Seconds that those from each place in the order on keep others out, by second in which nobody is: summed
+    # from the end, for the first are larger by many powers of ten.
+    slowed = list(accumulate([kept for _, kept in reversed(order)]))
+    full = free = 0.0
+    for leave, kept in order:
+        free = (1.0 - full) / (1.0 + slowed.pop())
+        if free <= leave:
+            break
+        full += kept * leave
+    return free
 
 
 def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: float) -> list[float]:
@@ -144,19 +198,8 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: 
     >>> [round(rate, 9) for rate in in_rounds([1.0, 1.0], [1 / 60e-6, 1 / 20e-6], 16e-6)]
     [0.9375, 0.3125]
     """
-    most = max(LEAST_S, leaves_s)
-    least = most / LONGEST_S
-    leaves = [min(share, max(least, most * each)) for share, each in zip(takes, kernels_per_s, strict=True)]
-    order = sorted(zip(leaves, takes, strict=True))
-    # Seconds that those from each place in the order on keep others out, by second in which nobody is: summed
-    # from the end, for the first are larger by many powers of ten.
-    slowed = list(accumulate([(share - leave) / leave for leave, share in reversed(order)]))
-    full = free = 0.0
-    for leave, share in order:
-        free = (1.0 - full) / (1.0 + slowed.pop())
-        if free <= leave:
-            break
-        full += share - leave
+    leaves = [_leave(take, each, leaves_s) for take, each in zip(takes, kernels_per_s, strict=True)]
+    free = _free(leaves, [(take - leave) / leave for take, leave in zip(takes, leaves, strict=True)])
     return [1.0 if free >= leave else free / leave for leave in leaves]
 
 
@@ -170,16 +213,18 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
     [1.0, 1.0]
     """
 
+    law = next(_laws)
+
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, reach, leaves_s, reach)
+            return _rates(running, reach, leaves_s, reach, law)
         order = sorted([(demand.since_s, demand.memory) for demand in running], key=itemgetter(0))
         before_s, read = order[0]
         for since_s, memory in order[1:]:
             read += memory * (1.0 - exp((before_s - since_s) / reuse_s))
             before_s = since_s
         asked = sum([demand.memory for demand in running])
-        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach)
+        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach, law)
 
     return rates
 

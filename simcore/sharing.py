@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from simcore.contention import Demand, Rates
 from simcore.ops import Publication
@@ -85,12 +85,17 @@ class Listed:
 
 class Work(Protocol):
     """What runs on a device: `work_s` seconds of its `work` are done, at `rate` of its speed alone. Beside
-    others, it asks `demand` of the device until `next_s` of its work, or until something leaves it there."""
+    others, it asks `demand` of the device until `next_s` of its work, or until something leaves it there.
+    `notes`: whether it notes where its rate changes."""
 
     work_s: float
     rate: float
     demand: Demand
     next_s: float
+
+    @property
+    def notes(self) -> bool:
+        """Whether it notes where its rate changes."""
 
     @property
     def work(self) -> Any:
@@ -125,6 +130,7 @@ class Piece:
     demand: Demand = IDLE
     next_s: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
+    notes: ClassVar[bool] = True
 
     def note(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
@@ -135,12 +141,14 @@ class Piece:
 class SharedDevice:
     """See the head of this file. All times in seconds."""
 
-    __slots__ = ("rates", "running", "updated_s")
+    __slots__ = ("_first", "rates", "running", "updated_s")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.running: list[Work] = []
         self.updated_s = 0.0
+        # Of several pieces, when something happens to which, where nothing has changed since rates were.
+        self._first: tuple[float, Work] | None = None
 
     def start(self, piece: Work, now_s: float) -> None:
         """Adds a piece; everybody's rate may change."""
@@ -150,6 +158,7 @@ class SharedDevice:
             self.updated_s = now_s
         piece.note(now_s)
         self.running.append(piece)
+        self._first = None
         if len(self.running) > 1:
             for other in self.running if len(self.running) == 2 else (piece,):
                 _look_ahead(other)
@@ -159,8 +168,15 @@ class SharedDevice:
         """Credits the running pieces with what they did since the last change."""
         elapsed_s = now_s - self.updated_s
         self.updated_s = now_s
+        self._first = None
         for piece in self.running:
             piece.work_s += elapsed_s * piece.rate
+
+    def leave(self, piece: Work) -> None:
+        """Takes a piece away of which nothing has run, if it is there."""
+        if piece in self.running:
+            self.running.remove(piece)
+            self._first = None
 
     def stop(self, piece: Work, now_s: float) -> None:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
@@ -176,6 +192,7 @@ class SharedDevice:
     def shorten(self, piece: Work, replays: int) -> None:
         """Leaves out all but the first so many replays of a piece."""
         piece.work.shorten(replays)
+        self._first = None
         if len(self.running) > 1:
             _look_ahead(piece)
 
@@ -184,6 +201,8 @@ class SharedDevice:
         first = self.running[0]
         if len(self.running) == 1:
             return max(0.0, (_target_s(first) - first.work_s) / first.rate), first
+        if self._first is not None:
+            return self._first
         least_s = inf
         for piece in self.running:
             delay_s = (piece.next_s - piece.work_s) / piece.rate
@@ -200,11 +219,12 @@ class SharedDevice:
             return
         # Asked before the work is credited: rounding could carry it past the boundary that is due.
         target_s = _target_s(due) if alone else due.next_s
-        self.advance(now_s)
-        due.work_s = target_s
+        elapsed_s = now_s - self.updated_s
+        self.updated_s = now_s
         finished = []
         for piece in self.running:
-            work_s = piece.work_s
+            work_s = target_s if piece is due else piece.work_s + elapsed_s * piece.rate
+            piece.work_s = work_s
             slack = ROUNDING * (work_s if work_s > now_s else now_s)
             # Most have come to nothing: only what rate they run at changes.
             if not alone and work_s + slack < piece.next_s:
@@ -232,13 +252,21 @@ class SharedDevice:
 
     def _reprice(self, now_s: float) -> None:
         running = self.running
+        self._first = None
         if not running:
             return
         rates = self.rates([piece.demand for piece in running])
+        least_s, first = inf, running[0]
         for piece, rate in zip(running, rates, strict=True):
             if rate != piece.rate:
-                piece.note(now_s, once=True)
+                if piece.notes:
+                    piece.note(now_s, once=True)
                 piece.rate = rate
+            delay_s = (piece.next_s - piece.work_s) / rate
+            if delay_s < least_s:
+                least_s, first = delay_s, piece
+        if len(running) > 1:
+            self._first = max(0.0, least_s), first
 
 
 def _target_s(piece: Work) -> float:

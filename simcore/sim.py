@@ -439,8 +439,7 @@ class Simulation:
             device.stop(launch, self.env.now)
         else:
             # Not begun: nothing of it runs.
-            if launch in device.running:
-                device.running.remove(launch)
+            device.leave(launch)
             launch.end = Cause(None, self.env.now)
             launch.finish()
         self._set_alarm(launch.rank)

@@ -35,6 +35,7 @@ class RowLaunch:
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
     publications = _NOTHING_LEAVES
+    notes = False
 
     def __init__(
         self,

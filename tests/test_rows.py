@@ -16,9 +16,9 @@ from simcore import laws
 from simcore.contention import Rates, alone, max_min_rates, shared_reads
 from simcore.machine import Machine, Overheads, Program
 from simcore.ops import Graph, Op, Price, Size
-from simcore.tariff import Tariff
 from simcore.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim import Simulation
+from simcore.tariff import Tariff
 from simcore.trace import ROW, Rows, Trace
 from tests.programs import toy, toy_price, toy_roofline, toys
 

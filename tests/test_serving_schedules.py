@@ -594,8 +594,8 @@ class OneByOne:
         self.watched: dict[str, list[Together]] = {}
         deliver = machine.deliver
 
-        def delivered(inbox: str, *what: object) -> None:
-            deliver(inbox, *what)
+        def delivered(inbox: str, *what: object, **how: object) -> None:
+            deliver(inbox, *what, **how)
             for burst in self.watched.pop(inbox, ()):
                 for ticket in burst.tickets[1:]:
                     ticket.stop()
