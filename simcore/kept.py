@@ -51,7 +51,8 @@ class KeptPrices:
         if path is None:
             return {}
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            # NumPy leaves a file open that it cannot read.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found = {name: _known(name, arrays) for name in arrays["groups"].tolist()}
             os.utime(path)
         except (OSError, ValueError, KeyError, EOFError, TypeError, IndexError, zipfile.BadZipFile):

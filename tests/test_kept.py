@@ -1,0 +1,202 @@
+"""Prices of graphs kept on disk: the same bytes with them as without, never a stale or a broken one."""
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from simcore import kept
+from simcore.cli import app
+from simcore.kept import KeptPrices, cache_folder
+from simcore.tariff import ENDS, PricedGroups, Tariff
+from tests.test_ramps import on_device
+
+SCENARIO = {
+    "name": "kept",
+    "study": "serving",
+    "device": "h200-sxm",
+    "model": "llama-3.1-8b",
+    "workload": {
+        "requests": 12,
+        "arrivals": {"kind": "poisson", "rate_per_s": 20},
+        "prompt_tokens": {"kind": "uniform", "low": 20, "high": 900},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 90},
+    },
+    "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
+    "replicas": 2,
+}
+
+
+def results(folder: Path, monkeypatch: pytest.MonkeyPatch, cache: str, *words: str) -> bytes:
+    """results.csv of a run with prices kept in `cache`."""
+    monkeypatch.setenv("SIMCORE_CACHE", cache)
+    (folder / "s.yaml").write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
+    out = folder / "run"
+    done = CliRunner().invoke(app, ["run", str(folder / "s.yaml"), "--out", str(out), "--quiet", *words])
+    assert done.exit_code == 0, done.output
+    return (out / "results.csv").read_bytes()
+
+
+def test_a_run_by_kept_prices_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without, by its own, by those of another scenario, by those that are broken; in one process or two."""
+    without = results(tmp_path, monkeypatch, "none")
+    cache = str(tmp_path / "cache")
+    other = results(tmp_path, monkeypatch, cache, "--set", "seed=9", "--jobs", "1")
+    assert other != without
+    assert results(tmp_path, monkeypatch, cache, "--jobs", "2") == without
+    (file,) = (tmp_path / "cache" / "prices").iterdir()
+    whole = file.read_bytes()
+    assert results(tmp_path, monkeypatch, cache, "--jobs", "1") == without
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[: len(whole) // 2])
+    assert results(tmp_path, monkeypatch, cache) == without
+    assert len(file.read_bytes()) > len(whole) // 2
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"PK\x03\x04" + bytes(300), b"nothing of ours", b"\x93NUMPY\x01\x00"]
+)
+def test_a_broken_file_is_as_none(tmp_path: Path, broken: bytes) -> None:
+    rank, groups, asked = known_of(4)
+    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    store = KeptPrices("k", tmp_path)
+    store.save(1, groups.known)
+    (file,) = (tmp_path / "prices").iterdir()
+    whole = bytearray(file.read_bytes())
+    file.write_bytes(broken)
+    assert store.load(1) == {}
+    for at in range(0, len(whole), len(whole) // 40):
+        file.write_bytes(bytes([*whole[:at], whole[at] ^ 0x55, *whole[at + 1 :]]))
+        found = store.load(1)
+        # What a file's format says of itself may be off and its numbers whole.
+        assert all(known.costs == groups.known[name].costs for name, known in found.items())
+
+
+def test_kept_prices_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run asks the device model for nothing."""
+    cache = str(tmp_path / "cache")
+    first = results(tmp_path, monkeypatch, cache, "--jobs", "1")
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a price was asked for")
+
+    monkeypatch.setattr(PricedGroups, "_cost", refused)
+    assert results(tmp_path, monkeypatch, cache, "--jobs", "1") == first
+
+
+def known_of(seed: int, end: Any = "value") -> tuple[Any, PricedGroups, list[tuple[Any, ...]]]:
+    """Groups with prices at random sizes, and the totals of the bursts that asked for them."""
+    random, rank = Random(seed), on_device("h200-sxm", "llama-3.1-8b", 1)
+    groups = PricedGroups(rank.price, rank.roofline)
+    asked = []
+    for _ in range(40):
+        sequences = random.randint(1, 60)
+        sizes = {"tokens": sequences, "rows": sequences, "sequences": sequences}
+        sizes["kv_tokens"] = sequences * random.randint(1, 5000)
+        asked.append((sizes, {"kv_tokens": sequences}, random.randint(1, 300)))
+    return rank, groups, asked
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
+    rank, groups, asked = known_of(3)
+    tariff = Tariff(rank.price, rank.roofline, end=end, groups=groups)
+    plain = [tariff.ramp(rank.model.decode, *each) for each in asked]
+    KeptPrices("k", tmp_path).save(1, groups.known)
+    known = KeptPrices("k", tmp_path).load(1)
+    assert {name: len(each.costs) for name, each in known.items()} == {
+        name: len(each.costs) for name, each in groups.known.items()
+    }
+
+    def refused(_: Any) -> Any:
+        raise AssertionError("a price was asked for")
+
+    again = Tariff(refused, refused, end=end, groups=PricedGroups(refused, refused, known))
+    for ramp, each in zip(plain, asked, strict=True):
+        found = again.ramp(rank.model.decode, *each)
+        assert (found.total_s, found.floor_s()) == (ramp.total_s, ramp.floor_s())
+        assert (found.shares, found.rest) == (ramp.shares, ramp.rest)
+        assert [piece.growth for piece in found.pieces] == [piece.growth for piece in ramp.pieces]
+    # Kept once more without having been used, it is what it was.
+    KeptPrices("k", tmp_path).save(2, KeptPrices("k", tmp_path).load(1))
+    first, second = sorted((tmp_path / "prices").iterdir())
+    with np.load(first) as a, np.load(second) as b:
+        assert sorted(a) == sorted(b)
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def test_prices_of_anything_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another device or profile (the key), another rank, other code."""
+    rank, groups, asked = known_of(4)
+    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    store = KeptPrices("k", tmp_path)
+    store.save(1, groups.known)
+    assert store.load(1)
+    assert not KeptPrices("K", tmp_path).load(1)
+    assert not store.load(2)
+    monkeypatch.setattr(kept, "code_digest", lambda: "other")
+    assert not store.load(1)
+    monkeypatch.setattr(kept, "code_digest", lambda: None)
+    store.save(3, groups.known)
+    assert not store.load(3)
+    assert len(list((tmp_path / "prices").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"device": "h100-sxm"}, {"device": "h200-sxm", "overheads": {"in_graph_s": 1e-6}}, {"profile": "none"}],
+)
+def test_what_prices_go_by_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    words = [
+        word
+        for name, value in changed.items()
+        for word in ("--set", f"{name}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}")
+    ]
+    without = results(tmp_path, monkeypatch, "none", *words)
+    cache = str(tmp_path / "cache")
+    assert results(tmp_path, monkeypatch, cache) != without
+    assert results(tmp_path, monkeypatch, cache, *words) == without
+    assert len(list((tmp_path / "cache" / "prices").iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    without = results(tmp_path, monkeypatch, "none")
+    assert results(tmp_path, monkeypatch, str(tmp_path / "file")) == without
+
+
+def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_FILES", 3)
+    rank, groups, asked = known_of(5)
+    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    store = KeptPrices("k", tmp_path)
+    for ranks in range(1, 5):
+        store.save(ranks, groups.known)
+        for age, file in enumerate(
+            sorted((tmp_path / "prices").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        ):
+            os.utime(file, (1e9 + age, 1e9 + age))
+    assert [bool(store.load(ranks)) for ranks in range(1, 5)] == [False, True, True, True]
+
+
+def test_where_prices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for off in ("", "none"):
+        monkeypatch.setenv("SIMCORE_CACHE", off)
+        assert cache_folder() is None
+    monkeypatch.setenv("SIMCORE_CACHE", "/somewhere")
+    assert cache_folder() == Path("/somewhere")
+    monkeypatch.delenv("SIMCORE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/them/.their-cache")
+    assert cache_folder() == Path("/home/them/.their-cache/simcore")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/them")
+    assert cache_folder() == Path("/home/them/.cache/simcore")
