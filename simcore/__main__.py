@@ -14,7 +14,7 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
-    # There is little that runs leave in cycles, and much that lives long: Python looks over all of it too often.
+    # Runs leave little in cycles, and much that lives long: Python would look over all of it too often.
     gc.set_threshold(100_000, 20, 50)
     try:
         from simcore import cli  # noqa: PLC0415

@@ -1,8 +1,8 @@
 """The event clock of the simulated machine: SimPy's, which goes on without an event where nothing else can
 happen meanwhile.
 
-    at now + delay    an event, or at once: where whoever waits is the only one that this moment's event wakes,
-                      and the next event comes later than now + delay
+    at now + delay    an event; or at once, where whoever waits is the only one that this moment's event
+                      wakes, and the next event comes later than now + delay
 
 Both give the same times in the same order, since in the latter case nobody could tell.
 """
@@ -22,7 +22,7 @@ class Clock(simpy.Environment):
     """See the head of this file."""
 
     # Asked for at every turn: a plain attribute in the place of SimPy's property.
-    now: float = 0.0  # type: ignore[assignment]
+    now: float = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Clock(simpy.Environment):
         if delay < 0.0:
             raise ValueError(f"negative delay {delay}")
         event = simpy.Timeout.__new__(simpy.Timeout)
-        event.env, event.callbacks, event._value = self, [], value  # noqa: SLF001 - as SimPy does
-        event._delay, event._ok = delay, True  # noqa: SLF001
+        event.env, event.callbacks, event._value = self, [], value
+        event._delay, event._ok = delay, True
         heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
         return event
 
@@ -66,7 +66,7 @@ class Clock(simpy.Environment):
         if not self.passes(0.0):
             event.succeed(value)
             return
-        event._ok, event._value = True, value  # noqa: SLF001 - as SimPy does
+        event._ok, event._value = True, value
         self._wake(event)
 
     def _wake(self, event: simpy.Event) -> None:
@@ -81,7 +81,7 @@ class Clock(simpy.Environment):
 
     def _drive(self, driven: "_Driven") -> None:
         start = simpy.Event(self)
-        start._ok, start._value = True, None  # noqa: SLF001 - as SimPy's own processes begin
+        start._ok, start._value = True, None
         start.callbacks = [driven.go_on]
         self.schedule(start, URGENT)
 
@@ -99,8 +99,8 @@ class Clock(simpy.Environment):
                 for callback in callbacks:
                     callback(event)
                 self._several = False
-            if not event._ok and not hasattr(event, "_defused"):  # noqa: SLF001 - as SimPy's own step does
-                raise event._value  # noqa: SLF001
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value
 
 
 class _Driven:
@@ -117,7 +117,7 @@ class _Driven:
         """The event has come."""
         try:
             while True:
-                event = self._send(event._value)  # noqa: SLF001 - what `yield` gives
+                event = self._send(event._value)
                 if event.callbacks is not None:
                     event.callbacks.append(self.go_on)
                     return

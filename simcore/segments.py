@@ -31,8 +31,8 @@ Bound = tuple[PricedOp, Floor, bool]
 
 
 class Cuts:
-    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one; `local`:
-    another one whose prices are the same but for what crosses a link."""
+    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one.
+    `local`: another one whose prices are the same but for what crosses a link."""
 
     def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
         self._price = price
@@ -66,14 +66,14 @@ class Cuts:
     def _keep(self, graph: Graph) -> None:
         self._graphs[id(graph)] = graph
         if self._local is not None:
-            self._local._keep(graph)  # noqa: SLF001 - another one of this class
+            self._local._keep(graph)
 
     def _bound(self, op: Op, sizes: Mapping[str, int], here: dict[int, Bound]) -> Bound:
         """An op at its sizes; `here`: those of a graph that read some, by their id."""
         found = self._bounds.get(id(op)) or here.get(id(op))
         if found is None:
             if self._local is not None and not _crosses(op):
-                found = self._local._bound(op, sizes, here)  # noqa: SLF001 - another one of this class
+                found = self._local._bound(op, sizes, here)
             else:
                 found = _bound(op.at(sizes), self._price, self._roofline)
             (here if op.needs else self._bounds)[id(op)] = found

@@ -91,7 +91,6 @@ class Span:
             yield priced, start_s, end_s
             start_s = end_s
 
-
     def _at_one_rate(self) -> Iterator[tuple[PricedOp, float, float]]:
         """The same where the rate never changed: nearly always."""
         (t0, w0), (t1, w1) = self.progress
@@ -100,8 +99,7 @@ class Span:
         for priced in self.ops[:-1]:
             done_s += priced.price.seconds
             end_s = t0 + ((done_s - w0) / work_s if work_s > 0.0 else 1.0) * took_s
-            if end_s > whole_s:
-                end_s = whole_s
+            end_s = min(end_s, whole_s)
             yield priced, start_s, end_s
             start_s = end_s
         for priced in last:

@@ -27,7 +27,6 @@ from simcore.speculation import HitPattern
 from simcore.study import Axes, middle_first, student_t
 from simcore.trace import Trace
 
-
 # Sets of prices that are remembered at a time: a search over link latencies goes through hundreds.
 MOST_CUTS = 64
 
@@ -202,7 +201,6 @@ class Bench:
             trace = self.hardware.start(setup).run(self.program(case))
             laws.enforce(trace)
         return trace
-
 
     def _cuts(self, case: Case) -> Cuts:
         """What graphs cost at the prices of a case."""
