@@ -12,6 +12,7 @@ from simcore.machine import Machine, Program
 from simcore.ops import Graph
 from simcore.scenario import load_scenario
 from simcore.sim import MismatchError, Simulation
+from simcore.trace import Mark
 from tests.programs import meet, toy_price, toys
 from tests.thorough import thorough
 
@@ -90,7 +91,10 @@ def test_paths_of_tokens_are_stretches_of_the_critical_path() -> None:
     for case in {case.axes.strategy: case for case in cases}.values():
         trace = runs.trace(case)
         # Of marks at the same moment the first counts.
-        last = {mark.name: mark for mark in sorted(reversed(trace.marks), key=lambda mark: mark.at_s)}
+        last: dict[str, Mark] = {}
+        for mark in trace.marks:
+            if mark.name not in last or mark.at_s > last[mark.name].at_s:
+                last[mark.name] = mark
         for token in metrics.tokens(trace):
             path = metrics.critical_path(trace, last[f"token {token.index}"])
             expected = [

@@ -594,7 +594,9 @@ class OneByOne:
         self.watched: dict[str, list[Together]] = {}
         deliver = machine.deliver
 
-        def delivered(inbox: str, *what: object) -> None:
+        def delivered(inbox: str, *what: object, last: bool = False) -> None:
+            # Something comes after it here.
+            del last
             deliver(inbox, *what)
             for burst in self.watched.pop(inbox, ()):
                 for ticket in burst.tickets[1:]:
