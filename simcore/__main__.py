@@ -14,13 +14,14 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
-    # There is little that runs leave in cycles, and much that lives long: Python looks over all of it too often.
-    gc.set_threshold(100_000, 20, 50)
     try:
         from simcore import cli  # noqa: PLC0415
     except KeyboardInterrupt:
         print("error: interrupted; nothing is left half-written", file=sys.stderr)
         sys.exit(130)
+    # What is loaded stays, and so does most of what runs leave: garbage is seldom looked for among it.
+    gc.freeze()
+    gc.set_threshold(700, 10, 100)
     cli.main()
 
 

@@ -1,8 +1,8 @@
 """The event clock of the simulated machine: SimPy's, which goes on without an event where nothing else can
 happen meanwhile.
 
-    at now + delay    an event, or at once: where whoever waits is the only one that this moment's event wakes,
-                      and the next event comes later than now + delay
+    at now + delay    an event; or at once, where whoever waits is the only one that this moment's event
+                      wakes, and the next event comes later than now + delay
 
 Both give the same times in the same order, since in the latter case nobody could tell.
 """
@@ -22,7 +22,7 @@ class Clock(simpy.Environment):
     """See the head of this file."""
 
     # Asked for at every turn: a plain attribute in the place of SimPy's property.
-    now: float = 0.0  # type: ignore[assignment]
+    now: float = 0.0
 
     def __init__(self) -> None:
         super().__init__()

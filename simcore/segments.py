@@ -31,8 +31,8 @@ Bound = tuple[PricedOp, Floor, bool]
 
 
 class Cuts:
-    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one; `local`:
-    another one whose prices are the same but for what crosses a link."""
+    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one.
+    `local`: another one whose prices are the same but for what crosses a link."""
 
     def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
         self._price = price

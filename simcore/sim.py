@@ -75,6 +75,11 @@ class _Stream:
     waiting_for: tuple[Any, ...] = ("a launch that never ends",)
     go_on: Callable[[], None] = field(init=False)
 
+    def waits_for(self) -> str:
+        """What it waits for, in words."""
+        text, *filled = self.waiting_for
+        return str(text).format(*filled)
+
 
 class _Demands(Sequence[Demand]):
     """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
@@ -182,9 +187,7 @@ class Simulation:
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
-        stuck += [
-            f"rank {s.rank} stream {s.name}: {s.waiting_for[0].format(*s.waiting_for[1:])}" for s in working
-        ]
+        stuck += [f"rank {s.rank} stream {s.name}: {s.waits_for()}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
         self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
@@ -665,9 +668,9 @@ class Simulation:
         meeting: int | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
-        after = launch.after and tuple(
-            [t.end.span for t in launch.after if t.end is not None and t.end.span is not None]
-        )
+        after: tuple[int, ...] = ()
+        if launch.after:
+            after = tuple([t.end.span for t in launch.after if t.end and t.end.span is not None])
         span = Span(
             id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
             self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,

@@ -253,7 +253,7 @@ class SimMachine:
         tickets: tuple[Ticket, ...] = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
-        free = when is None and sets is None and len(tickets) == len(after)
+        free = sim.rows and when is None and sets is None and len(tickets) == len(after)
         if free and sim.closed_form(graph):
             row = RowLaunch(
                 sim, self.rank, stream, graph, issued_s, cast(Any, tickets), given, advance, repeat, until
@@ -262,7 +262,8 @@ class SimMachine:
                 self._watch(until, row)
             sim.submit_row(row)
             return row
-        if missing := graph.needs - given.keys():
+        if not given.keys() >= graph.needs:
+            missing = graph.needs - given.keys()
             raise ValueError(
                 f"graph {graph.name} needs sizes that its launch does not give: {sorted(missing)}"
             )
@@ -281,6 +282,8 @@ class SimMachine:
     def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
+        if not self._sim.overheads.size_s:
+            return 0.0
         fresh = 0
         for name in self._sim.told_of(graph):
             if name in sizes and self._told.get(name) != sizes[name]:

@@ -364,8 +364,8 @@ def crossing(
     """The arguments at which a gain changes its sign, one at most between two neighbours of a grid.
 
     `straight`: gains are nearly straight lines, and asked for as seldom as possible; the places are the same
-    where there is one at most between two neighbours. `whole`: arguments are whole numbers. Between grid points the search is geometric, so all must be
-    positive, the first may be 0.
+    where there is one at most between two neighbours. `whole`: arguments are whole numbers. Between grid
+    points the search is geometric, so all must be positive, the first may be 0.
 
     >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
     3.0
@@ -410,8 +410,8 @@ def _bisect(
 
 
 def _beside(below: tuple[float, float], above: tuple[float, float], middle: float, whole: bool) -> float:
-    """An argument on the way from where the line between two known ones crosses zero to `middle`: close to the
-    former, so that the bracket becomes narrow, and beyond it, so that the sign at `middle` is known then."""
+    """An argument between `middle` and where the line between two known ones crosses zero: close to the
+    latter, so that the bracket becomes narrow, but short of it, so that it tells the sign at `middle`."""
     (low, at_low), (high, at_high) = below, above
     likely = low + (high - low) * at_low / (at_low - at_high)
     if likely > middle:

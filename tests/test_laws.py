@@ -252,6 +252,17 @@ def level_above_its_limit(trace: Trace) -> Iterator[Trace]:
             yield replace(trace, gauges=[changed if g is gauge else g for g in trace.gauges])
 
 
+def test_op_times_are_the_same_however_often_progress_is_noted(traces: list[Trace]) -> None:
+    spans = [s for t in traces for s in t.spans if len(s.progress) == 2 and len(s.ops) > 1]
+    assert len(spans) > 20
+    for span in spans:
+        (t0, w0), (t1, w1) = span.progress
+        noted = replace(span, progress=((t0, w0), ((t0 + t1) / 2, (w0 + w1) / 2), (t1, w1)))
+        for one, other in zip(span.op_times(), noted.op_times(), strict=True):
+            assert one[0] is other[0]
+            assert one[1:] == pytest.approx(other[1:], rel=1e-12)
+
+
 def good_traces() -> list[Trace]:
     return [read_program(Random(seed).randbytes(160)).simulate() for seed in range(36)]
 

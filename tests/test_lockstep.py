@@ -1,5 +1,6 @@
 """One rank of a tensor-parallel group may stand for all: then each token ends at the same instant."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from simcore.machine import Machine, Program
 from simcore.ops import Graph
 from simcore.scenario import load_scenario
 from simcore.sim import MismatchError, Simulation
+from simcore.trace import Mark
 from tests.programs import meet, toy_price, toys
 from tests.thorough import thorough
 
@@ -70,3 +72,41 @@ def test_a_collective_for_another_number_of_ranks_is_refused_all_the_same() -> N
 
     with pytest.raises(MismatchError, match="is for 2 ranks; axis 'tensor' has 4"):
         Simulation(toy_price, mesh={"tensor": 4}, lockstep=["tensor"]).run(program)
+
+
+def test_a_latency_alone_is_that_of_the_whole_result() -> None:
+    """Also at another latency of the link, where what is local is priced once for all of them."""
+    runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=8192")
+    other, _ = bench("h200/alspec_long_context.yaml", "context_tokens=8192")
+    shown = {case.axes.label: case for case in cases}
+    assert len(shown) == 10
+    for case in shown.values():
+        for link_latency_s in (None, 1e-7, 4e-5):
+            there = replace(case, link_latency_s=link_latency_s)
+            assert runs.latency_s(there) == other.run(there).latency_s > 0.0
+
+
+def test_paths_of_tokens_are_stretches_of_the_critical_path() -> None:
+    runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=8192", "tokens=3")
+    for case in {case.axes.strategy: case for case in cases}.values():
+        trace = runs.trace(case)
+        # Of marks at the same moment the first counts.
+        last: dict[str, Mark] = {}
+        for mark in trace.marks:
+            if mark.name not in last or mark.at_s > last[mark.name].at_s:
+                last[mark.name] = mark
+        for token in metrics.tokens(trace):
+            path = metrics.critical_path(trace, last[f"token {token.index}"])
+            expected = [
+                (piece.kind, piece.name, piece.rank, piece.end_s - max(piece.start_s, token.start_s))
+                for piece in path
+                if piece.end_s > token.start_s
+            ]
+            assert list(token.stretches) == expected
+            assert sum(seconds for *_, seconds in expected) == pytest.approx(token.latency_s, rel=1e-9)
+            low_s, high_s = metrics.interval(trace, token)
+            assert (low_s, high_s) == metrics.intervals(trace, [token, token])[1]
+            assert low_s < token.latency_s < high_s
+        assert metrics.moments(trace) == [
+            (token.index, token.start_s, token.end_s) for token in metrics.tokens(trace)
+        ]

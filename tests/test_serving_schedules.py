@@ -594,8 +594,10 @@ class OneByOne:
         self.watched: dict[str, list[Together]] = {}
         deliver = machine.deliver
 
-        def delivered(inbox: str, *what: object, **how: object) -> None:
-            deliver(inbox, *what, **how)
+        def delivered(inbox: str, *what: object, last: bool = False) -> None:
+            # Something comes after it here.
+            del last
+            deliver(inbox, *what)
             for burst in self.watched.pop(inbox, ()):
                 for ticket in burst.tickets[1:]:
                     ticket.stop()

@@ -208,11 +208,12 @@ class Bench:
         price, local = self.hardware.price(ranks, latency_s, free), None
         if latency_s is not None:
             local = self._cuts(replace(case, link_latency_s=None))
-        if price not in self.cuts:
-            if len(self.cuts) >= MOST_CUTS:
-                self.cuts.clear()
-            self.cuts[price] = Cuts(price, self.hardware.roofline, local)
-        return self.cuts[price]
+        found = self.cuts.pop(price, None) or Cuts(price, self.hardware.roofline, local)
+        # The one that was not asked for longest is forgotten.
+        if len(self.cuts) >= MOST_CUTS:
+            del self.cuts[next(iter(self.cuts))]
+        self.cuts[price] = found
+        return found
 
 
 def _same(case: Case) -> Case:

@@ -1,0 +1,89 @@
+"""The event clock: what it leaves out, nobody could have told."""
+
+import math
+
+import pytest
+import simpy
+from hypothesis import given, settings
+
+from simcore import laws
+from simcore.clock import Clock
+from tests.programs import RandomProgram, random_programs
+from tests.thorough import examples
+
+fixed = settings(deadline=None, derandomize=True, database=None)
+
+
+@settings(fixed, max_examples=examples(400))
+@given(program=random_programs())
+def test_random_programs_leave_the_same_bytes_event_by_event(program: RandomProgram) -> None:
+    """Costs are multiples of hundredths, so that much happens at the same moment."""
+    quick = laws.digest(program.simulate())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "passes", lambda *_: False)
+        assert laws.digest(program.simulate()) == quick
+
+
+def test_the_clock_goes_on_at_once_only_up_to_the_next_event() -> None:
+    clock, seen = Clock(), list[tuple[bool, float]]()
+
+    def steps() -> simpy.events.ProcessGenerator:
+        yield clock.timeout(1.0)
+        # At 3 something else is due: not before, not at the same time.
+        for delay_s in (math.nextafter(2.0, 0.0) - 1.0, 2.0, 2.5, 0.5):
+            seen.append((clock.passes(delay_s), clock.now))
+
+    clock.drive(steps())
+    clock.timeout(3.0)
+    clock.run_all()
+    assert [went for went, _ in seen] == [True, False, False, True]
+    assert seen[-1][1] == pytest.approx(2.5)
+    assert clock.now == 3.0
+
+
+def test_whoever_is_woken_beside_others_takes_no_time_before_them() -> None:
+    clock, order = Clock(), list[str]()
+    event = clock.event()
+
+    def steps(name: str) -> simpy.events.ProcessGenerator:
+        yield event
+        order.append(name)
+        if not clock.passes(0.0):
+            yield clock.timeout(0.0)
+        order.append(name.upper())
+
+    for name in ("a", "b"):
+        clock.drive(steps(name))
+    event.succeed()
+    clock.run_all()
+    assert order == ["a", "b", "A", "B"]
+
+
+def test_what_steps_return_comes_to_whoever_waits_for_them() -> None:
+    clock, found = Clock(), list[object]()
+
+    def inner() -> simpy.events.ProcessGenerator:
+        yield clock.timeout(2.0)
+        return 7
+
+    def outer() -> simpy.events.ProcessGenerator:
+        found.append((yield clock.result(inner())))
+        found.append(clock.now)
+
+    clock.drive(outer())
+    clock.run_all()
+    assert found == [7, 2.0]
+
+
+def test_errors_of_steps_are_raised_and_no_delay_is_negative() -> None:
+    clock = Clock()
+
+    def steps() -> simpy.events.ProcessGenerator:
+        yield clock.timeout(1.0)
+        raise KeyError("broken")
+
+    clock.drive(steps())
+    with pytest.raises(KeyError, match="broken"):
+        clock.run_all()
+    with pytest.raises(ValueError, match="negative delay"):
+        clock.timeout(-1.0)
