@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from simcore.published import Published, ServingPublished
+from simcore.serving.bench import prepared
 from simcore.serving.compare import compare as serving_compare
 from simcore.serving.study import _first, cases
 from simcore.study import Axes, Row, ServingAxes, compare
+from simcore.trace import ROW
 from tests.test_serving import bench, document, strategy, workload
 
 AXES = ServingAxes("continuous_batching", "batching", 4, 2, 100, 2.5, 512.0, 128.0)
@@ -61,6 +63,28 @@ def test_what_something_was_fitted_to_is_no_evidence() -> None:
     for given, role in ((frozenset({"a profile"}), "fitted"), (frozenset({"another"}), "measured")):
         (line,), _ = serving_compare([row(0.5)], [fitted], given)
         assert line["role"] == role
+
+
+# -- laws of a run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["", "request", "row"])
+def test_a_run_that_breaks_a_law_gives_no_result(broken: str) -> None:
+    table = bench(document(strategies=[strategy("continuous_batching")]))
+    run = prepared(table, next(cases(table)), 0)
+    run.simulate()
+    if broken == "request":
+        run.requests[3].finish_s = run.requests[3].first_token_s - 1e-3
+    if broken == "row":
+        rows = run.simulation.trace.rows.numbers
+        rows[ROW.index("work_s")] = 2.0 * rows[ROW.index("end_s")]
+    if broken:
+        with pytest.raises(
+            AssertionError, match=broken if broken == "request" else "takes less than its work"
+        ):
+            run.result()
+    else:
+        assert len(run.result().served) == 12
 
 
 # -- gaps ------------------------------------------------------------------------------------------------
