@@ -12,7 +12,7 @@ from scipy.stats import t as students_t
 from simcore import decode
 from simcore.assembly import DecodeStudy, assemble
 from simcore.decode.bench import Bench, Case, Hits, Result, _average, _middle
-from simcore.decode.cases import cannot_run, does_not_fit, rival_of
+from simcore.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.files import InputError
 from simcore.metrics import attention_s, outside_layers_s, tokens
 from simcore.scenario import load_scenario, parse_scenario
@@ -192,3 +192,13 @@ def test_what_asks_for_too_many_devices_is_told_by_its_field(
     bench = bench_of(strategies=[{"kind": kind, "hits": hits, **given}])
     with pytest.raises(InputError, match=rf"\.{field}: "):
         list(decode.cases(bench, ()))
+
+
+@pytest.mark.parametrize("draw", ["random", "fractional", "floor", "ceil"])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_draws_of_hits_weigh_one_together(draw: str, seeds: int) -> None:
+    for found in (
+        _rate_hits(0.37, draw, 32, range(seeds), None),
+        _rate_hits(1.0, draw, 32, range(seeds), None),
+    ):
+        assert math.fsum(weight for weight, _ in found.draws) == pytest.approx(1.0, abs=1e-12)

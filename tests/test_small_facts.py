@@ -11,6 +11,7 @@ import pytest
 from simcore.decode.cases import label_of
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
+from simcore.ops import activation
 from simcore.ops_convolution import (
     Implementation,
     conv_carry,
@@ -196,3 +197,11 @@ def test_a_case_is_called_by_all_that_tells_it_from_others() -> None:
     assert "ALSpec, 4+4 devices, chunk 64, last layer not overlapped" in names
     tensor_parallel = [label_of("tensor_parallel", ranks, 1) for ranks in (1, 2, 8)]
     assert tensor_parallel == [f"tensor parallel, {n} device{'s' * (n > 1)}" for n in (1, 2, 8)]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_an_activation_counts_four_operations_and_a_product_with_its_gate(gated: bool) -> None:
+    """Of 3 tokens of 5 columns in bf16: inputs read (two where one is the gate), one output written."""
+    work = activation(tokens=3, width=5, gated=gated, dtype="bf16").work
+    assert work.flops == 15 * (5 if gated else 4)
+    assert work.hbm_bytes == 15 * (3 if gated else 2) * 2

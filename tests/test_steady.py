@@ -108,7 +108,10 @@ def test_what_is_counted_in_windows_adds_up_to_the_whole_run(kind: Callable[[Ran
             continue
         # Who is turned away may come after the last answer, and what ends with the run is in it.
         after_s = max(end_s, float(case.served.arrival_s.max())) + 1e-9
-        inner = sorted(random.uniform(begin_s, end_s) for _ in range(random.randint(1, 3)))
+        # A step that ends where a window begins is counted there, and once.
+        ends_s = [at_s for at_s in case.steps["end_s"].tolist() if begin_s < at_s < end_s]
+        at_ends = random.sample(ends_s, min(1, len(ends_s)))
+        inner = sorted({*at_ends, *(random.uniform(begin_s, end_s) for _ in range(random.randint(1, 3)))})
         edges = [begin_s, *inner, after_s]
         parts = [part(case, low_s, high_s) for low_s, high_s in pairwise(edges)]
         whole = figures(case.served, case.steps, kv_limit=12, servers=case.servers, slo=Promise(ttft_s=0.4))
