@@ -211,33 +211,34 @@ SIGNALS = pytest.mark.parametrize(
         pytest.param(signal.SIGHUP, 129, "hung up", marks=thorough),
     ],
 )
-# Said by a process that waits for a signal from here on.
-WAITS = "waits"
+# Said by a process that waits for a signal from here on, and how it ends where none came before its test did.
+WAITS, UNHEARD = "waits", 3
 # The command line, which waits in the middle of a run: where it is told of the first case that is done.
 IN_A_RUN = f"""
-import signal, sys
+import os, sys
 from simcore import __main__, screen
 
 def waits(doing, done, total):
     print({WAITS!r}, flush=True)
-    while True:
-        signal.pause()
+    sys.stdin.read()
+    os._exit({UNHEARD})
 
 screen.progress = lambda: waits
 __main__.main()
 """
 # The same while it is being loaded, by a module that keeps every exception to itself.
 IN_AN_IMPORT = f"""
-import signal, sys
+import os, sys
 
 class Waits:
     def find_spec(self, name, path, target=None):
-        while name == "simcore.cli":
+        if name == "simcore.cli":
             try:
                 print({WAITS!r}, flush=True)
-                signal.pause()
+                sys.stdin.read()
             except BaseException:
                 pass
+            os._exit({UNHEARD})
 
 sys.meta_path.insert(0, Waits())
 from simcore import __main__
@@ -252,7 +253,7 @@ def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subp
     # A shell that runs tests in the background has its children ignore what Ctrl-C sends, nohup hang-ups.
     before = {heeded: signal.SIG_DFL, ignored: signal.SIG_IGN}
     kept = {number: signal.signal(number, how) for number, how in before.items() if number}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
         process = subprocess.Popen(
             words, cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **pipes
