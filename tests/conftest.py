@@ -1,12 +1,14 @@
 """Triton's interpreter where there is no GPU, chosen before triton is imported; errors in the summary."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.interpreter import patch_once_a_launch
 from tests.thorough import leave_out
+from tests.whole_card import card_lock
 from validate.pace import Pace
 
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
@@ -18,6 +20,22 @@ if not torch.cuda.is_available():
 
 def pytest_configure(config: pytest.Config) -> None:
     leave_out(str(config.getoption("markexpr")))
+
+
+@pytest.fixture
+def whole_card() -> None:
+    """Asked for by a test on a card whose times other tests on it would disturb: it runs while none does."""
+
+
+@pytest.fixture(autouse=True)
+def _beside_others_on_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of a card each process keeps no memory from one test to the next: it may be one of many."""
+    if not torch.cuda.is_available() or request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    with card_lock(alone="whole_card" in request.fixturenames):
+        yield
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

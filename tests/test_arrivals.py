@@ -252,13 +252,14 @@ def test_requests_are_made_one_by_one() -> None:
 
 
 def test_a_million_requests_take_little_time() -> None:
+    """Of this process alone: others may keep the machine busy."""
     lognormal = {"kind": "lognormal", "mean": 500.0, "cv": 1.0, "max": 4096}
     given = workload(POISSON, requests=1_000_000, prompt_tokens=lognormal, output_tokens=lognormal)
     durations = []
     for _ in range(3):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         draw(given, 0, 0)
-        durations.append(time.perf_counter() - start_s)
+        durations.append(time.process_time() - start_s)
     assert min(durations) < 0.5
 
 

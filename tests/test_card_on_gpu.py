@@ -99,6 +99,7 @@ def test_launches_of_one_stream_may_share_what_they_sum_in() -> None:
             assert float((x.double() - truth).norm() / truth.norm()) <= BOUNDS["bf16"]
 
 
+@pytest.mark.usefixtures("whole_card")
 def test_a_measured_op_takes_no_less_than_its_bytes() -> None:
     floor = roofline(load_device("h200-sxm"))
     card = Card(60_000_000, 132, 4.4e12, "sum", 1e-6)

@@ -731,6 +731,7 @@ def test_studies_run_on_a_real_card(scenario: dict[str, Any]) -> None:
     assert torch.cuda.memory_allocated() < 1e8
 
 
+@pytest.mark.usefixtures("whole_card")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -743,6 +744,7 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
     assert 0.0 <= costs["wait_s"] < 2e-4
 
 
+@pytest.mark.usefixtures("whole_card")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("nodes", [ONE, 73, SOME])

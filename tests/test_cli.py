@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -204,7 +203,7 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+SIGNALS = pytest.mark.parametrize(
     ("number", "code", "says"),
     [
         (signal.SIGINT, 130, "interrupted"),
@@ -212,39 +211,82 @@ def test_what_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[
         pytest.param(signal.SIGHUP, 129, "hung up", marks=thorough),
     ],
 )
-def test_interrupted_it_leaves_nothing_behind(number: int, code: int, says: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+# Said by a process that waits for a signal from here on, and how it ends where none came before its test did.
+WAITS, UNHEARD = "waits", 3
+# The command line, which waits in the middle of a run: where it is told of the first case that is done.
+IN_A_RUN = f"""
+import os, sys
+from simcore import __main__, screen
+
+def waits(doing, done, total):
+    print({WAITS!r}, flush=True)
+    sys.stdin.read()
+    os._exit({UNHEARD})
+
+screen.progress = lambda: waits
+__main__.main()
+"""
+# The same while it is being loaded, by a module that keeps every exception to itself.
+IN_AN_IMPORT = f"""
+import os, sys
+
+class Waits:
+    def find_spec(self, name, path, target=None):
+        if name == "simcore.cli":
+            try:
+                print({WAITS!r}, flush=True)
+                sys.stdin.read()
+            except BaseException:
+                pass
+            os._exit({UNHEARD})
+
+sys.meta_path.insert(0, Waits())
+from simcore import __main__
+__main__.main()
+"""
+
+
+def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subprocess.Popen[str]:
+    """A process that runs the command line by some code, and has said that it waits. Of the signal `heeded`
+    it has the default, `ignored` is one that it is started to ignore."""
+    words = [sys.executable, "-c", code, "run", QUICK, *SMALL]
     # A shell that runs tests in the background has its children ignore what Ctrl-C sends, nohup hang-ups.
-    heeded = signal.signal(number, signal.SIG_DFL)
+    before = {heeded: signal.SIG_DFL, ignored: signal.SIG_IGN}
+    kept = {number: signal.signal(number, how) for number, how in before.items() if number}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(
+            words, cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **pipes
+        )
     finally:
-        signal.signal(number, heeded)
-    time.sleep(2.0)
+        for number, how in kept.items():
+            signal.signal(number, how)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{WAITS}\n"
+    return process
+
+
+@SIGNALS
+@pytest.mark.parametrize("place", [IN_A_RUN, IN_AN_IMPORT], ids=["in a run", "in an import"])
+def test_interrupted_it_leaves_nothing_behind(
+    place: str, number: int, code: int, says: str, tmp_path: Path
+) -> None:
+    process = waiting(place, tmp_path, heeded=number)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate()
     assert process.returncode == code
-    assert errors.decode().strip().endswith(f"error: {says}; nothing is left half-written")
+    assert errors.strip().endswith(f"error: {says}; nothing is left half-written")
+    assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
 @thorough
 def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
-    """As `nohup` starts a command."""
-    words = [sys.executable, "-m", "simcore", str(ROOT / "scenarios/h200/alspec_long_context.yaml")]
-    heeded = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        process = subprocess.Popen(
-            words, cwd=tmp_path, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
-    finally:
-        signal.signal(signal.SIGHUP, heeded)
-    time.sleep(2.0)
+    """As `nohup` starts a command. Of two signals that wait the lower number is heard first."""
+    process = waiting(IN_A_RUN, tmp_path, heeded=signal.SIGTERM, ignored=signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate()
     assert process.returncode == 143
 
 
