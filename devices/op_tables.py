@@ -260,7 +260,7 @@ def _check_latency(took: object, where: str) -> None:
 def _parquet(path: Path) -> tuple[list[str], Sequence[Line]]:
     check_plain(path, MOST_TABLE)
     try:
-        with pq.ParquetFile(path) as file:
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
             if file.metadata.num_rows > MOST_ROWS:
                 raise InputError(
                     f"{path}: has {file.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are allowed"

@@ -376,14 +376,21 @@ def _scenario(content: str) -> tuple[str, dict[str, Any]]:
     return content, scenario
 
 
+def _names(path: Path) -> set[str]:
+    """The columns of a Parquet file."""
+    check_plain(path, MOST_PARQUET)
+    # Arrow takes no path that is not UTF-8.
+    with path.open("rb") as file:
+        return set(parquet.read_schema(file).names)
+
+
 def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
     """Some columns of a Parquet file; text as categories, since a file may have a million rows."""
-    check_plain(path, MOST_PARQUET)
-    there = set(parquet.read_schema(path).names)
+    there = _names(path)
     missing = [name for name in (*text, *numbers) if name not in there]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}")
-    with parquet.ParquetFile(path, read_dictionary=list(text)) as file:
+    with path.open("rb") as opened, parquet.ParquetFile(opened, read_dictionary=list(text)) as file:
         if file.metadata.num_rows > MOST_ROWS:
             raise ValueError(f"has {file.metadata.num_rows:,} rows")
         frame = file.read(columns=[*text, *numbers]).to_pandas()
@@ -393,8 +400,7 @@ def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.Data
 
 def _requests(path: Path) -> pd.DataFrame:
     """The requests; where nothing marks those that figures are of, all are."""
-    marked = REQUEST_MARK in parquet.read_schema(path).names
-    if marked:
+    if REQUEST_MARK in _names(path):
         return _parquet(path, REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK))
     return _parquet(path, REQUEST_TEXT, REQUEST_NUMBERS).assign(**{REQUEST_MARK: 1.0})
 
