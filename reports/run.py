@@ -65,7 +65,8 @@ SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SIMULATED = "sim"
 SUMMARY_TYPES: Mapping[str, type] = {
-    "answer": str, "warnings": list, "notes": list, "price_shares": dict, "best_at": dict
+    "name": str, "study": str, "answer": str, "warnings": list, "notes": list,
+    "price_shares": dict, "baseline": str, "slo": dict, "unranked": list, "best": str, "best_at": dict,
 }  # fmt: skip
 UNREADABLE = (
     OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, csv.Error, zlib.error, yaml.YAMLError,
@@ -352,9 +353,10 @@ def _summary(content: str) -> dict[str, Any]:
     for key, kind in SUMMARY_TYPES.items():
         if not isinstance(summary.get(key), kind | None):
             raise ValueError(f"{key} is no {kind.__name__}")
-    for name, value in (summary.get("best_at") or {}).items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"best_at {name[:40]!r} is no number")
+    for key in ("best_at", "price_shares"):
+        for name, value in (summary.get(key) or {}).items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{key} {name[:40]!r} is no number")
     return summary
 
 
