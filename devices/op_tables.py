@@ -254,13 +254,14 @@ def _check_latency(took: object, where: str) -> None:
         raise InputError(f"{where}: latency: is {shown(took)}; it should be milliseconds above 0")
     if not 1e3 * LEAST_S <= took <= 1e3 * MOST_S:
         allowed = f"{1e3 * LEAST_S:g} to {1e3 * MOST_S:g} milliseconds are allowed"
-        raise InputError(f"{where}: latency: is {shown(took)}; {allowed}")
+        told = f"{took:g}" if isinstance(took, float) else shown(took)
+        raise InputError(f"{where}: latency: is {told}; {allowed}")
 
 
 def _parquet(path: Path) -> tuple[list[str], Sequence[Line]]:
     check_plain(path, MOST_TABLE)
     try:
-        with pq.ParquetFile(path) as file:
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
             if file.metadata.num_rows > MOST_ROWS:
                 raise InputError(
                     f"{path}: has {file.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are allowed"

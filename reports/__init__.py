@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from reports import (
     sections_common,
     sections_decode,
@@ -50,7 +52,10 @@ def build(run_dir: Path) -> Path:
         opening = sections_validation.opening
     # What is compared in a validation was measured, not published, and stands with the ladder alone.
     alone = run if run.ladder.empty else replace(run, comparison=run.comparison.head(0))
-    shown = [*sections_validation.sections(run), *sections(alone)]
+    # Ratios of figures that are next to nothing are beyond any number, which is no news of the run.
+    with np.errstate(all="ignore"):
+        shown = [*sections_validation.sections(run), *sections(alone)]
+        content = render(opening(run), shown)
     page = Path(run_dir) / "report.html"
-    write_text(page, render(opening(run), shown))
+    write_text(page, content)
     return page

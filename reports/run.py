@@ -65,7 +65,8 @@ SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SIMULATED = "sim"
 SUMMARY_TYPES: Mapping[str, type] = {
-    "answer": str, "warnings": list, "notes": list, "price_shares": dict, "best_at": dict
+    "name": str, "study": str, "answer": str, "warnings": list, "notes": list,
+    "price_shares": dict, "baseline": str, "slo": dict, "unranked": list, "best": str, "best_at": dict,
 }  # fmt: skip
 UNREADABLE = (
     OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, csv.Error, zlib.error, yaml.YAMLError,
@@ -352,9 +353,10 @@ def _summary(content: str) -> dict[str, Any]:
     for key, kind in SUMMARY_TYPES.items():
         if not isinstance(summary.get(key), kind | None):
             raise ValueError(f"{key} is no {kind.__name__}")
-    for name, value in (summary.get("best_at") or {}).items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"best_at {name[:40]!r} is no number")
+    for key in ("best_at", "price_shares"):
+        for name, value in (summary.get(key) or {}).items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{key} {name[:40]!r} is no number")
     return summary
 
 
@@ -376,14 +378,21 @@ def _scenario(content: str) -> tuple[str, dict[str, Any]]:
     return content, scenario
 
 
+def _names(path: Path) -> set[str]:
+    """The columns of a Parquet file."""
+    check_plain(path, MOST_PARQUET)
+    # Arrow takes no path that is not UTF-8.
+    with path.open("rb") as file:
+        return set(parquet.read_schema(file).names)
+
+
 def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
     """Some columns of a Parquet file; text as categories, since a file may have a million rows."""
-    check_plain(path, MOST_PARQUET)
-    there = set(parquet.read_schema(path).names)
+    there = _names(path)
     missing = [name for name in (*text, *numbers) if name not in there]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}")
-    with parquet.ParquetFile(path, read_dictionary=list(text)) as file:
+    with path.open("rb") as opened, parquet.ParquetFile(opened, read_dictionary=list(text)) as file:
         if file.metadata.num_rows > MOST_ROWS:
             raise ValueError(f"has {file.metadata.num_rows:,} rows")
         frame = file.read(columns=[*text, *numbers]).to_pandas()
@@ -393,8 +402,7 @@ def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.Data
 
 def _requests(path: Path) -> pd.DataFrame:
     """The requests; where nothing marks those that figures are of, all are."""
-    marked = REQUEST_MARK in parquet.read_schema(path).names
-    if marked:
+    if REQUEST_MARK in _names(path):
         return _parquet(path, REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK))
     return _parquet(path, REQUEST_TEXT, REQUEST_NUMBERS).assign(**{REQUEST_MARK: 1.0})
 

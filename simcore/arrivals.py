@@ -48,7 +48,6 @@ Paced = ConstantArrivals | PoissonArrivals | GammaArrivals
 T = TypeVar("T")
 
 _CHUNK = 1 << 14
-LEAST_SPAN_S = 1e-9
 # What times of a format count in, where its files say no unit; None: as the scenario says.
 UNITS = {"table": None, "mooncake": "ms"}
 
@@ -269,8 +268,7 @@ def _replayed(workload: Workload, arrivals: TraceArrivals, seed: int, replica: i
         times = times + stream(seed, replica, "jitter").random(count) * arrivals.jitter_s
         order = np.argsort(times, kind="stable")
         times, prompts, outputs, at = times[order], prompts[order], outputs[order], at[order]
-    # Times that are no nanosecond apart are the same: a rate of them says nothing.
-    rate_per_s = (count - 1) / span_s if span_s > LEAST_SPAN_S else None
+    rate_per_s = (count - 1) / span_s if span_s > 0.0 else None
     longest_prompt = _longest_prompt(workload, prompts)
     came_s = (times - times[0]) / scale
     hash_ids = None if found.hash_ids is None else [found.hash_ids[i] for i in at.tolist()]

@@ -99,7 +99,8 @@ def write_text(target: Path, text: str) -> None:
     """Writes a text file, UTF-8, whole or not at all. Raises InputError where it cannot be written."""
     with file_draft(target) as draft:
         try:
-            draft.write_text(text, encoding="utf-8", newline="\n")
+            # A name of a file that is not UTF-8 may stand in it.
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         except OSError as error:
             raise InputError(f"{target}: cannot be written: {error.strerror}") from None
 

@@ -15,6 +15,8 @@ from simcore.model_errors import ModelError
 
 LM_HEAD = "lm_head"
 REGEX = "re:"
+# So many repeats may a regular expression have: names of modules have some 50 letters.
+MOST_REPEATS = 4
 # Where decoders stand in a checkpoint: by themselves, and in models of several modalities.
 ROOTS = ("model.layers", "language_model.model.layers", "model.language_model.layers", "transformer.h")
 HEAD_ROOTS = ("", "language_model.", "model.")
@@ -90,6 +92,13 @@ def matcher(decoder: Decoding, field: str, entries: Iterable[object]) -> Callabl
     return lambda names: any(pattern(name) for pattern in patterns for name in names)
 
 
+def _may_take_ages(expression: str) -> bool:
+    """Whether a regular expression may try a text of some length in very many ways: a repeat around another
+    one, as in (a*)*, or many side by side."""
+    bare = re.sub(r"\\.|\[[^\]]*\]", "x", expression)
+    return len(re.findall(r"[*+{]", bare)) > MOST_REPEATS or bool(re.search(r"[*+{].*\)[*+{]", bare))
+
+
 def _pattern(name: str, field: str, entry: object) -> Callable[[str], bool]:
     if not isinstance(entry, str) or not entry:
         raise ModelError(f"{name}: {field} has {shown(entry)}; names of modules are needed")
@@ -100,6 +109,9 @@ def _pattern(name: str, field: str, entry: object) -> Callable[[str], bool]:
             raise ModelError(
                 f"{name}: {field} has {shown(entry)}, which is no regular expression ({error})"
             ) from None
+        if _may_take_ages(entry.removeprefix(REGEX)):
+            says = f"at most {MOST_REPEATS} repeats, none of a group with another before its end, are allowed"
+            raise ModelError(f"{name}: {field} has {shown(entry)}; {says}")
         return lambda module: expression.match(module) is not None
     if "*" in entry:
         return lambda module: fnmatchcase(module, entry)

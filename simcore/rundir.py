@@ -100,7 +100,7 @@ def write(
 ) -> None:
     """Writes all files of a run but its report."""
     document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
-    (folder / "scenario.yaml").write_text(document, encoding="utf-8")
+    (folder / "scenario.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
     _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS[study])
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
@@ -109,7 +109,9 @@ def write(
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     for name, columns in outcome.tables.items():
-        pq.write_table(pa.table(dict(columns)), folder / name)
+        # Arrow takes no path that is not UTF-8.
+        with (folder / name).open("wb") as file:
+            pq.write_table(pa.table(dict(columns)), file)
     if outcome.timeline:
         _write_json(folder / "timeline.json", outcome.timeline)
     _write_json(folder / "summary.json", _summary(study, scenario, outcome))

@@ -35,18 +35,19 @@ def columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 def _csv(path: Path, names: list[str]) -> Any:
     parse = pa.csv.ParseOptions(newlines_in_values=True)
-    with pa.csv.open_csv(path, parse_options=parse) as head:
+    with path.open("rb") as file, pa.csv.open_csv(file, parse_options=parse) as head:
         try:
             held = head.schema.names
         except UnicodeDecodeError:
             raise InputError(f"{path}: its head is not UTF-8 text") from None
         _check_names(path, names, held)
     convert = pa.csv.ConvertOptions(include_columns=names)
-    return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
+    with path.open("rb") as file:
+        return pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
 
 
 def _parquet(path: Path, names: list[str]) -> Any:
-    with pa.parquet.ParquetFile(path) as file:
+    with path.open("rb") as opened, pa.parquet.ParquetFile(opened) as file:
         _check_names(path, names, file.schema_arrow.names)
         # A file of a few bytes may stand for any number of rows.
         if (rows := file.metadata.num_rows) > MOST_ROWS:

@@ -29,6 +29,8 @@ MOONCAKE = ("timestamp", "input_length", "output_length")
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "datetime": 10**9}
 # Thirty years: what spans more was written in another unit.
 MOST_SPAN_S = 1e9
+# What comes sooner after the first request comes at once: a nanosecond.
+LEAST_S = 1e-9
 
 Times = NDArray[np.float64]
 Tokens = NDArray[np.int64]
@@ -154,6 +156,8 @@ def records(
         raise InputError(f"{path}: its times span {span_s:.3g} s: is their unit right?")
     # Whole numbers are subtracted as such: nanoseconds since 1970 are too many digits for a float.
     time_s = (times - times.min()) / per_second
+    # Nothing that a server does takes so little, and rates of such times are no numbers.
+    time_s = np.where(time_s < LEAST_S, 0.0, time_s)
     columns: list[NDArray[Any] | None] = [time_s, prompts, outputs]
     if np.any(time_s[1:] < time_s[:-1]):
         order = np.argsort(time_s, kind="stable")

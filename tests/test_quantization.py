@@ -158,6 +158,8 @@ def with_weights(**changed: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "ignored_layers": [1]}, "has 1; names of modules are needed"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4' (allowed: FP8)"),
         ({**W8A8, "ignore": ["re:("]}, "which is no regular expression"),
+        ({**W8A8, "ignore": ["re:(.*)*x"]}, "at most 4 repeats"),
+        ({**W8A8, "ignore": ["re:" + 9 * ".*" + "x"]}, "at most 4 repeats"),
         ({**W8A8, "config_groups": {}}, "config_groups is {}; a mapping of groups is needed"),
         ({**W8A8, "format": "marlin-24"}, "quantization_config.format is 'marlin-24' (allowed: dense, "),
         ({**W8A8, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights cannot be modelled"),
