@@ -117,7 +117,7 @@ def _at_datasheet(hardware: Hardware) -> Hardware:
         seconds = hardware.roofline(op).seconds
         return Price(seconds, seconds, seconds, "roofline", "the datasheet's bound")
 
-    return replace(hardware, price=lambda ranks, latency_s, free: price, overheads=Overheads())
+    return replace(hardware, price=lambda ranks, latency_s, free: price, overheads=Overheads(), kept=None)
 
 
 def with_host(price: Pricer, host_s: float) -> Pricer:
@@ -141,7 +141,7 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
     known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
     plain = known.price
     priced = replace(
-        known, price=lambda ranks, latency_s, free: with_host(plain(ranks, latency_s, free), host_s)
+        known, price=lambda ranks, latency_s, free: with_host(plain(ranks, latency_s, free), host_s), kept=None
     )
     bench = replace(study.bench, hardware=priced)
     if like is not None:
