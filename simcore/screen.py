@@ -25,6 +25,8 @@ from simcore.study import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
+# From so many seconds on, the time left is told in minutes.
+MINUTES_FROM_S = 120.0
 # Where nobody says how wide the reader's window is: in a pipe, a file, a CI log.
 PLAIN_WIDTH = 80
 # Words are put on several lines where they make a table too wide, but no narrower than this.
@@ -63,7 +65,7 @@ def progress() -> Callable[[str, int, int], None]:
         now_s = time.perf_counter()
         if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
             return
-        text = f"{doing} {done} of {total}"
+        text = f"{doing} {done} of {total}{_left(now_s - begun_s, done, total)}"
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif now_s - last_s >= A_LINE_EVERY_S:
@@ -71,6 +73,20 @@ def progress() -> Callable[[str, int, int], None]:
             note(text)
 
     return show
+
+
+def _left(elapsed_s: float, done: int, total: int) -> str:
+    """How long the rest takes if it goes on like this.
+
+    >>> _left(30.0, 3, 12), _left(30.0, 0, 12), _left(30.0, 12, 12), _left(100.0, 1, 6)
+    (', about 90 s left', '', '', ', about 8 min left')
+    """
+    if not 0 < done < total:
+        return ""
+    left_s = elapsed_s * (total - done) / done
+    return (
+        f", about {left_s:.0f} s left" if left_s < MINUTES_FROM_S else f", about {left_s / 60.0:.0f} min left"
+    )
 
 
 def show(

@@ -13,6 +13,8 @@ from validate.pace import Pace
 
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# Prices that an earlier run kept would hide what a test is about.
+os.environ["SIMCORE_CACHE"] = "none"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     patch_once_a_launch()

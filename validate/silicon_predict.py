@@ -141,7 +141,9 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
     known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
     plain = known.price
     priced = replace(
-        known, price=lambda ranks, latency_s, free: with_host(plain(ranks, latency_s, free), host_s), kept=None
+        known,
+        price=lambda ranks, latency_s, free: with_host(plain(ranks, latency_s, free), host_s),
+        kept=None,
     )
     bench = replace(study.bench, hardware=priced)
     if like is not None:
