@@ -2,7 +2,7 @@
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 
-.PHONY: check lint test test-gpu mutants bench bench-kernels
+.PHONY: check lint test test-gpu mutants bench bench-compare bench-kernels
 
 check: lint
 	$(PYTHON) -m pytest -n auto -m "not thorough"
@@ -26,7 +26,11 @@ mutants:
 	$(PYTHON) -m tests.mutants --seed $(SEED) --count 70
 
 bench:
-	$(PYTHON) -m tests.bench
+	$(PYTHON) -m tests.bench --all
+
+# This tree beside another revision, in pairs: make bench-compare REV=HEAD~1
+bench-compare:
+	$(PYTHON) -m tests.bench compare $(REV)
 
 # Kernels: checked against float64, then timed beside the public ones that are installed.
 bench-kernels:

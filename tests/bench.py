@@ -1,162 +1,215 @@
-"""`make bench`: how fast simcore itself is, on this machine. Prints; nothing here passes or fails.
+"""`make bench`: how fast simcore is on this machine, as users run it. Prints; nothing here passes or fails.
 
-command line    wall time of a whole process, median of n
-event loop      device-side spans and simulated tokens per second of `tensor_parallel` and `alspec`
-serving         continuous batching of Llama 3.1 8B on an A100, Poisson arrivals, 200 tokens in, 200 out: wall
-                time and memory of the event loop, of laws and figures; SimPy events a request; growth with N
-trace           the Azure conversation trace, a whole process with its report, where SIMCORE_TRACES has it
+Whole processes, report included, on the default path: an H200 by its measured profile. Each case twice: with
+nothing kept on disk before, and a second time. `x loop`: over the time of a fixed SimPy loop (300,000
+timeouts) in the same run, so that machines compare.
+
+    python -m tests.bench [--repeats 3] [--all]         this tree; --all: a million requests too, some minutes
+    python -m tests.bench compare REV [--repeats 5]     this tree and revision REV in turns, ratios by pairs
 """
 
-import json
+import argparse
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-from simcore import decode
-from simcore.assembly import assemble
-from simcore.scenario import load_scenario, parse_scenario
-from simcore.serving.bench import prepared
-from simcore.serving.figures import figures
-from simcore.serving.study import cases
+import simpy
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-REPEATS = 5
+TIMEOUTS = 300_000
+KIB = 1024
+TRACE = "AzureLLMInferenceTrace_conv.csv"
 
 
-def wall_s(*words: str) -> list[float]:
-    """Wall times of a process, in seconds, in a fresh directory each."""
+class Took(NamedTuple):
+    """What a process took: seconds on the wall and of processors, and its most memory in bytes."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: float
+
+
+def loop_s() -> float:
+    """Seconds of a SimPy loop of TIMEOUTS timeouts, the least of three."""
+
+    def ticks(env: simpy.Environment) -> Iterator[simpy.Event]:
+        for _ in range(TIMEOUTS):
+            yield env.timeout(1.0)
+
     times = []
-    for _ in range(REPEATS):
-        with tempfile.TemporaryDirectory() as folder:
-            begun_s = time.perf_counter()
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            subprocess.run(
-                [sys.executable, "-m", "simcore", *words],
-                cwd=folder,
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
-            times.append(time.perf_counter() - begun_s)
-    return times
+    for _ in range(3):
+        env = simpy.Environment()
+        env.process(ticks(env))  # type: ignore[arg-type]
+        begun_s = time.perf_counter()
+        env.run()
+        times.append(time.perf_counter() - begun_s)
+    return min(times)
 
 
-def event_loop(strategy: int) -> str:
-    """Spans and tokens per second of one strategy of the ALSpec scenario at eight devices."""
-    file = ROOT / "scenarios" / "alspec.yaml"
-    parts = assemble(load_scenario(file, ["tokens=20", "context_tokens=1024", "crossover=[]"]), str(file))
-    kinds = ("tensor_parallel", "alspec")
-    case = [
-        c for c in decode.cases(parts.study.bench, parts.study.hits) if c.axes.strategy == kinds[strategy]
-    ][-1]
-    parts.study.bench.trace(case)
-    begun_s = time.perf_counter()
-    trace = parts.study.bench.trace(case)
-    elapsed_s = time.perf_counter() - begun_s
-    return f"{len(trace.spans) / elapsed_s:,.0f} spans/s, {20 / elapsed_s:,.1f} tokens/s, laws checked"
-
-
-SERVING = {
-    "name": "bench",
-    "study": "serving",
-    "device": "a100-sxm-80gb",
-    "profile": "none",
-    "model": "llama-3.1-8b",
-    "strategies": [{"kind": "continuous_batching"}],
-}
-
-
-# Runs that are short enough to be made again, with all prices known from the first time.
-MOST_TWICE = 10_000
-
-
-def served(requests: int, rate_per_s: float) -> dict[str, float]:
-    """Serves so many requests, 200 tokens in and 200 out; figures of this process."""
+def served(requests: int, rate_per_s: float) -> Mapping[str, object]:
+    """Continuous batching of Llama 3.1 8B on an H200: Poisson arrivals, 200 tokens in and 200 out."""
     length = {"kind": "constant", "value": 200}
     arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
-    workload = {"requests": requests, "arrivals": arrivals, "prompt_tokens": length, "output_tokens": length}
-    bench = assemble(parse_scenario({**SERVING, "workload": workload}, "bench"), "bench").study.bench
-    case = next(iter(cases(bench)))
-    begun_s = time.perf_counter()
-    run = prepared(bench, case, 0)
-    ready_s = time.perf_counter()
-    run.simulate()
-    looped_s = time.perf_counter()
-    result = run.result()
-    found = figures(result.served, result.journal, kv_limit=result.room.limit, servers=1, slo=None)
-    done_s = time.perf_counter()
-    again = prepared(bench, case, 0)
-    again_s = time.perf_counter()
-    if requests <= MOST_TWICE:
-        again.simulate()
     return {
-        "known_s": time.perf_counter() - again_s,
-        "requests": requests,
-        "loop_s": looped_s - ready_s,
-        "all_s": done_s - begun_s,
-        # SimPy numbers its events.
-        "events": next(run.simulation.env._eid),
-        "launches": len(result.journal["start_s"]),
-        "mean_batch": found["mean_batch"][0] or 0.0,
-        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
+        "name": f"bench-{requests}",
+        "study": "serving",
+        "device": "h200-sxm",
+        "model": "llama-3.1-8b",
+        "workload": {
+            "requests": requests,
+            "arrivals": arrivals,
+            "prompt_tokens": length,
+            "output_tokens": length,
+        },
+        "strategies": [{"kind": "continuous_batching"}],
     }
 
 
-def serving_line(requests: int, rate_per_s: float) -> dict[str, float]:
-    """Serves in a process of its own, for its memory, and prints how it went."""
-    words = [sys.executable, "-m", "tests.bench", "serve", str(requests), str(rate_per_s)]
-    found = json.loads(subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    loop_s = found["loop_s"]
-    known = f" ({found['known_s']:.3f} s with prices known)" if requests <= MOST_TWICE else ""
-    print(
-        f"{requests:>9,} requests, {rate_per_s:g}/s, {found['mean_batch']:.0f} at a time:"
-        f" loop {loop_s:.3f} s{known}, with requests, laws and figures {found['all_s']:.2f} s,"
-        f" {found['memory_bytes'] / 1e9:.2f} GB; {requests / loop_s:,.0f} requests/s,"
-        f" {requests * 200 / loop_s:,.0f} tokens/s, {found['events'] / requests:.1f} events and"
-        f" {found['launches'] / requests:.2f} launches a request"
-    )
-    return dict(found)
-
-
-def trace_line() -> None:
-    """A whole process on the Azure conversation trace."""
-    path = Path(os.environ.get("SIMCORE_TRACES", "")) / "AzureLLMInferenceTrace_conv.csv"
+def trace() -> Mapping[str, object] | None:
+    """The Azure conversation trace on four cards, where SIMCORE_TRACES has it."""
+    path = Path(os.environ.get("SIMCORE_TRACES", "")) / TRACE
     if not path.is_file():
-        print("trace: SIMCORE_TRACES names no folder with AzureLLMInferenceTrace_conv.csv; left out")
-        return
-    scenario = str(ROOT / "scenarios" / "h200" / "chat_trace.yaml")
-    times = wall_s(scenario, "--set", f"workload.arrivals.path={path}")
+        return None
+    arrivals = {"kind": "trace", "format": "azure", "path": str(path.resolve())}
+    return {**served(1, 1.0), "name": "bench-azure", "devices": 4, "workload": {"arrivals": arrivals}}
+
+
+def cases(folder: Path, *, every: bool) -> dict[str, Path]:
+    """The scenarios to run, by title; those that are no files of the repository are written into a folder."""
+    shipped = ("quickstart", "papers/flash_inference_sweep", "h200/alspec_long_context", "h200/decode_step")
+    found = {name: ROOT / "scenarios" / f"{name}.yaml" for name in shipped}
+    made = {"1,000 requests, 20/s": served(1_000, 20.0), "10,000 requests, 20/s": served(10_000, 20.0)}
+    if (azure := trace()) is not None:
+        made["Azure trace, 4 cards"] = azure
+    else:
+        print(f"Azure trace: SIMCORE_TRACES names no folder with {TRACE}; left out")
+    if every:
+        made["1,000,000 requests, 29/s"] = served(1_000_000, 29.0)
+    for number, (title, document) in enumerate(made.items()):
+        found[title] = folder / f"{number}.yaml"
+        found[title].write_text(yaml.safe_dump(document), encoding="utf-8")
+    return found
+
+
+def run(tree: Path, cache: Path, words: list[str]) -> Took:
+    """A process of `python -m simcore` by the code in `tree`, prices kept in `cache`. Raises RuntimeError
+    with its last line where it fails."""
+    with tempfile.TemporaryDirectory() as here:
+        environment = {**os.environ, "PYTHONPATH": str(tree), "SIMCORE_CACHE": str(cache)}
+        begun_s = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, "-m", "simcore", *words],
+            cwd=here,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            said = process.stderr.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s = time.perf_counter() - begun_s
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {said.strip().splitlines()[-1:]}")
+    return Took(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * KIB)
+
+
+def twice(tree: Path, words: list[str]) -> tuple[Took, Took]:
+    """A run with nothing kept before, and one after it."""
+    with tempfile.TemporaryDirectory() as cache:
+        return run(tree, Path(cache), words), run(tree, Path(cache), words)
+
+
+def line(title: str, tooks: list[Took], loop: float) -> None:
+    """Prints the medians of a case, with the range of its wall time."""
+    wall, cpu = median(took.wall_s for took in tooks), median(took.cpu_s for took in tooks)
+    memory = max(took.memory_bytes for took in tooks)
+    least, most = min(took.wall_s for took in tooks), max(took.wall_s for took in tooks)
     print(
-        f"{'Azure trace to its report':<26} {median(times):6.2f} s   ({min(times):.2f} to {max(times):.2f})"
+        f"{title:<44} {wall:7.2f} s ({least:.2f} to {most:.2f})  cpu {cpu:7.2f} s  {wall / loop:7.1f} x loop"
+        f"  {memory / 1e9:5.2f} GB",
+        flush=True,
     )
+
+
+def bench(repeats: int, *, every: bool) -> None:
+    """Prints the figures of this tree."""
+    loop = loop_s()
+    print(f"loop: {TIMEOUTS:,} SimPy timeouts in {loop:.3f} s; medians of {repeats}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for title, path in {"--help": None, **cases(Path(folder), every=every)}.items():
+            words = ["--help"] if path is None else [str(path)]
+            # A million requests take a minute, and hardly vary.
+            pairs = [twice(ROOT, words) for _ in range(1 if "1,000,000" in title else repeats)]
+            line(f"{title}, nothing kept", [first for first, _ in pairs], loop)
+            if path is not None:
+                line(f"{title}, a second time", [second for _, second in pairs], loop)
+
+
+@contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """A worktree of a revision. Raises RuntimeError where there is no such one."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        words = ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), revision]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{revision}: {done.stderr.strip()}")
+        try:
+            yield tree
+        finally:
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], check=False)
+
+
+def compare(revision: str, repeats: int) -> None:
+    """Prints how long this tree takes over how long a revision takes, one after the other, in pairs."""
+    print(
+        f"this tree / {revision}: median ratio of wall times, {repeats} pairs; nothing kept, a second time"
+    )
+    with checked_out(revision) as other, tempfile.TemporaryDirectory() as folder:
+        for title, path in cases(Path(folder), every=False).items():
+            here = path.is_relative_to(ROOT)
+            theirs = other / path.relative_to(ROOT) if here else path
+            ratios: list[tuple[float, float]] = []
+            for _ in range(repeats):
+                ours_s = [took.wall_s for took in twice(ROOT, [str(path)])]
+                theirs_s = [took.wall_s for took in twice(other, [str(theirs)])]
+                ratios.append((ours_s[0] / theirs_s[0], ours_s[1] / theirs_s[1]))
+            told = [
+                f"{median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+                for found in zip(*ratios, strict=True)
+            ]
+            print(f"{title:<32} {told[0]}   {told[1]}", flush=True)
 
 
 def main() -> None:
     """Prints the figures with what they were measured on."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="How fast simcore is here.")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--all", action="store_true", help="a million requests too")
+    parser.add_argument("compare", nargs="*", metavar="compare REV", help="this tree beside a revision")
+    given = parser.parse_args()
     print(f"python {platform.python_version()}, {os.cpu_count()} cores, {platform.platform()}")
-    print(f"median of {REPEATS} (smallest to largest)")
-    for title, words in (
-        ("--help", ["--help"]),
-        ("quickstart to its report", [str(ROOT / "scenarios" / "quickstart.yaml")]),
-    ):
-        times = wall_s(*words)
-        print(f"{title:<26} {median(times):6.2f} s   ({min(times):.2f} to {max(times):.2f})")
-    trace_line()
-    serving_line(1_000, 5.0)
-    small, large = serving_line(100_000, 29.0), serving_line(1_000_000, 29.0)
-    print(f"1,000,000 requests take {large['all_s'] / small['all_s']:.1f} times as long as 100,000")
-    print(f"{'tensor_parallel, 8 ranks':<26} {event_loop(0)}")
-    print(f"{'alspec, 4+4 ranks':<26} {event_loop(1)}")
+    if given.repeats < 1 or (given.compare and (given.compare[0] != "compare" or len(given.compare) != 2)):
+        parser.error("--repeats is at least 1; `compare` takes one revision")
+    try:
+        if given.compare:
+            compare(given.compare[1], given.repeats)
+        else:
+            bench(given.repeats, every=given.all)
+    except RuntimeError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        print(json.dumps(served(int(sys.argv[2]), float(sys.argv[3]))))
-    else:
-        main()
+    main()
