@@ -173,9 +173,7 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 def compare(revision: str, repeats: int) -> None:
     """Prints how long this tree takes over how long a revision takes, one after the other, in pairs."""
-    print(
-        f"this tree / {revision}: median ratio of wall times, {repeats} pairs; nothing kept, a second time"
-    )
+    print(f"this tree / {revision}: median ratio of wall times, {repeats} pairs; nothing kept, a second time")
     with checked_out(revision) as other, tempfile.TemporaryDirectory() as folder:
         for title, path in cases(Path(folder), every=False).items():
             here = path.is_relative_to(ROOT)
