@@ -16,9 +16,9 @@ lint:
 test:
 	$(PYTHON) -m pytest -n auto
 
-# Needs a CUDA GPU, as bench-kernels does.
+# Needs a CUDA GPU, as bench-kernels does. Each process takes some GB of its memory.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu -n auto
+	$(PYTHON) -m pytest -m gpu -n auto --maxprocesses 8
 
 # Do the tests see single faults put into the core? One core, about 20 minutes; needs the package coverage.
 SEED ?= 0

@@ -1,8 +1,8 @@
 """Are two sets of run directories the same to 1e-9? For changes that must not change a figure.
 
-    python -m tests.compare_figures BEFORE AFTER     folders with one run directory for each scenario, anywhere
-                                                     below; prints what differs, exit code 1 where anything does
+    python -m tests.compare_figures BEFORE AFTER
 
+Both are folders with run directories anywhere below. Prints what differs; exit code 1 where anything does.
 Compared are all numbers and words of results.csv and comparison.csv, and all columns of the Parquet tables.
 """
 
