@@ -497,6 +497,15 @@ def held(target: Path) -> str:
     return (target / rundir.MARK).read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C is heeded, also where the tests were started in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_signal_between_two_renames_waits_until_the_run_is_there(tmp_path: Path, which: int) -> None:
     target = tmp_path / "run"
