@@ -396,7 +396,11 @@ def _as_parquet(path: Path, random: Random) -> str:
         columns[name] = (
             [odd] * count if isinstance(odd, str | bytes | list | dict | bool) else [*columns[name][1:], odd]
         )
-    pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
+    try:
+        table = pa.table(columns)
+    except pa.ArrowException:  # values that no one column holds
+        table = pa.table({name: [str(value) for value in column] for name, column in columns.items()})
+    pq.write_table(table, path.with_suffix(".parquet"))
     spoilt = _spoil(path.with_suffix(".parquet"), random, None) if random.random() < 0.5 else "whole"
     return f"{name} ends in {odd!r}, {spoilt}"
 
