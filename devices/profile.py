@@ -20,9 +20,9 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
@@ -31,7 +31,6 @@ from simcore.files import (
     Count,
     InputError,
     NonNegative,
-    Positive,
     is_path,
     read_cells,
     read_yaml,
@@ -68,6 +67,10 @@ NO_PROFILE = "none"
 WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
 
 
+# Less is no time that an op takes, nor is more.
+Nanoseconds = Annotated[float, Field(ge=1e-3, le=1e15)]
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Row:
     """One line of `ops.csv`. `table` is where it stands in the source, `op_code` the source's own name, `op`
@@ -80,7 +83,7 @@ class Row:
     part: Literal["layer", "outside", "whole"]
     row: Count
     op_code: str
-    nanoseconds: Positive
+    nanoseconds: Nanoseconds
     op: str
     context_tokens: Count | None = None
     how: Literal["measured", "derived"] = "measured"

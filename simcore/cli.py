@@ -338,7 +338,7 @@ def report(
             raise InputError(f"{folder}: is no run directory: {name} is missing")
     try:
         page = _build_report(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         told = str(error).removeprefix(f"{folder}/")
         raise InputError(f"{folder}: no report can be built: {told}") from None
     typer.echo(page)
