@@ -387,7 +387,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert load_profile("h100-sxm", str(tmp_path)) == TABLE3
     header, first, *_ = (tmp_path / "ops.csv").read_text().splitlines()
     (tmp_path / "ops.csv").write_text(f"{header}\n{first.replace('13000', '-13000')}\n")
-    with pytest.raises(InputError, match=r"rows\.0\.nanoseconds: input should be greater than or equal to 0.001") as raised:
+    with pytest.raises(
+        InputError, match=r"rows\.0\.nanoseconds: input should be greater than or equal to 0.001"
+    ) as raised:
         load_profile("h100-sxm", str(tmp_path / "profile.yaml"))
     assert "\n" not in str(raised.value)
     (tmp_path / "ops.csv").write_text(f"{header}\n{first.replace(',4,', ',3,')}\n")
