@@ -8,7 +8,7 @@ import torch
 
 from tests.interpreter import patch_once_a_launch
 from tests.thorough import leave_out
-from tests.whole_card import card_lock
+from tests.whole_card import card_lock, others_use_it
 from validate.pace import Pace
 
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
@@ -26,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def whole_card() -> None:
-    """Asked for by a test on a card whose times other tests on it would disturb: it runs while none does."""
+    """Asked for by a test on a card whose times others on it would disturb: it runs while no other test does,
+    and not at all beside processes that are no tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,10 @@ def _beside_others_on_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
     if not torch.cuda.is_available() or request.node.get_closest_marker("gpu") is None:
         yield
         return
-    with card_lock(alone="whole_card" in request.fixturenames):
+    alone = "whole_card" in request.fixturenames
+    with card_lock(alone=alone):
+        if alone and others_use_it():
+            pytest.skip("another process works on this card: times would be those of both")
         yield
         torch.cuda.empty_cache()
 

@@ -100,6 +100,7 @@ def test_what_cannot_be_executed_is_refused(model: Decoder, says: str) -> None:
         card_decoder_states(model, {"tensor": 1}, SEED, CONTEXT, 1, device="cpu")
 
 
+@pytest.mark.usefixtures("whole_card")
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,9 +29,10 @@ from tests.fake_card import FakeLayer
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import Clock, items, same_order, without_time
 from tests.thorough import examples
-from validate import host_side
-from validate.card_layer import CudaLayer
+from validate import card_machine, host_side
+from validate.card_layer import CudaLayer, Layer, seen_together
 from validate.card_machine import DEPTH, Card, CardRun
+from validate.card_records import OrderError
 
 fixed = settings(deadline=None, derandomize=True, database=None)
 needs_card = [
@@ -628,3 +629,43 @@ def test_a_state_for_every_rank() -> None:
     layer = FakeLayer()
     with pytest.raises(ValueError, match="1 states for a mesh of 2 ranks"):
         Card([ToyCard(layer)], layer, mesh={"tensor": 2})
+
+
+@pytest.mark.parametrize("off_s", [-0.02, -0.001, 0.0, 0.003])
+def test_looks_at_both_clocks_may_be_wrong(monkeypatch: pytest.MonkeyPatch, off_s: float) -> None:
+    """A card that others use shows its clock late; what it did is still in its order, and behind its host."""
+    looks = iter([off_s, 0.5 * off_s] * 2)
+
+    def off(layer: Layer, stream: Any) -> tuple[Any, float, float]:
+        event, at_s, half_s = seen_together(layer, stream)
+        return event, at_s + next(looks), half_s + abs(off_s)
+
+    monkeypatch.setattr(card_machine, "seen_together", off)
+
+    def program(m: Machine) -> Program:
+        for _ in range(5):
+            first = m.launch(A)
+            met = m.launch(Graph("meet", (meet("x", 1, 2),)), after=[first])
+            if m.rank:
+                yield m.wait(first)
+            yield m.wait(met)
+
+    for run in run_twice(card_of("fake", {"tensor": 2}), program):
+        spans = [span for span in run.trace.spans if span.rank == 0]
+        assert [span.start_s for span in spans] == sorted(span.start_s for span in spans)
+        assert all(span.start_s >= span.issued_s for span in spans)
+
+
+def test_a_clock_that_is_more_off_than_looking_says_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(layer: Layer, stream: Any) -> tuple[Any, float, float]:
+        event, at_s, _ = seen_together(layer, stream)
+        return event, at_s - 5.0, 1e-6
+
+    monkeypatch.setattr(card_machine, "seen_together", off)
+
+    def program(m: Machine) -> Program:
+        for _ in range(3):
+            yield m.wait(m.launch(A))
+
+    with pytest.raises((laws.LawError, OrderError)):
+        run_twice(card_of("fake"), program)

@@ -3,11 +3,17 @@
     host time of an event = first look + (event - first) (last look - first look) / (last - first)
 
 The clocks of host and card are looked at together before and after a run; between the two they are taken to
-go apart evenly. A span starts when the last thing that it waited for has ended, if that was after the host
-had queued it: what the card takes between two graphs is then part of the later one, as what it takes between
-two nodes is part of an op's measured time. Else it starts when the host had queued it, or when the card came
-to it after that, and what went before is its host's. The time of a graph of several ops is shared out in
-proportion to what they take alone (`weight`).
+go apart evenly. No event passes before the host queued it: where one seems to, the looks were off, and all
+events pass later by the most of that.
+
+A span starts when the last thing that it waited for has ended, if that was after the host had queued it: what
+the card takes between two graphs is then part of the later one, as what it takes between two nodes is part of
+an op's measured time. Else it starts when the host had queued it, or when the card came to it after that, and
+what went before is its host's. The time of a graph of several ops is shared out in proportion to what they
+take alone (`weight`).
+
+Records name each other, so that none of these classes has a text of its own: in a traceback one would be
+written out with all those before it, over and over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +40,7 @@ class OrderError(RuntimeError):
     """A card did something before what it had to wait for: a fault of the machine."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class HostMoment:
     """A moment on the host of a rank; `since`: what it had waited for last."""
 
@@ -43,14 +49,14 @@ class HostMoment:
     since: Any = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Waited:
     """What a host has waited for: the last of these ends."""
 
     records: tuple[Any, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Taken:
     """A publication that somebody took: which one, the log at `place` says."""
 
@@ -60,7 +66,7 @@ class Taken:
     place: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
     launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
@@ -100,7 +106,7 @@ class Record:
         return self.head if self.skipped and self.head is not None else self
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Clocks:
     """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
     together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
@@ -113,6 +119,7 @@ class Clocks:
     _near_s: float = 0.0
     _known: dict[int, float] = field(default_factory=dict)
     _rate: float = 1.0
+    _later_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._near = self.first[0]
@@ -133,7 +140,12 @@ class Clocks:
 
     def at(self, event: Any) -> float:
         """Seconds since the run began."""
-        return self.first[1] + self._rate * self.on_card(event)
+        return self.first[1] + self._rate * self.on_card(event) + self._later_s
+
+    def move(self, seconds: float) -> None:
+        """Events pass so much later than they seemed to: of that, at most what looking at the clocks may be
+        wrong by, and as much again for how far they go apart."""
+        self._later_s += min(seconds, 2.0 * self.apart_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +175,7 @@ class SharedOut:
         return tuple(zip(ops, shares, strict=True)), floor_s
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Resolver:
     """Makes spans and marks of records; `published`: those of each signal that ran, in order."""
 
@@ -172,10 +184,16 @@ class Resolver:
     shared: SharedOut
     published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
     _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
+    # When the last rank's host issued what meets.
+    _issued_s: dict[int, float] = field(default_factory=dict)
 
     def resolve(self, records: Sequence[Record]) -> None:
         """Appends the spans of all records to the trace."""
+        self.clocks.move(max((self._early_s(record) for record in records), default=0.0))
         for record in records:
+            if record.meeting is not None:
+                issued_s = self._issued_s.get(record.meeting, 0.0)
+                self._issued_s[record.meeting] = max(issued_s, record.launch.issued_s)
             record.end_s = max(0.0, self.clocks.at(record.after))
             record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
         for record in records:
@@ -192,6 +210,14 @@ class Resolver:
         self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
         measured_s = sum(p.price.seconds for span in self.trace.spans for p in span.ops)
         self.trace.rows.sources["measured"] = measured_s
+
+    def _early_s(self, record: Record) -> float:
+        """By how much its events seem to pass before the host had begun to queue them; 0 where they do not.
+        By that at least the looks at both clocks are off: where others use the card, by a slice of its time."""
+        ends_s = record.queued_s - self.clocks.at(record.after)
+        if record.before is None:
+            return max(0.0, ends_s + self._floor_s(record))
+        return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
         """A moment of whatever kind as a cause."""
@@ -226,12 +252,14 @@ class Resolver:
         if record.meeting is not None and record.meeting in self._meetings:
             record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
             return
-        device = self._last_waited(record)
-        if device.span is not None and device.at_s >= record.given_s:
+        device, issued_s = self._last_waited(record), record.launch.issued_s
+        if record.meeting is not None:
+            issued_s = self._issued_s[record.meeting]
+        if device.span is not None and device.at_s >= max(record.given_s, issued_s):
             record.start_s, record.cause = device.at_s, device
         else:
             came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
-            earliest_s = max(came_s, device.at_s, record.launch.issued_s)
+            earliest_s = max(came_s, device.at_s, issued_s)
             # Of a graph that takes long to queue the card may begin while the host is at it.
             record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)

@@ -39,7 +39,7 @@ TURN = Need(lambda: True)
 Steps = Generator[Need, None, Any]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """A host loop, a mark or a stream that is being worked off; `what` says which, for a deadlock."""
 
@@ -56,7 +56,7 @@ class Task:
         return True
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class TorchTicket:
     """A launch or a host loop that will be done; `end` is what its device makes of its end."""
 
@@ -82,7 +82,7 @@ class Waitable(Ticket, Protocol):
         """Waits until it is done, and gives what its device makes of its end."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class SignalTicket:
     """The next publication of `name` by rank `source` that rank `waiter` has not taken yet."""
 
@@ -100,7 +100,7 @@ class SignalTicket:
         return self.device.take(self)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Launch:
     """A graph on its way through a stream."""
 
