@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-# The same work done so often takes a card that is nobody else's as long each time, but for this factor; one that
-# is shared gives others slices of milliseconds in between.
+# A card of one's own takes equally long for the same work, but for this factor, however often it is done; one
+# that others use gives them slices of milliseconds in between.
 ROUNDS, KERNELS, ALIKE = 24, 1500, 1.25
 
 

@@ -213,7 +213,7 @@ class Resolver:
 
     def _early_s(self, record: Record) -> float:
         """By how much its events seem to pass before the host had begun to queue them; 0 where they do not.
-        By that at least the looks at both clocks are off: where others use the card, by a slice of its time."""
+        The looks at both clocks are off by that at least: where others use the card, by a slice of time."""
         ends_s = record.queued_s - self.clocks.at(record.after)
         if record.before is None:
             return max(0.0, ends_s + self._floor_s(record))
