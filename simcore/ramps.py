@@ -79,6 +79,7 @@ class Ramp:
 
     __slots__ = (
         "_around",
+        "_begins",
         "kernels",
         "launch_s",
         "pieces",
@@ -100,12 +101,20 @@ class Ramp:
         self.since_s = 0.0
         self.kernels = 0
         self._around = UNKNOWN
+        # Where pieces begin: replays, and work.
+        self._begins: tuple[list[int], list[float]] | None = None
+
+    def _place(self, number: int, at: float) -> Piece:
+        """The piece that a replay (`number` 0) or an amount of work (1) is in."""
+        pieces = self.pieces
+        if len(pieces) == 1:
+            return pieces[0]
+        if self._begins is None:
+            self._begins = [piece.first for piece in pieces], [piece.before_s for piece in pieces]
+        return pieces[max(0, bisect_right(self._begins[number], at) - 1)]
 
     def _piece(self, replay: int) -> Piece:
-        for piece in reversed(self.pieces):
-            if piece.first <= replay:
-                return piece
-        return self.pieces[0]
+        return self._place(0, replay)
 
     def end_s(self, replay: int) -> float:
         """Seconds of work after which a replay ends."""
@@ -114,11 +123,7 @@ class Ramp:
 
     def replay_at(self, work_s: float) -> int:
         """The replay that is at work once so much is done: the first that ends after it, at most the last."""
-        piece = self.pieces[0]
-        for other in self.pieces:
-            if other.before_s > work_s:
-                break
-            piece = other
+        piece = self._place(1, work_s)
         inside_s, s, g = work_s - piece.before_s, piece.cost[0], piece.growth[0]
         if s <= 0.0 and g <= 0.0:
             guess = piece.count - 1
@@ -174,7 +179,7 @@ class Ramp:
 
     def shorten(self, replays: int) -> None:
         """Leaves out all but the first so many replays."""
-        self._around = UNKNOWN
+        self._around, self._begins = UNKNOWN, None
         if replays >= self.replays:
             return
         if replays == 0:
