@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from simcore.assembly import assemble
 from simcore.cli import main
 from simcore.files import InputError
+from simcore.laws import LawError
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.study import COLUMNS, Outcome, Row, flat
 from simcore.tape import record
-from simcore.tiling import cases, study
+from simcore.tiling import bench, cases, study
 from simcore.tiling.cases import lanes
 from simcore.tiling.implementations import cheapest, ranges
 from simcore.tiling.memory import memory
@@ -210,6 +212,20 @@ def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.Mo
             assert one.source == "prices as they are"
         else:
             assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9), one
+
+
+@pytest.mark.parametrize("factor", [1.0 - 1e-6, 1.0 + 1e-6])
+def test_op_kinds_that_add_up_to_more_or_less_than_what_ran_end_a_study(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = bench.seconds_by_kind
+
+    def spoilt(*of: Any) -> dict[str, float]:
+        return {kind: seconds * factor for kind, seconds in told(*of).items()}
+
+    monkeypatch.setattr(bench, "seconds_by_kind", spoilt)
+    with pytest.raises(LawError, match=re.escape(bench.LAW)):
+        outcome(strategies=[{"kind": "fractal"}])
 
 
 def test_a_prompt_is_in_the_total_and_in_no_token() -> None:
