@@ -146,19 +146,20 @@ def skipped(number: int, start_s: float, end_s: float, cause: Cause) -> Span:
 
 def test_between_a_cause_and_what_it_began_a_path_idles_on_no_device() -> None:
     """By hand: span 1 begins 2 s after the end of span 0, and is marked 1 s after its own."""
-    spans = [skipped(0, 0.5, 1.5, Cause(None, 0.5)), skipped(1, 3.5, 4.5, Cause(0, 1.5))]
+    spans = [skipped(0, 0.5, 1.5, Cause(None, 0.25)), skipped(1, 3.5, 4.5, Cause(0, 1.5))]
     mark = Mark(0, "token 0", 5.5, Cause(1, 4.5))
     trace = Trace(spans, marks=[mark])
     path = critical_path(trace, mark)
     expected = [
-        ("idle", 0.0, 0.5),
+        ("idle", 0.0, 0.25),
+        ("idle", 0.25, 0.5),
         ("gate", 0.5, 1.5),
         ("idle", 1.5, 3.5),
         ("gate", 3.5, 4.5),
         ("idle", 4.5, 5.5),
     ]
     assert [(piece.kind, piece.start_s, piece.end_s) for piece in path] == expected
-    assert {piece.kind: piece.rank for piece in path} == {"idle": -1, "gate": 0}
+    assert {(piece.kind, piece.rank) for piece in path} == {("idle", -1), ("gate", 0)}
     (token,) = tokens(trace)
     assert token.by_kind() == {"idle": 3.5, "gate": 2.0}
 

@@ -22,6 +22,7 @@ from simcore.requests import STEP, Journal, Request
 from simcore.serving import laws
 from simcore.serving.figures import (
     PERCENTILES,
+    both,
     figures,
     over_replicas,
     unseen_gaps_s,
@@ -30,7 +31,7 @@ from simcore.serving.figures import (
 from simcore.serving.laws import Run
 from simcore.serving.levels import levels
 from simcore.serving.served import Occupancy, Served, Steps, served
-from simcore.serving.window import Window
+from simcore.serving.window import Window, whole_run
 from tests.thorough import first
 
 NAMES = {
@@ -658,6 +659,16 @@ def test_kv_of_a_window_is_the_mean_of_what_is_held_in_it() -> None:
     assert held(7.25, 7.5) == close(7 / KV_LIMIT)
     # Over a boundary: the areas of both parts by the length of all.
     assert held(3.0, 6.0) == close((8 * 2 + 6 * 1) / 3 / KV_LIMIT)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_requests_at_even_times_are_offered_at_their_rate(together: int) -> None:
+    """So many come every half second: as many gaps as groups but the last, which no gap follows."""
+    times = [3.0 + 0.5 * (i // together) for i in range(6 * together)]
+    case = Case([Request(i, t, 7, 1, 1, t, 9.0, 9.0) for i, t in enumerate(times)], Journal(), 1)
+    window = whole_run(case.served)
+    found = both(case.served, case.steps, kv_limit=KV_LIMIT, servers=1, slo=None, window=window)
+    assert found["offered_per_s"] == (close(2.0 * together), "1/s")
 
 
 def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> None:

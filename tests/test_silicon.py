@@ -179,6 +179,14 @@ def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     assert inconsistent(slow, [slow, replace(many, ranks=2)]) == ""
 
 
+@pytest.mark.parametrize(("osl", "cycle_s"), [("1", 0.1), ("2", 0.12), ("64", 0.1 + 63 * 0.02)])
+def test_the_first_token_is_in_no_gap_between_tokens(osl: str, cycle_s: float, tmp_path: Path) -> None:
+    """TTFT of 100 ms, and 20 ms for each token but the first."""
+    one = row({**MAX_70B, "osl": osl}, 1, 2, tmp_path)
+    assert one.cycle_s == pytest.approx(cycle_s)
+    assert Predicted(one.ttft_s, one.tpot_s, 0.0, 0.0, 0).cycle_s(one) == pytest.approx(cycle_s)
+
+
 # -- predictions -----------------------------------------------------------------------------------------
 
 

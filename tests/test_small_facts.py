@@ -11,7 +11,7 @@ import pytest
 from simcore.decode.cases import label_of
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
-from simcore.ops import activation
+from simcore.ops import activation, put
 from simcore.ops_convolution import (
     Implementation,
     conv_carry,
@@ -98,6 +98,12 @@ def test_a_trace_has_a_title_where_it_was_given_one(tmp_path: Path) -> None:
         assert written.get("otherData") == expected
         shown = [(e["name"], e["ts"], e["dur"]) for e in written["traceEvents"] if e["ph"] == "X"]
         assert shown == [("op0", 0.0, pytest.approx(1e4)), ("op1", pytest.approx(1e4), pytest.approx(2e4))]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("bf16", 2), ("fp32", 4)])
+def test_a_put_sends_what_it_reads_and_computes_nothing(dtype: str, number: int) -> None:
+    work = put("hop", elements=12, axis="tensor", dtype=dtype).work
+    assert (work.flops, work.hbm_bytes, work.wire_bytes) == (0.0, 12 * number, 12 * number)
 
 
 # -- long convolutions -----------------------------------------------------------------------------------

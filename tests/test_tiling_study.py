@@ -22,6 +22,7 @@ from simcore.tiling.cases import lanes
 from simcore.tiling.implementations import cheapest, ranges
 from simcore.tiling.memory import memory
 from simcore.tiling_scenario import TilingScenario
+from simcore.trace import Trace
 from tests.thorough import first, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
@@ -228,6 +229,13 @@ def test_op_kinds_that_add_up_to_more_or_less_than_what_ran_end_a_study(
         outcome(strategies=[{"kind": "fractal"}])
 
 
+def test_a_case_in_which_nothing_takes_time_adds_up() -> None:
+    scenario = parse_scenario(document(), "tiny")
+    assert isinstance(scenario, TilingScenario)
+    case = next(cases(scenario))
+    bench._check_sum(case, {}, Trace())
+
+
 def test_a_prompt_is_in_the_total_and_in_no_token() -> None:
     found = outcome(
         prompt_tokens=20, strategies=[{"kind": "lazy"}, {"kind": "fractal", "half_storage": [False, True]}]
@@ -422,6 +430,16 @@ def test_the_tape_prints_every_strategy() -> None:
     assert len(heads) == 14
     assert heads[0] == "# lazy, 8 positions, 2 layers"
     assert any("tile 4 4" in line for line in lines)
+
+
+@pytest.mark.parametrize(("prompt", "done"), [(1, 1), (3, 3), (4, 4), (16, 4)])
+def test_a_tape_has_a_prompt_and_at_least_as_many_generated_positions(prompt: int, done: int) -> None:
+    """Of 8 positions: the prompt is computed up to its last one, and the others step by step."""
+    given = document(strategies=[{"kind": "lazy"}], prompt_tokens=prompt)
+    _, *launched = assemble(parse_scenario(given, "t"), "t").study.tape(record)
+    steps = [line for line in launched if "main  step: " in line]
+    assert f"| position {done - 1}" in launched[0]
+    assert [line.rpartition(" ")[2] for line in steps] == [str(t) for t in range(done, 8)]
 
 
 def test_flat_rows_have_all_columns(whole: Outcome) -> None:
