@@ -235,6 +235,15 @@ def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None
     assert [one.id for one in drawn(others, 0)[name]] == [one.id for one in chosen[name]]
 
 
+@pytest.mark.parametrize(("count", "share"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
+def test_a_tenth_of_the_rows_of_a_series_is_drawn_and_one_at_least(
+    count: int, share: int, tmp_path: Path
+) -> None:
+    one = row(MAX_70B, 4, 2, tmp_path)
+    (mine,) = drawn([replace(one, id=str(i)) for i in range(count)], seed=3).values()
+    assert len({chosen.id for chosen in mine}) == len(mine) == share
+
+
 # -- figures ---------------------------------------------------------------------------------------------
 
 
