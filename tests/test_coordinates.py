@@ -255,3 +255,20 @@ def test_what_is_drawn_is_no_larger_than_what_is_measured(
         largest[key] = max(largest.get(key, 0), op[axis])
     for op in drawn([kind], 200, 3):
         assert op[axis] <= largest[tuple(op[name] for name in same)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "most"),
+    [(249, 249, 256), (257, 257, 272), (300, 289, 304), (511, 497, 512), (513, 513, 576), (1024, 961, 1024),
+     (1025, 1025, 1152), (4096, 3969, 4096), (4097, 4097, 4352)],
+)  # fmt: skip
+def test_products_of_as_many_rows_as_engines_pad_to_are_alike(rows: int, least: int, most: int) -> None:
+    """Engines pad up to 256 rows to eights, up to 512 to sixteens, up to 1024 to 64, up to 4096 to 128, then
+    to 256: the fewest and the most rows that are launched as these are."""
+
+    def launched(m: int) -> int:
+        op = ops.matmul("m", m=m, n=64, k=64, dtype="bf16")
+        return coordinates("matmul", dimensions(op))["m"]
+
+    alike = [m for m in range(rows - 300, rows + 300) if launched(m) == launched(rows)]
+    assert (alike[0], alike[-1], launched(rows)) == (least, most, most)

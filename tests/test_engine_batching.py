@@ -40,6 +40,13 @@ def test_a_whole_prompt_that_grew_too_long_by_a_preemption_is_computed_alone() -
     assert [r.generated for r in found.requests] == [12, 12]
 
 
+def test_a_prompt_as_long_as_a_step_waits_until_nobody_decodes() -> None:
+    found = run(request(0, 0.0, 4, prompt=4), request(1, 0.5, 1, prompt=8), prefill="whole")
+    assert found.sizes("prefill", "prompt_tokens") == [4, 8]
+    assert found.sizes("mixed", "tokens") == []
+    assert found.requests[1].scheduled_s == found.requests[0].finish_s
+
+
 def test_prompts_first_make_those_that_decode_stand_still() -> None:
     wanted = request(0, 0.0, 4, prompt=4), request(1, 1.5, 2, prompt=16)
     beside, first = run(*wanted), run(*wanted, prefill="first")
@@ -60,6 +67,20 @@ def test_new_prompts_wait_for_others_while_somebody_decodes(tokens: int, first_t
     # It comes during the second step. It waits three steps, or none where it fills the step with one that
     # decodes, and takes one.
     assert found.requests[1].first_token_s == first_token_s
+
+
+@pytest.mark.parametrize(("prompt", "waits"), [(6, True), (7, False), (20, False)])
+def test_prompts_that_fill_a_step_wait_for_nobody(prompt: int, waits: bool) -> None:
+    """A step of 8 tokens, one of which decodes: a longer prompt fills it no more than one of 7 does."""
+    wanted = request(0, 0.0, 30, prompt=4), request(1, 1.5, 2, prompt=prompt)
+    found = run(*wanted, wait_steps=3, wait_tokens=8)
+    assert found.requests[1].scheduled_s == (5.0 if waits else 2.0)
+
+
+def test_no_step_holds_more_tokens_than_its_budget_to_end_a_wait() -> None:
+    """Asked for 9 tokens of steps of 8, a prompt waits its steps, however long it is."""
+    wanted = request(0, 0.0, 30, prompt=4), request(1, 1.5, 2, prompt=20)
+    assert run(*wanted, wait_steps=3, wait_tokens=9).requests[1].scheduled_s == 5.0
 
 
 def test_waiting_ends_when_enough_have_come() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean
@@ -9,6 +10,7 @@ from statistics import fmean
 import pytest
 import torch
 
+from kernels.kernel import Kernel
 from simcore import ops
 from simcore.ops import Floor, Op, Price
 from simcore.study import Axes, Row
@@ -20,6 +22,7 @@ from validate.ladder import (
     _relative,
     compared,
     ladder,
+    numeric_error,
     off_pct,
     op_points,
     prices_of,
@@ -148,6 +151,23 @@ def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
     assert _relative(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
     turned = torch.tensor([3.0 + 4.5j], dtype=torch.complex64)
     assert _relative(turned, torch.tensor([3.0 + 4.0j], dtype=torch.complex128)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("off", [(0.25, 0.0), (0.0, 0.25), (0.125, 0.25)])
+def test_a_fused_op_is_as_wrong_as_the_worst_of_its_parts(off: tuple[float, float]) -> None:
+    """Parts of 2 and 4 tokens, each of which is off by so much."""
+
+    def run(op: Op, x: torch.Tensor) -> torch.Tensor:
+        return x * (1.0 + off[op["tokens"] == 4])
+
+    def inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[torch.Tensor, ...]:
+        del generator
+        return (torch.ones(op["tokens"], device=device),)
+
+    table = {normed(2).kind: Kernel(run, lambda op, x: x, inputs)}
+    fused = replace(normed(6), kind="fused", parts=(normed(2), normed(4)))
+    assert numeric_error(fused, table) == pytest.approx(max(off))
+    assert numeric_error(fused, {}) is None
 
 
 # -- what is compared ------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ import pytest
 
 from simcore import ops
 from simcore.machine import Machine, Overheads, Program
-from simcore.metrics import critical_path, exposed_communication_s, interval, price_shares, tokens
+from simcore.metrics import PathPiece, critical_path, exposed_communication_s, interval, price_shares, tokens
 from simcore.ops import Graph, Op, Price, Publication, SourceKind
 from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.trace import Cause, Mark, Span, Trace
 from tests.programs import meet, sends, toy, toys
 
 TOKENS = 4
@@ -136,6 +136,45 @@ def test_a_path_has_neither_gaps_nor_overlaps_and_ends_at_its_mark(seed: int) ->
         assert [a.end_s for a in path[:-1]] == pytest.approx([b.start_s for b in path[1:]], abs=1e-15)
     for token in tokens(run):
         assert sum(token.by_kind().values()) == pytest.approx(token.latency_s)
+
+
+def skipped(number: int, start_s: float, end_s: float, cause: Cause) -> Span:
+    """A span without ops, which a path shows as a gate."""
+    when = (start_s, start_s, end_s)
+    return Span(number, number, 0, "main", f"graph {number}", "skipped", *when, cause, (), (), ())
+
+
+def test_between_a_cause_and_what_it_began_a_path_idles_on_no_device() -> None:
+    """By hand: span 1 begins 2 s after the end of span 0, and is marked 1 s after its own."""
+    spans = [skipped(0, 0.5, 1.5, Cause(None, 0.25)), skipped(1, 3.5, 4.5, Cause(0, 1.5))]
+    mark = Mark(0, "token 0", 5.5, Cause(1, 4.5))
+    trace = Trace(spans, marks=[mark])
+    path = critical_path(trace, mark)
+    expected = [
+        ("idle", 0.0, 0.25),
+        ("idle", 0.25, 0.5),
+        ("gate", 0.5, 1.5),
+        ("idle", 1.5, 3.5),
+        ("gate", 3.5, 4.5),
+        ("idle", 4.5, 5.5),
+    ]
+    assert [(piece.kind, piece.start_s, piece.end_s) for piece in path] == expected
+    assert {(piece.kind, piece.rank) for piece in path} == {("idle", -1), ("gate", 0)}
+    (token,) = tokens(trace)
+    assert token.by_kind() == {"idle": 3.5, "gate": 2.0}
+
+
+def test_a_host_is_busy_on_no_device_from_what_it_waited_for() -> None:
+    """By hand: before the first launch the host is busy from the start, then from the end of span 0 on."""
+    spans = [
+        skipped(0, 0.5, 1.5, Cause(None, 0.5, host=True)),
+        skipped(1, 3.5, 4.5, Cause(0, 3.5, host=True)),
+    ]
+    mark = Mark(0, "token 0", 4.5, Cause(1, 4.5))
+    path = critical_path(Trace(spans, marks=[mark]), mark)
+    host = [piece for piece in path if piece.kind == "host"]
+    assert host == [PathPiece("host", "host", -1, 0.0, 0.5), PathPiece("host", "host", -1, 1.5, 3.5)]
+    assert [piece.end_s for piece in path] == [0.5, 1.5, 3.5, 4.5]
 
 
 def test_shares_of_prices_are_of_the_seconds_that_each_source_gave() -> None:

@@ -207,3 +207,10 @@ def test_a_crossover_that_cannot_be_searched_says_why() -> None:
         "crossover_hit_rate": (None, "hits are drawn at random: give a rate that is counted"),
         "crossover_link_latency_s": (None, "the profile fixes what collectives take"),
     }
+
+
+def test_a_crossover_is_searched_up_to_the_longest_context_that_is_asked_for() -> None:
+    strategy = alspec(2, '"kind": "rate", "value": 0.5')
+    outcome, _ = ran("alspec.yaml", strategy, "crossover=[context_tokens]", "context_tokens=[1024, 4096]")
+    (row,) = (row for row in outcome.rows if row.metric == "crossover_context_tokens")
+    assert "1,024 to 4,096 tokens" in row.source or (row.value is not None and 1024 <= row.value <= 4096)

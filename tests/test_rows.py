@@ -151,6 +151,23 @@ def test_rows_are_the_spans_of_the_same_run(seed: int, rates: Rates) -> None:
     assert table["start_s"].tolist() == pytest.approx([starts[i] for i in launches], rel=within)
 
 
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("hundredths", [(3, 7), (7, 3), (5, 5)])
+def test_a_host_that_waits_for_two_goes_on_when_both_are_done(
+    hundredths: tuple[int, int], rows: bool
+) -> None:
+    went_on = []
+
+    def program(m: Machine) -> Program:
+        yield m.wait(
+            *(m.launch(toys(name, n), stream=name) for name, n in zip("ab", hundredths, strict=True))
+        )
+        went_on.append(m.now())
+
+    Simulation(toy_price, rows=rows).run(program)
+    assert went_on == [pytest.approx(max(hundredths) / 100)]
+
+
 # -- kernels of a burst ----------------------------------------------------------------------------------
 
 

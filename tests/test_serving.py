@@ -25,19 +25,21 @@ import yaml
 from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
 from simcore.cli import main
+from simcore.laws import LawError
 from simcore.ops import Graph
 from simcore.paged_kv import blocks_for
 from simcore.published import ServingPublished, read_serving_published
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.served_decoder import decode_sizes, step_sizes
 from simcore.serving import laws as serving_laws
-from simcore.serving.bench import Bench, Case, Result
+from simcore.serving.bench import Bench, Case, Result, prepared
 from simcore.serving.figures import figures
 from simcore.serving.served import Served
 from simcore.serving.study import cases
 from simcore.serving_scenario import ServingScenario
 from simcore.study import Outcome, Row, ServingAxes
 from simcore.tariff import Tariff
+from simcore.trace import ROW
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -952,6 +954,35 @@ def most_in_system(done: Served) -> int:
     comes = [(at_s, 1) for at_s in done.arrival_s.tolist()]
     goes = [(at_s - ROUNDING_S, -1) for at_s in done.finish_s.tolist()]
     return int(np.cumsum([step for _, step in sorted(comes + goes)]).max())
+
+
+def test_cases_are_named_by_their_clients_where_these_differ() -> None:
+    def names(clients: Any) -> list[str]:
+        loop = {"kind": "closed_loop", "clients": clients}
+        return [case.axes.label for case in cases(bench(document(workload=workload(8, loop))))]
+
+    (name,) = names(4)
+    assert names([1, 4]) == [f"{name}, 1 client", f"{name}, 4 clients"]
+    assert "client" not in name
+
+
+def test_warnings_name_a_case_within_their_sentence() -> None:
+    warnings = assembled(document()).study.run(lambda *_: None).warnings
+    told = [text for text in warnings if " in this case (" in text]
+    assert len(told) == 2
+    assert all(" in this case (at 30 requests/s, continuous batching, " in text for text in told)
+
+
+def test_a_broken_law_of_the_machine_ends_a_serving_run() -> None:
+    given = bench(document())
+    (case,) = cases(given)
+    broken = prepared(given, case, 0)
+    broken.simulate()
+    end_s = ROW.index("end_s")
+    # The first launch ends a second earlier than it did.
+    broken.simulation.trace.rows.numbers[end_s] -= 1.0
+    with pytest.raises(LawError, match="rows"):
+        broken.result()
 
 
 def test_more_clients_give_more_throughput_and_longer_answers() -> None:

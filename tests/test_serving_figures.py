@@ -22,6 +22,7 @@ from simcore.requests import STEP, Journal, Request
 from simcore.serving import laws
 from simcore.serving.figures import (
     PERCENTILES,
+    both,
     figures,
     over_replicas,
     unseen_gaps_s,
@@ -30,6 +31,7 @@ from simcore.serving.figures import (
 from simcore.serving.laws import Run
 from simcore.serving.levels import levels
 from simcore.serving.served import Occupancy, Served, Steps, served
+from simcore.serving.window import Window, whole_run
 from tests.thorough import first
 
 NAMES = {
@@ -634,6 +636,39 @@ def test_kv_grows_evenly_inside_a_step() -> None:
     columns = levels(case.served, case.steps, kv_limit=KV_LIMIT, servers=1, most=5)
     expected = [2 + (KV_LIMIT - 2) * i / 4 for i in range(4)]
     np.testing.assert_allclose(columns["kv_share"][:4] * KV_LIMIT, expected)
+
+
+def test_kv_of_a_window_is_the_mean_of_what_is_held_in_it() -> None:
+    """A server holds evenly more from 2 to 10 units in the 4 s of a step that begins at 1 s, then 5 units for
+    no time at all, 5 to 9 in 2 s, and 4 to 8 in half a second."""
+    requests = [Request(0, 1.0, 7, 9, 9, 1.0, 5.0, 7.5)]
+    case = Case(requests, Journal(), 1)
+    case.journal.step(0, 1.0, 5.0, 4, 1, 1, 0, 0, 0, 2, 10)
+    case.journal.step(0, 5.0, 5.0, 1, 1, 1, 0, 0, 0, 5, 5)
+    case.journal.step(0, 5.0, 7.0, 4, 1, 1, 0, 0, 0, 5, 9)
+    case.journal.step(0, 7.0, 7.5, 1, 1, 1, 0, 0, 0, 4, 8)
+
+    def held(begin_s: float, end_s: float) -> float | None:
+        window = Window(begin_s, end_s, np.ones(1, np.bool_))
+        found = figures(case.served, case.steps, kv_limit=KV_LIMIT, servers=1, slo=None, window=window)
+        return found["mean_kv_share"][0]
+
+    for begin_s, end_s in ((1.0, 5.0), (1.5, 4.5), (2.0, 3.0), (4.0, 5.0)):
+        assert held(begin_s, end_s) == close((begin_s + end_s) / KV_LIMIT)
+    assert held(5.0, 7.0) == close((5 + 9) / 2 / KV_LIMIT)
+    assert held(7.25, 7.5) == close(7 / KV_LIMIT)
+    # Over a boundary: the areas of both parts by the length of all.
+    assert held(3.0, 6.0) == close((8 * 2 + 6 * 1) / 3 / KV_LIMIT)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_requests_at_even_times_are_offered_at_their_rate(together: int) -> None:
+    """So many come every half second: as many gaps as groups but the last, which no gap follows."""
+    times = [3.0 + 0.5 * (i // together) for i in range(6 * together)]
+    case = Case([Request(i, t, 7, 1, 1, t, 9.0, 9.0) for i, t in enumerate(times)], Journal(), 1)
+    window = whole_run(case.served)
+    found = both(case.served, case.steps, kv_limit=KV_LIMIT, servers=1, slo=None, window=window)
+    assert found["offered_per_s"] == (close(2.0 * together), "1/s")
 
 
 def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> None:

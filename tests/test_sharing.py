@@ -301,3 +301,15 @@ def test_streams_share_the_thread_that_launches_their_kernels(
         assert m.now() == pytest.approx(2.0 * slower, rel=0.05)
 
     Simulation(toy_price, overheads=overheads, rows=rows).run(program)
+
+
+def test_a_piece_is_noted_once_a_moment() -> None:
+    """Both begin at the same time and slow each other down from it on, and the longer one is alone later."""
+
+    def program(m: Machine) -> Program:
+        both = [m.launch(toys(name, n, memory=100), stream=name) for name, n in (("a", 10), ("b", 30))]
+        yield m.wait(*both)
+
+    trace = Simulation(toy_price, roofline=toy_roofline, rates=max_min_rates).run(program)
+    progress = {span.graph: [now_s for now_s, _ in span.progress] for span in trace.spans}
+    assert progress == {"a": [0.0, pytest.approx(0.2)], "b": [0.0, pytest.approx(0.2), pytest.approx(0.4)]}

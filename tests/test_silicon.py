@@ -179,6 +179,14 @@ def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     assert inconsistent(slow, [slow, replace(many, ranks=2)]) == ""
 
 
+@pytest.mark.parametrize(("osl", "cycle_s"), [("1", 0.1), ("2", 0.12), ("64", 0.1 + 63 * 0.02)])
+def test_the_first_token_is_in_no_gap_between_tokens(osl: str, cycle_s: float, tmp_path: Path) -> None:
+    """TTFT of 100 ms, and 20 ms for each token but the first."""
+    one = row({**MAX_70B, "osl": osl}, 1, 2, tmp_path)
+    assert one.cycle_s == pytest.approx(cycle_s)
+    assert Predicted(one.ttft_s, one.tpot_s, 0.0, 0.0, 0).cycle_s(one) == pytest.approx(cycle_s)
+
+
 # -- predictions -----------------------------------------------------------------------------------------
 
 
@@ -225,6 +233,15 @@ def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None
     others = [replace(one, tpot_s=9.0) for one in rows]
     name = sorted(names)[0]
     assert [one.id for one in drawn(others, 0)[name]] == [one.id for one in chosen[name]]
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
+def test_a_tenth_of_the_rows_of_a_series_is_drawn_and_one_at_least(
+    count: int, share: int, tmp_path: Path
+) -> None:
+    one = row(MAX_70B, 4, 2, tmp_path)
+    (mine,) = drawn([replace(one, id=str(i)) for i in range(count)], seed=3).values()
+    assert len({chosen.id for chosen in mine}) == len(mine) == share
 
 
 # -- figures ---------------------------------------------------------------------------------------------

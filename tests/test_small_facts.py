@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devices.price import launches_and_floor
 from simcore.decode.cases import label_of
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
-from simcore.ops import activation
+from simcore.ops import Floor, Op, Work, activation, prompts, put
 from simcore.ops_convolution import (
     Implementation,
     conv_carry,
@@ -21,6 +22,7 @@ from simcore.ops_convolution import (
     span_order,
 )
 from simcore.scenario import parse_scenario
+from simcore.serving.compare import _same
 from simcore.sim import Simulation
 from simcore.speculation import LayerHits, RateHits
 from simcore.tiling.cases import cases, model_of
@@ -98,6 +100,37 @@ def test_a_trace_has_a_title_where_it_was_given_one(tmp_path: Path) -> None:
         assert written.get("otherData") == expected
         shown = [(e["name"], e["ts"], e["dur"]) for e in written["traceEvents"] if e["ph"] == "X"]
         assert shown == [("op0", 0.0, pytest.approx(1e4)), ("op1", pytest.approx(1e4), pytest.approx(2e4))]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("bf16", 2), ("fp32", 4)])
+def test_a_put_sends_what_it_reads_and_computes_nothing(dtype: str, number: int) -> None:
+    work = put("hop", elements=12, axis="tensor", dtype=dtype).work
+    assert (work.flops, work.hbm_bytes, work.wire_bytes) == (0.0, 12 * number, 12 * number)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64])
+@pytest.mark.parametrize("cached", [0, 1, 30])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_prompts_of_one_length_are_counted_by_their_pairs(tokens: int, cached: int, count: int) -> None:
+    """The i-th token of a prompt looks at those cached and at i of its own."""
+    pairs = sum(cached + i for i in range(1, tokens + 1))
+    assert prompts(count * tokens, count * (cached + tokens), count * pairs) == count
+
+
+def test_a_published_figure_is_compared_at_its_own_axes_alone() -> None:
+    """What it does not say fits all; what it says fits no other value, nor a case without one."""
+    assert _same(None, 20.0)
+    assert _same(None, None)
+    assert _same(20.0, 20.0 * (1.0 + 1e-12))
+    assert not _same(20.0, 21.0)
+    assert not _same(20.0, None)
+
+
+def test_without_a_number_of_processors_blocks_do_not_run_in_waves() -> None:
+    """Of 3 blocks on 2 processors, in two waves, a quarter of the processors' time is idle."""
+    op = Op("split", "split", (("blocks", 3),), "bf16", lambda op: Work(0.0, 0.0))
+    assert launches_and_floor(op, lambda op: Floor(0.0, 3.0, 0.0)) == (1, 3.0)
+    assert launches_and_floor(op, lambda op: Floor(0.0, 3.0, 0.0), 2) == (1, 4.0)
 
 
 # -- long convolutions -----------------------------------------------------------------------------------

@@ -209,6 +209,30 @@ def test_tiles_are_as_many_as_theorem_2_says(p: int, parallel: bool) -> None:
     assert sum(found.values()) == length - 1
 
 
+@pytest.mark.parametrize("first_side", [1, 2, 8, 16, 32])
+def test_tiles_go_layer_by_layer_from_the_side_that_is_asked_for(first_side: int) -> None:
+    """3 layers: one launch of all below that side, and one op a layer from it on."""
+    layers = set[tuple[int, int]]()
+    model = LongConvolution(3, 4, 64)
+    for burst in launches(lambda m: fractal_tiling(m, model, [], sequential_from=first_side)):
+        layers |= {(op["side"], op["layers"]) for op in burst.ops if op.kind.startswith("tile_")}
+    assert layers == {(side, 3 if side < first_side else 1) for side in (1, 2, 4, 8, 16, 32)}
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 9, 16, 33, 100])
+def test_tiles_of_data_dependent_filters_give_to_no_position_beyond_the_end(length: int) -> None:
+    """By their definition a tile of side U after position n - 1 gives to n .. n + 2 U - 2."""
+    model = LongConvolution(1, 4, length, mixer="data_dependent_convolution")
+    found = [
+        (op.where("position"), op["side"], op["outputs"])
+        for span in traced(relaxed_tiling, model).spans
+        for op in (priced.op for priced in span.ops)
+        if op.kind == "relaxed_tile"
+    ]
+    assert all(outputs == min(2 * side - 1, length - 1 - at) for at, side, outputs in found)
+    assert len(found) >= (length > 2)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 11, 12, 13, 100, 257, 1000])
 def test_tiles_of_any_length_are_counted_without_launching(length: int) -> None:
     found = tiles_launched(LongConvolution(1, 4, length), fractally())

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import pytest
 from simcore.assembly import assemble
 from simcore.cli import main
 from simcore.files import InputError
+from simcore.laws import LawError
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.study import COLUMNS, Outcome, Row, flat
 from simcore.tape import record
-from simcore.tiling import cases, study
+from simcore.tiling import bench, cases, study
 from simcore.tiling.cases import lanes
 from simcore.tiling.implementations import cheapest, ranges
 from simcore.tiling.memory import memory
 from simcore.tiling_scenario import TilingScenario
+from simcore.trace import Trace
 from tests.thorough import first, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
@@ -210,6 +213,27 @@ def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.Mo
             assert one.source == "prices as they are"
         else:
             assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9), one
+
+
+@pytest.mark.parametrize("factor", [1.0 - 1e-6, 1.0 + 1e-6])
+def test_op_kinds_that_add_up_to_more_or_less_than_what_ran_end_a_study(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = bench.seconds_by_kind
+
+    def spoilt(*of: Any) -> dict[str, float]:
+        return {kind: seconds * factor for kind, seconds in told(*of).items()}
+
+    monkeypatch.setattr(bench, "seconds_by_kind", spoilt)
+    with pytest.raises(LawError, match=re.escape(bench.LAW)):
+        outcome(strategies=[{"kind": "fractal"}])
+
+
+def test_a_case_in_which_nothing_takes_time_adds_up() -> None:
+    scenario = parse_scenario(document(), "tiny")
+    assert isinstance(scenario, TilingScenario)
+    case = next(cases(scenario))
+    bench._check_sum(case, {}, Trace())
 
 
 def test_a_prompt_is_in_the_total_and_in_no_token() -> None:
@@ -406,6 +430,16 @@ def test_the_tape_prints_every_strategy() -> None:
     assert len(heads) == 14
     assert heads[0] == "# lazy, 8 positions, 2 layers"
     assert any("tile 4 4" in line for line in lines)
+
+
+@pytest.mark.parametrize(("prompt", "done"), [(1, 1), (3, 3), (4, 4), (16, 4)])
+def test_a_tape_has_a_prompt_and_at_least_as_many_generated_positions(prompt: int, done: int) -> None:
+    """Of 8 positions: the prompt is computed up to its last one, and the others step by step."""
+    given = document(strategies=[{"kind": "lazy"}], prompt_tokens=prompt)
+    _, *launched = assemble(parse_scenario(given, "t"), "t").study.tape(record)
+    steps = [line for line in launched if "main  step: " in line]
+    assert f"| position {done - 1}" in launched[0]
+    assert [line.rpartition(" ")[2] for line in steps] == [str(t) for t in range(done, 8)]
 
 
 def test_flat_rows_have_all_columns(whole: Outcome) -> None:
