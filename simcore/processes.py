@@ -4,6 +4,7 @@ Each process begins with all that its parent has worked out by then (prices abov
 can be pickled. What comes back stands in the order of the pieces, whichever process was done first.
 """
 
+import gc
 import os
 import signal
 import time
@@ -83,6 +84,8 @@ def _call(i: int) -> Any:
 
 def _begin() -> None:
     """The parent alone hears Ctrl-C and ends its processes; they end too where it is killed."""
+    # What the parent has worked out stays there for good: to walk over it would copy its memory.
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, number):
