@@ -92,6 +92,8 @@ def _all_found(
     if jobs > 1:
         # Many cases launch the same: what that is, is recorded once, before there are several processes.
         for case in runnable:
+            if bench.full:
+                break
             bench.order(case, bench.model(case))
     gave = in_processes(work, count, jobs, lambda done: progress(done, count), SHORT_S)
     found = [replace(one, case=case) for case, (one, _) in zip(runnable, gave, strict=True)]
