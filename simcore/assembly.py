@@ -383,6 +383,7 @@ def _single_device(device: DeviceInUse, place: Place, overheads: Overheads) -> S
         rates=_rates_of(profile),
         start=place.start,
         repeats=place.repeats,
+        jobs=place.jobs,
     )
 
 

@@ -72,7 +72,7 @@ class SingleDevice:
     chosen, whatever the run is charged (`price`). `in_cache`: prices of ops whose operands are in the L2
     cache, where `stays_bytes` stay until they are used again; None where nobody has measured that.
     `profile`: the name of the fits in use, or None; `rates`: how graphs slow each other down; `start`,
-    `repeats` as in Hardware."""
+    `repeats`, `jobs` as in Hardware."""
 
     name: str
     price: Pricer
@@ -86,6 +86,7 @@ class SingleDevice:
     rates: Rates = max_min_rates
     start: Start = simulated
     repeats: int = 1
+    jobs: int = 1
 
     @property
     def measured(self) -> bool:

@@ -2,16 +2,23 @@
 
 import os
 import signal
+import time
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simcore.cli import app
+from simcore.cli import app, main
+from simcore.decode import bench as decode_bench
+from simcore.decode import crossover
 from simcore.files import InputError
+from simcore.laws import LawError
+from simcore.operators import study as operators_study
 from simcore.processes import in_processes
+from simcore.tiling import study as tiling_study
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
@@ -40,6 +47,40 @@ def test_what_a_piece_raises_comes_back(jobs: int) -> None:
     with pytest.raises(InputError, match="piece 3"):
         in_processes(work, 6, jobs, lambda _: None)
     assert active_children() == []
+
+
+def test_of_two_errors_the_one_that_one_process_would_meet_is_raised() -> None:
+    def work(i: int) -> int:
+        if not i:
+            time.sleep(0.2)
+        raise InputError(f"piece {i}")
+
+    with pytest.raises(InputError, match="piece 0"):
+        in_processes(work, 2, 2, lambda _: None)
+
+
+def test_what_is_soon_done_starts_no_process() -> None:
+    assert {*in_processes(lambda _: os.getpid(), 3, 2, lambda _: None, 60.0)} == {os.getpid()}
+
+
+def test_an_error_in_a_process_is_told_as_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(bench: Any, case: Any) -> None:
+        raise LawError(f"of {case.label}, {case.length}")
+
+    monkeypatch.setattr(operators_study, "SHORT_S", 0.0)
+    monkeypatch.setattr(operators_study.Bench, "run", broken)
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump(STUDIES[-1]), encoding="utf-8")
+    told = []
+    for jobs in ("1", "3"):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(file), "--jobs", jobs, "--out", str(tmp_path / jobs)])
+        told.append((ended.value.code, capfd.readouterr().err))
+        assert not (tmp_path / jobs).exists()
+    assert told[0] == told[1]
+    assert told[0][0] == 1
 
 
 def test_a_killed_process_is_told_in_one_line() -> None:
@@ -83,11 +124,45 @@ SCENARIO = {
 }
 
 
-def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(tmp_path: Path) -> None:
+OTHERS = {
+    "decode": {
+        "model": "llama-3.1-8b",
+        "context_tokens": [1024, 131072],
+        "strategies": [
+            {"kind": "tensor_parallel", "ranks": [1, 2]},
+            {"kind": "alspec", "ranks": [1, 2], "hits": {"kind": "rate", "value": [0.5, 0.875]}},
+        ],
+        "crossover": ["hit_rate", "link_latency_s"],
+    },
+    "tiling": {
+        "model": {"kind": "long_convolution", "layers": [2, 3], "channels": 64, "block": "mlp"},
+        "batch": [1, 2],
+        "tokens": [512, 1024],
+        "strategies": [{"kind": "lazy"}, {"kind": "fractal"}],
+    },
+    "linear_attention": {
+        "heads": 4,
+        "dim": 64,
+        "length": [256, 1024, 4096],
+        "batch": [1, 2],
+    },
+}
+STUDIES = [SCENARIO, *({"name": "jobs", "device": "h200-sxm", "study": s, **o} for s, o in OTHERS.items())]
+
+
+@pytest.mark.parametrize("scenario", STUDIES, ids=lambda scenario: scenario["study"])
+def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: dict[str, Any]
+) -> None:
+    # However short the study is.
+    for module in (decode_bench, crossover, tiling_study, operators_study):
+        monkeypatch.setattr(module, "SHORT_S", 0.0)
     file = tmp_path / "jobs.yaml"
-    file.write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
+    file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
     for jobs in ("1", "3"):
         ran = CliRunner().invoke(app, ["run", str(file), "--jobs", jobs, "--out", str(tmp_path / jobs)])
         assert ran.exit_code == 0, ran.output
-    for name in ("results.csv", "requests.parquet", "levels.parquet", "trace.json.gz"):
+    names = {path.name for path in (tmp_path / "1").iterdir() if path.suffix in (".csv", ".parquet", ".gz")}
+    assert {"results.csv", "trace.json.gz"} <= names
+    for name in names:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes(), name

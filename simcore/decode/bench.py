@@ -17,6 +17,7 @@ from simcore.hardware import Hardware
 from simcore.machine import Machine, Program
 from simcore.models import GROUP, TENSOR, Decoder
 from simcore.ops import Pricer, SourceKind
+from simcore.processes import SHORT_S, in_processes
 from simcore.runs import Setup
 from simcore.scenario import DecodeScenario
 from simcore.schedules.alspec import alspec
@@ -144,6 +145,21 @@ class Bench:
             draws = case.hits.draws if case.hits else ((1.0, no_hits),)
             self.results[case] = _average([(w, self._run(case, p)) for w, p in draws], case)
         return self.results[case]
+
+    def run_all(self, cases: Sequence[Case], progress: Callable[[int, int], None]) -> None:
+        """Makes the runs that all these cases take, each once, on as many cores as there are."""
+        wanted = {
+            (_same(case), pattern): (case, pattern)
+            for case in cases
+            for _, pattern in (case.hits.draws if case.hits else ((1.0, no_hits),))
+        }
+        each = [*wanted.values()]
+
+        def done(count: int) -> None:
+            progress(count, len(each))
+
+        gave = in_processes(lambda i: self._run(*each[i]), len(each), self.hardware.jobs, done, SHORT_S)
+        self.runs.update(zip(wanted, gave, strict=True))
 
     def latency_s(self, case: Case) -> float:
         """The latency of a case where nothing else of its result is asked for."""

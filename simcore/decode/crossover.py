@@ -5,9 +5,12 @@ gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = where
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 
 from simcore.decode.bench import Bench, Case, Hits
 from simcore.decode.cases import rival_of
+from simcore.processes import SHORT_S, in_processes
 from simcore.speculation import balanced, hit_draws
 from simcore.study import Axes, Crossing, Row, crossing
 
@@ -32,15 +35,37 @@ def crossovers(
     found: list[Crossover] = []
     speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
     for axis in bench.scenario.crossover:
-        search = {
-            "context_tokens": _over_context,
-            "hit_rate": _over_rate,
-            "link_latency_s": _over_latency,
-        }[axis]
+        told = partial(progress, f"crossovers in {axis}:")
+        if axis == "link_latency_s":
+            found += _in_latency(bench, speculative, told)
+            continue
+        search = {"context_tokens": _over_context, "hit_rate": _over_rate}[axis]
         for done, crossover in enumerate(search(bench, speculative), 1):
             found.append(crossover)
-            progress(f"crossovers in {axis}:", done, len(speculative))
+            told(done, len(speculative))
     return found
+
+
+def _in_latency(
+    bench: Bench, speculative: Sequence[Case], progress: Callable[[int, int], None]
+) -> list[Crossover]:
+    """The crossings in link latency, which take by far the most runs, on as many cores as there are. Cases
+    with the same rival are one piece, so that no run of it is made in two processes."""
+    groups: dict[Case | None, list[int]] = {}
+    for i, case in enumerate(speculative):
+        groups.setdefault(rival_of(bench, case), []).append(i)
+    pieces = [*groups.values()]
+
+    def work(i: int) -> list[Crossover]:
+        return [*_over_latency(bench, [speculative[place] for place in pieces[i]])]
+
+    def done(count: int) -> None:
+        progress(count, len(pieces))
+
+    gave = in_processes(work, len(pieces), bench.hardware.jobs, done, SHORT_S)
+    places = [place for piece in pieces for place in piece]
+    found = [crossover for crossovers in gave for crossover in crossovers]
+    return [crossover for _, crossover in sorted(zip(places, found, strict=True), key=itemgetter(0))]
 
 
 def _gain(bench: Bench, case: Case) -> float:

@@ -5,6 +5,7 @@ speed-up = latency of the baseline / latency, at the same context and batch
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -33,10 +34,7 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
     warnings = fit_warnings(reasons)
     if not fitting:
         raise InputError(f"nothing fits; {warnings[0]}")
-    for done, case in enumerate(fitting):
-        progress(bench.hardware.doing, done, len(fitting))
-        bench.run(case)
-    progress(bench.hardware.doing, len(fitting), len(fitting))
+    bench.run_all(fitting, partial(progress, bench.hardware.doing))
     shown = shown_case(fitting)
     trace = _checked_trace(bench, shown)
     if fitting[0] != shown:

@@ -14,6 +14,7 @@ from simcore.operators.bench import Bench, Result
 from simcore.operators.crossovers import crossovers, never_ranked, not_ranked
 from simcore.operators.published import LATENCY, OUT_OF_MEMORY
 from simcore.ops import Graph
+from simcore.processes import SHORT_S, in_processes
 from simcore.schedules.one_launch import one_launch
 from simcore.study import NOT_RANKED, OperatorAxes, Outcome, Progress, Row
 
@@ -21,9 +22,14 @@ from simcore.study import NOT_RANKED, OperatorAxes, Outcome, Progress, Row
 def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs an operator study. Raises InputError where nothing fits into the device's memory."""
     cases = list(bench.cases())
-    for done, case in enumerate(cases):
-        progress(bench.device.doing, done, len(cases))
-        bench.run(case)
+    results = in_processes(
+        lambda i: bench.run(cases[i]),
+        len(cases),
+        bench.device.jobs,
+        lambda done: progress(bench.device.doing, done, len(cases)),
+        SHORT_S,
+    )
+    bench.results.update(zip(cases, results, strict=True))
     fitting = [case for case in cases if bench.run(case).latency_s is not None]
     if not fitting:
         raise InputError(

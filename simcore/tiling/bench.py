@@ -111,12 +111,18 @@ class Bench:
             self.models[case] = model, bursts(order, order.made(model))
         return self.models[case]
 
+    @property
+    def full(self) -> bool:
+        """Whether orders are forgotten when the next one is recorded."""
+        known = (order for orders in self.orders.values() for order in orders)
+        return sum(len(order.numbers) for order in known) > MOST_LAUNCHES
+
     def order(self, case: Case, model: LongConvolution) -> Order:
         """What a case launches and waits for, in order; cases whose schedules do the same share it."""
         known = self.orders.setdefault(repr(case.strategy), [])
         found = next((order for order in known if order.holds(model)), None)
         if found is None:
-            if sum(len(order.numbers) for orders in self.orders.values() for order in orders) > MOST_LAUNCHES:
+            if self.full:
                 self.orders.clear()
             ended: list[float] = []
             asked: Any = Asked(model)

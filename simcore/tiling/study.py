@@ -7,13 +7,15 @@ interval of a figure     = the same run with all prices at the fast, and at the 
                            median total is reported
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from simcore.files import InputError
 from simcore.laws import LawError, digest
 from simcore.ops_convolution import MIXER_KINDS
+from simcore.processes import SHORT_S, in_processes
 from simcore.study import Outcome, Progress, Row, middle_first
 from simcore.tiling import tables
 from simcore.tiling.answer import answer, notes, standings, warnings
@@ -43,23 +45,16 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs a tiling scenario. Raises InputError where nothing of it fits into memory."""
     wanted = list(cases(bench.scenario))
     refused: list[str] = []
-    found: list[Found] = []
-    growing: list[dict[str, Any]] = []
-    grown: set[str] = set()
-    for done, case in enumerate(wanted):
+    runnable: list[Case] = []
+    for case in wanted:
         reason = refusal(case, bench.model(case), bench.device.memory_bytes)
         if reason is not None:
             refused.append(reason)
         else:
-            one, first = _found(bench, case)
-            found.append(one)
-            # Growth is shown at the first point of a label; longer cases come later.
-            if case.axes.label not in grown and case.axes.tokens == max(bench.scenario.tokens):
-                grown.add(case.axes.label)
-                growing += tables.growth(bench, case, first)
-        progress(bench.device.doing, done + 1, len(wanted))
-    if not found:
+            runnable.append(case)
+    if not runnable:
         raise InputError(f"nothing can be run; {refused[0]}")
+    found, growing = _all_found(bench, runnable, partial(progress, bench.device.doing))
     _check_repeatable(bench, found[0].case)
     for case in {one.case.axes.label: one.case for one in found}.values():
         _check_at_once(bench, case)
@@ -76,6 +71,33 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         trace=trace,
         standings=standings(found),
     )
+
+
+def _all_found(
+    bench: Bench, runnable: Sequence[Case], progress: Callable[[int, int], None]
+) -> tuple[list[Found], list[dict[str, Any]]]:
+    """What all cases gave, on as many cores as there are, and how they grow with the length."""
+    # Growth is shown at the first point of a label; longer cases come later.
+    longest = max(bench.scenario.tokens)
+    grown = {
+        case.axes.label: i for i, case in reversed([*enumerate(runnable)]) if case.axes.tokens == longest
+    }
+
+    def work(i: int) -> tuple[Found, list[dict[str, Any]]]:
+        case = runnable[i]
+        found, first = _found(bench, case)
+        return found, [*tables.growth(bench, case, first)] if grown.get(case.axes.label) == i else []
+
+    count, jobs = len(runnable), bench.device.jobs
+    if jobs > 1:
+        # Many cases launch the same: what that is, is recorded once, before there are several processes.
+        for case in runnable:
+            if bench.full:
+                break
+            bench.order(case, bench.model(case))
+    gave = in_processes(work, count, jobs, lambda done: progress(done, count), SHORT_S)
+    found = [replace(one, case=case) for case, (one, _) in zip(runnable, gave, strict=True)]
+    return found, [record for _, records in gave for record in records]
 
 
 def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
