@@ -189,13 +189,14 @@ class Resolver:
 
     def resolve(self, records: Sequence[Record]) -> None:
         """Appends the spans of all records to the trace."""
+        for record in records:
+            record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
         self.clocks.move(max((self._early_s(record) for record in records), default=0.0))
         for record in records:
             if record.meeting is not None:
                 issued_s = self._issued_s.get(record.meeting, 0.0)
                 self._issued_s[record.meeting] = max(issued_s, record.launch.issued_s)
             record.end_s = max(0.0, self.clocks.at(record.after))
-            record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
         for record in records:
             if record.publication is not None and not record.skipped:
                 key = (record.publication.signal, record.rank)
@@ -216,7 +217,7 @@ class Resolver:
         The looks at both clocks are off by that at least: where others use the card, by a slice of time."""
         ends_s = record.queued_s - self.clocks.at(record.after)
         if record.before is None:
-            return max(0.0, ends_s + self._floor_s(record))
+            return max(0.0, ends_s + (0.0 if record.skipped else self._floor_s(record)))
         return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
