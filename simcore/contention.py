@@ -33,11 +33,12 @@ collectives (they run at their own price). A calibrated device may put its own f
 these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, count
-from math import exp, inf
-from operator import itemgetter
+from itertools import accumulate
+from math import exp, inf, nan
+from operator import itemgetter, mul
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,12 @@ class Demand:
     launch: float = 0.0
     since_s: float = 0.0
     kernels_per_s: float = 0.0
-    # What a law makes of this demand alone, by law: it is asked as long as the graph runs beside others.
-    turns: "dict[int, Turn]" = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
 
 Rates = Callable[[Sequence[Demand]], list[float]]
 
 # Bounds of what a kernel takes and leaves, in seconds, so that nobody's rate is nothing.
 LONGEST_S, LEAST_S = 1e5, 1e-15
-# Laws are numbered as they are made.
-_laws = count(1)
 
 
 def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[float]:
@@ -97,63 +94,164 @@ def max_min_rates(running: Sequence[Demand]) -> list[float]:
     return _rates(running, 1.0)
 
 
-# Of kernels that get in one after another, by second of their time alone: how much of it others may begin in;
-# the rest, over that; the share in which they keep the memory, or everybody, busy; likewise the arithmetic.
+class Crowd(Sequence[Demand]):
+    """What graphs beside each other ask of a device, in columns, for a law to go over. Where one asks for
+    something else, what a law makes of the others stays."""
+
+    __slots__ = ("_demands", "_law", "_stale", "compute", "even", "launch", "memory", "turns")
+
+    def __init__(self, demands: Iterable[Demand] = ()) -> None:
+        self._demands: list[Demand] = []
+        self.memory: list[float] = []
+        self.compute: list[float] = []
+        self.launch: list[float] = []
+        # Of kernels that get in one after another; by what law; and of whom that no longer holds.
+        self.turns: tuple[list[float], ...] = ([], [], [], [])
+        self._law: tuple[float, ...] = ()
+        self._stale: list[int] = []
+        self.even = _Even()
+        for demand in demands:
+            self.join(demand)
+
+    def __len__(self) -> int:
+        return len(self._demands)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._demands[i]
+
+    def __iter__(self) -> Iterator[Demand]:
+        return iter(self._demands)
+
+    def join(self, demand: Demand) -> None:
+        """One more, the last from here on."""
+        self._stale.append(len(self))
+        self._demands.append(demand)
+        self.memory.append(demand.memory)
+        self.compute.append(demand.compute)
+        self.launch.append(demand.launch)
+        for column in self.turns:
+            column.append(0.0)
+
+    def leave(self, i: int) -> None:
+        """One less; those behind it move up."""
+        self._stale = [other - (other > i) for other in self._stale if other != i]
+        for column in (self._demands, self.memory, self.compute, self.launch, *self.turns):
+            del column[i]  # type: ignore[attr-defined]
+
+    def change(self, i: int, demand: Demand) -> None:
+        """One asks for something else."""
+        self._stale.append(i)
+        self._demands[i] = demand
+        self.memory[i], self.compute[i], self.launch[i] = demand.memory, demand.compute, demand.launch
+
+    def work_out(self, memory: float, leaves_s: float, reach: float) -> None:
+        """Works out `turns` and `even` of whoever asks for something else than before, by a law."""
+        law = memory, leaves_s, reach
+        if self._law != law:
+            self._law, self._stale, self.even.level = law, list(range(len(self))), nan
+        leaves, keeps, reads, computes = self.turns
+        for i in self._stale:
+            leaves[i], keeps[i], reads[i], computes[i] = _turn(self._demands[i], *law)
+        level = memory / len(self)
+        if self.even.level != level:
+            self.even.level = level
+            self.even.begin(self)
+        else:
+            for i in self._stale:
+                self.even.note(self, i)
+        self._stale.clear()
+
+
+# By second of its time alone: how much of it others may begin in; the rest, over that; the share in which it
+# keeps the memory, or everybody, busy; likewise the arithmetic.
 Turn = tuple[float, float, float, float]
 
 
-def _turn(demand: Demand, take: float, memory: float, leaves_s: float) -> Turn:
-    """`take`: the share of its time alone that its kernels take."""
+def _turn(demand: Demand, memory: float, leaves_s: float, reach: float) -> Turn:
+    take = 1.0
+    if memory != reach:
+        # Kernels that find their operands in the cache are shorter by what they need not read.
+        take = max(LEAST_S, 1.0 - demand.memory * (1.0 / reach - 1.0 / memory))
     leave = _leave(take, demand.kernels_per_s, leaves_s)
     # While one keeps the others out, they neither read nor compute.
     keep = take - leaves_s * demand.kernels_per_s
-    busy = demand.memory / memory
-    return leave, (take - leave) / leave, max(busy, keep), max(demand.compute, keep)
+    return leave, (take - leave) / leave, max(demand.memory / memory, keep), max(demand.compute, keep)
 
 
-def _turns(running: Sequence[Demand], memory: float, leaves_s: float, reach: float, law: int) -> list[Turn]:
-    """The turns of all. Where nothing is found in the cache, what a law says of one demand stays; `law`: its
-    number."""
-    if memory != reach:
-        # Kernels that find their operands in the cache are shorter by what they need not read.
-        saved = 1.0 / reach - 1.0 / memory
-        takes = [max(LEAST_S, 1.0 - demand.memory * saved) for demand in running]
-        return [_turn(d, take, memory, leaves_s) for d, take in zip(running, takes, strict=True)]
-    found = [demand.turns.get(law) for demand in running]
-    for i, turn in enumerate(found):
-        if turn is None:
-            found[i] = running[i].turns[law] = _turn(running[i], 1.0, memory, leaves_s)
-    return found  # type: ignore[return-value]
+@dataclass(slots=True)
+class _Even:
+    """If nobody gets more of the memory than `level`: rates, and what is then asked of each turn."""
+
+    level: float = nan
+    rates: list[float] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+
+    def begin(self, crowd: Crowd) -> None:
+        """Works out those of all."""
+        level, (leaves, _, reads, computes) = self.level, crowd.turns
+        self.rates = [level / memory if memory > level else 1.0 for memory in crowd.memory]
+        self.left = list(map(mul, self.rates, leaves))
+        self.read = list(map(mul, self.rates, reads))
+        self.computed = list(map(mul, self.rates, computes))
+
+    def note(self, crowd: Crowd, i: int) -> None:
+        """Works out those of one."""
+        memory, (leaves, _, reads, computes) = crowd.memory[i], crowd.turns
+        self.rates[i] = rate = self.level / memory if memory > self.level else 1.0
+        self.left[i], self.read[i], self.computed[i] = rate * leaves[i], rate * reads[i], rate * computes[i]
+
+
+def _even_rates(crowd: Crowd) -> list[float] | None:
+    """Rates where an even share of the memory is all that holds anybody back, which is the usual case: then
+    they hang on nobody else's demand. None where it is not so."""
+    even, (leaves, keeps, _, _) = crowd.even, crowd.turns
+    if min(crowd.memory) < even.level or sum(crowd.compute) > 1.0 or sum(crowd.launch) > 1.0:
+        return None
+    free = 1.0 / (1.0 + sum(keeps))
+    if free > min(leaves) or free < max(even.left) or sum(even.read) > 1.0 or sum(even.computed) > 1.0:
+        return None
+    return even.rates.copy()
 
 
 def _rates(
-    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0, law: int = 0
+    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0
 ) -> list[float]:
     """Rates where the memory serves `memory` times its datasheet's rate, of which `reach` is no reuse."""
     if len(running) == 1:
         return [1.0]
-    rates = [1.0] * len(running)
-    for demands, capacity in (
-        ([d.memory for d in running], memory),
-        ([d.compute for d in running], 1.0),
-        ([d.launch for d in running], 1.0),
-    ):
+    crowd = running if isinstance(running, Crowd) else Crowd(running)
+    if leaves_s == inf:
+        return _fair_rates(crowd, memory)
+    crowd.work_out(memory, leaves_s, reach)
+    even = _even_rates(crowd)
+    if even is not None:
+        return even
+    leaves, keeps, reads, computes = crowd.turns
+    free = _free(leaves, keeps)
+    rates = [
+        free / leave if free < leave * rate else rate
+        for rate, leave in zip(_fair_rates(crowd, memory), leaves, strict=True)
+    ]
+    for busy in (reads, computes):
+        asked = list(map(mul, rates, busy))
+        level = _level(asked, 1.0)
+        if level < inf:
+            rates = [r * level / a if a > level else r for r, a in zip(rates, asked, strict=True)]
+    return rates
+
+
+def _fair_rates(crowd: Crowd, memory: float) -> list[float]:
+    """Rates where nobody keeps others out."""
+    rates = [1.0] * len(crowd)
+    for demands, capacity in ((crowd.memory, memory), (crowd.compute, 1.0), (crowd.launch, 1.0)):
         level = _level(demands, capacity)
         if level < inf:
             rates = [
                 level / demand if demand * rate > level else rate
                 for rate, demand in zip(rates, demands, strict=True)
             ]
-    if leaves_s == inf:
-        return rates
-    leaves, keeps, reads, computes = zip(*_turns(running, memory, leaves_s, reach, law), strict=True)
-    free = _free(leaves, keeps)
-    rates = [free / leave if free < leave * rate else rate for rate, leave in zip(rates, leaves, strict=True)]
-    for busy in (reads, computes):
-        asked = [rate * share for rate, share in zip(rates, busy, strict=True)]
-        level = _level(asked, 1.0)
-        if level < inf:
-            rates = [r * level / a if a > level else r for r, a in zip(rates, asked, strict=True)]
     return rates
 
 
@@ -213,18 +311,16 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
     [1.0, 1.0]
     """
 
-    law = next(_laws)
-
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, reach, leaves_s, reach, law)
+            return _rates(running, reach, leaves_s, reach)
         order = sorted([(demand.since_s, demand.memory) for demand in running], key=itemgetter(0))
         before_s, read = order[0]
         for since_s, memory in order[1:]:
             read += memory * (1.0 - exp((before_s - since_s) / reuse_s))
             before_s = since_s
         asked = sum([demand.memory for demand in running])
-        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach, law)
+        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach)
 
     return rates
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from math import sqrt
+from math import copysign, inf, sqrt
 
 from simcore.contention import Demand
 from simcore.ops import SourceKind
@@ -67,8 +67,39 @@ class Piece:
             min(DEMAND_STEPS, round(DEMAND_STEPS * (cost[3] + i * growth[3]) / seconds)),
         )
 
+    def last_like(self, i: int) -> int:
+        """The last of these replays, from i on, that asks the same of the device as replay i."""
+        wanted, low, high = self.demand_step(i), i, self.count - 1
+        # Each share is a ratio of two straight lines, so it only rises or only falls.
+        guess = min(self._leaves(wanted[0], 2, i), self._leaves(wanted[1], 3, i))
+        if guess < high:
+            for near in (guess - 1, guess, guess + 1):
+                if low < near < high:
+                    if self.demand_step(near) == wanted:
+                        low = near
+                    else:
+                        high = near
+                        break
+        if high == self.count - 1 and self.demand_step(high) == wanted:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.demand_step(middle) == wanted:
+                low = middle
+            else:
+                high = middle
+        return low
 
-UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0))
+    def _leaves(self, step: int, share: int, i: int) -> int:
+        """About where a share leaves its step, beyond replay i."""
+        s, g, asked, more = self.cost[0], self.growth[0], self.cost[share], self.growth[share]
+        at = (step + copysign(0.5, more * s - asked * g)) / DEMAND_STEPS
+        rises = more - at * g
+        left = (at * s - asked) / rises if rises else inf
+        return int(left) if i <= left < self.count else self.count
+
+
+UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0), -1)
 Shares = tuple[tuple[SourceKind, float], ...]
 
 
@@ -154,28 +185,19 @@ class Ramp:
     def next_change(self, replay: int) -> int:
         """The last replay, from `replay` on, that asks the same of the device as this one."""
         piece = self._piece(replay)
-        low, high = replay - piece.first, piece.count - 1
-        wanted = piece.demand_step(low)
-        if piece.demand_step(high) == wanted:
-            return piece.first + high
-        # Each share is a ratio of two straight lines, so it only rises or only falls.
-        while high - low > 1:
-            middle = (low + high) // 2
-            if piece.demand_step(middle) == wanted:
-                low = middle
-            else:
-                high = middle
-        return piece.first + low
+        return piece.first + piece.last_like(replay - piece.first)
 
     def around(self, work_s: float) -> tuple[float, Demand]:
         """What it asks of the device once so much is done, and the work up to which it asks just that."""
-        since_s, until_s, demand = self._around
+        since_s, until_s, demand, last = self._around
         if since_s <= work_s < until_s:
             return until_s, demand
-        replay = self.replay_at(work_s)
-        found = self.end_s(self.next_change(replay)), self.demand(replay)
-        self._around = (work_s, *found)
-        return found
+        # Usually all of that is done just now.
+        replay = last + 1 if work_s == until_s and last + 1 < self.replays else self.replay_at(work_s)
+        last = self.next_change(replay)
+        until_s, demand = self.end_s(last), self.demand(replay)
+        self._around = work_s, until_s, demand, last
+        return until_s, demand
 
     def shorten(self, replays: int) -> None:
         """Leaves out all but the first so many replays."""

@@ -3,6 +3,8 @@
     work done by a piece = integral of its rate;  rates change only when a piece comes or goes, or, while
     several run, when one of them comes to replays that ask something else of the device
 
+Only pieces whose rate changes are reckoned anew; of the others it is known when they are due.
+
 No clock of its own: whoever drives it says what time it is and asks when to come back. Alone on the
 device, a burst of any length therefore needs one event.
 """
@@ -11,10 +13,10 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nan
 from typing import Any, ClassVar, Protocol
 
-from simcore.contention import Demand, Rates
+from simcore.contention import Crowd, Demand, Rates
 from simcore.ops import Publication
 
 # Work that is this close to a boundary, relative to the time it was reckoned at, has reached it.
@@ -84,10 +86,11 @@ class Listed:
 
 
 class Work(Protocol):
-    """What runs on a device: `work_s` seconds of its `work` are done, at `rate` of its speed alone. Beside
-    others, it asks `demand` of the device until `next_s` of its work, or until something leaves it there.
-    `notes`: whether it notes where its rate changes."""
+    """What runs on a device: `work_s` seconds of its `work` were done at `at_s`, and since then it runs at
+    `rate` of its speed alone. Beside others, it asks `demand` of the device until `next_s` of its work, or
+    until something leaves it there. `notes`: whether it notes where its rate changes."""
 
+    at_s: float
     work_s: float
     rate: float
     demand: Demand
@@ -125,6 +128,7 @@ class Piece:
     publications: deque[tuple[float, Publication]]
     # What `finish` lets come, for whoever would rather do so himself.
     done: Any = None
+    at_s: float = 0.0
     work_s: float = 0.0
     rate: float = 1.0
     demand: Demand = IDLE
@@ -141,46 +145,43 @@ class Piece:
 class SharedDevice:
     """See the head of this file. All times in seconds."""
 
-    __slots__ = ("_first", "rates", "running", "updated_s")
+    __slots__ = ("_crowd", "_dues_s", "_rates", "rates", "running", "updated_s")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.running: list[Work] = []
+        # When something happened here last.
         self.updated_s = 0.0
-        # Of several pieces, when something happens to which, where nothing has changed since rates were.
-        self._first: tuple[float, Work] | None = None
+        # Of several pieces: what they ask for, at which rates they run, and when something happens to each.
+        self._crowd = Crowd()
+        self._rates: list[float] = []
+        self._dues_s: list[float] = []
 
     def start(self, piece: Work, now_s: float) -> None:
         """Adds a piece; everybody's rate may change."""
-        if self.running:
-            self.advance(now_s)
-        else:
-            self.updated_s = now_s
+        running = self.running
+        if len(running) == 1:
+            _credit(running[0], now_s)
+        piece.at_s = self.updated_s = now_s
         piece.note(now_s)
-        self.running.append(piece)
-        self._first = None
-        if len(self.running) > 1:
-            for other in self.running if len(self.running) == 2 else (piece,):
+        running.append(piece)
+        if len(running) > 1:
+            for other in running if len(running) == 2 else (piece,):
                 _look_ahead(other)
+                self._crowd.join(other.demand)
+                self._rates.append(nan)
+                self._dues_s.append(inf)
             self._reprice(now_s)
 
-    def advance(self, now_s: float) -> None:
-        """Credits the running pieces with what they did since the last change."""
-        elapsed_s = now_s - self.updated_s
-        self.updated_s = now_s
-        self._first = None
-        for piece in self.running:
-            piece.work_s += elapsed_s * piece.rate
-
     def leave(self, piece: Work) -> None:
-        """Takes a piece away of which nothing has run, if it is there."""
-        if piece in self.running:
-            self.running.remove(piece)
-            self._first = None
+        """Takes a piece away of which nothing has run, if it is there: then it is alone."""
+        if self.running == [piece]:
+            self.running.clear()
 
     def stop(self, piece: Work, now_s: float) -> None:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
-        self.advance(now_s)
+        _credit(piece, now_s)
+        self.updated_s = now_s
         slack = ROUNDING * max(now_s, piece.work_s)
         work = piece.work
         replay = work.replay_at(max(0.0, piece.work_s - slack))
@@ -192,81 +193,121 @@ class SharedDevice:
     def shorten(self, piece: Work, replays: int) -> None:
         """Leaves out all but the first so many replays of a piece."""
         piece.work.shorten(replays)
-        self._first = None
-        if len(self.running) > 1:
+        if len(self.running) > 1 and piece in self.running:
+            i = self.running.index(piece)
             _look_ahead(piece)
+            self._crowd.change(i, piece.demand)
+            self._dues_s[i] = _due_s(piece)
 
     def next_due(self) -> tuple[float, Work]:
-        """Seconds until something happens, and to which piece; one at least is running."""
+        """When something happens, and to which piece; one at least is running."""
         first = self.running[0]
         if len(self.running) == 1:
-            return max(0.0, (_target_s(first) - first.work_s) / first.rate), first
-        if self._first is not None:
-            return self._first
-        least_s = inf
-        for piece in self.running:
-            delay_s = (piece.next_s - piece.work_s) / piece.rate
-            if delay_s < least_s:
-                least_s, first = delay_s, piece
-        return max(0.0, least_s), first
+            return first.at_s + max(0.0, (_target_s(first) - first.work_s) / first.rate), first
+        due_s = min(self._dues_s)
+        return due_s, self.running[self._dues_s.index(due_s)]
 
     def arrive(self, due: Work, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
-        alone = len(self.running) == 1
-        if alone and not due.publications:
-            self.end_alone(due, now_s)
-            due.finish()
-            return
-        # Asked before the work is credited: rounding could carry it past the boundary that is due.
-        target_s = _target_s(due) if alone else due.next_s
-        elapsed_s = now_s - self.updated_s
         self.updated_s = now_s
-        finished = []
-        for piece in self.running:
-            work_s = target_s if piece is due else piece.work_s + elapsed_s * piece.rate
-            piece.work_s = work_s
-            slack = ROUNDING * (work_s if work_s > now_s else now_s)
-            # Most have come to nothing: only what rate they run at changes.
-            if not alone and work_s + slack < piece.next_s:
-                continue
-            while piece.publications and piece.publications[0][0] <= work_s + slack:
-                piece.publish(piece.publications.popleft()[1])
-            _snap(piece, slack, alone)
-            if piece.work_s >= piece.work.total_s:
-                finished.append(piece)
-            elif not alone:
-                _look_ahead(piece)
-        for piece in finished:
-            self.running.remove(piece)
-            piece.work_s = piece.work.total_s
-            piece.note(now_s)
-            piece.finish()
-        self._reprice(now_s)
+        if len(self.running) > 1:
+            self._arrive_beside_others(due, now_s)
+            return
+        if due.publications:
+            due.work_s, due.at_s = _target_s(due), now_s
+            self._publish(due, now_s)
+            if due.work_s + _slack_s(due, now_s) < due.work.total_s:
+                return
+        self.end_alone(due, now_s)
+        due.finish()
 
     def end_alone(self, piece: Work, now_s: float) -> None:
         """All of the only piece is done; whoever asks has to finish it."""
         self.running.clear()
         self.updated_s = now_s
-        piece.work_s = piece.work.total_s
-        piece.note(now_s)
+        _end(piece, now_s)
+
+    def _arrive_beside_others(self, due: Work, now_s: float) -> None:
+        dues_s, running = self._dues_s, self.running
+        dues_s[running.index(due)] = inf
+        came, finished, latest_s = [due], [], now_s * (1.0 + ROUNDING)
+        if min(dues_s) <= latest_s:
+            came = [
+                each for each, at_s in zip(running, dues_s, strict=True) if each is due or at_s <= latest_s
+            ]
+        for piece in came:
+            # Not what its rate makes of the time: rounding could carry it past what is due.
+            piece.work_s, piece.at_s = piece.next_s, now_s
+            if piece.publications:
+                self._publish(piece, now_s)
+            if piece.work_s + _slack_s(piece, now_s) >= piece.work.total_s:
+                finished.append(piece)
+                continue
+            i = running.index(piece)
+            before = piece.demand
+            _snap(piece, now_s)
+            _look_ahead(piece)
+            if piece.demand is not before:
+                self._crowd.change(i, piece.demand)
+            dues_s[i] = _due_s(piece)
+        for piece in finished:
+            self._remove(running.index(piece))
+            _end(piece, now_s)
+            piece.finish()
+        self._reprice(now_s)
+
+    def _publish(self, piece: Work, now_s: float) -> None:
+        while piece.publications and piece.publications[0][0] <= piece.work_s + _slack_s(piece, now_s):
+            piece.publish(piece.publications.popleft()[1])
+
+    def _remove(self, i: int) -> None:
+        del self.running[i]
+        if self._dues_s:
+            self._crowd.leave(i)
+            del self._dues_s[i], self._rates[i]
 
     def _reprice(self, now_s: float) -> None:
-        running = self.running
-        self._first = None
-        if not running:
-            return
-        rates = self.rates([piece.demand for piece in running])
-        least_s, first = inf, running[0]
-        for piece, rate in zip(running, rates, strict=True):
-            if rate != piece.rate:
-                if piece.notes:
-                    piece.note(now_s, once=True)
-                piece.rate = rate
-            delay_s = (piece.next_s - piece.work_s) / rate
-            if delay_s < least_s:
-                least_s, first = delay_s, piece
+        """Works out anew when something happens to those whose rate is another than before."""
+        running, before = self.running, self._rates
         if len(running) > 1:
-            self._first = max(0.0, least_s), first
+            rates = self.rates(self._crowd)
+        else:
+            # Alone, a piece is asked nothing.
+            rates = [1.0] * len(running)
+            self._crowd, self._dues_s = Crowd(), [inf] * len(running)
+        for i, rate in enumerate(rates):
+            if rate != before[i]:
+                piece = running[i]
+                if rate != piece.rate:
+                    _credit(piece, now_s)
+                    if piece.notes:
+                        piece.note(now_s, once=True)
+                    piece.rate = rate
+                self._dues_s[i] = _due_s(piece)
+        self._rates = rates
+        if len(running) == 1:
+            _credit(running[0], now_s)
+            self._rates, self._dues_s = [], []
+
+
+def _credit(piece: Work, now_s: float) -> None:
+    """Adds what a piece has done since that was reckoned last."""
+    piece.work_s += (now_s - piece.at_s) * piece.rate
+    piece.at_s = now_s
+
+
+def _due_s(piece: Work) -> float:
+    """When something happens to a piece beside others."""
+    return piece.at_s + max(0.0, (piece.next_s - piece.work_s) / piece.rate)
+
+
+def _end(piece: Work, now_s: float) -> None:
+    piece.work_s, piece.at_s = piece.work.total_s, now_s
+    piece.note(now_s)
+
+
+def _slack_s(piece: Work, now_s: float) -> float:
+    return ROUNDING * max(piece.work_s, now_s)
 
 
 def _target_s(piece: Work) -> float:
@@ -282,15 +323,8 @@ def _look_ahead(piece: Work) -> None:
         piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
-def _snap(piece: Work, slack: float, alone: bool) -> None:
-    """Work that is within `slack` of where something changes has come to it; alone, nothing does but at its
-    end."""
-    work = piece.work
-    if piece.work_s + slack >= work.total_s:
-        piece.work_s = max(piece.work_s, work.total_s)
-        return
-    if alone:
-        return
-    end_s = work.around(piece.work_s)[0]
-    if end_s <= piece.work_s + slack:
+def _snap(piece: Work, now_s: float) -> None:
+    """Work that is within rounding of where something changes has come to it."""
+    end_s = piece.work.around(piece.work_s)[0]
+    if end_s <= piece.work_s + _slack_s(piece, now_s):
         piece.work_s = end_s

@@ -528,12 +528,8 @@ class Simulation:
         number = self._alarms[rank] = self._alarms[rank] + 1
         if not device.running:
             return
-        delay_s, piece = device.next_due()
-        now_s = env.now
-        if device.updated_s > now_s:
-            # A device that was idle may begin a little later than now.
-            delay_s += device.updated_s - now_s
-        then(env.timeout(delay_s), partial(self._ring, rank, number, piece))
+        due_s, piece = device.next_due()
+        then(env.timeout(max(0.0, due_s - env.now)), partial(self._ring, rank, number, piece))
 
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
         if number != self._alarms[rank]:

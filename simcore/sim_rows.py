@@ -29,8 +29,8 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "begun_s", "demand", "done_with", "end", "graph", "id",
-        "issued_s", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes", "stopped", "stream",
+        "_sim", "_waiters", "advance", "after", "at_s", "begun_s", "demand", "done_with", "end", "graph",
+        "id", "issued_s", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes", "stopped", "stream",
         "until", "work", "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
@@ -64,7 +64,7 @@ class RowLaunch:
         self.end: Cause | None = None
         self.ran = 0
         self.work: Ramp | None = None
-        self.work_s = 0.0
+        self.at_s = self.work_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
         self.next_s = 0.0

@@ -24,7 +24,7 @@ from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.table import TABLE
 from simcore import laws
-from simcore.contention import Demand, in_rounds, max_min_rates, shared_reads
+from simcore.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
 from simcore.files import InputError
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Overheads
@@ -100,6 +100,51 @@ def test_who_holds_the_device_slows_others_and_speeds_nobody_up(
     for shares_ in ([d.memory for d in running], [d.compute for d in running]):
         if len(running) > 1:
             assert sum(r * (s + i) for r, s, i in zip(held, shares_, idle, strict=True)) <= 1.0 + 1e-9
+
+
+asked = st.builds(
+    Demand,
+    st.floats(0.01, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.2),
+    since_s=st.floats(0.0, 1.0),
+    kernels_per_s=st.floats(0.0, 1e6),
+)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@given(st.lists(asked, min_size=1, max_size=8), st.randoms(use_true_random=False), st.data())
+def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], random: Any, data: Any) -> None:
+    """Whoever comes, goes, or asks for something else: rates are those of a list of the same demands."""
+    laws_of = [max_min_rates, shared_reads(0.0, 0.8, 3e-6), shared_reads(0.1, 0.9, 1e-5), shared_reads(0.0)]
+    law = random.choice(laws_of)
+    crowd, plain = Crowd(begin), list(begin)
+    for _ in range(6):
+        for _ in range(random.randint(1, 3)):
+            move = random.choice(["join", "leave", "change", "change"])
+            at = random.randrange(len(plain))
+            if move == "join":
+                plain.append(data.draw(asked))
+                crowd.join(plain[-1])
+            elif move == "change":
+                plain[at] = data.draw(asked)
+                crowd.change(at, plain[at])
+            elif len(plain) > 1:
+                del plain[at]
+                crowd.leave(at)
+        assert list(crowd) == plain
+        assert law(crowd) == law(plain)
+        # Another law of the same demands leaves nothing behind.
+        if random.random() < 0.3:
+            law = random.choice(laws_of)
+
+
+@pytest.mark.parametrize("n", [2, 5, 32])
+def test_with_an_even_share_of_the_memory_nobody_hangs_on_others(n: int) -> None:
+    """Where the memory is all that holds anybody back, rate = reach / (n memory)."""
+    demands = [Demand(0.5 + 0.5 * i / n, 0.01, kernels_per_s=100.0) for i in range(n)]
+    rates = shared_reads(0.0, 0.9, 1e-2)(demands)
+    assert rates == pytest.approx([0.9 / (n * demand.memory) for demand in demands])
 
 
 def test_what_only_waits_runs_in_turns_or_freely() -> None:

@@ -216,6 +216,13 @@ def assert_around(ramp: Ramp, random: Random) -> None:
         found = ramp.demand(replay)
         assert until_s == ramp.end_s(ramp.next_change(replay))
         assert (demand.memory, demand.compute, demand.since_s) == (found.memory, found.compute, found.since_s)
+    # From change to change, as a device goes.
+    until_s = 0.0
+    while until_s < ramp.total_s:
+        replay = ramp.replay_at(until_s)
+        until_s, demand = ramp.around(until_s)
+        assert until_s == ramp.end_s(ramp.next_change(replay))
+        assert demand == ramp.demand(replay)
 
 
 def assert_shortened(make: Callable[[], Ramp], listed: Listed, random: Random) -> None:
