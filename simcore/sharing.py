@@ -117,6 +117,13 @@ class Work(Protocol):
     def finish(self) -> None:
         """Its work is done."""
 
+    def finish_last(self) -> None:
+        """Its work is done, and this is the last thing that its caller does."""
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
 
 @dataclass(slots=True, eq=False)
 class Piece:
@@ -126,8 +133,7 @@ class Piece:
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
-    # What `finish` lets come, for whoever would rather do so himself.
-    done: Any = None
+    finish_last: Callable[[], None] = _nothing
     at_s: float = 0.0
     work_s: float = 0.0
     rate: float = 1.0

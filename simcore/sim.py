@@ -81,6 +81,21 @@ class _Stream:
         return str(text).format(*filled)
 
 
+@dataclass(slots=True, eq=False)
+class Facts:
+    """What holds of all launches of a graph. `launch_s`: host time of one, of which `back_s` comes after it
+    may begin; `told`: the sizes that its host writes for its kernels, where that costs anything; `closed`:
+    whether one that is tied to no flag and no signal is worked out in closed form; `number`: of its name, in
+    rows."""
+
+    graph: Graph
+    launch_s: float
+    back_s: float
+    told: frozenset[str]
+    closed: bool
+    number: int
+
+
 class _Demands(Sequence[Demand]):
     """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
 
@@ -167,10 +182,7 @@ class Simulation:
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._cuts = cuts or Cuts(price, roofline)
-        self._graphs: dict[int, Graph] = {}
-        self._closed: dict[int, bool] = {}
-        self._tells: dict[int, frozenset[str]] = {}
-        self._launching_s: dict[int, tuple[float, float]] = {}
+        self._facts: dict[int, Facts] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -235,21 +247,21 @@ class Simulation:
         """Queues a launch; its stream works it off in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
 
-    def told_of(self, graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory."""
-        found = self._tells.get(id(graph))
+    def facts(self, graph: Graph) -> Facts:
+        """What holds of all launches of a graph."""
+        found = self._facts.get(id(graph))
         if found is None:
-            # A graph that is gone could leave its id to another one: keep it.
-            self._graphs[id(graph)] = graph
-            found = self._tells[id(graph)] = self.told(graph)
-        return found
-
-    def launching_s(self, graph: Graph) -> tuple[float, float]:
-        """Host time of a launch of a graph, and how much of it comes after it may begin."""
-        found = self._launching_s.get(graph.kernels)
-        if found is None:
-            launch_s = self.overheads.whole_launch_s(graph.kernels)
-            found = self._launching_s[graph.kernels] = launch_s, launch_s - self.overheads.begins_s(launch_s)
+            launch_s, names = self.overheads.whole_launch_s(graph.kernels), self.trace.rows.graphs
+            alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
+            # A graph that is gone could leave its id to another one: it is kept here.
+            found = self._facts[id(graph)] = Facts(
+                graph,
+                launch_s,
+                launch_s - self.overheads.begins_s(launch_s),
+                self.told(graph) if self.overheads.size_s else frozenset(),
+                self.rows and alone,
+                names.setdefault(graph.name, len(names)) if self.rows and alone else -1,
+            )
         return found
 
     def _stream(self, rank: int, name: str) -> _Stream:
@@ -324,16 +336,6 @@ class Simulation:
 
     # -- launches in closed form ---------------------------------------------------------------------
 
-    def closed_form(self, graph: Graph) -> bool:
-        """Whether launches of a graph, tied to no flag and no signal, are worked out in closed form."""
-        found = self._closed.get(id(graph))
-        if found is None:
-            alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
-            # A graph that is gone could leave its id to another one: keep it.
-            self._graphs[id(graph)] = graph
-            found = self._closed[id(graph)] = self.rows and alone
-        return found
-
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
         stream = self._stream(launch.rank, launch.stream)
@@ -348,26 +350,26 @@ class Simulation:
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
         """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
         work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
-        launch.work = work
+        launch.work, launch.lane = work, stream
         free_s = ready_s = stream.free.at_s
         for ticket in launch.after:
             if ticket.end is not None and ticket.end.at_s > ready_s:
                 ready_s = ticket.end.at_s
-        now_s = self.env.now
-        start_s = max(now_s, launch.issued_s)
+        now_s, start_s = self.env.now, launch.issued_s
+        start_s = max(start_s, now_s)
         launch.ready_s, launch.begun_s = ready_s, start_s
         if start_s > free_s:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.kernels = launch.graph.kernels
-        work.launch_s = self.launching_s(launch.graph)[0]
+        work.launch_s = launch.facts.launch_s
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.
             device.start(launch, start_s)
             number = self._alarms[rank] = self._alarms[rank] + 1
-            due_s = start_s - now_s + work.total_s
-            then(self.env.timeout(due_s), partial(self._ring, rank, number, launch))
+            alarm = self.env.timeout(start_s - now_s + work.total_s)
+            then(alarm, partial(self._ring, rank, number, launch))
         elif start_s > now_s:
             then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
         else:
@@ -399,20 +401,16 @@ class Simulation:
         work = launch.work
         if work is None or launch.end is not None:
             return
-        stream, end_s = self._streams[launch.rank, launch.stream], self.env.now
-        rows = self.trace.rows
-        graph = rows.graphs.get(launch.graph.name)
-        if graph is None:
-            graph = rows.graphs[launch.graph.name] = len(rows.graphs)
+        end_s, rows = self.env.now, self.trace.rows
         rows.numbers.extend(
             (
-                launch.id, launch.rank, stream.number, graph, launch.issued_s, launch.ready_s, launch.begun_s,
-                end_s, work.total_s, work.floor_s(), work.replays,
+                launch.id, launch.rank, launch.lane.number, launch.facts.number, launch.issued_s,
+                launch.ready_s, launch.begun_s, end_s, work.total_s, work.floor_s(), work.replays,
             )
         )  # fmt: skip
         work.count(rows.sources)
         launch.ran = work.replays
-        launch.end = stream.free = Cause(None, end_s)
+        launch.end = launch.lane.free = Cause(None, end_s)
 
     def curtail(self, launch: Launch | RowLaunch) -> None:
         """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
@@ -484,7 +482,7 @@ class Simulation:
             partial(succeed, done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
-            done,
+            partial(self.env.comes, done),
         )
         launch.piece = piece
         self._devices[launch.rank].start(piece, self.env.now)
@@ -535,11 +533,11 @@ class Simulation:
         if number != self._alarms[rank]:
             return
         device = self._devices[rank]
-        if isinstance(piece, Piece) and len(device.running) == 1 and not piece.publications:
+        if len(device.running) == 1 and not piece.publications:
             self._alarms[rank] += 1
             device.end_alone(piece, self.env.now)
             # Whatever waits for it has to be the last here.
-            self.env.comes(piece.done)
+            piece.finish_last()
             return
         device.arrive(piece, self.env.now)
         self._set_alarm(rank)

@@ -21,7 +21,7 @@ from simcore.clock import Clock
 from simcore.machine import Condition, Flag, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.sharing import Piece
-from simcore.sim_rows import RowLaunch, succeed
+from simcore.sim_rows import RowLaunch, Waiter, succeed
 from simcore.trace import Cause, Gauge, Mark, Message
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SimTicket:
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._waiters: list[Callable[[], None]] | None = None
+        self._waiters: list[Waiter] | None = None
         self.stopper: Callable[[], None] | None = None
         self.end: Cause | None = None
         self.ran = 0
@@ -64,12 +64,12 @@ class SimTicket:
         """Waits until it is done."""
         if self.end is None:
             event = self._env.event()
-            self.tell(lambda: succeed(event))
+            self.tell(lambda _: succeed(event))
             yield event
         assert self.end is not None
         return self.end
 
-    def tell(self, waiter: Callable[[], None]) -> None:
+    def tell(self, waiter: Waiter) -> None:
         """Calls `waiter` once it is done, which it is not yet."""
         if self._waiters is None:
             self._waiters = []
@@ -83,7 +83,7 @@ class SimTicket:
         if self._waiters is not None:
             waiters, self._waiters = self._waiters, None
             for waiter in waiters:
-                waiter()
+                waiter(False)
 
 
 class SignalTicket:
@@ -248,16 +248,14 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        launch_s, back_s = sim.launching_s(graph)
-        issued_s = self._spend(launch_s + self._telling_s(graph, given)) - back_s
-        tickets: tuple[Ticket, ...] = ()
+        facts = sim.facts(graph)
+        telling_s = self._telling_s(facts.told, given) if facts.told else 0.0
+        issued_s = self._spend(facts.launch_s + telling_s) - facts.back_s
+        tickets: Any = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
-        free = sim.rows and when is None and sets is None and len(tickets) == len(after)
-        if free and sim.closed_form(graph):
-            row = RowLaunch(
-                sim, self.rank, stream, graph, issued_s, cast(Any, tickets), given, advance, repeat, until
-            )
+        if facts.closed and when is None and sets is None and len(tickets) == len(after):
+            row = RowLaunch(sim, self.rank, stream, facts, issued_s, tickets, given, advance, repeat, until)
             if until is not None and repeat > 1:
                 self._watch(until, row)
             sim.submit_row(row)
@@ -271,7 +269,7 @@ class SimMachine:
         signals = tuple([t for t in after if isinstance(t, SignalTicket)]) if after else ()
         launch = Launch(
             sim.next_launch(), self.rank, stream, graph, Cause(self._host.span, issued_s, True),
-            cast(Any, tickets), signals, given, advance, repeat, until, when, sets or {}, ticket,
+            tickets, signals, given, advance, repeat, until, when, sets or {}, ticket,
         )  # fmt: skip
         ticket.stopper = partial(self._stop, launch)
         if until is not None and repeat > 1:
@@ -279,13 +277,11 @@ class SimMachine:
         sim.submit(launch)
         return ticket
 
-    def _telling_s(self, graph: Graph, sizes: Mapping[str, int]) -> float:
+    def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
-        if not self._sim.overheads.size_s:
-            return 0.0
         fresh = 0
-        for name in self._sim.told_of(graph):
+        for name in told:
             if name in sizes and self._told.get(name) != sizes[name]:
                 self._told[name] = sizes[name]
                 fresh += 1
@@ -332,29 +328,31 @@ class SimMachine:
         missing = [ticket for ticket in waited if ticket.end is None]
         left = len(missing)
 
-        def one_less() -> None:
+        def one_less(_: bool) -> None:
             nonlocal left
             left -= 1
             if left <= 0:
                 self._wake(event, waited)
 
         if not missing:
-            one_less()
+            one_less(False)
         for ticket in missing:
             ticket.tell(one_less)
         return event
 
-    def _wake(self, event: simpy.Event, waited: Sequence[Any]) -> None:
-        """The host goes on once it has seen that what it waited for is done."""
+    def _wake(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:
+        """The host goes on once it has seen that what it waited for is done. `last`: see `Waiter`."""
         if not self._sim.rows:
             for ticket in waited:
                 assert ticket.end is not None
                 self._go_on_after(ticket.end)
-        delay_s = self._sim.overheads.wait_s
-        if self._busy_until_s > self._env.now or delay_s > 0.0:
-            delay_s = self._spend(delay_s) - self._env.now
-        if delay_s > 0.0:
-            then(self._env.timeout(delay_s), lambda _: self._env.comes(event))
+        env, delay_s = self._env, self._sim.overheads.wait_s
+        if self._busy_until_s > env.now or delay_s > 0.0:
+            delay_s = self._spend(delay_s) - env.now
+        if last and (delay_s <= 0.0 or env.passes(delay_s)):
+            env.comes(event)
+        elif delay_s > 0.0:
+            then(env.timeout(delay_s), lambda _: env.comes(event))
         else:
             event.succeed()
 

@@ -9,19 +9,21 @@ collectives only among ranks that are in lockstep.
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from simcore.ops import Graph, Publication
+from simcore.ops import Publication
 from simcore.ramps import Ramp
 from simcore.sharing import IDLE
 from simcore.trace import Cause
 
 if TYPE_CHECKING:
-    from simcore.sim import Simulation
+    from simcore.sim import Facts, Simulation
     from simcore.sim_host import CauseSteps, SimTicket
 
+# Called when something is done; with True where that is the last thing that its caller does.
+Waiter = Callable[[bool], None]
 _NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
 
 
@@ -29,9 +31,9 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "at_s", "begun_s", "demand", "done_with", "end", "graph",
-        "id", "issued_s", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes", "stopped", "stream",
-        "until", "work", "work_s",
+        "_sim", "_waiters", "advance", "after", "at_s", "begun_s", "demand", "done_with", "end", "facts",
+        "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes",
+        "stopped", "stream", "until", "work", "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
     publications = _NOTHING_LEAVES
@@ -42,7 +44,7 @@ class RowLaunch:
         sim: "Simulation",
         rank: int,
         stream: str,
-        graph: Graph,
+        facts: "Facts",
         issued_s: float,
         after: "tuple[SimTicket | RowLaunch, ...]",
         sizes: Mapping[str, int],
@@ -54,7 +56,9 @@ class RowLaunch:
         self.id = sim.next_launch()
         self.rank = rank
         self.stream = stream
-        self.graph = graph
+        self.facts = facts
+        self.graph = facts.graph
+        self.lane: Any = None
         self.issued_s = issued_s
         self.after = after
         self.sizes = sizes
@@ -71,7 +75,7 @@ class RowLaunch:
         self.ready_s = self.begun_s = 0.0
         self.stopped = False
         self.done_with: Callable[[], None] | None = None
-        self._waiters: list[Callable[[], None]] | None = None
+        self._waiters: list[Waiter] | None = None
 
     # -- as a ticket ---------------------------------------------------------------------------------
 
@@ -89,12 +93,12 @@ class RowLaunch:
         """Waits until it is done."""
         if self.end is None:
             event = self._sim.env.event()
-            self.tell(lambda: succeed(event))
+            self.tell(lambda _: succeed(event))
             yield event
         assert self.end is not None
         return self.end
 
-    def tell(self, waiter: Callable[[], None]) -> None:
+    def tell(self, waiter: Waiter) -> None:
         """Calls `waiter` once it is done, which it is not yet."""
         if self._waiters is None:
             self._waiters = [waiter]
@@ -116,9 +120,20 @@ class RowLaunch:
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             for waiter in waiters:
-                waiter()
+                waiter(False)
         if self.done_with is not None:
             self.done_with()
+
+    def finish_last(self) -> None:
+        """Its work is done now, and this is the last thing that its caller does."""
+        waiters, go_on = self._waiters, self.done_with
+        if waiters is None or len(waiters) > 1 or go_on is None or go_on is not self.lane.go_on:
+            self.finish()
+            return
+        self._sim.end_row(self)
+        self._waiters = None
+        go_on()
+        waiters[0](True)
 
 
 def succeed(event: simpy.Event) -> None:
