@@ -56,6 +56,10 @@ class Piece:
         """Seconds of work of the first so many of these replays."""
         return replays * self.cost[0] + self.growth[0] * (replays * (replays - 1) / 2.0)
 
+    def floor_s(self) -> float:
+        """The least seconds that these replays can take."""
+        return self.count * self.cost[1] + self.growth[1] * (self.count * (self.count - 1) / 2.0)
+
     def demand_step(self, i: int) -> tuple[int, int]:
         """What replay i of these asks of memory and arithmetic, in steps."""
         cost, growth = self.cost, self.growth
@@ -103,33 +107,53 @@ UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0), -1)
 Shares = tuple[tuple[SourceKind, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the price of each replay of a burst comes from: `shares` in seconds; what is beyond them, from
+    `rest`."""
+
+    shares: Shares = ()
+    rest: SourceKind | None = None
+
+    def count(self, total_s: float, replays: int, sources: dict[SourceKind, float]) -> None:
+        """Adds replays that take so long in all to `sources`: seconds by where their price comes from."""
+        if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
+            sources[self.rest] = sources.get(self.rest, 0.0) + total_s
+            return
+        told_s = 0.0
+        for source, seconds in self.shares:
+            told_s += seconds
+            sources[source] = sources.get(source, 0.0) + seconds * replays
+        if self.rest is not None:
+            sources[self.rest] = sources.get(self.rest, 0.0) + total_s - told_s * replays
+
+
+NO_ORIGIN = Origin()
+
+
 class Ramp:
-    """The work of a burst: pieces in order. `shares` are seconds of each replay by where their price comes
-    from; what is beyond them comes from `rest`. `launch_s`: host time of a launch; `since_s`: when its stream
-    last began to work; `kernels`: how many a replay has."""
+    """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
+    launch; `since_s`: when its stream last began to work; `kernels`: how many a replay has."""
 
     __slots__ = (
         "_around",
         "_begins",
         "kernels",
         "launch_s",
+        "origin",
         "pieces",
         "replays",
-        "rest",
-        "shares",
         "since_s",
         "total_s",
     )
 
-    def __init__(self, pieces: list[Piece], shares: Shares = (), rest: SourceKind | None = None) -> None:
+    def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN) -> None:
         self.pieces = pieces
         last = pieces[-1]
         self.replays = last.first + last.count
         self.total_s = last.before_s + last.work_s(last.count)
-        self.shares = shares
-        self.rest = rest
-        self.launch_s = 0.0
-        self.since_s = 0.0
+        self.origin = origin
+        self.launch_s = self.since_s = 0.0
         self.kernels = 0
         self._around = UNKNOWN
         # Where pieces begin: replays, and work.
@@ -213,27 +237,11 @@ class Ramp:
         self.pieces, self.replays = pieces, replays
         self.total_s = self.end_s(replays - 1)
 
-    def count(self, sources: dict[SourceKind, float]) -> None:
-        """Adds its work to `sources`: seconds by where their price comes from."""
-        if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
-            sources[self.rest] = sources.get(self.rest, 0.0) + self.total_s
-            return
-        told_s = 0.0
-        for source, seconds in self.shares:
-            told_s += seconds
-            sources[source] = sources.get(source, 0.0) + seconds * self.replays
-        if self.rest is not None:
-            left_s = self.total_s - told_s * self.replays
-            sources[self.rest] = sources.get(self.rest, 0.0) + left_s
-
     def floor_s(self) -> float:
         """The least seconds that all replays can take."""
-        if self.replays == 1:
-            return self.pieces[0].cost[1]
-        return sum(
-            piece.count * piece.cost[1] + piece.growth[1] * (piece.count * (piece.count - 1) / 2.0)
-            for piece in self.pieces
-        )
+        if len(self.pieces) == 1:
+            return self.pieces[0].floor_s()
+        return sum([piece.floor_s() for piece in self.pieces])
 
 
 @dataclass(slots=True)
@@ -244,6 +252,18 @@ class Straight:
     end: int
     cost: Cost
     slope: Cost
+
+    def beside(self, fixed: Cost) -> "Straight":
+        """The same beside what does not grow."""
+        return Straight(self.start, self.end, _add(fixed, self.cost), self.slope)
+
+    def piece(self, size: int, by: int, replays: int) -> Piece:
+        """So many replays from a size on that grows by so much, all of them on this stretch."""
+        beyond = size - self.start
+        (c0, c1, c2, c3), (m0, m1, m2, m3) = self.cost, self.slope
+        growth = NOTHING if replays == 1 else (by * m0, by * m1, by * m2, by * m3)
+        cost = (c0 + beyond * m0, c1 + beyond * m1, c2 + beyond * m2, c3 + beyond * m3)
+        return Piece(0, replays, 0.0, cost, growth)
 
 
 @dataclass(slots=True)
@@ -335,21 +355,6 @@ def pieces_of(
     replays: int,
 ) -> list[Piece]:
     """Pieces of a burst from the stretches of its curves."""
-    if len(curves) == 1:
-        # Nearly always: one size grows, on one stretch.
-        curve, name, _ = curves[0]
-        size, by = sizes[name], advance[name]
-        stretch = curve.at(size)
-        if stretch.start <= size + (replays - 1) * by <= stretch.end:
-            beyond, c, m = size - stretch.start, stretch.cost, stretch.slope
-            cost = (
-                fixed[0] + c[0] + beyond * m[0],
-                fixed[1] + c[1] + beyond * m[1],
-                fixed[2] + c[2] + beyond * m[2],
-                fixed[3] + c[3] + beyond * m[3],
-            )
-            growth = NOTHING if replays == 1 else (by * m[0], by * m[1], by * m[2], by * m[3])
-            return [Piece(0, replays, 0.0, cost, growth)]
     pieces: list[Piece] = []
     done, before_s = 0, 0.0
     while done < replays:

@@ -23,6 +23,7 @@ from simcore.clock import Clock
 from simcore.contention import Demand, Rates, max_min_rates
 from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
+from simcore.ramps import Origin, Ramp
 from simcore.requests import END
 from simcore.segments import Cuts, Segment
 from simcore.sharing import Listed, Piece, SharedDevice, Work
@@ -31,6 +32,8 @@ from simcore.sim_rows import RowLaunch, succeed
 from simcore.tariff import Tariff
 from simcore.trace import Cause, PricedOp, Span, State, Trace
 
+# Origins of prices are counted one by one up to so many.
+MOST_TALLIES = 1 << 12
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
 Told = Callable[[Graph], frozenset[str]]
@@ -94,6 +97,15 @@ class Facts:
     told: frozenset[str]
     closed: bool
     number: int
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """Work whose price comes from one origin."""
+
+    origin: Origin
+    total_s: float = 0.0
+    replays: int = 0
 
 
 class _Demands(Sequence[Demand]):
@@ -183,6 +195,7 @@ class Simulation:
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._cuts = cuts or Cuts(price, roofline)
         self._facts: dict[int, Facts] = {}
+        self._tallies: dict[int, _Tally] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -196,6 +209,7 @@ class Simulation:
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
         hosts = [self.env.process(self.host(m, program(m))) for m in running]
         self.env.run_all()
+        self._count_sources()
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
@@ -408,9 +422,24 @@ class Simulation:
                 launch.ready_s, launch.begun_s, end_s, work.total_s, work.floor_s(), work.replays,
             )
         )  # fmt: skip
-        work.count(rows.sources)
+        self._tally(work)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
+
+    def _tally(self, work: Ramp) -> None:
+        """Counts work by where its price comes from."""
+        tally = self._tallies.get(id(work.origin))
+        if tally is None:
+            if len(self._tallies) >= MOST_TALLIES:
+                self._count_sources()
+            tally = self._tallies[id(work.origin)] = _Tally(work.origin)
+        tally.total_s += work.total_s
+        tally.replays += work.replays
+
+    def _count_sources(self) -> None:
+        for tally in self._tallies.values():
+            tally.origin.count(tally.total_s, tally.replays, self.trace.rows.sources)
+        self._tallies.clear()
 
     def curtail(self, launch: Launch | RowLaunch) -> None:
         """What a launch runs until has come: it ends at its next replay boundary, but runs once."""

@@ -12,16 +12,17 @@ on disk is kept by group (kept.py).
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, get_args
+from operator import itemgetter
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcore.ops import Graph, Op, Pricer, Roofline, SourceKind
-from simcore.ramps import NOTHING, Bends, Cost, Curve, Piece, Ramp, Shares, Straight, lines, pieces_of
+from simcore.ramps import NOTHING, Bends, Cost, Curve, Origin, Piece, Ramp, Shares, Straight, lines, pieces_of
 
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -190,17 +191,46 @@ def _at(priced: PricedEnds, number: int) -> Cost:
     return (numbers[number], *numbers[len(ENDS) :])  # type: ignore[return-value]
 
 
+@dataclass(slots=True, eq=False)
+class _Priced:
+    """A graph at sizes that stay: what does not grow costs `cost`, what grows, `curves`. `line`: where one
+    grows, the stretch that was asked for last, with all that does not."""
+
+    cost: Cost
+    curves: list[tuple[Curve, str, SourceKind]]
+    origin: Origin
+    line: Straight
+
+    def pieces(self, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int) -> list[Piece]:
+        """Pieces of a burst."""
+        if len(self.curves) == 1:
+            # Nearly always: one size grows, on one stretch.
+            curve, name, _ = self.curves[0]
+            size, by, line = sizes[name], advance[name], self.line
+            if not line.start <= size <= line.end:
+                self.line = line = curve.at(size).beside(self.cost)
+            if line.start <= size + (replays - 1) * by <= line.end:
+                return [line.piece(size, by, replays)]
+        elif not self.curves:
+            return [Piece(0, replays, 0.0, self.cost, NOTHING)]
+        return pieces_of(self.cost, self.curves, sizes, advance, replays)
+
+
+# No size is on it.
+NOWHERE = Straight(0, -1, NOTHING, NOTHING)
+
+
 @dataclass(slots=True)
 class _Plan:
     """How a graph is priced while certain sizes grow: groups that stay, groups that grow with one size.
-    `known`: by the sizes that stay, what stays and the curves of what grows."""
+    `known`: by the sizes that stay, which `key` takes out of all."""
 
     graph: Graph
     stays: list[Group]
     grows: list[tuple[Group, str]]
-    fixed: tuple[str, ...]
+    key: Callable[[Mapping[str, int]], Any]
     one_by_one: bool
-    known: dict[Key, tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]] = field(default_factory=dict)
+    known: dict[Any, _Priced] = field(default_factory=dict)
 
 
 class Tariff:
@@ -239,16 +269,13 @@ class Tariff:
             plan = self._plans[key] = self._plan(graph, advance)
         if plan.one_by_one:
             return self._one_by_one(plan, sizes, advance, replays)
-        fixed = tuple([sizes[name] for name in plan.fixed])
-        known = plan.known.get(fixed)
-        if known is None:
+        fixed = plan.key(sizes)
+        priced = plan.known.get(fixed)
+        if priced is None:
             if len(plan.known) >= MOST_KNOWN:
                 plan.known.clear()
-            known = plan.known[fixed] = self._known(plan, sizes)
-        cost, shares, curves = known
-        if not curves:
-            return Ramp([Piece(0, replays, 0.0, cost, NOTHING)], shares)
-        return Ramp(pieces_of(cost, curves, sizes, advance, replays), shares, curves[0][2])
+            priced = plan.known[fixed] = self._priced(plan, sizes)
+        return Ramp(priced.pieces(sizes, advance, replays), priced.origin)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.of(graph)
@@ -256,12 +283,11 @@ class Tariff:
         stays = [group for group in groups if not growing.intersection(group.reads)]
         grows = [(group, sorted(growing.intersection(group.reads))) for group in groups if group not in stays]
         together = any(len(names) > 1 for _, names in grows)
-        fixed = tuple(sorted(graph.reads - growing))
-        return _Plan(graph, stays, [(group, names[0]) for group, names in grows], fixed, together)
+        fixed = sorted(graph.reads - growing)
+        key = itemgetter(*fixed) if fixed else _no_key
+        return _Plan(graph, stays, [(group, names[0]) for group, names in grows], key, together)
 
-    def _known(
-        self, plan: _Plan, sizes: Mapping[str, int]
-    ) -> tuple[Cost, Shares, list[tuple[Curve, str, SourceKind]]]:
+    def _priced(self, plan: _Plan, sizes: Mapping[str, int]) -> _Priced:
         seconds = least_s = memory_s = compute_s = 0.0
         shares: dict[SourceKind, float] = {}
         for group in plan.stays:
@@ -275,7 +301,8 @@ class Tariff:
             (self._curve(plan.graph, group, name, sizes), name, self._source(group, name, sizes))
             for group, name in plan.grows
         ]
-        return (seconds, least_s, memory_s, compute_s), tuple(shares.items()), curves
+        origin = Origin(tuple(shares.items()), curves[0][2] if curves else None)
+        return _Priced((seconds, least_s, memory_s, compute_s), curves, origin, NOWHERE)
 
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
@@ -297,7 +324,7 @@ class Tariff:
             before_s += cost[0]
             now = {name: size + advance.get(name, 0) for name, size in now.items()}
         group, name = plan.grows[0]
-        return Ramp(pieces, (), self._source(group, name, sizes))
+        return Ramp(pieces, Origin((), self._source(group, name, sizes)))
 
     def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))
@@ -320,6 +347,12 @@ class Tariff:
         there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
         shares = self._shares(self._fixed(group, there))
         return max(shares, key=lambda share: share[1])[0]
+
+
+def _no_key(sizes: Mapping[str, int]) -> tuple[()]:
+    """Where all sizes grow."""
+    del sizes
+    return ()
 
 
 def straight(numbers: list[float]) -> Straight:

@@ -365,7 +365,8 @@ def test_bursts_by_tables(seed: int, ranks: int, whole: bool) -> None:
         sizes, by, replays = decode_burst(random, most)
         listed = assert_closed_form(rank, rank.model.decode, sizes, by, replays, random)
         sources: dict[SourceKind, float] = {}
-        Tariff(rank.price, rank.roofline).ramp(rank.model.decode, sizes, by, replays).count(sources)
+        ramp = Tariff(rank.price, rank.roofline).ramp(rank.model.decode, sizes, by, replays)
+        ramp.origin.count(ramp.total_s, ramp.replays, sources)
         assert sources == pytest.approx(listed.sources, rel=REL, abs=REL * listed.ends_s[-1])
 
 

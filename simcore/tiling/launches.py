@@ -102,7 +102,7 @@ def spread(
             own, grown = places[first : first + piece.count], np.arange(piece.count)
             work_s[own] = piece.cost[0] + piece.growth[0] * grown
             floor_s[own] = piece.cost[1] + piece.growth[1] * grown
-        ramp.count(sources)
+        ramp.origin.count(ramp.total_s, ramp.replays, sources)
 
 
 def _ramps(order: Order, i: int, graph: Graph, tariff: Tariff) -> Iterator[tuple[int, Ramp]]:
