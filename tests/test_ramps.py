@@ -258,7 +258,7 @@ def assert_closed_form(
     assert_around(ramp, random)
     assert_shortened(make, listed, random)
     sources: dict[SourceKind, float] = {}
-    ramp.count(sources)
+    ramp.origin.count(ramp.total_s, ramp.replays, sources)
     assert sum(sources.values()) == pytest.approx(listed.ends_s[-1], rel=REL)
     return listed
 
