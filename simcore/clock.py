@@ -31,6 +31,9 @@ class Clock(simpy.Environment):
         self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
         # Whether an event wakes several just now.
         self._several = False
+        # For whoever waits for what has come already.
+        self.past = simpy.Event(self)
+        self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
 
     def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Timeout:
         """An event that comes after a delay. Raises ValueError where that is negative."""
@@ -60,14 +63,16 @@ class Clock(simpy.Environment):
         self._drive(_Driven(self, steps, ended))
         return ended
 
-    def comes(self, event: simpy.Event, value: object = None) -> None:
-        """Lets an event come now; whoever waits for it goes on before this returns if nothing else can happen
-        now, so that this has to be the last thing that its caller does."""
-        if not self.passes(0.0):
+    def comes(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
+        """Lets an event come after a delay; whoever waits for it goes on before this returns if nothing else
+        can happen until then, so that this has to be the last thing that its caller does."""
+        if self.passes(delay_s):
+            event._ok, event._value = True, value
+            self._wake(event)
+        elif delay_s > 0.0:
+            self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
+        else:
             event.succeed(value)
-            return
-        event._ok, event._value = True, value
-        self._wake(event)
 
     def _wake(self, event: simpy.Event) -> None:
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]

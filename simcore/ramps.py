@@ -150,8 +150,9 @@ class Ramp:
     def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN) -> None:
         self.pieces = pieces
         last = pieces[-1]
-        self.replays = last.first + last.count
-        self.total_s = last.before_s + last.work_s(last.count)
+        count = last.count
+        self.replays = last.first + count
+        self.total_s = last.before_s + (last.cost[0] if count == 1 else last.work_s(count))
         self.origin = origin
         self.launch_s = self.since_s = 0.0
         self.kernels = 0
@@ -239,8 +240,8 @@ class Ramp:
 
     def floor_s(self) -> float:
         """The least seconds that all replays can take."""
-        if len(self.pieces) == 1:
-            return self.pieces[0].floor_s()
+        if self.replays == 1:
+            return self.pieces[0].cost[1]
         return sum([piece.floor_s() for piece in self.pieces])
 
 

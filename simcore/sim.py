@@ -207,10 +207,10 @@ class Simulation:
         Raises DeadlockError if something still waits when nothing can happen any more.
         """
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
-        hosts = [self.env.process(self.host(m, program(m))) for m in running]
+        hosts = [self.env.result(self.host(m, program(m))) for m in running]
         self.env.run_all()
         self._count_sources()
-        stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if h.is_alive]
+        stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if not h.triggered]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waits_for()}" for s in working]
@@ -239,7 +239,7 @@ class Simulation:
                     for rank in to(item):
                         machines[rank].deliver(inbox, item, cause)
 
-        self.env.process(source())
+        self.env.drive(source())
 
     def watch(self, rank: int, what: str, steps: Steps) -> None:
         """Runs a host loop or a mark that has to come to its end."""
@@ -250,6 +250,7 @@ class Simulation:
     def host(self, machine: "SimMachine", program: Program) -> Steps:
         """A program with its host's last costs at its end."""
         result = yield from program
+        machine.let_go()
         left_s = max(0.0, machine.now() - self.env.now)
         if not self.env.passes(left_s):
             yield self.env.timeout(left_s)
@@ -350,9 +351,28 @@ class Simulation:
 
     # -- launches in closed form ---------------------------------------------------------------------
 
+    def at_once(self, launch: RowLaunch) -> bool:
+        """Runs a launch to its end if nothing else can happen before; else does nothing and returns False.
+        The last thing that its caller does at this moment."""
+        stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
+        if stream.working or self._working[rank] or self._devices[rank].running:
+            return False
+        work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        now_s, start_s = env.now, launch.issued_s
+        start_s = max(start_s, now_s)
+        if not env.passes(start_s - now_s + work.total_s):
+            return False
+        launch.lane = stream
+        launch.ready_s, launch.begun_s = stream.free.at_s, start_s
+        if start_s > launch.ready_s:
+            stream.since_s = start_s
+        self.end_row(launch)
+        return True
+
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
         stream = self._stream(launch.rank, launch.stream)
+        launch.enter(stream)
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
@@ -363,8 +383,9 @@ class Simulation:
 
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
         """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
-        work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
-        launch.work, launch.lane = work, stream
+        work = launch.work
+        if work is None:
+            work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
         free_s = ready_s = stream.free.at_s
         for ticket in launch.after:
             if ticket.end is not None and ticket.end.at_s > ready_s:

@@ -194,6 +194,8 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
+        # A launch that the device has not got yet: a host that waits for it at once may need no event.
+        self._kept: RowLaunch | None = None
         self._along: dict[tuple[str, int], int] = {}
         # What the device has been told of sizes.
         self._told: dict[str, int] = {}
@@ -244,21 +246,26 @@ class SimMachine:
         """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
+        if self._kept is not None:
+            self.let_go()
         given = {} if sizes is None else sizes
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
         facts = sim.facts(graph)
         telling_s = self._telling_s(facts.told, given) if facts.told else 0.0
-        issued_s = self._spend(facts.launch_s + telling_s) - facts.back_s
+        busy_s, now_s = self._busy_until_s, self._env.now
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (facts.launch_s + telling_s)
+        issued_s = busy_s - facts.back_s
         tickets: Any = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
         if facts.closed and when is None and sets is None and len(tickets) == len(after):
             row = RowLaunch(sim, self.rank, stream, facts, issued_s, tickets, given, advance, repeat, until)
-            if until is not None and repeat > 1:
-                self._watch(until, row)
-            sim.submit_row(row)
+            if tickets:
+                self._submit_row(row)
+            else:
+                self._kept = row
             return row
         if not given.keys() >= graph.needs:
             missing = graph.needs - given.keys()
@@ -276,6 +283,17 @@ class SimMachine:
             self._watch(until, launch)
         sim.submit(launch)
         return ticket
+
+    def let_go(self) -> None:
+        """The device gets the launch that was kept back: its host does something else than wait for it."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._submit_row(kept)
+
+    def _submit_row(self, row: RowLaunch) -> None:
+        if row.until is not None and row.repeat > 1:
+            self._watch(row.until, row)
+        self._sim.submit_row(row)
 
     def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
@@ -317,6 +335,12 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
+        kept = self._kept
+        if kept is not None:
+            if len(tickets) == 1 and tickets[0] is kept and self._sim.at_once(kept):
+                self._kept = None
+                return self._back()
+            self.let_go()
         if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
             event = self._env.event()
             tickets[0].tell(partial(self._wake, event, tickets))
@@ -346,15 +370,29 @@ class SimMachine:
             for ticket in waited:
                 assert ticket.end is not None
                 self._go_on_after(ticket.end)
-        env, delay_s = self._env, self._sim.overheads.wait_s
-        if self._busy_until_s > env.now or delay_s > 0.0:
-            delay_s = self._spend(delay_s) - env.now
-        if last and (delay_s <= 0.0 or env.passes(delay_s)):
-            env.comes(event)
+        env, delay_s = self._env, self._coming_back_s()
+        if last:
+            env.comes(event, None, delay_s)
         elif delay_s > 0.0:
             then(env.timeout(delay_s), lambda _: env.comes(event))
         else:
             event.succeed()
+
+    def _back(self) -> Wait:
+        # What the host waited for has ended just now.
+        env, delay_s = self._env, self._coming_back_s()
+        if delay_s <= 0.0 or env.passes(delay_s):
+            return env.past
+        event = env.event()
+        then(env.timeout(delay_s), lambda _: env.comes(event))
+        return event
+
+    def _coming_back_s(self) -> float:
+        # Until the host has seen that what it waited for is done.
+        wait_s, now_s = self._sim.overheads.wait_s, self._env.now
+        if wait_s > 0.0 or self._busy_until_s > now_s:
+            return self._spend(wait_s) - now_s
+        return 0.0
 
     def _wait(self, tickets: Sequence[Ticket]) -> Steps:
         for ticket in tickets:
@@ -368,6 +406,7 @@ class SimMachine:
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
+        self.let_go()
         return self._env.result(self._read(flag, after))
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
@@ -379,6 +418,7 @@ class SimMachine:
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """The next item of an inbox, or None after `timeout_s`."""
+        self.let_go()
         return self._env.result(self._recv(inbox, timeout_s))
 
     def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
@@ -427,6 +467,7 @@ class SimMachine:
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank's host, when this host's clock gets there."""
+        self.let_go()
         at_s = self._spend(self._sim.overheads.message_s)
         cause = Cause(self._host.span, at_s, host=True)
         receiver = self._sim.machines[rank]
@@ -454,6 +495,7 @@ class SimMachine:
 
     def spawn(self, program: Program) -> Ticket:
         """One more host loop, on the same host thread."""
+        self.let_go()
         ticket = SimTicket(self._env)
 
         def loop() -> Steps:
@@ -466,6 +508,7 @@ class SimMachine:
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
         """Notes when the host has come here and the tickets are done."""
+        self.let_go()
         marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
         self._sim.watch(self.rank, f"mark {name!r}", marking)
 

@@ -58,7 +58,6 @@ class RowLaunch:
         self.stream = stream
         self.facts = facts
         self.graph = facts.graph
-        self.lane: Any = None
         self.issued_s = issued_s
         self.after = after
         self.sizes = sizes
@@ -68,14 +67,16 @@ class RowLaunch:
         self.end: Cause | None = None
         self.ran = 0
         self.work: Ramp | None = None
-        self.at_s = self.work_s = 0.0
+        self._waiters: list[Waiter] | None = None
+
+    def enter(self, lane: Any) -> None:
+        """It comes to its stream."""
+        self.lane = lane
+        self.at_s = self.work_s = self.next_s = self.ready_s = self.begun_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
-        self.next_s = 0.0
-        self.ready_s = self.begun_s = 0.0
         self.stopped = False
         self.done_with: Callable[[], None] | None = None
-        self._waiters: list[Waiter] | None = None
 
     # -- as a ticket ---------------------------------------------------------------------------------
 
@@ -87,7 +88,9 @@ class RowLaunch:
     def stop(self) -> None:
         """Ends it at its next replay boundary; one that has not begun runs not once."""
         if self.end is None:
-            self._sim.machines[self.rank].at_host_time(partial(self._sim.stop_row, self))
+            machine = self._sim.machines[self.rank]
+            machine.let_go()
+            machine.at_host_time(partial(self._sim.stop_row, self))
 
     def done(self) -> "CauseSteps":
         """Waits until it is done."""

@@ -107,24 +107,28 @@ def continuous_batching(
     while True:
         if items := m.poll(REQUESTS):
             _take(m, server, journal, items)
-        _line_up(server)
+        if server.coming:
+            _line_up(server)
         if not server.admitted and not server.line and not server.first:
             if server.closed:
                 return
             _take(m, server, journal, [(yield m.recv(REQUESTS))])
             continue
-        short = kv.needed(1) > kv.total - kv.used
+        needed = kv.needed(1)
+        short = needed > kv.total - kv.used
         if short:
             _make_room(server)
         waits = server.prompts or server.line or server.first
-        patience = 0 if short else _patience(server)
+        patience = _patience(server) if server.wait_steps and not short else 0
         chunks = _chunks(server, m.now(), admit=not short) if waits and not patience else []
         if chunks:
             server.waited = 0
             yield from _mixed(m, model, journal, server, chunks)
         else:
             # Who was sent back may be admitted again in the next step.
-            yield from _decode(m, model, journal, server, most=1 if short else patience or None)
+            if short:
+                needed, patience = kv.needed(1), 1
+            yield from _decode(m, model, journal, server, needed, patience)
 
 
 def _take(m: Machine, server: _Server, journal: Journal, items: list[object]) -> None:
@@ -176,10 +180,11 @@ def _freed(server: _Server, request: Request) -> int:
 
 def _grow(server: _Server, iterations: int) -> None:
     """So many decode iterations have run."""
-    before = server.kv.used
-    server.kv.grow(iterations)
-    if server.known is not None:
-        server.known.grow(server.kv.used - before)
+    kv, known = server.kv, server.known
+    before = kv.used
+    kv.grow(iterations)
+    if known is not None:
+        known.grow(kv.used - before)
 
 
 def _settle(server: _Server, request: Request) -> None:
@@ -325,9 +330,11 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
         server.kv_tokens += request.cached
 
 
-def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, most: int | None) -> Program:
-    """A burst of at most so many decode steps, up to the end of a request, of the free blocks, or of the
-    silence."""
+def _decode(
+    m: Machine, model: ServedDecoder, journal: Journal, server: _Server, needed: int, most: int
+) -> Program:
+    """A burst of decode steps, up to the end of a request, of the free blocks, or of the silence; at most so
+    many unless that is 0. `needed`: the new blocks that the first takes."""
     kv, sequences = server.kv, len(server.decoding)
     longest = kv.longest(server.decoding[0][0] - kv.iteration)
     replays = min(most, longest) if most else longest
@@ -341,7 +348,7 @@ def _decode(m: Machine, model: ServedDecoder, journal: Journal, server: _Server,
     elif server.coming:
         replays = min(replays, server.coming[0][0] - server.steps)
     sizes = decode_sizes(sequences, server.kv_tokens + sequences)
-    used = kv.used + kv.needed(1)
+    used = kv.used + needed
     advance = growth(sequences)
     step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
     start_s = m.now()
