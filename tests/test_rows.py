@@ -6,6 +6,7 @@ Also what a burst tells of its kernels, on which its share of a device depends b
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from simcore import laws
+from simcore.clock import Clock
 from simcore.contention import Rates, alone, max_min_rates, shared_reads
 from simcore.machine import Machine, Overheads, Program
 from simcore.ops import Graph, Op, Price, Size
@@ -149,6 +151,25 @@ def test_rows_are_the_spans_of_the_same_run(seed: int, rates: Rates) -> None:
     within = 1e-9 if rates is alone else 1e-2
     assert table["end_s"].tolist() == pytest.approx([ends[i] for i in launches], rel=within)
     assert table["start_s"].tolist() == pytest.approx([starts[i] for i in launches], rel=within)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 5e-4])
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> None:
+    """Costs are multiples of hundredths, so that much happens at the same moment."""
+
+    def bytes_of() -> tuple[bytes, Rows]:
+        simulation = Simulation(
+            toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(0.01, wait_s=wait_s)
+        )
+        simulation.feed(0, "stops", [(0.1 * i, i) for i in range(30)])
+        rows = simulation.run(random_streams(seed, True)).rows
+        return rows.numbers.tobytes(), replace(rows, numbers=array("d"))
+
+    quick = bytes_of()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "passes", lambda *_: False)
+        assert bytes_of() == quick
 
 
 @pytest.mark.parametrize("rows", [True, False])
