@@ -258,6 +258,10 @@ class Straight:
         """The same beside what does not grow."""
         return Straight(self.start, self.end, _add(fixed, self.cost), self.slope)
 
+    def replays(self, size: int, by: int) -> int:
+        """How many replays from a size on that grows by so much, not 0, are on this stretch."""
+        return (self.end - size) // by + 1 if by > 0 else (size - self.start) // -by + 1
+
     def piece(self, size: int, by: int, replays: int) -> Piece:
         """So many replays from a size on that grows by so much, all of them on this stretch."""
         beyond = size - self.start
@@ -371,8 +375,7 @@ def pieces_of(
             s, floor = s + c0 + beyond * m0, floor + c1 + beyond * m1
             memory, compute = memory + c2 + beyond * m2, compute + c3 + beyond * m3
             gs, gf, gm, gc = gs + by * m0, gf + by * m1, gm + by * m2, gc + by * m3
-            left = (stretch.end - size) // by + 1 if by > 0 else beyond // -by + 1
-            count = min(count, left)
+            count = min(count, stretch.replays(size, by))
         piece = Piece(done, count, before_s, (s, floor, memory, compute), (gs, gf, gm, gc))
         pieces.append(piece)
         before_s += piece.work_s(count)

@@ -211,9 +211,24 @@ class _Priced:
                 self.line = line = curve.at(size).beside(self.cost)
             if line.start <= size + (replays - 1) * by <= line.end:
                 return [line.piece(size, by, replays)]
+            return self._bent(curve, size, by, replays)
         elif not self.curves:
             return [Piece(0, replays, 0.0, self.cost, NOTHING)]
         return pieces_of(self.cost, self.curves, sizes, advance, replays)
+
+    def _bent(self, curve: Curve, size: int, by: int, replays: int) -> list[Piece]:
+        """Pieces of a burst over several stretches."""
+        pieces: list[Piece] = []
+        done, before_s = 0, 0.0
+        while done < replays:
+            stretch = curve.at(size)
+            count = min(replays - done, stretch.replays(size, by))
+            piece = stretch.beside(self.cost).piece(size, by, count)
+            piece.first, piece.before_s = done, before_s
+            pieces.append(piece)
+            before_s += piece.work_s(count)
+            done, size = done + count, size + count * by
+        return pieces
 
 
 # No size is on it.

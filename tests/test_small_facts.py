@@ -102,6 +102,27 @@ def test_a_trace_has_a_title_where_it_was_given_one(tmp_path: Path) -> None:
         assert shown == [("op0", 0.0, pytest.approx(1e4)), ("op1", pytest.approx(1e4), pytest.approx(2e4))]
 
 
+def test_rows_stand_in_a_trace_with_the_names_that_they_have(tmp_path: Path) -> None:
+    name = 'a "quoted" größe'
+
+    def program(m: Machine) -> Program:
+        for _ in range(3):
+            yield m.wait(m.launch(toys(name, 1), repeat=2))
+
+    trace = Simulation(toy_price, rows=True).run(program)
+    # Two names of streams and threads stand before them.
+    for limit, shown in ((100, 3), (2, 2), (0, 0)):
+        assert write_chrome_trace(trace, tmp_path / "t.json.gz", limit=limit) == 3 - shown
+        events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+        rows = [event for event in events if event["ph"] == "X"]
+        assert [(e["name"], e["cat"], e["args"]) for e in rows] == [
+            (name, name, {"launch": i, "replays": 2}) for i in range(shown)
+        ]
+        assert [e["ts"] for e in rows] == pytest.approx([2e4 * i for i in range(shown)])
+        assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 0", "main"][: 2 * shown]
+        assert [e["name"] for e in events if e["ph"] == "i"] == [f"{3 - shown} events left out"][: 3 - shown]
+
+
 @pytest.mark.parametrize(("dtype", "number"), [("bf16", 2), ("fp32", 4)])
 def test_a_put_sends_what_it_reads_and_computes_nothing(dtype: str, number: int) -> None:
     work = put("hop", elements=12, axis="tensor", dtype=dtype).work
