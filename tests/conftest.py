@@ -63,6 +63,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pace, "settle", lambda self: True)
 
 
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a page is not what a test is about, runs of the command line in this process build none: it takes
+    as long as a small study."""
+    monkeypatch.setattr("simcore.cli._build_report", lambda folder: folder)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The largest of the relative errors that tests noted, by number format."""
     worst: dict[str, float] = {}

@@ -30,6 +30,7 @@ from simcore.time_units import doubt
 from simcore.traces import PER_SECOND
 from tests.test_serving import document, outcome, strategy, workload
 from tests.test_serving_figures import Case, Promise, batched, concurrent
+from tests.thorough import thorough
 
 SERVICE_S = 1.0
 MOST_ERRORS = 4.0
@@ -160,7 +161,14 @@ def test_requests_are_followed_beyond_the_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "low", "high"), [(0.5, 0.0, 0.0), (0.8, 0.0, 0.01), (1.3, 0.9, 1.0), (3.0, 1, 1)]
+    ("load", "low", "high"),
+    [
+        (0.8, 0.0, 0.01),
+        (1.3, 0.9, 1.0),
+        # Further from saturation on either side.
+        pytest.param(0.5, 0.0, 0.0, marks=thorough),
+        pytest.param(3.0, 1, 1, marks=thorough),
+    ],
 )
 def test_a_growing_queue_is_noticed(load: float, low: float, high: float) -> None:
     """In overload nearly always, below it hardly ever."""
