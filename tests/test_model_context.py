@@ -287,6 +287,7 @@ def serve(tmp_path: Path, **changed: Any) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_requests_beyond_the_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(tmp_path) == 0
     longer = {**SERVING["workload"], "output_tokens": {"kind": "constant", "value": 49}}
