@@ -22,9 +22,8 @@ types:
 imports:
 	lint-imports
 
-# Tests that share what a file prepares are mostly run by one process.
 usual-tests:
-	+$(PYTHON) -m pytest -n auto --dist worksteal -m "not thorough"
+	+$(PYTHON) -m pytest -n auto -m "not thorough"
 
 test:
 	$(PYTHON) -m pytest -n auto
