@@ -453,6 +453,7 @@ def test_few_requests_for_a_percentile_are_told() -> None:
     assert row.low <= row.value <= row.high
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_terminal_has_p99_tpot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump(document(workload=workload(60, None, 100, 20), slo={"tpot_s": 0.03})))
