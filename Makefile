@@ -2,16 +2,28 @@
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 
-.PHONY: check lint test test-gpu mutants bench bench-compare bench-kernels
+.PHONY: check lint style types imports usual-tests test test-gpu mutants bench bench-compare bench-kernels
 
-check: lint
-	$(PYTHON) -m pytest -n auto -m "not thorough"
+# Types take as long as a quarter of the tests on one core, and are looked at beside them. What a target found is
+# printed when it is done, tests as they run (the + lets them), and whichever fails, so does check.
+TOGETHER = $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+check: style
+	@$(MAKE) --no-print-directory --jobs=3 $(TOGETHER) types imports usual-tests
 
-lint:
+lint: style types imports
+
+style:
 	ruff check .
 	ruff format --check .
+
+types:
 	$(PYTHON) -m mypy
+
+imports:
 	lint-imports
+
+usual-tests:
+	+$(PYTHON) -m pytest -n auto -m "not thorough"
 
 test:
 	$(PYTHON) -m pytest -n auto

@@ -279,8 +279,10 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
     hardware = replace(hardware, start=place.start, repeats=place.repeats, jobs=place.jobs)
-    kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), cache_folder())
-    hardware = replace(hardware, kept=None if hardware.measured else kept)
+    # The key is a text of all figures of the device and its profile: not made where nothing is kept.
+    if (folder := cache_folder()) is not None and not hardware.measured:
+        kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), folder)
+        hardware = replace(hardware, kept=kept)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))

@@ -17,11 +17,12 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -315,13 +316,20 @@ def _check_value(value: object, depth: int) -> None:
             _check_value(each, depth + 1)
 
 
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks values of a type; pydantic takes milliseconds to make one."""
+    return TypeAdapter(kind)
+
+
 def validated(kind: type[T], document: object, where: str) -> T:
     """`document` as a `kind`, a pydantic dataclass. Raises InputError with the first fault found."""
     try:
         # By way of JSON: in JSON a strict tuple may come from a list, and a number key from a string.
-        return TypeAdapter(kind).validate_json(json.dumps(document, default=str))
+        found: T = adapter(cast("Hashable", kind)).validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         raise InputError(f"{where}: {_line(kind, error)}") from None
+    return found
 
 
 def worst(error: ValidationError) -> Any:

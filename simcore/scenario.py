@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 
 from simcore.faults import fault
 from simcore.fields import MOST_RUNS, Common, FieldError, HostOverheads, Many, Ranks, Strict, distinct
-from simcore.files import InputError, is_path, parse_yaml, plain, read_yaml, shown
+from simcore.files import InputError, adapter, is_path, parse_yaml, plain, read_yaml, shown
 from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.serving_scenario import ServingScenario
 from simcore.tiling_scenario import TilingScenario
@@ -213,7 +213,7 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
         if not isinstance(key, str):
             raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
     try:
-        scenario: Scenario = TypeAdapter(_BY_STUDY).validate_python(dict(document))
+        scenario: Scenario = adapter(_BY_STUDY).validate_python(dict(document))
     except ValidationError as error:
         raise InputError(f"{where}: {fault(_BY_STUDY, document, error)}") from None
     return scenario

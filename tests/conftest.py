@@ -1,5 +1,6 @@
 """Triton's interpreter where there is no GPU, chosen before triton is imported; errors in the summary."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from tests.thorough import leave_out
 from tests.whole_card import card_lock, others_use_it
 from validate.pace import Pace
 
+# What is imported and collected stays to the end of the run: looking for garbage among it, again and again
+# while it grows, took as long as all else until the first test.
+gc.disable()
 # As the machine on a card wants it (validate/card_layer.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Prices that an earlier run kept would hide what a test is about.
@@ -22,6 +26,15 @@ if not torch.cuda.is_available():
 
 def pytest_configure(config: pytest.Config) -> None:
     leave_out(str(config.getoption("markexpr")))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are left alone by all collections of garbage to come, and those are fewer: tests make
+    no more of it than a process holds easily."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture
@@ -48,6 +61,13 @@ def _beside_others_on_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the times of runs do not matter, none waits for a host that other tests keep busy."""
     monkeypatch.setattr(Pace, "settle", lambda self: True)
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a page is not what a test is about, runs of the command line in this process build none: it takes
+    as long as a small study."""
+    monkeypatch.setattr("simcore.cli._build_report", lambda folder: folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,5 @@
-"""Triton's interpreter patches its language in every call of a device function: once a launch will do."""
+"""Triton's interpreter patches its language in every call of a device function: once a launch will do. It
+makes a table of all number formats for each that it looks up: once for each format will do."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -33,3 +34,16 @@ def patch_once_a_launch() -> None:
 
     interpreter._patch_lang = patch_once
     scope.restore = restore_all
+    look_up: Callable[[Any], Any] | None = getattr(interpreter, "_get_np_dtype", None)
+    if look_up is None:
+        return
+    # By the name of a number or pointer, which is that of a block's elements.
+    formats: dict[str, Any] = {}
+
+    def look_up_once(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in formats:
+            formats[name] = look_up(of)
+        return formats[name]
+
+    interpreter._get_np_dtype = look_up_once

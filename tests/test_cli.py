@@ -154,6 +154,7 @@ def test_an_earlier_run_is_replaced(here: Path) -> None:
     assert {path.name for path in (here / "run").iterdir()} == FILES
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_run_can_be_repeated_from_what_it_left(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the model is a file of one's own, beside a scenario elsewhere."""
     (here / "mine").mkdir()

@@ -32,7 +32,7 @@ from simcore.models import Decoder, Dtypes
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
-from tests.thorough import thorough
+from tests.thorough import examples, thorough
 from validate import card_sharing, contention, contention_cases, contention_fit
 from validate.card_instances import CardInstancesState, Instances
 from validate.card_layer import STREAMS_OF_TORCH, CudaLayer
@@ -87,7 +87,7 @@ demands = st.lists(
 # -- the law -------------------------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(demands, st.floats(0.0, 1e-4))
 def test_who_holds_the_device_slows_others_and_speeds_nobody_up(
     running: list[Demand], leaves_s: float
@@ -112,7 +112,7 @@ asked = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@settings(deadline=None, derandomize=True, database=None, max_examples=examples(200))
 @given(st.lists(asked, min_size=1, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], random: Any, data: Any) -> None:
     """Whoever comes, goes, or asks for something else: rates are those of a list of the same demands."""
@@ -174,7 +174,7 @@ def test_kernels_get_in_one_after_another() -> None:
     assert in_rounds([0.4, 0.4], [1e4, 1e4], 1e-5) == [1.0, 1.0]
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(st.lists(st.tuples(shares, st.floats(0.0, 1e6)), min_size=1, max_size=5), st.floats(0.0, 1e-4))
 def test_whoever_is_slowed_is_done_or_kept_out_all_the_time(
     streams: list[tuple[float, float]], leaves_s: float
@@ -195,7 +195,7 @@ def test_whoever_is_slowed_is_done_or_kept_out_all_the_time(
     assert slowed == pytest.approx(slowed[:1] * len(slowed), rel=1e-6)
 
 
-@settings(fixed, max_examples=150)
+@settings(fixed, max_examples=examples(150))
 @given(demands, st.floats(0.0, 1e-4), st.floats(0.1, 1.0))
 def test_rounds_only_slow_and_leave_what_is_short_alone(
     running: list[Demand], leaves_s: float, reach: float
@@ -463,10 +463,7 @@ def test_graphs_reach_together_no_more_than_reading_alone() -> None:
     assert most_reach(H200, None) == most_reach(H200, replace(profile, birth=None)) == 1.0
     # Steps that share the card so well that no reach would do.
     beside_s, model = 1e-4, models_of(1)
-    rows = [
-        Row(Case("shared weights", 1, count=n, context=1024), "", beside_s, n * beside_s / 8, 0.0, 0.0, 1)
-        for n in (8, 16)
-    ]
+    rows = [Row(Case("shared weights", 1, count=8, context=1024), "", beside_s, beside_s, 0.0, 0.0, 1)]
     here = simulated_on(H200, profile)
     assert fit(rows, model, here, 0.9, 0.97, 5).reach == 0.97
     assert fit(rows, model, here, 0.9, 0.5, 5).reach == 0.5

@@ -23,6 +23,7 @@ from devices.profile import PROFILES, load_profile, points, profile_names
 from devices.spec import DeviceSpec, InputError, device_names, load_device
 from simcore import ops
 from simcore.ops import Op, Price, Size
+from tests.thorough import examples
 
 CATALOGUE = ("a100-sxm-80gb", "a6000", "b200-sxm", "cpu", "h100-sxm", "h200-sxm", "n150")
 ACCELERATORS = tuple(name for name in CATALOGUE if name != "cpu")
@@ -606,7 +607,7 @@ PROFILED = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(what=PROFILED, context=st.integers(1, 300_000), more=st.integers(1, 100_000))
 def test_published_attention_grows_with_context(what: tuple, context: int, more: int) -> None:  # type: ignore[type-arg]
     device, profile, ranks = what

@@ -22,14 +22,15 @@ SCENARIO = {
     "device": "h200-sxm",
     "model": "llama-3.1-8b",
     "workload": {
-        "requests": 12,
+        "requests": 6,
         "arrivals": {"kind": "poisson", "rate_per_s": 20},
         "prompt_tokens": {"kind": "uniform", "low": 20, "high": 900},
-        "output_tokens": {"kind": "uniform", "low": 2, "high": 90},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 40},
     },
     "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
     "replicas": 2,
 }
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def results(folder: Path, monkeypatch: pytest.MonkeyPatch, cache: str, *words: str) -> bytes:
@@ -159,9 +160,10 @@ def test_what_prices_go_by_is_in_the_key(
         for name, value in changed.items()
         for word in ("--set", f"{name}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}")
     ]
+    words += ["--jobs", "1"]
     without = results(tmp_path, monkeypatch, "none", *words)
     cache = str(tmp_path / "cache")
-    assert results(tmp_path, monkeypatch, cache) != without
+    assert results(tmp_path, monkeypatch, cache, "--jobs", "1") != without
     assert results(tmp_path, monkeypatch, cache, *words) == without
     assert len(list((tmp_path / "cache" / "prices").iterdir())) == 2
 
@@ -170,8 +172,8 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
-    without = results(tmp_path, monkeypatch, "none")
-    assert results(tmp_path, monkeypatch, str(tmp_path / "file")) == without
+    without = results(tmp_path, monkeypatch, "none", "--jobs", "1")
+    assert results(tmp_path, monkeypatch, str(tmp_path / "file"), "--jobs", "1") == without
 
 
 def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

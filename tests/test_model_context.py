@@ -287,6 +287,7 @@ def serve(tmp_path: Path, **changed: Any) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_requests_beyond_the_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(tmp_path) == 0
     longer = {**SERVING["workload"], "output_tokens": {"kind": "constant", "value": 49}}
@@ -299,6 +300,7 @@ def test_requests_beyond_the_model_are_refused(tmp_path: Path, capsys: pytest.Ca
     assert serve(tmp_path, workload=longer, beyond_model_context=True) == 0
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_longest_request_that_comes_decides(tmp_path: Path) -> None:
     """Not the longest that could: of four draws up to 100,000 with a mean of 50, none is near 2,048."""
     drawn = {"kind": "lognormal", "mean": 50, "cv": 0.5, "max": 100_000}

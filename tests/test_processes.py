@@ -114,10 +114,10 @@ SCENARIO = {
     "device": "h200-sxm",
     "model": "llama-3.1-8b",
     "workload": {
-        "requests": 12,
+        "requests": 6,
         "arrivals": {"kind": "poisson", "rate_per_s": [4, 40]},
         "prompt_tokens": {"kind": "lognormal", "mean": 300, "cv": 0.8, "max": 2048},
-        "output_tokens": {"kind": "uniform", "low": 8, "high": 96},
+        "output_tokens": {"kind": "uniform", "low": 8, "high": 48},
     },
     "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
     "replicas": 2,
@@ -150,6 +150,7 @@ OTHERS = {
 STUDIES = [SCENARIO, *({"name": "jobs", "device": "h200-sxm", "study": s, **o} for s, o in OTHERS.items())]
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("scenario", STUDIES, ids=lambda scenario: scenario["study"])
 def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: dict[str, Any]

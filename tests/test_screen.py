@@ -20,7 +20,8 @@ STUDIES = {
     "serving": (
         "quickstart.yaml",
         (
-            "workload.requests=12",
+            "workload.requests=6",
+            "workload.output_tokens={kind: uniform, low: 2, high: 40}",
             "replicas=1",
             "workload.arrivals.rate_per_s=[8, 64]",
             "strategies=[{kind: continuous_batching, token_budget: 64}, {kind: temporal_fusion}]",

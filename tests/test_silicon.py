@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from simcore.files import InputError
 from tests.thorough import thorough
@@ -324,8 +326,11 @@ def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
     for cells in given:
         if cells["id"] not in kept:
             cells["silicon_tpot_ms"] = str(2.0 * float(cells["silicon_tpot_ms"]))
-    found = program(str(written(tmp_path / "twice.csv", *given)), "--profile", "none", "--jobs", "1")
-    assert found.returncode == 1
+    app = typer.Typer()
+    app.command()(silicon.main)
+    twice = written(tmp_path / "twice.csv", *given)
+    found = CliRunner().invoke(app, [str(twice), "--profile", "none", "--jobs", "1"])
+    assert found.exit_code == 1
     assert "missed: tpot median is not below 8 %" in found.stdout
 
 
