@@ -1,0 +1,336 @@
+"""Figures of small runs of every study, as they are: what is not meant to change figures changes none.
+
+    python -m tests.figures_as_they_are              compares; names each line that differs
+    python -m tests.figures_as_they_are --write      writes them anew, for a change that is meant to
+
+Laws and closed forms say what figures have to be like; these say what they were, to 1e-9, at settings that no
+law speaks of: labels, notes, orders, which request waits for whom. Prices come from the H200's profile and
+from datasheets alone.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simcore.assembly import Place, assemble
+from simcore.ops import Pricer
+from simcore.runs import simulated
+from simcore.scenario import parse_scenario
+from simcore.served_decoder import decode_sizes, step_sizes
+from simcore.serving.bench import Bench
+
+FOLDER = Path(__file__).parent / "data" / "figures"
+WITHIN = 1e-9
+Line = list[Any]
+
+
+def uniform(low: int, high: int) -> dict[str, Any]:
+    """Lengths between two bounds."""
+    return {"kind": "uniform", "low": low, "high": high}
+
+
+def serving(*strategies: dict[str, Any], rate_per_s: float = 40.0, **changes: Any) -> dict[str, Any]:
+    """A small serving scenario."""
+    workload = {
+        "requests": 24,
+        "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
+        "prompt_tokens": uniform(20, 900),
+        "output_tokens": uniform(3, 40),
+        **changes.pop("workload", {}),
+    }
+    given = {"device": "h200-sxm", "model": "llama-3.1-8b", "workload": workload, "seed": 5, **changes}
+    return {"name": "s", "study": "serving", "strategies": list(strategies), **given}
+
+
+def batching(**fields: Any) -> dict[str, Any]:
+    """Continuous batching with some fields of its own."""
+    return {"kind": "continuous_batching", **fields}
+
+
+def decode(*strategies: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A small decode scenario."""
+    given = {"device": "h200-sxm", "model": "llama-3.1-8b", "context_tokens": [1024, 40_000], **changes}
+    return {"name": "d", "study": "decode", "strategies": list(strategies), **given}
+
+
+def tiling(*strategies: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A small tiling scenario."""
+    model = {"kind": "long_convolution", "layers": 3, "channels": 64}
+    given = {"device": "h200-sxm", "model": model, "tokens": 64, **changes}
+    return {"name": "t", "study": "tiling", "strategies": list(strategies), **given}
+
+
+def operators(methods: list[str], **changes: Any) -> dict[str, Any]:
+    """A small study of linear attention."""
+    given = {"device": "h200-sxm", "batch": 1, "heads": 8, "rank": 64, "dim": 64, **changes}
+    return {"name": "l", "study": "linear_attention", "methods": methods, **given}
+
+
+INSTANCES = {"kind": "concurrent_instances", "max_instances": 6}
+FUSION = {"kind": "temporal_fusion", "slots": 5, "shuffle": [True, False]}
+DYNAMIC = {"kind": "dynamic_batching", "window_s": [0.0, 0.05], "max_batch": 5}
+ITERATIONS = {"kind": "iteration_batching", "max_batch": [3, 8]}
+RATE = {"kind": "rate", "value": [0.3, 0.9]}
+TWELVE = {
+    "output_tokens": {"kind": "constant", "value": 12},
+    "arrivals": {"kind": "constant", "rate_per_s": 90},
+}
+LONG = {"prompt_tokens": uniform(200, 500), "output_tokens": uniform(40, 300)}
+CHATS = {
+    "sessions": {
+        "turns": uniform(1, 5),
+        "think_s": 0.2,
+        "shared_prefix_tokens": 64,
+        "max_context_tokens": 4096,
+    },
+    "prompt_tokens": {"kind": "lognormal", "mean": 150, "cv": 1.0, "max": 900},
+}
+SCENARIOS: Mapping[str, dict[str, Any]] = {
+    "serving_flover": serving(INSTANCES, FUSION, DYNAMIC, rate_per_s=60.0),
+    "serving_one_length": serving(
+        ITERATIONS,
+        DYNAMIC,
+        batching(),
+        workload=TWELVE,
+        contention={"kind": "throughput", "gain": 0.05},
+        measure={"kind": "whole_run"},
+    ),
+    "serving_prefills": serving(
+        batching(prefill=["chunked", "whole", "first"], token_budget=[1024], max_sequences=[4]),
+        batching(order=["shortest_first"], max_sequences=3),
+        batching(ahead=2, max_sequences=3),
+        batching(wait_steps=3, wait_tokens=1500, block_tokens=32),
+        rate_per_s=300.0,
+        replicas=2,
+        slo={"ttft_s": 0.05, "tpot_s": 0.01, "e2e_s": 0.5},
+        price_interval=False,
+    ),
+    "serving_preempted": serving(
+        batching(), batching(prefill="first", ahead=1), rate_per_s=200.0, kv_blocks=90, workload=LONG
+    ),
+    "serving_sessions": serving(
+        batching(prefix_caching=True), batching(), devices=2, routing="prefix_aware", workload=CHATS
+    ),
+    "serving_clients": serving(
+        batching(),
+        {"kind": "temporal_fusion", "slots": 4},
+        devices=2,
+        workload={"arrivals": {"kind": "closed_loop", "clients": [3, 9], "think_s": 0.05}},
+        routing="round_robin",
+    ),
+    "serving_ranks": serving(
+        batching(ranks=[1, 4]), devices=4, model="llama-3.1-70b", dtype="fp8", rate_per_s=100.0
+    ),
+    "serving_engines": serving(
+        *(batching(engine=engine) for engine in ("vllm", "tensorrt-llm", "sglang")), rate_per_s=150.0
+    ),
+    "serving_datasheet": serving(
+        batching(),
+        INSTANCES,
+        device=["a100-sxm-80gb", "h100-sxm"],
+        profile="none",
+        contention={"kind": "shared_memory", "reuse_s": 0.002},
+    ),
+    "decode_speculation": decode(
+        {"kind": "tensor_parallel", "ranks": [1, 8]},
+        {"kind": "alspec", "ranks": [1, 4], "hits": RATE, "overlap_last_layer": False},
+        {"kind": "alspec_pipelined", "groups": [2, 4], "hits": RATE, "chunk_tokens": 256},
+        baseline={"kind": "tensor_parallel", "ranks": 8},
+        tokens=2,
+    ),
+    "decode_crossover": decode(
+        {"kind": "tensor_parallel", "ranks": [1, 2]},
+        {"kind": "alspec", "ranks": 1, "hits": {"kind": "rate", "value": 0.5, "draw": "random"}},
+        baseline={"kind": "tensor_parallel", "ranks": 2},
+        crossover=["context_tokens", "hit_rate", "link_latency_s"],
+        model="qwen2.5-7b",
+        context_tokens=[1024, 30_000],
+        seed=3,
+    ),
+    "decode_published": decode(
+        {"kind": "tensor_parallel", "ranks": [1, 4]},
+        {"kind": "alspec", "ranks": [2], "hits": {"kind": "rate", "value": 0.875, "draw": "ceil"}},
+        device="n150",
+        context_tokens=[1024, 65_536],
+        published=["alspec_n150"],
+    ),
+    "decode_layer": decode(
+        {"kind": "tensor_parallel", "ranks": [1, 2]}, part="layer", batch=[1, 16], dtype="fp8", tokens=4
+    ),
+    "decode_batches": decode(
+        {"kind": "tensor_parallel", "ranks": 1},
+        model="qwen2.5-7b",
+        batch=[1, 7, 64],
+        context_tokens=[100, 9000],
+        tokens=5,
+    ),
+    "tiling_schedules": tiling(
+        {"kind": "lazy", "parallel": [True, False]},
+        {"kind": "eager", "parallel": [True, False]},
+        {"kind": "fractal", "tiles": ["hybrid", "conv", "fft"], "half_storage": [False, True]},
+        {"kind": "fractal", "sequential_from": 8},
+        {"kind": "fractal", "parallel": [False]},
+        {"kind": "generic"},
+        {"kind": "generic", "mixer": "linear_attention", "rank": 4},
+        {"kind": "relaxed"},
+    ),
+    "tiling_prompt": tiling(
+        {"kind": "lazy"},
+        {"kind": "eager"},
+        {"kind": "fractal"},
+        prompt_tokens=20,
+        batch=[1, 4],
+        launching="eager",
+        model={"kind": "long_convolution", "layers": [2, 5], "channels": 128, "block": "gate"},
+    ),
+    "tiling_published": tiling(
+        {"kind": "lazy"},
+        {"kind": "fractal"},
+        device="a100-sxm-80gb",
+        profile="none",
+        tokens=[64, 256],
+        published=["flash_inference"],
+    ),
+    "linear_attention": operators(
+        ["vanilla", "block_based", "causal_dot_product", "fleet", "lightning", "recursion"],
+        batch=[1, 4],
+        length=[100, 2048],
+        decay=[False, True],
+    ),
+    "linear_attention_published": operators(
+        ["vanilla", "fleet", "recursion"],
+        device="a6000",
+        heads=32,
+        rank=128,
+        dim=128,
+        length=[512],
+        published=["leetdecoding_table3"],
+    ),
+}
+# Of what prices of ops are listed, and at which sizes of a step.
+PRICED = ("h200-sxm", "a100-sxm-80gb")
+STEPS = ((0, 0, 300), (3, 900, 0), (40, 70_000, 77), (256, 300_000, 1792))
+
+
+def lines(name: str) -> Iterator[Line]:
+    """What is told of a scenario by name: texts, rows of results, sums of its tables' columns."""
+    scenario = parse_scenario(SCENARIOS[name], name)
+    parts = assemble(scenario, name, Place("sim", simulated, jobs=1))
+    outcome = parts.study.run(lambda *_: None)
+    compared = parts.study.compare(outcome)
+    yield ["answer", outcome.answer]
+    texts = {"warning": [*parts.warnings, *outcome.warnings], "note": [*parts.notes, *outcome.notes]}
+    yield from ([kind, text] for kind, found in texts.items() for text in found)
+    yield from (["source", source, share] for source, share in sorted(outcome.sources.items()))
+    for axes, rows in groupby(outcome.rows, lambda row: row.axes):
+        told = [f"{key}={value}" for key, value in asdict(axes).items() if value not in (None, "")]
+        yield ["case", ", ".join(told)]
+        for row in rows:
+            yield [row.metric, row.value, row.low, row.high, row.unit, row.source, row.op_kind]
+    yield from (["compared", *one.values()] for one in compared)
+    for table, columns in sorted(outcome.tables.items()):
+        for column, values in columns.items():
+            numbers = np.asarray(values)
+            if np.issubdtype(numbers.dtype, np.number):
+                weights = 1.0 + np.arange(len(numbers)) % 7
+                yield ["table", table, column, len(numbers), float(np.nansum(numbers * weights))]
+
+
+def prices() -> Iterator[Line]:
+    """What each op of a served decoder's steps costs."""
+    for device in PRICED:
+        document = serving(batching(), device=device, **({} if device == "h200-sxm" else {"profile": "none"}))
+        parts = assemble(parse_scenario(document, device), device, Place("sim", simulated, jobs=1))
+        bench: Bench = parts.study.bench  # type: ignore[attr-defined]
+        for ranks in (1, 4):
+            yield from _priced(device, ranks, bench.price(ranks, "value")[0], bench)
+
+
+def _priced(device: str, ranks: int, price: Pricer, bench: Bench) -> Iterator[Line]:
+    model = bench.model(ranks)
+    for sequences, cached, prompt in STEPS:
+        graph = model.mixed if sequences and prompt else model.decode if sequences else model.prefill
+        sizes = decode_sizes(sequences, cached)
+        if prompt:
+            sizes = step_sizes(sequences, cached, [(prompt, 50)], 1)
+        yield ["step", device, ranks, sequences, cached, prompt]
+        for op in dict.fromkeys(op.at(sizes).bare for op in graph.ops):
+            found = price(op)
+            yield [op.name, found.seconds, found.low_s, found.high_s, found.source]
+
+
+def told(name: str) -> list[Line]:
+    """All lines of a file."""
+    return list(prices() if name == "prices" else lines(name))
+
+
+NAMES = (*SCENARIOS, "prices")
+
+
+def written(name: str) -> list[Line]:
+    """The lines of a file as they were."""
+    text = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def as_text(found: list[Line]) -> str:
+    """A line of JSON each; numbers to twelve digits, more than what is compared."""
+    return "".join(json.dumps(_short(line), ensure_ascii=False) + "\n" for line in found)
+
+
+def _short(line: Line) -> Line:
+    """Without what says nothing at its end."""
+    found = [float(f"{each:.12g}") if isinstance(each, float) else each for each in line]
+    while found[-1] in (None, ""):
+        found.pop()
+    return found
+
+
+def differences(before: list[Line], now: list[Line]) -> list[str]:
+    """What differs, a line each."""
+    now = [json.loads(line) for line in as_text(now).splitlines()]
+    found = [f"- {a}\n+ {b}" for a, b in zip(before, now, strict=False) if not _alike(a, b)]
+    if len(before) != len(now):
+        found.append(f"{len(before)} lines, now {len(now)}")
+    return found
+
+
+def _alike(a: Line, b: Line) -> bool:
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return abs(a - b) <= WITHIN * max(abs(a), abs(b)) + 1e-15 or bool(isnan(a) and isnan(b))
+    return bool(a == b)
+
+
+def main() -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description="Figures of small runs, as they are.")
+    parser.add_argument("--write", action="store_true", help="write them anew")
+    parser.add_argument("names", nargs="*", default=NAMES)
+    given = parser.parse_args()
+    differ = 0
+    for name in given.names:
+        found = told(name)
+        if given.write:
+            (FOLDER / f"{name}.jsonl").write_text(as_text(found), encoding="utf-8")
+            continue
+        for each in differences(written(name), found):
+            differ += 1
+            print(f"{name}:\n{each}")
+    print(f"{len(given.names)} files, {differ} lines differ")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

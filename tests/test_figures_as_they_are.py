@@ -1,0 +1,36 @@
+"""Figures of small runs of every study are those that were written down (tests/figures_as_they_are.py)."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tests import figures_as_they_are
+from tests.figures_as_they_are import NAMES, differences, told, written
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_as_they_were(name: str) -> None:
+    found = differences(written(name), told(name))
+    assert not found, "\n".join(found[:10])
+
+
+@pytest.mark.parametrize(
+    ("now", "alike"),
+    [
+        (["row", "a", 1.0 + 1e-11, 2], True),
+        (["row", "a", 1.0 + 1e-8, 2], False),
+        (["row", "b", 1.0, 2], False),
+        (["row", "a", 1.0, 0.0], False),
+        (["row", "a", math.nan, 2], False),
+        (["row", "a", 1.0], False),
+    ],
+)
+def test_what_differs_is_told(now: list[Any], alike: bool) -> None:
+    before = [["row", "a", 1.0, 2]]
+    assert (differences(before, [now]) == []) is alike
+    assert differences(before, [now, now])[-1] == "1 lines, now 2"
+
+
+def test_every_file_is_compared() -> None:
+    assert {path.stem for path in figures_as_they_are.FOLDER.iterdir()} == set(NAMES)
