@@ -78,6 +78,8 @@ LEAST = {
 MOST_ROWS = 1_000_000
 # What an op may take, in seconds.
 LEAST_S, MOST_S = 1e-9, 1e4
+# Sizes multiply: beyond this one is a slip, and products no longer fit into a float.
+MOST = 1 << 62
 _HEADS = ("q_heads", "kv_heads", "head_dim")
 # The kinds of a plain CSV: the dimensions of their shapes, and their constructors.
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Op]]] = {
@@ -241,8 +243,8 @@ def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
         checked = []
     for i, line in enumerate(lines, 1):
         for name in checked:
-            if type(line[name]) is not int or line[name] < LEAST[name]:
-                wanted = f"a whole number from {LEAST[name]} on"
+            if type(line[name]) is not int or not LEAST[name] <= line[name] < MOST:
+                wanted = f"a whole number from {LEAST[name]} on, below {MOST:.2g}"
                 raise InputError(f"{path}: row {i}: {name}: is {shown(line[name])}; it should be {wanted}")
         if "latency" in line:
             _check_latency(line["latency"], f"{path}: row {i}")
@@ -380,10 +382,7 @@ def _sizes(shape: str, where: str) -> Iterator[tuple[str, int]]:
 
 def _whole(cell: object, name: str, least: int, where: str) -> int:
     text = str(cell)
-    if (
-        not (text.isascii() and text.isdecimal() and len(text) < MOST_DIGITS)
-        or not least <= int(text) < 1 << 62
-    ):
+    if not (text.isascii() and text.isdecimal() and len(text) < MOST_DIGITS) or not least <= int(text) < MOST:
         raise InputError(f"{where}: {name}: is {shown(text)}; it should be a whole number from {least} on")
     return int(text)
 

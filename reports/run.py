@@ -397,6 +397,12 @@ def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.Data
             raise ValueError(f"has {file.metadata.num_rows:,} rows")
         frame = file.read(columns=[*text, *numbers]).to_pandas()
     words = {name: frame[name].astype("category") for name in text}
+    for name, column in words.items():
+        wrong = [each for each in column.cat.categories if not isinstance(each, str)]
+        if wrong or column.hasnans:
+            raise ValueError(
+                f"{name} {str(wrong[0])[:40]!r} is no text" if wrong else f"{name} is missing in a row"
+            )
     return pd.DataFrame({**words, **{name: _numbers(frame[name]) for name in numbers}})
 
 

@@ -855,6 +855,7 @@ def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path
     [
         ({"m": [0]}, "row 1: m: is 0; it should be a whole number from 1 on"),
         ({"m": [None]}, "row 1: m: is None"),
+        ({"m": [1 << 62]}, r"row 1: m: is 4611686018427387904; it should be a whole number from 1 on, below"),
         ({"k": [1.5]}, "row 1: k: is 1.5"),
         ({"latency": [math.nan]}, "row 1: latency: is nan; it should be milliseconds above 0"),
         ({"latency": ["abc"]}, "row 1: latency: is 'abc'"),

@@ -13,6 +13,7 @@ import pytest
 
 from devices.corrected import Correction, Measured, correction
 from devices.fit import Fit
+from simcore.files import InputError
 from simcore.ops import Op, Price, Work
 
 FIT = Fit(0.0, 1.0, 0.5, 2.0, 9, 1e-9, 1e3)
@@ -180,3 +181,13 @@ def test_the_interval_is_of_points_left_out_one_by_one() -> None:
     ]
     assert sorted(found.errors) == pytest.approx(sorted(expected))
     assert found.low < 1.0 < found.high
+
+
+@pytest.mark.parametrize("times", [0.1, 2.0, 0.0999, 2.001])
+def test_a_time_from_the_cache_may_be_a_tenth_to_twice_the_median(times: float) -> None:
+    """Both bounds are allowed."""
+    if 0.1 <= times <= 2.0:
+        assert replace(measured(1, 1, 1.0), warm_s=times * FLOOR_S).warm_s == times * FLOOR_S
+    else:
+        with pytest.raises(InputError, match="0.1 to 2 times median_s"):
+            replace(measured(1, 1, 1.0), warm_s=times * FLOOR_S)

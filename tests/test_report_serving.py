@@ -362,7 +362,9 @@ BROKEN = {
     "requests are text": ("requests.parquet", b"hello"),
     "requests are empty": ("requests.parquet", b""),
     "levels without columns": ("levels.parquet", pd.DataFrame({"a": [1]})),
-    "words for numbers": ("levels.parquet", "t_s"),
+    "words for numbers": ("levels.parquet", ("t_s", "soon")),
+    "bytes for words": ("levels.parquet", ("label", b"\xff")),
+    "nothing for words": ("requests.parquet", ("label", None)),
     "results of another study": ("results.csv", b"study,strategy,label,metric,value,low,high,unit,source\n"),
     "comparison without labels": ("comparison.csv", b"strategy,metric,reference,predicted,error_pct\n"),
 }
@@ -372,8 +374,8 @@ BROKEN = {
 def test_no_page_is_made_of_garbage(case: str, tmp_path: Path) -> None:
     name, content = BROKEN[case]
     path = write_run(tmp_path, rates=(8.0,), requests=5) / name
-    if isinstance(content, str):
-        content = pd.read_parquet(path).assign(**{content: "soon"})
+    if isinstance(content, tuple):
+        content = pd.read_parquet(path).assign(**dict([content]))
     path.write_bytes(content) if isinstance(content, bytes) else content.to_parquet(path)
     with pytest.raises(ValueError, match=re.escape(name)) as raised:
         reports.build(tmp_path)

@@ -278,6 +278,46 @@ def test_rows_that_cannot_be_true_are_named_and_counted_apart(tmp_path: Path) ->
     assert "(1): TPOT below everything" in text
 
 
+def test_the_worst_rows_say_what_is_known_against_them(tmp_path: Path) -> None:
+    """By TPOT, then by TTFT, each once: what cannot be, what makes up the prediction, or that nothing is."""
+    plain, far, odd, late = judged(tmp_path, (1.0, 1.0), (3.0, 1.0), (2.0, 1.0), (1.1, 5.0))
+    found = [plain, replace(far, why="a; b"), replace(odd, impossible="x", why="y"), late]
+    text = "\n".join(lines(found, {"vllm": 0.0}, 2))
+    rows = text.partition("what the table says of it |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
+    named = [line.rsplit("| ", 1)[1] for line in rows.splitlines()]
+    assert named == ["a; b |", "x; y |", "nothing against it found |"]
+    assert "(+200 %)" in rows.splitlines()[0]
+    assert "(+400 %)" in rows.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("tpot", "ttft", "waiting", "host_s", "extrapolated", "says"),
+    [
+        (1.0, 1.0, 0.9, 1.0, 0.0, []),
+        (3.0, 1.0, 0.9, 1.0, 0.0, ["the engine's constant"]),
+        (3.0, 1.0, 0.9, 0.0, 0.0, []),
+        (1.0, 3.0, 0.9, 1.0, 0.0, ["90 % of the predicted TTFT is waiting in line"]),
+        (1.0, 3.0, 0.1, 1.0, 0.0, []),
+        (1.0, 1.0, 0.0, 0.0, 0.8, ["80 % of its time at extrapolated prices"]),
+    ],
+)
+def test_what_makes_up_a_prediction_is_told_where_it_is_far(
+    tpot: float,
+    ttft: float,
+    waiting: float,
+    host_s: float,
+    extrapolated: float,
+    says: list[str],
+    tmp_path: Path,
+) -> None:
+    (one,) = judged(tmp_path, (tpot, ttft))
+    ours = replace(one.predicted, waiting_s=waiting * one.predicted.ttft_s, extrapolated=extrapolated)
+    host_s *= ours.tpot_s / one.row.clients * 0.7
+    told = silicon._why(replace(one, predicted=ours), host_s, [one.row])
+    assert len(told.split("; ") if told else []) == len(says)
+    assert all(word in told for word in says)
+
+
 def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     good, fit = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
     name = good.row.series.name
