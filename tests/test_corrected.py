@@ -13,7 +13,6 @@ import pytest
 
 from devices.corrected import Correction, Measured, correction
 from devices.fit import Fit
-from simcore.files import InputError
 from simcore.ops import Op, Price, Work
 
 FIT = Fit(0.0, 1.0, 0.5, 2.0, 9, 1e-9, 1e3)
@@ -189,5 +188,5 @@ def test_a_time_from_the_cache_may_be_a_tenth_to_twice_the_median(times: float) 
     if 0.1 <= times <= 2.0:
         assert replace(measured(1, 1, 1.0), warm_s=times * FLOOR_S).warm_s == times * FLOOR_S
     else:
-        with pytest.raises(InputError, match="0.1 to 2 times median_s"):
+        with pytest.raises(ValueError, match=r"0\.1 to 2 times median_s"):
             replace(measured(1, 1, 1.0), warm_s=times * FLOOR_S)
