@@ -203,7 +203,7 @@ class Ramp:
         memory, compute = piece.demand_step(i)
         seconds = piece.cost[0] + i * piece.growth[0]
         if seconds <= 0.0:
-            return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, 0.0, self.since_s)
+            return Demand(0.0, 0.0, 0.0, self.since_s)
         launch, kernels_per_s = min(1.0, self.launch_s / seconds), self.kernels / seconds
         return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s, kernels_per_s)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from devices.price import launches_and_floor
+from simcore.arrivals import stream
 from simcore.decode.cases import label_of
 from simcore.long_convolution import LongConvolution
 from simcore.machine import Machine, Program
-from simcore.ops import Floor, Op, Work, activation, prompts, put
+from simcore.ops import Floor, Op, Publication, Work, activation, prompts, put
 from simcore.ops_convolution import (
     Implementation,
     conv_carry,
@@ -100,6 +102,35 @@ def test_a_trace_has_a_title_where_it_was_given_one(tmp_path: Path) -> None:
         assert written.get("otherData") == expected
         shown = [(e["name"], e["ts"], e["dur"]) for e in written["traceEvents"] if e["ph"] == "X"]
         assert shown == [("op0", 0.0, pytest.approx(1e4)), ("op1", pytest.approx(1e4), pytest.approx(2e4))]
+
+
+def test_spans_beyond_the_limit_of_a_trace_are_counted(tmp_path: Path) -> None:
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(toys("op", 1, 2, 3)))
+
+    trace = Simulation(toy_price).run(program)
+    # One name of a rank and one of a stream stand before them.
+    for limit, shown in ((100, 3), (4, 2), (3, 1)):
+        assert write_chrome_trace(trace, tmp_path / "t.json.gz", limit=limit) == 3 - shown
+        events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+        assert [e["name"] for e in events if e["ph"] == "X"] == ["op0", "op1", "op2"][:shown]
+        assert [e["name"] for e in events if e["ph"] == "i"] == [f"{3 - shown} events left out"][: 3 - shown]
+
+
+def test_what_the_second_of_two_graphs_publishes_leaves_it_where_it_did() -> None:
+    first, second = toys("first", 1, 2), toys("second", 3, 4, 5)
+    signal = Publication("sent", 1, put("hop", elements=1, axis="tensor", dtype="bf16"))
+    both = first + replace(second, publishes=(signal,))
+    assert both.ops[both.publishes[0].op] is second.ops[1]
+    assert (replace(first, publishes=(signal,)) + second).publishes == (signal,)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**64])
+def test_random_numbers_are_drawn_by_seeds_of_64_bits(wrong: int) -> None:
+    for seed, replica in ((wrong, 0), (0, wrong)):
+        with pytest.raises(ValueError, match="from 0 to 2"):
+            stream(seed, replica, "arrivals")
+    assert stream(2**64 - 1, 0, "arrivals").random() != stream(0, 0, "arrivals").random()
 
 
 def test_rows_stand_in_a_trace_with_the_names_that_they_have(tmp_path: Path) -> None:

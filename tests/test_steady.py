@@ -7,6 +7,7 @@ A run of it that starts empty waits less on average, by the requests that came b
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from simcore.serving import certainty
 from simcore.serving.compare import compare
 from simcore.serving.figures import WINDOWED, both, figures
 from simcore.serving.served import Floats, Served, served
-from simcore.serving.window import FEWEST, NO_ANSWERS, TOO_FEW, TOO_SHORT, Window, steady, whole_run
+from simcore.serving.window import FEWEST, NO_ANSWERS, TOO_FEW, TOO_SHORT, Window, _grows, steady, whole_run
 from simcore.study import WHOLE_RUN, Outcome
 from simcore.time_units import doubt
 from simcore.traces import PER_SECOND
@@ -174,6 +175,31 @@ def test_a_growing_queue_is_noticed(load: float, low: float, high: float) -> Non
     """In overload nearly always, below it hardly ever."""
     share = np.mean([steady(mm1(load, 1000, seed).served).growing for seed in range(400)])
     assert low <= share <= high
+
+
+@pytest.mark.parametrize(
+    ("waiting", "grows"),
+    [
+        # Of 900 requests: rises of more than 9, and of more than 1.1 times the root of 1 + 45.
+        ((1.0, 23.0, 45.0), True),
+        # More than 9, but not more than numbers of 226 vary.
+        ((100.0, 113.0, 126.0), False),
+        # More than numbers of 14 vary, but less than a hundredth of the requests.
+        ((0.0, 7.0, 14.0), False),
+        # Twice is asked for.
+        ((1.0, 40.0, 45.0), False),
+        ((1.0, 6.0, 45.0), False),
+    ],
+)
+def test_a_queue_grows_where_it_rises_twice_by_more_than_chance(
+    waiting: tuple[float, ...], grows: bool
+) -> None:
+    """Ten seconds apart, so that so many wait in a third as a request there waits in tens of seconds."""
+    arrival_s = np.arange(900) * 10.0
+    case = queue(arrival_s, np.full(900, 1e-3))
+    waits_s = 10.0 * np.repeat(waiting, 300)
+    served = replace(case.served, scheduled_s=arrival_s + waits_s, finish_s=arrival_s + waits_s + 1e-3)
+    assert _grows(served, 0.0, 9000.0, 900) is grows
 
 
 @pytest.mark.parametrize("count", [300, 600])
