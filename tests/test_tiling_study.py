@@ -282,6 +282,18 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
         assert word in warning
 
 
+def test_a_run_before_the_run_that_counts_leaves_nothing_in_its_times() -> None:
+    """As a real machine makes one."""
+    bench = assemble(parse_scenario(document(tokens=64), "t"), "t").study.bench
+    case = next(iter(cases(bench.scenario)))
+    model, _ = bench.launches(case)
+    ended: list[float] = []
+    bench.simulated(case, model, ended, rows=True)
+    once = list(ended)
+    bench.simulated(case, model, ended, rows=True)
+    assert ended == once != []
+
+
 def test_clipped_tiles_are_priced_as_they_are() -> None:
     bench = assemble(parse_scenario(document(tokens=1025), "t"), "t").study.bench
     case = next(c for c in cases(bench.scenario) if c.axes.label == "fractal, hybrid")
