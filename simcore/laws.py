@@ -189,7 +189,7 @@ def rows(trace: Trace) -> Iterator[str]:
         (start_s < table["issued_s"] - slack_s, "starts before it was issued"),
         (start_s < table["ready_s"] - slack_s, "starts before what it waits for has ended"),
         (took_s < table["work_s"] - slack_s, "takes less than its work does alone on the device"),
-        (table["work_s"] < table["floor_s"] * (1.0 - ROUNDING) - slack_s, "is faster than its roofline"),
+        (table["work_s"] < table["floor_s"] * (1.0 - ROUNDING), "is faster than its roofline"),
     ):
         yield from (f"launch {table['launch'][i]:.0f} {text}" for i in np.flatnonzero(broken)[:MOST_PER_LAW])
     order = np.lexsort((end_s, start_s, table["stream"], table["rank"]))

@@ -55,6 +55,8 @@ def test_good_rows_break_no_law() -> None:
         (2, "work_s", 2.1, "launch 2 takes less than its work does alone on the device"),
         (3, "end_s", 8.0, "launch 3 takes less than its work does alone on the device"),
         (0, "floor_s", 1.1, "launch 0 is faster than its roofline"),
+        # However late in a run: neither is a time of a clock.
+        (3, "floor_s", 9.0 + 5e-8, "launch 3 is faster than its roofline"),
         (0, "end_s", 1.3, "launches 0 and 1 of one stream overlap"),
         (3, "issued_s", -1e-3, "negative or not finite"),
         (3, "end_s", float("inf"), "negative or not finite"),

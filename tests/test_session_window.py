@@ -43,6 +43,9 @@ def test_the_window_of_sessions_has_their_rate_by_their_turns() -> None:
     assert window.came.sum() / window.length_s == pytest.approx(3.0)
     assert not window.whole
     assert not window.growing
+    # Of 95 sessions a tenth are ten.
+    of_fewer, opens_of_fewer = talks(95, 3, 1.0, 2.0)
+    assert steady(of_fewer, opens=opens_of_fewer).begin_s == 14.0
     # Without a warm-up it begins no sooner than a session takes.
     assert steady(of, 0.0, opens=opens).begin_s == 5.0
 

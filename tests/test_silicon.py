@@ -171,6 +171,20 @@ def test_every_op_at_the_datasheet_s_rates_is_faster_than_any_prediction(tmp_pat
         assert impossible(one) == ""
 
 
+def test_a_row_faster_than_its_ops_one_by_one_cannot_be(tmp_path: Path) -> None:
+    """Unless prompts come again, where its series is predicted with those that do."""
+    one = row(MAX_70B, 4, 2, tmp_path)
+    fast = Predicted(one.ttft_s * 2.0, one.tpot_s * 2.0, 0.0, 0.0, 0)
+    said = "faster than its ops one by one at the datasheet's rates (2.00 times the peak)"
+    assert silicon._cannot_be(one, fast) == said
+    again = replace(one, series=replace(one.series, distinct_prompts=7))
+    assert (
+        silicon._cannot_be(again, fast)
+        == f"{said}, unless prompts come again; predicted with 7 distinct ones"
+    )
+    assert silicon._cannot_be(one, replace(fast, ttft_s=one.ttft_s, tpot_s=one.tpot_s)) == ""
+
+
 def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     few, many = row(PLAIN_8B, 8, 1, tmp_path), row(PLAIN_8B, 16, 1, tmp_path)
     slow = replace(few, ttft_s=0.5)
