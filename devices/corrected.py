@@ -391,8 +391,10 @@ class Correction:
 
     def _near(self, shape: Mapping[str, int]) -> "_Slices | int":
         """The slices of the points that say what c is of a shape."""
-        half = self.halves.of_shape(self.kind, shape) if self.halves else None
-        return self.slices if half is None or self.halves is None else self.halves.slices[half]
+        if self.halves is None:
+            return self.slices
+        half = self.halves.of_shape(self.kind, shape)
+        return self.slices if half is None else self.halves.slices[half]
 
     def _c(self, x: Numbers, near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
         """c at a place inside the box of the points, and whether points on all sides of it say so."""

@@ -234,32 +234,22 @@ class SharedDevice:
         _end(piece, now_s)
 
     def _arrive_beside_others(self, due: Work, now_s: float) -> None:
-        dues_s, running = self._dues_s, self.running
-        dues_s[running.index(due)] = inf
-        came, finished, latest_s = [due], [], now_s * (1.0 + ROUNDING)
-        if min(dues_s) <= latest_s:
-            came = [
-                each for each, at_s in zip(running, dues_s, strict=True) if each is due or at_s <= latest_s
-            ]
-        for piece in came:
-            # Not what its rate makes of the time: rounding could carry it past what is due.
-            piece.work_s, piece.at_s = piece.next_s, now_s
-            if piece.publications:
-                self._publish(piece, now_s)
-            if piece.work_s + _slack_s(piece, now_s) >= piece.work.total_s:
-                finished.append(piece)
-                continue
-            i = running.index(piece)
-            before = piece.demand
-            _snap(piece, now_s)
-            _look_ahead(piece)
-            if piece.demand is not before:
-                self._crowd.change(i, piece.demand)
-            dues_s[i] = _due_s(piece)
-        for piece in finished:
-            self._remove(running.index(piece))
-            _end(piece, now_s)
-            piece.finish()
+        # Not what its rate makes of the time: rounding could carry it past what is due.
+        due.work_s, due.at_s = due.next_s, now_s
+        if due.publications:
+            self._publish(due, now_s)
+        i = self.running.index(due)
+        if due.work_s + _slack_s(due, now_s) >= due.work.total_s:
+            self._remove(i)
+            _end(due, now_s)
+            due.finish()
+        else:
+            before = due.demand
+            _snap(due, now_s)
+            _look_ahead(due)
+            if due.demand is not before:
+                self._crowd.change(i, due.demand)
+            self._dues_s[i] = _due_s(due)
         self._reprice(now_s)
 
     def _publish(self, piece: Work, now_s: float) -> None:
