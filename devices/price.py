@@ -47,6 +47,8 @@ TRUST: tuple[SourceKind, ...] = (
     "roofline",
     "assumed",
 )
+# What two sums of the same seconds may differ by.
+ROUNDING = 1e-9
 # Contexts grow token by token in a long run: the memo is bounded, and large enough for many batches.
 MEMO = 65536
 
@@ -116,7 +118,7 @@ def pricer(
 
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
-        found = _from_fits(tariff, op) if fitted else _from_profile(tariff, op)
+        found = _from_fits(tariff, op) if fitted else _possible(tariff, op, _from_profile(tariff, op))
         if found is None and fitted:
             found = price_alike(op, known)
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
@@ -133,6 +135,20 @@ def pricer(
         return _with_early(found, price(early_part(op)))
 
     return price
+
+
+def _possible(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
+    """A price that a profile gives. Raises InputError where the device cannot be so fast, unless that is only
+    assumed."""
+    if found is None or found.source == "assumed" or tariff.profile is None:
+        return found
+    floor_s = tariff.floor(op).seconds
+    if found.seconds < floor_s * (1.0 - ROUNDING):
+        raise InputError(
+            f"profile {tariff.profile.name}: {op.kind} {op.name} takes {found.seconds:.3g} s there;"
+            f" {tariff.spec.name} takes {floor_s:.3g} s at least by its datasheet"
+        )
+    return found
 
 
 def _plain(tariff: _Tariff, op: Op) -> Price | None:

@@ -172,6 +172,19 @@ SCENARIOS: Mapping[str, dict[str, Any]] = {
         context_tokens=[100, 9000],
         tokens=5,
     ),
+    "decode_tied": decode(
+        {"kind": "tensor_parallel", "ranks": [1, 2]}, model="granite-3.3-8b", context_tokens=500, batch=2
+    ),
+    "decode_published_hits": decode(
+        {"kind": "tensor_parallel", "ranks": 4},
+        {
+            "kind": "alspec",
+            "ranks": 2,
+            "hits": {"kind": "published", "task": "gsm8k-cot", "threshold": [0.05, 0.1]},
+        },
+        device="n150",
+        context_tokens=1024,
+    ),
     "tiling_schedules": tiling(
         {"kind": "lazy", "parallel": [True, False]},
         {"kind": "eager", "parallel": [True, False]},
@@ -328,7 +341,7 @@ def main() -> int:
         for each in differences(written(name), found):
             differ += 1
             print(f"{name}:\n{each}")
-    print(f"{len(given.names)} files, {differ} lines differ")
+    print(f"{len(given.names)} files {'written' if given.write else f'compared, {differ} lines differ'}")
     return 1 if differ else 0
 
 

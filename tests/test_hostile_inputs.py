@@ -5,6 +5,7 @@ kind, and every fault that was found once.
 """
 
 import ast
+import csv
 import json
 import os
 import resource
@@ -339,6 +340,24 @@ def test_a_column_that_a_profile_has_not_is_named(call: Call, tmp_path: Path, fi
     device = source.parent.name
     line = told(call(*run_words({**fuzz_inputs.DECODE, "device": device, "profile": "./p/"})))
     assert f"{file}: unknown column 'extra'" in line
+
+
+def test_a_profile_faster_than_its_device_is_named(call: Call, tmp_path: Path) -> None:
+    source = ROOT / "devices/profiles/n150/alspec-tables"
+    (tmp_path / "p").mkdir()
+    for path in source.iterdir():
+        (tmp_path / "p" / path.name).write_bytes(path.read_bytes())
+    with (tmp_path / "p/ops.csv").open(encoding="utf-8") as file:
+        head, *rows = list(csv.reader(file))
+    at = head.index("nanoseconds")
+    for row in rows:
+        row[at] = "3"
+    with (tmp_path / "p/ops.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+    line = told(
+        call(*run_words({**fuzz_inputs.DECODE, "device": "n150", "model": "llama-3.1-8b", "profile": "./p/"}))
+    )
+    assert "takes 3e-09 s there; n150 takes" in line
 
 
 def test_a_rate_scale_below_what_a_float_divides_by_is_refused(call: Call) -> None:
