@@ -67,7 +67,7 @@ def _link(name: str, link: object, like: Document, sources: dict[str, str]) -> o
     if not isinstance(link, dict):
         return link
     kind = link.get("kind", name)
-    near = kind if kind in like["links"] else like["default_link"]
+    near = kind if isinstance(kind, str) and kind in like["links"] else like["default_link"]
     assumed = {key: like["links"][near][key] for key in OPTIONAL_IN_LINK if key not in link}
     why = dict.fromkeys(assumed, f"as {near} of {like['name']} has it")
     for key, value in (("relative_error", LINK_ERROR), ("max_devices", LINK_DEVICES)):

@@ -318,6 +318,7 @@ def test_parquet_of_any_number_of_rows_is_refused_before_it_is_read(call: Call) 
     [
         ("links.nvlink.latencys", 1e-6, "unknown key 'links.nvlink.latencys'"),
         ("links.nvlink", [1], "links.nvlink: input should be an object"),
+        ("links.nvlink.kind", ["nvlink"], "links.nvlink.kind: "),
         ("links.nvlink.bytes_per_s", "x" * 100_000, "links.nvlink.bytes_per_s: "),
         ("memory_bytes", 10**30, "memory_bytes: input should be less than or equal to"),
     ],
