@@ -183,11 +183,13 @@ def _next(best: "Found", other: "Found", promised: bool) -> str:
 
 def _too_close(best: "Found", other: "Found", figure: str) -> bool:
     """Whether the replicas leave open which of two is ahead in a figure: the interval of their paired
-    differences holds zero."""
+    differences holds zero. Where none differs, that is no chance."""
     pairs = zip(best.replicas, other.replicas, strict=True)
     both = [(ours[figure][0], theirs[figure][0]) for ours, theirs in pairs]
     lost = [{"lost": (b - a, "")} for a, b in both if a is not None and b is not None]
-    _, low, high = over_replicas(lost)["lost"] if lost else (None, None, None)
+    if not any(difference for each in lost for difference, _ in each.values()):
+        return False
+    _, low, high = over_replicas(lost)["lost"]
     return low is not None and high is not None and low <= 0.0 <= high
 
 
