@@ -139,8 +139,8 @@ def pricer(
 
 def _possible(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
     """A price that a profile gives. Raises InputError where the device cannot be so fast, unless that is only
-    assumed."""
-    if found is None or found.source == "assumed" or tariff.profile is None:
+    assumed, or of a whole iteration, whose time a profile gives for any context."""
+    if found is None or found.source == "assumed" or op.kind == "iteration" or tariff.profile is None:
         return found
     floor_s = tariff.floor(op).seconds
     if found.seconds < floor_s * (1.0 - ROUNDING):

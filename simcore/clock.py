@@ -91,7 +91,7 @@ class Clock(simpy.Environment):
         self.schedule(start, URGENT)
 
     def run_all(self) -> None:
-        """Runs until nothing can happen any more. Raises what a process raises."""
+        """Runs until nothing can happen any more. Raises what a process or other steps raise."""
         queue = self._queue
         while queue:
             self._now, _, _, event = heappop(queue)
@@ -123,8 +123,12 @@ class _Driven:
         try:
             while True:
                 event = self._send(event._value)
-                if event.callbacks is not None:
-                    event.callbacks.append(self.go_on)
+                try:
+                    callbacks = event.callbacks
+                except AttributeError:
+                    raise RuntimeError(f"{event!r} is yielded, which is no wait") from None
+                if callbacks is not None:
+                    callbacks.append(self.go_on)
                     return
         except StopIteration as end:
             if self._ended is not None:

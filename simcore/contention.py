@@ -58,6 +58,8 @@ Rates = Callable[[Sequence[Demand]], list[float]]
 
 # Bounds of what a kernel takes and leaves, in seconds, so that nobody's rate is nothing.
 LONGEST_S, LEAST_S = 1e5, 1e-15
+# What sums of shares may be off by.
+ROUNDING = 1e-12
 
 
 def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[float]:
@@ -105,7 +107,7 @@ class Crowd(Sequence[Demand]):
         self.memory: list[float] = []
         self.compute: list[float] = []
         self.launch: list[float] = []
-        # Of kernels that get in one after another; by what law; and of whom that no longer holds.
+        # Leaves, keeps, reads and computes (`Turn`), a column each; by what law; whose no longer hold.
         self.turns: tuple[list[float], ...] = ([], [], [], [])
         self._law: tuple[float, ...] = ()
         self._stale: list[int] = []
@@ -135,12 +137,14 @@ class Crowd(Sequence[Demand]):
     def leave(self, i: int) -> None:
         """One less; those behind it move up."""
         self._stale = [other - (other > i) for other in self._stale if other != i]
+        self.even.level = nan
         for column in (self._demands, self.memory, self.compute, self.launch, *self.turns):
             del column[i]  # type: ignore[attr-defined]
 
     def change(self, i: int, demand: Demand) -> None:
         """One asks for something else."""
-        self._stale.append(i)
+        if not self._stale or self._stale[-1] != i:
+            self._stale.append(i)
         self._demands[i] = demand
         self.memory[i], self.compute[i], self.launch[i] = demand.memory, demand.compute, demand.launch
 
@@ -210,7 +214,10 @@ def _even_rates(crowd: Crowd) -> list[float] | None:
     if min(crowd.memory) < even.level or sum(crowd.compute) > 1.0 or sum(crowd.launch) > 1.0:
         return None
     free = 1.0 / (1.0 + sum(keeps))
-    if free > min(leaves) or free < max(even.left) or sum(even.read) > 1.0 or sum(even.computed) > 1.0:
+    if free > min(leaves) or free < max(even.left):
+        return None
+    # Even shares are all there is but for their rounding.
+    if sum(even.read) > 1.0 + ROUNDING or sum(even.computed) > 1.0 + ROUNDING:
         return None
     return even.rates.copy()
 

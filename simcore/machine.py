@@ -1,7 +1,7 @@
 """Who does it: the interface between a strategy and whatever runs it.
 
 A strategy is a plain generator, a `Program`. It calls the machine to ask for something and yields to
-wait for it:
+wait for it, where the wait is made: nothing comes between the two.
 
     def greedy_decode(m: Machine, model: Decoder, tokens: int) -> Program:
         for _ in range(tokens):

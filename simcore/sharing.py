@@ -121,10 +121,6 @@ class Work(Protocol):
         """Its work is done, and this is the last thing that its caller does."""
 
 
-def _nothing() -> None:
-    """Nobody waits."""
-
-
 @dataclass(slots=True, eq=False)
 class Piece:
     """Work in progress. `progress` collects (time, work) where the rate changes."""
@@ -133,7 +129,8 @@ class Piece:
     finish: Callable[[], None]
     publish: Callable[[Publication], None]
     publications: deque[tuple[float, Publication]]
-    finish_last: Callable[[], None] = _nothing
+    # What is called in the place of `finish` where that is the last thing that its caller does.
+    last: Callable[[], None] | None = None
     at_s: float = 0.0
     work_s: float = 0.0
     rate: float = 1.0
@@ -141,6 +138,10 @@ class Piece:
     next_s: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
     notes: ClassVar[bool] = True
+
+    def finish_last(self) -> None:
+        """Its work is done, and this is the last thing that its caller does."""
+        (self.last or self.finish)()
 
     def note(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
@@ -151,13 +152,11 @@ class Piece:
 class SharedDevice:
     """See the head of this file. All times in seconds."""
 
-    __slots__ = ("_crowd", "_dues_s", "_rates", "rates", "running", "updated_s")
+    __slots__ = ("_crowd", "_dues_s", "_rates", "rates", "running")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.running: list[Work] = []
-        # When something happened here last.
-        self.updated_s = 0.0
         # Of several pieces: what they ask for, at which rates they run, and when something happens to each.
         self._crowd = Crowd()
         self._rates: list[float] = []
@@ -168,7 +167,7 @@ class SharedDevice:
         running = self.running
         if len(running) == 1:
             _credit(running[0], now_s)
-        piece.at_s = self.updated_s = now_s
+        piece.at_s = now_s
         piece.note(now_s)
         running.append(piece)
         if len(running) > 1:
@@ -187,7 +186,6 @@ class SharedDevice:
     def stop(self, piece: Work, now_s: float) -> None:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
         _credit(piece, now_s)
-        self.updated_s = now_s
         slack = ROUNDING * max(now_s, piece.work_s)
         work = piece.work
         replay = work.replay_at(max(0.0, piece.work_s - slack))
@@ -215,7 +213,6 @@ class SharedDevice:
 
     def arrive(self, due: Work, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
-        self.updated_s = now_s
         if len(self.running) > 1:
             self._arrive_beside_others(due, now_s)
             return
@@ -230,7 +227,6 @@ class SharedDevice:
     def end_alone(self, piece: Work, now_s: float) -> None:
         """All of the only piece is done; whoever asks has to finish it."""
         self.running.clear()
-        self.updated_s = now_s
         _end(piece, now_s)
 
     def _arrive_beside_others(self, due: Work, now_s: float) -> None:

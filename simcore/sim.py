@@ -3,9 +3,9 @@
     launch starts  = max(issued by its host, stream free, tickets done, signal come, last rank there)
     launch takes   = sum of its ops' prices / its share of the device (sharing.py, contention.py)
 
-One SimPy process works off each stream; a host program is itself a SimPy process. A host's own time
-runs ahead of the event clock: each verb adds its cost to it, and the next wait catches up. A burst
-(`repeat`) without flags, signals or collectives is one event however long it is.
+The event clock drives host programs, and what works off each stream. A host's own time runs ahead of the
+event clock: each verb adds its cost to it, and the next wait catches up. A burst (`repeat`) without flags,
+signals or collectives is one event however long it is.
 """
 
 import itertools
@@ -213,6 +213,8 @@ class Simulation:
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if not h.triggered]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
+        kept = [m.kept for m in self.machines if m.kept is not None]
+        stuck += [f"launch {one.id} of graph {one.graph.name}, which its host kept back" for one in kept]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waits_for()}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
@@ -550,11 +552,7 @@ class Simulation:
     def _alone(self, rank: int, work_s: float) -> bool:
         """Does so much work where a device does nothing else and nothing can happen before it is done; else
         does nothing and returns False."""
-        device = self._devices[rank]
-        if device.running or not self.env.passes(work_s):
-            return False
-        device.updated_s = self.env.now
-        return True
+        return not self._devices[rank].running and self.env.passes(work_s)
 
     def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""

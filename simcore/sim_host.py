@@ -156,7 +156,6 @@ class Launch:
     ticket: SimTicket
     stopped: bool = False
     piece: Piece | None = None
-    begun_s: float = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -195,7 +194,7 @@ class SimMachine:
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
         # A launch that the device has not got yet: a host that waits for it at once may need no event.
-        self._kept: RowLaunch | None = None
+        self.kept: RowLaunch | None = None
         self._along: dict[tuple[str, int], int] = {}
         # What the device has been told of sizes.
         self._told: dict[str, int] = {}
@@ -246,7 +245,7 @@ class SimMachine:
         """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
-        if self._kept is not None:
+        if self.kept is not None:
             self.let_go()
         given = {} if sizes is None else sizes
         sim = self._sim
@@ -265,7 +264,7 @@ class SimMachine:
             if tickets:
                 self._submit_row(row)
             else:
-                self._kept = row
+                self.kept = row
             return row
         if not given.keys() >= graph.needs:
             missing = graph.needs - given.keys()
@@ -286,7 +285,7 @@ class SimMachine:
 
     def let_go(self) -> None:
         """The device gets the launch that was kept back: its host does something else than wait for it."""
-        kept, self._kept = self._kept, None
+        kept, self.kept = self.kept, None
         if kept is not None:
             self._submit_row(kept)
 
@@ -335,10 +334,10 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
-        kept = self._kept
+        kept = self.kept
         if kept is not None:
             if len(tickets) == 1 and tickets[0] is kept and self._sim.at_once(kept):
-                self._kept = None
+                self.kept = None
                 return self._back()
             self.let_go()
         if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:

@@ -41,6 +41,18 @@ def test_the_clock_goes_on_at_once_only_up_to_the_next_event() -> None:
     assert clock.now == 3.0
 
 
+@pytest.mark.parametrize("wrong", [None, 3, "a ticket"])
+def test_what_is_yielded_and_is_no_wait_is_told(wrong: object) -> None:
+    clock = Clock()
+
+    def steps() -> simpy.events.ProcessGenerator:
+        yield wrong  # type: ignore[misc]
+
+    clock.drive(steps())
+    with pytest.raises(RuntimeError, match="is yielded, which is no wait"):
+        clock.run_all()
+
+
 def test_whoever_is_woken_beside_others_takes_no_time_before_them() -> None:
     clock, order = Clock(), list[str]()
     event = clock.event()

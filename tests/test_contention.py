@@ -23,6 +23,7 @@ from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.table import TABLE
+from simcore import contention as contention_laws
 from simcore import laws
 from simcore.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
 from simcore.files import InputError
@@ -137,6 +138,43 @@ def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], ran
         # Another law of the same demands leaves nothing behind.
         if random.random() < 0.3:
             law = random.choice(laws_of)
+
+
+greedy = st.builds(
+    Demand,
+    st.floats(0.7, 1.0),
+    st.floats(0.0, 0.03),
+    st.floats(0.0, 0.03),
+    kernels_per_s=st.floats(0.0, 300.0),
+)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@given(st.lists(greedy, min_size=2, max_size=8), st.lists(greedy, min_size=2, max_size=2), st.data())
+def test_even_shares_of_the_memory_are_what_the_law_says(
+    begin: list[Demand], more: list[Demand], data: Any
+) -> None:
+    """Where they are all that holds anybody back, and where not: without the shortcut the law gives the same,
+    also after somebody has gone and somebody else has come in between."""
+    law = shared_reads(0.0, 0.9, 1e-4)
+    crowd, plain = Crowd(begin), list(begin)
+    law(crowd)
+    for change in (lambda _: None, *[partial(_swap, data, crowd, plain)] * 2):
+        change(more.pop() if more else None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(contention_laws, "_even_rates", lambda _: None)
+            slowly = law(plain)
+        assert law(crowd) == pytest.approx(slowly, rel=1e-11)
+
+
+def _swap(data: Any, crowd: Crowd, plain: list[Demand], new: Demand | None) -> None:
+    if new is None:
+        return
+    at = data.draw(st.integers(0, len(plain) - 1))
+    crowd.leave(at)
+    del plain[at]
+    crowd.join(new)
+    plain.append(new)
 
 
 @pytest.mark.parametrize("n", [2, 5, 32])

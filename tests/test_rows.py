@@ -174,6 +174,46 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
         assert bytes_of() == quick
 
 
+def receive(m: Machine) -> Program:
+    yield m.recv("in")
+
+
+def mark(m: Machine) -> Program:
+    m.mark("here")
+    yield m.recv("in")
+
+
+def spawn(m: Machine) -> Program:
+    yield m.wait(m.spawn(receive(m)))
+
+
+def send(m: Machine) -> Program:
+    m.send("out", 1, 0)
+    yield m.recv("in")
+
+
+def end(m: Machine) -> Program:
+    yield from ()
+
+
+def other(m: Machine) -> Program:
+    yield m.wait(m.launch(toys("other", 200), stream="side"))
+
+
+@pytest.mark.parametrize("then", [receive, mark, spawn, send, end, other])
+def test_what_a_host_does_not_wait_for_runs_all_the_same(then: Callable[[Machine], Program]) -> None:
+    """From the moment at which it was launched, whatever its host does next."""
+
+    def program(m: Machine) -> Program:
+        m.launch(toys("first", 5), repeat=2)
+        yield from then(m)
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rows=True, rates=alone)
+    simulation.feed(0, "in", [(1.0, "item")])
+    table = simulation.run(program).rows.table()
+    assert (table["start_s"][0], table["end_s"][0]) == (0.0, pytest.approx(0.1))
+
+
 @pytest.mark.parametrize("rows", [True, False])
 @pytest.mark.parametrize("hundredths", [(3, 7), (7, 3), (5, 5)])
 def test_a_host_that_waits_for_two_goes_on_when_both_are_done(
