@@ -70,9 +70,13 @@ class Clock(simpy.Environment):
             event._ok, event._value = True, value
             self._wake(event)
         elif delay_s > 0.0:
-            self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
+            self.later(event, delay_s, value)
         else:
             event.succeed(value)
+
+    def later(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
+        """Lets an event come after a delay, whatever happens until then."""
+        self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
 
     def _wake(self, event: simpy.Event) -> None:
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]

@@ -76,5 +76,5 @@ class PagedKv:
 
     def grow(self, iterations: int) -> None:
         """So many decode iterations have run."""
-        self.used += self.phase[self.iteration % self.block] if iterations == 1 else self.needed(iterations)
+        self.used += self.needed(iterations)
         self.iteration += iterations

@@ -261,25 +261,27 @@ class SharedDevice:
     def _reprice(self, now_s: float) -> None:
         """Works out anew when something happens to those whose rate is another than before."""
         running, before = self.running, self._rates
-        if len(running) > 1:
-            rates = self.rates(self._crowd)
-        else:
+        if len(running) < 2:
             # Alone, a piece is asked nothing.
-            rates = [1.0] * len(running)
-            self._crowd, self._dues_s = Crowd(), [inf] * len(running)
+            self._crowd, self._rates, self._dues_s = Crowd(), [], []
+            for piece in running:
+                _set_rate(piece, 1.0, now_s)
+            return
+        self._rates = rates = self.rates(self._crowd)
         for i, rate in enumerate(rates):
             if rate != before[i]:
                 piece = running[i]
-                if rate != piece.rate:
-                    _credit(piece, now_s)
-                    if piece.notes:
-                        piece.note(now_s, once=True)
-                    piece.rate = rate
+                _set_rate(piece, rate, now_s)
                 self._dues_s[i] = _due_s(piece)
-        self._rates = rates
-        if len(running) == 1:
-            _credit(running[0], now_s)
-            self._rates, self._dues_s = [], []
+
+
+def _set_rate(piece: Work, rate: float, now_s: float) -> None:
+    """A piece runs at a rate from now on; it notes that where it is another."""
+    _credit(piece, now_s)
+    if rate != piece.rate:
+        if piece.notes:
+            piece.note(now_s, once=True)
+        piece.rate = rate
 
 
 def _credit(piece: Work, now_s: float) -> None:

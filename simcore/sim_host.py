@@ -373,7 +373,7 @@ class SimMachine:
         if last:
             env.comes(event, None, delay_s)
         elif delay_s > 0.0:
-            then(env.timeout(delay_s), lambda _: env.comes(event))
+            env.later(event, delay_s)
         else:
             event.succeed()
 
@@ -383,7 +383,7 @@ class SimMachine:
         if delay_s <= 0.0 or env.passes(delay_s):
             return env.past
         event = env.event()
-        then(env.timeout(delay_s), lambda _: env.comes(event))
+        env.later(event, delay_s)
         return event
 
     def _coming_back_s(self) -> float:

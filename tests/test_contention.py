@@ -103,14 +103,20 @@ def test_who_holds_the_device_slows_others_and_speeds_nobody_up(
             assert sum(r * (s + i) for r, s, i in zip(held, shares_, idle, strict=True)) <= 1.0 + 1e-9
 
 
-asked = st.builds(
-    Demand,
-    st.floats(0.01, 1.0),
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 0.2),
-    since_s=st.floats(0.0, 1.0),
-    kernels_per_s=st.floats(0.0, 1e6),
-)
+def asking(memory: float, launch: float, compute: float, kernels_per_s: float) -> st.SearchStrategy[Demand]:
+    """Demands of the memory from `memory` on, of others and of kernels up to so much."""
+    return st.builds(
+        Demand,
+        st.floats(memory, 1.0),
+        st.floats(0.0, compute),
+        st.floats(0.0, launch),
+        since_s=st.floats(0.0, 1.0),
+        kernels_per_s=st.floats(0.0, kernels_per_s),
+    )
+
+
+asked = asking(0.01, 0.2, 1.0, 1e6)
+greedy = asking(0.7, 0.03, 0.03, 300.0)
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=examples(200))
@@ -138,15 +144,6 @@ def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], ran
         # Another law of the same demands leaves nothing behind.
         if random.random() < 0.3:
             law = random.choice(laws_of)
-
-
-greedy = st.builds(
-    Demand,
-    st.floats(0.7, 1.0),
-    st.floats(0.0, 0.03),
-    st.floats(0.0, 0.03),
-    kernels_per_s=st.floats(0.0, 300.0),
-)
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=200)
