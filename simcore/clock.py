@@ -2,13 +2,15 @@
 happen meanwhile.
 
     at now + delay    an event; or at once, where whoever waits is the only one that this moment's event
-                      wakes, and the next event comes later than now + delay
+                      wakes, and the next event comes later than now + delay; or, where others come before,
+                      once whoever waits has worked them off himself (`hold`, `reach`)
 
-Both give the same times in the same order, since in the latter case nobody could tell.
+All give the same times in the same order, since in the latter two cases nobody could tell.
 """
 
 from collections.abc import Generator
 from heapq import heappop, heappush
+from math import inf
 from types import MethodType
 from typing import Any
 
@@ -16,6 +18,10 @@ import simpy
 from simpy.events import NORMAL, URGENT
 
 Steps = Generator[simpy.Event, Any, Any]
+# A place in the order of events: when, of which priority, and the how-manieth.
+Place = tuple[float, ...]
+NEVER: Place = (inf,)
+AT_ONCE: Place = (-inf,)
 
 
 class Clock(simpy.Environment):
@@ -31,6 +37,8 @@ class Clock(simpy.Environment):
         self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
         # Whether an event wakes several just now.
         self._several = False
+        # The place of what is held back, which no event may pass.
+        self._held: Place = NEVER
         # For whoever waits for what has come already.
         self.past = simpy.Event(self)
         self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
@@ -48,10 +56,37 @@ class Clock(simpy.Environment):
     def passes(self, delay_s: float) -> bool:
         """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
         at_s = self._now + delay_s
-        if self._several or (self._queue and self._queue[0][0] <= at_s):
+        if self._several or at_s >= self._held[0] or (self._queue and self._queue[0][0] <= at_s):
             return False
         self._now = self.now = at_s
         return True
+
+    def can_hold(self) -> bool:
+        """Whether something may be held back now: nothing is yet, and one alone is awake."""
+        return self._held is NEVER and not self._several
+
+    def hold(self, delay_s: float) -> None:
+        """What would come after a delay has its place among the events, and is held back; in the place of
+        what is held back already. `reach` has to follow."""
+        self._held = (self._now + delay_s, NORMAL, next(self._eid))
+
+    def reach(self) -> bool:
+        """Works off the events that come before what is held back, and goes there; the last thing that its
+        caller does. False where it was let go meanwhile."""
+        self._work_off()
+        held, self._held = self._held, NEVER
+        if held is AT_ONCE:
+            return False
+        self._now = self.now = held[0]
+        return True
+
+    def let_go(self) -> simpy.Event:
+        """What is held back comes as an event, in its place."""
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        heappush(self._queue, (*self._held, event))  # type: ignore[arg-type]
+        self._held = AT_ONCE
+        return event
 
     def drive(self, steps: Steps) -> None:
         """Runs steps from now on, of which nobody needs to know when they have ended."""
@@ -96,8 +131,12 @@ class Clock(simpy.Environment):
 
     def run_all(self) -> None:
         """Runs until nothing can happen any more. Raises what a process or other steps raise."""
+        self._work_off()
+
+    def _work_off(self) -> None:
+        # All events that come before what is held back.
         queue = self._queue
-        while queue:
+        while queue and queue[0] < self._held:
             self._now, _, _, event = heappop(queue)
             self.now = self._now
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]

@@ -186,6 +186,8 @@ class Simulation:
         self._outcomes = outcomes or {}
         self._devices = [SharedDevice(rates) for _ in range(world)]
         self._alarms = [0] * world
+        # A launch whose host works off what comes before its end.
+        self._held: RowLaunch | None = None
         # Streams of each rank on which something runs or waits.
         self._working = [0] * world
         self._streams: dict[tuple[int, str], _Stream] = {}
@@ -354,8 +356,8 @@ class Simulation:
     # -- launches in closed form ---------------------------------------------------------------------
 
     def at_once(self, launch: RowLaunch) -> bool:
-        """Runs a launch to its end if nothing else can happen before; else does nothing and returns False.
-        The last thing that its caller does at this moment."""
+        """Runs a launch to its end, and works off what comes before; the last thing that its caller does at
+        this moment. False where its end has to be an event, which is `launch.awaited` if it has begun."""
         stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
         if stream.working or self._working[rank] or self._devices[rank].running:
             return False
@@ -363,13 +365,39 @@ class Simulation:
         now_s, start_s = env.now, launch.issued_s
         start_s = max(start_s, now_s)
         if not env.passes(start_s - now_s + work.total_s):
-            return False
+            return env.can_hold() and self._reach(stream, launch)
         launch.lane = stream
         launch.ready_s, launch.begun_s = stream.free.at_s, start_s
         if start_s > launch.ready_s:
             stream.since_s = start_s
         self.end_row(launch)
         return True
+
+    def _reach(self, stream: _Stream, launch: RowLaunch) -> bool:
+        """Runs a launch to its end, and works off what comes before."""
+        launch.enter(stream)
+        self.machines[launch.rank].watch(launch)
+        stream.working = True
+        self._working[launch.rank] += 1
+        launch.done_with = stream.go_on
+        self._held = launch
+        self._begin(stream, launch)
+        if not self.env.reach():
+            return False
+        self._held = None
+        self._devices[launch.rank].end_alone(launch, self.env.now)
+        self.end_row(launch)
+        stream.go_on()
+        return True
+
+    def as_event(self, launch: RowLaunch) -> None:
+        """The end of a launch is an event from here on: not only its host may have to do with it."""
+        if launch is not self._held:
+            return
+        self._held = None
+        rank = launch.rank
+        launch.awaited = self.machines[rank].waits_for(launch)
+        then(self.env.let_go(), partial(self._ring, rank, self._alarms[rank], launch))
 
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
@@ -404,9 +432,7 @@ class Simulation:
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.
             device.start(launch, start_s)
-            number = self._alarms[rank] = self._alarms[rank] + 1
-            alarm = self.env.timeout(start_s - now_s + work.total_s)
-            then(alarm, partial(self._ring, rank, number, launch))
+            self._alarm(rank, start_s - now_s + work.total_s, launch)
         elif start_s > now_s:
             then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
         else:
@@ -414,8 +440,7 @@ class Simulation:
 
     def _join(self, launch: RowLaunch) -> None:
         if launch.end is None:
-            self._devices[launch.rank].start(launch, self.env.now)
-            self._set_alarm(launch.rank)
+            self._start(launch.rank, launch)
 
     def _row(self, stream: _Stream, launch: RowLaunch) -> Steps:
         """A launch in closed form that had to queue."""
@@ -484,6 +509,7 @@ class Simulation:
 
     def stop_row(self, launch: RowLaunch) -> None:
         """Ends a launch in closed form at its next replay boundary."""
+        self.as_event(launch)
         launch.stopped = True
         device, work = self._devices[launch.rank], launch.work
         if launch.end is not None or work is None:
@@ -537,8 +563,7 @@ class Simulation:
             partial(self.env.comes, done),
         )
         launch.piece = piece
-        self._devices[launch.rank].start(piece, self.env.now)
-        self._set_alarm(launch.rank)
+        self._start(launch.rank, piece)
         yield done
         launch.piece = None
         if launch.is_burst():
@@ -568,14 +593,28 @@ class Simulation:
             self._devices[launch.rank].stop(launch.piece, self.env.now)
             self._set_alarm(launch.rank)
 
+    def _start(self, rank: int, piece: Work) -> None:
+        """A piece begins now on a device, beside what runs there."""
+        if self._held is not None and self._held.rank == rank:
+            self.as_event(self._held)
+        self._devices[rank].start(piece, self.env.now)
+        self._set_alarm(rank)
+
     def _set_alarm(self, rank: int) -> None:
         """Comes back when something is due on a device; an alarm set before is void."""
-        device, env = self._devices[rank], self.env
-        number = self._alarms[rank] = self._alarms[rank] + 1
+        device = self._devices[rank]
         if not device.running:
+            self._alarms[rank] += 1
             return
         due_s, piece = device.next_due()
-        then(env.timeout(max(0.0, due_s - env.now)), partial(self._ring, rank, number, piece))
+        self._alarm(rank, max(0.0, due_s - self.env.now), piece)
+
+    def _alarm(self, rank: int, delay_s: float, piece: Work) -> None:
+        number = self._alarms[rank] = self._alarms[rank] + 1
+        if piece is self._held:
+            self.env.hold(delay_s)
+        else:
+            then(self.env.timeout(delay_s), partial(self._ring, rank, number, piece))
 
     def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
         if number != self._alarms[rank]:

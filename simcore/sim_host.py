@@ -290,9 +290,13 @@ class SimMachine:
             self._submit_row(kept)
 
     def _submit_row(self, row: RowLaunch) -> None:
+        self.watch(row)
+        self._sim.submit_row(row)
+
+    def watch(self, row: RowLaunch) -> None:
+        """Ends a launch once something comes that it runs until."""
         if row.until is not None and row.repeat > 1:
             self._watch(row.until, row)
-        self._sim.submit_row(row)
 
     def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
@@ -336,14 +340,17 @@ class SimMachine:
         """Blocks the host until all tickets are done."""
         kept = self.kept
         if kept is not None:
-            if len(tickets) == 1 and tickets[0] is kept and self._sim.at_once(kept):
+            if len(tickets) == 1 and tickets[0] is kept:
                 self.kept = None
-                return self._back()
-            self.let_go()
+                if self._sim.at_once(kept):
+                    return self._back()
+                if kept.awaited is not None:
+                    return kept.awaited
+                self._submit_row(kept)
+            else:
+                self.let_go()
         if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
-            event = self._env.event()
-            tickets[0].tell(partial(self._wake, event, tickets))
-            return event
+            return self.waits_for(tickets[0])
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
             return self._env.result(self._wait(tickets))
         waited = cast(Sequence[SimTicket | RowLaunch], tickets)
@@ -361,6 +368,12 @@ class SimMachine:
             one_less(False)
         for ticket in missing:
             ticket.tell(one_less)
+        return event
+
+    def waits_for(self, launch: RowLaunch) -> simpy.Event:
+        """The host goes on with this event, once a launch that is not done has ended."""
+        event = self._env.event()
+        launch.tell(partial(self._wake, event, (launch,)))
         return event
 
     def _wake(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:

@@ -31,7 +31,7 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "at_s", "begun_s", "demand", "done_with", "end", "facts",
+        "_sim", "_waiters", "advance", "after", "at_s", "awaited", "begun_s", "demand", "done_with", "end", "facts",
         "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes",
         "stopped", "stream", "until", "work", "work_s",
     )  # fmt: skip
@@ -68,6 +68,8 @@ class RowLaunch:
         self.ran = 0
         self.work: Ramp | None = None
         self._waiters: list[Waiter] | None = None
+        # What its host waits for, where others may come before its end.
+        self.awaited: simpy.Event | None = None
 
     def enter(self, lane: Any) -> None:
         """It comes to its stream."""
@@ -103,6 +105,7 @@ class RowLaunch:
 
     def tell(self, waiter: Waiter) -> None:
         """Calls `waiter` once it is done, which it is not yet."""
+        self._sim.as_event(self)
         if self._waiters is None:
             self._waiters = [waiter]
         else:
