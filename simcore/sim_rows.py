@@ -31,9 +31,9 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "at_s", "awaited", "begun_s", "demand", "done_with", "end", "facts",
-        "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat", "sizes",
-        "stopped", "stream", "until", "work", "work_s",
+        "_sim", "_waiters", "advance", "after", "at_s", "awaited", "begun_s", "demand", "done_with", "end",
+        "facts", "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat",
+        "sizes", "stopped", "stream", "until", "work", "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
     publications = _NOTHING_LEAVES
