@@ -84,7 +84,8 @@ class Clock(simpy.Environment):
         """What is held back comes as an event, in its place."""
         event = simpy.Event(self)
         event._ok, event._value = True, None
-        heappush(self._queue, (*self._held, event))  # type: ignore[arg-type]
+        at_s, priority, number = self._held
+        heappush(self._queue, (at_s, priority, number, event))  # type: ignore[misc]
         self._held = AT_ONCE
         return event
 
