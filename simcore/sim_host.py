@@ -393,10 +393,13 @@ class SimMachine:
     def _back(self) -> Wait:
         # What the host waited for has ended just now.
         env, delay_s = self._env, self._coming_back_s()
-        if delay_s <= 0.0 or env.passes(delay_s):
+        if env.passes(delay_s):
             return env.past
         event = env.event()
-        env.later(event, delay_s)
+        if delay_s > 0.0:
+            env.later(event, delay_s)
+        else:
+            event.succeed()
         return event
 
     def _coming_back_s(self) -> float:

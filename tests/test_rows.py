@@ -16,13 +16,14 @@ import pytest
 from simcore import laws
 from simcore.clock import Clock
 from simcore.contention import Rates, alone, max_min_rates, shared_reads
-from simcore.machine import Machine, Overheads, Program
+from simcore.machine import Machine, Overheads, Program, Ticket
 from simcore.ops import Graph, Op, Price, Size
 from simcore.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim import Simulation
 from simcore.tariff import Tariff
-from simcore.trace import ROW, Rows, Trace
+from simcore.trace import ROW, Gauge, Rows, Trace
 from tests.programs import toy, toy_price, toy_roofline, toys
+from tests.thorough import examples
 
 # launch, rank, stream, graph, issued, ready, start, end, work, floor, replays
 GOOD = (
@@ -172,6 +173,90 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clock, "passes", lambda *_: False)
         assert bytes_of() == quick
+        patch.setattr(Clock, "can_hold", lambda _: False)
+        assert bytes_of() == quick
+
+
+def random_hosts(seed: int) -> Callable[[Machine], Program]:
+    """Host loops that launch and wait beside each other; some stop what another one waits for, wait for it
+    too, let others come after it, send to it or look at what has come."""
+
+    def loop(m: Machine, draws: Random, tickets: list[Ticket], streams: str) -> Program:
+        for number in range(draws.randint(2, 6)):
+            graph = toys(f"g{draws.randint(1, 4)}", draws.randint(1, 9))
+            until = draws.choice([None, "stops"])
+            after = draws.sample(tickets, min(len(tickets), draws.choice([0, 0, 0, 1])))
+            ticket = m.launch(
+                graph, stream=draws.choice(streams), repeat=draws.randint(1, 5), until=until, after=after
+            )
+            tickets.append(ticket)
+            match draws.choice(["wait", "wait", "wait", "stop", "share", "send", "poll", "pause"]):
+                case "wait":
+                    yield m.wait(ticket)
+                case "stop":
+                    draws.choice(tickets).stop()
+                case "share":
+                    yield m.wait(draws.choice(tickets))
+                case "send":
+                    m.send("stops", number, m.along("tensor", draws.randint(0, 1)))
+                case "poll":
+                    m.gauge("came", len(m.poll("stops")), 99.0)
+                case _:
+                    yield m.recv("pause", timeout_s=draws.randint(0, 9) / 100)
+            m.gauge("here", ticket.ran, 9.0)
+
+    def program(m: Machine) -> Program:
+        draws, tickets = Random(seed + m.rank), list[Ticket]()
+        loops = [
+            m.spawn(loop(m, Random(draws.random()), tickets, draws.choice(["a", "ab", "abc"])))
+            for _ in range(draws.randint(0, 2))
+        ]
+        yield from loop(m, draws, tickets, "a")
+        yield m.wait(*loops, *tickets)
+
+    return program
+
+
+def hosts_of(seed: int) -> tuple[bytes, list[Gauge], float]:
+    """What random hosts on two ranks leave behind."""
+    draws = Random(seed)
+    overheads = Overheads(draws.choice([0.0, 0.01]), wait_s=draws.choice([0.0, 0.005]))
+    simulation = Simulation(
+        toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=alone, rows=True, overheads=overheads
+    )
+    for rank in (0, 1):
+        simulation.feed(rank, "stops", [(0.07 * i, i) for i in range(20)])
+    trace = simulation.run(random_hosts(seed))
+    assert laws.violations(trace) == {}
+    return trace.rows.numbers.tobytes(), trace.gauges, simulation.env.now
+
+
+@pytest.mark.parametrize("seed", range(examples(60)))
+def test_hosts_that_work_events_off_leave_the_same_bytes(seed: int) -> None:
+    quick = hosts_of(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "can_hold", lambda _: False)
+        assert hosts_of(seed) == quick
+
+
+def test_a_host_works_events_off_where_it_waits_alone() -> None:
+    """Not one event more than what is fed, however often that cuts a burst short."""
+    came = [0.0]
+
+    def program(m: Machine) -> Program:
+        for _ in range(5):
+            step = m.launch(toys("step", 3), repeat=50, until="stops")
+            yield m.wait(step)
+            came.append(m.now())
+            m.poll("stops")
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+    simulation.feed(0, "stops", [(0.1 * (i + 1), i) for i in range(5)])
+    events, timeout = [], simulation.env.timeout
+    simulation.env.timeout = lambda *a: events.append(a) or timeout(*a)  # type: ignore
+    simulation.run(program)
+    assert came[1:] == pytest.approx([0.12, 0.21, 0.30, 0.42, 0.51])
+    assert len(events) == 5
 
 
 def receive(m: Machine) -> Program:
