@@ -29,6 +29,7 @@ from reports.text import (
     signed_percent,
     significant,
     times,
+    times_of,
     tokens,
 )
 
@@ -505,13 +506,12 @@ def _sweep_lead(run: Run, axes: Sequence[str]) -> str:
     rows = rows[rows["label"] == label]
     if rows.empty:
         return ""
-    low, high = rows["value"].min(), rows["value"].max()
     every = run.metric("mixer_speedup_over_lazy")
     mixer = every.loc[every["label"] == label, "value"]
-    more = f", in the mixer alone {times(mixer.min())} to {times(mixer.max())}" if len(mixer) else ""
+    more = f", in the mixer alone {times_of(mixer)}" if len(mixer) else ""
     named = [AXES[axis][0] for axis in axes]
     over = f"Over {counted(len(rows), 'case')} ({', '.join(named)})"
-    return f"{over}, {label} is {times(low)} to {times(high)} as fast as lazy, end to end{more}."
+    return f"{over}, {label} is {times_of(rows['value'])} as fast as lazy, end to end{more}."
 
 
 def _sweep(run: Run) -> list[Section]:

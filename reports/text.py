@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+import pandas as pd
+
 KIB = 1024
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 STRATEGY_NAMES = {
@@ -134,6 +136,12 @@ def size_percent(points: float) -> str:
 def times(ratio: float) -> str:
     """A ratio as "1.24×"."""
     return f"{ratio:.2f}×" if known(ratio) else NOTHING
+
+
+def times_of(ratios: "pd.Series[float]") -> str:
+    """The range of some ratios: "1.24× to 1.31×", or "1.24×" where that is all of it."""
+    least, most = times(ratios.min()), times(ratios.max())
+    return least if least == most else f"{least} to {most}"
 
 
 def tokens(count: float) -> str:

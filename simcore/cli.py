@@ -59,6 +59,8 @@ REAL = ("cpu", CARD)
 MINUTES, QUICK_MINUTES = 9.7, 2.8
 # A real machine never takes the same time twice: of so many runs of a case the median counts.
 REPEATS = 5
+# Processes of a simulation have at most so many digits.
+LONGEST_JOBS = 4
 SCHEDULES = (
     tensor_parallel,
     alspec,
@@ -104,10 +106,8 @@ Out = Annotated[
     typer.Option("--out", metavar="DIR", help="the run directory [runs/NAME/MACHINE]", show_default=False),
 ]
 Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", metavar="N", min=1, help="processes of a simulation [all cores]", show_default=False
-    ),
+    str | None,
+    typer.Option("--jobs", metavar="N", help="processes of a simulation [all cores]", show_default=False),
 ]
 
 
@@ -125,10 +125,11 @@ def run(
     begun_s = time.perf_counter()
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
+    processes = cores() if jobs is None else _processes(jobs)
     scenario = load_scenario(file, settings, on=on)
     if on in REAL:
         _report_builder()
-    place = _place(on, file, scenario) if on in REAL else replace(SIMULATED, jobs=jobs or cores())
+    place = _place(on, file, scenario) if on in REAL else replace(SIMULATED, jobs=processes)
     parts = assemble(scenario, str(file), place)
     if on == "tape":
         if out is not None:
@@ -477,6 +478,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         code = _fail(screen.fault(error), USAGE)
     sys.exit(code)
+
+
+def _processes(text: str) -> int:
+    """How many `--jobs` says. Raises InputError for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_JOBS and int(text) > 0):
+        raise InputError(f"--jobs: is {shown(text)}; a whole number from 1 to {'9' * LONGEST_JOBS} is needed")
+    return int(text)
 
 
 def _with_command(words: Sequence[str]) -> list[str]:

@@ -68,10 +68,15 @@ def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -
         if first["loc"][-1] == "[key]":
             return f"no such field{nearest(str(given), allowed)}"
         return f"is {shown(given)}{nearest(str(given), allowed)}"
+    if name == "int_type" and isinstance(given, float) and given.is_integer() and abs(given) < _WRITTEN_OUT:
+        # YAML reads 1e3 and 1000.0 alike.
+        return f"is {shown(given)}; a whole number is needed: {given:.0f}"
     message = _WORDS.get(name) or first["msg"][0].lower() + first["msg"][1:]
     return f"is {shown(given)}; {message.replace('input should', 'it should')}"
 
 
+# A whole number is told without a point below this.
+_WRITTEN_OUT = 1e15
 _MAPPING = "a mapping of fields is needed"
 _WORDS: Mapping[str, str] = {
     "too_short": "at least one value is needed",

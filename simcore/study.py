@@ -358,6 +358,16 @@ def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
     return [f"{priced}, not by measurements of {device}"]
 
 
+def ranged(values: Sequence[float]) -> str:
+    """From the least to the largest of some values, as people read it.
+
+    >>> ranged([2.0, 1.234, 1.5]), ranged([1.2341, 1.2339])
+    ('1.23 to 2', '1.23')
+    """
+    least, most = f"{min(values):.3g}", f"{max(values):.3g}"
+    return least if least == most else f"{least} to {most}"
+
+
 def crossing(
     gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False, straight: bool = False
 ) -> Crossing:

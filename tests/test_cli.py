@@ -314,3 +314,26 @@ def test_a_report_is_built_again(here: Path) -> None:
     (here / "run" / "report.html").unlink()
     assert call("report", "run") == 0
     assert (here / "run" / "report.html").read_bytes() == first
+
+
+@pytest.mark.parametrize("given", ["0", "x", "-3", "1.5", "", "٣", "9" * 5000])
+def test_jobs_are_a_whole_number(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "scenarios/quickstart.yaml", f"--jobs={given}"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("error: --jobs: is ")
+    assert said.endswith("; a whole number from 1 to 9999 is needed\n")
+    assert len(said) < 300
+
+
+def test_a_whole_number_with_a_point_is_told_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "scenarios/quickstart.yaml", "--out", str(tmp_path / "run"), "--set"]
+    for given, told in (("1e3", ": 1000\n"), ("1e300", " is needed\n"), ("2.5", " is needed\n")):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, f"workload.requests={given}"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.endswith(f"a whole number is needed{told}".replace("needed is ", ""))
+    assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from typing import Any
 from simcore.operators.bench import Bench
 from simcore.operators.crossovers import Lead, leads, not_ranked, settings
 from simcore.operators.published import LATENCY, OUT_OF_MEMORY
-from simcore.study import OperatorAxes, Standing
+from simcore.study import OperatorAxes, Standing, ranged
 
 
 def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
@@ -128,7 +128,7 @@ def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
     ratios = [v["flash_attention_2"] / v["flash_decoding"] for v in both]
     if not ratios:
         return ""
-    return f"; Flash-Decoding is {min(ratios):.3g} to {max(ratios):.3g} times as fast as FlashAttention-2"
+    return f"; Flash-Decoding is {ranged(ratios)} times as fast as FlashAttention-2"
 
 
 def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from simcore.study import MOST_EXTRAPOLATED, Standing, unmeasured
+from simcore.study import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
 from simcore.tiling.bench import Bench
 from simcore.tiling.found import Found
 from simcore.tiling.implementations import Choice, ranges
@@ -54,10 +54,10 @@ def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) 
     told = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
     known = [gain for one in won if (gain := _gain(one, found)) is not None]
     if known and label != LAZY:
-        told += f", {min(known):.3g} to {max(known):.3g} times as fast as lazy"
+        told += f", {ranged(known)} times as fast as lazy"
     each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
     same = len({_taken(one) for one in won}) == 1
-    return f"{told}, at {min(each):.3g} to {max(each):.3g} ms a token{_taken(won[0]) if same else ''}"
+    return f"{told}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
 
 
 def _single(best: Found, found: Sequence[Found]) -> str:
