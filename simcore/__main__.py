@@ -6,6 +6,8 @@ import signal
 import sys
 from types import FrameType
 
+from simcore import compiled
+
 # How a signal is told of, as the command line tells of it once it is loaded.
 _SAID = {"SIGINT": "interrupted", "SIGTERM": "told to end", "SIGHUP": "hung up"}
 
@@ -17,6 +19,7 @@ def main() -> None:
     heeded = [number for name in _SAID if (number := _heeded(name)) is not None]
     for number in heeded:
         signal.signal(number, _leave)
+    compiled.use()
     from simcore import cli  # noqa: PLC0415
 
     try:

@@ -31,7 +31,7 @@ class Clock(simpy.Environment):
     now: float = 0.0
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0.0)
         # SimPy does so for its own class alone: or they are bound anew each time.
         self.event = MethodType(simpy.Event, self)  # type: ignore[method-assign]
         self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
@@ -84,8 +84,8 @@ class Clock(simpy.Environment):
         """What is held back comes as an event, in its place."""
         event = simpy.Event(self)
         event._ok, event._value = True, None
-        at_s, priority, number = self._held
-        heappush(self._queue, (at_s, priority, number, event))  # type: ignore[misc]
+        place: Any = (*self._held, event)
+        heappush(self._queue, place)
         self._held = AT_ONCE
         return event
 
@@ -114,8 +114,8 @@ class Clock(simpy.Environment):
         """Lets an event come after a delay, whatever happens until then."""
         self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
 
-    def _wake(self, event: simpy.Event) -> None:
-        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+    def _wake(self, event: Any) -> None:
+        callbacks, event.callbacks = event.callbacks, None
         if len(callbacks) == 1:
             callbacks[0](event)
             return
@@ -138,9 +138,11 @@ class Clock(simpy.Environment):
         # All events that come before what is held back.
         queue = self._queue
         while queue and queue[0] < self._held:
-            self._now, _, _, event = heappop(queue)
-            self.now = self._now
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            first: Any = heappop(queue)
+            self._now = self.now = first[0]
+            # SimPy's types do not say that an event that has come has no callbacks.
+            event = first[3]
+            callbacks, event.callbacks = event.callbacks, None
             if len(callbacks) == 1:
                 callbacks[0](event)
             else:
@@ -162,7 +164,7 @@ class _Driven:
         self._send = steps.send
         self._ended = ended
 
-    def go_on(self, event: simpy.Event) -> None:
+    def go_on(self, event: Any) -> None:
         """The event has come."""
         try:
             while True:

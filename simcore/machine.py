@@ -38,6 +38,14 @@ Wait = Any
 Program = Generator[Wait, Any, Any]
 
 
+class DeadlockError(RuntimeError):
+    """Nothing can happen any more, and somebody still waits; the message says who, and for what."""
+
+
+class MismatchError(RuntimeError):
+    """Ranks met in a collective with different ops, or along an axis of another size."""
+
+
 class Ticket(Protocol):
     """Something that will be done: a launch, a spawned program, a signal."""
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from simcore.contention import Crowd, Demand, Rates
 from simcore.ops import Publication
@@ -137,7 +137,7 @@ class Piece:
     demand: Demand = IDLE
     next_s: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
-    notes: ClassVar[bool] = True
+    notes: bool = field(default=True, init=False)
 
     def finish_last(self) -> None:
         """Its work is done, and this is the last thing that its caller does."""

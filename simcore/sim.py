@@ -21,7 +21,18 @@ import simpy
 from simcore import mesh as layout
 from simcore.clock import Clock
 from simcore.contention import Demand, Rates, max_min_rates
-from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Verdict, holds
+from simcore.machine import (
+    Condition,
+    DeadlockError,
+    Flag,
+    Machine,
+    MismatchError,
+    Overheads,
+    Program,
+    Setting,
+    Verdict,
+    holds,
+)
 from simcore.ops import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.ramps import Origin, Ramp
 from simcore.requests import END
@@ -43,14 +54,6 @@ Told = Callable[[Graph], frozenset[str]]
 BEFORE_IT = "launch {0.id} of graph {0.graph.name} waits for launches before it"
 A_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
 OTHERS = "{0.kind} {0.name}: {1} of {2} ranks are there"
-
-
-class DeadlockError(RuntimeError):
-    """Nothing can happen any more, and somebody still waits; the message says who, and for what."""
-
-
-class MismatchError(RuntimeError):
-    """Ranks met in a collective with different ops, or along an axis of another size."""
 
 
 def nothing(graph: Graph) -> frozenset[str]:

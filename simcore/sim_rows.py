@@ -9,7 +9,7 @@ collectives only among ranks that are in lockstep.
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import simpy
 
@@ -36,8 +36,8 @@ class RowLaunch:
         "sizes", "stopped", "stream", "until", "work", "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
-    publications = _NOTHING_LEAVES
-    notes = False
+    publications: ClassVar[deque[tuple[float, Publication]]] = _NOTHING_LEAVES
+    notes: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -153,7 +153,7 @@ class RandomProgram:
                     yield m.wait(*_chosen(tickets, step.after))
                 case "read" if tickets:
                     value = yield m.read(loose, tickets[step.number % len(tickets)])
-                    m.gauge("read", value, 1.0)
+                    m.gauge("read", float(value), 1.0)
                 case "pass on":
                     m.send("ring", number, m.along(_axis(m), 1))
                     yield m.recv("ring")
@@ -169,7 +169,7 @@ class RandomProgram:
                 case "mark":
                     m.mark(f"mark {number}", _chosen(tickets, step.after))
                 case "gauge":
-                    m.gauge("level", step.number, 9.0)
+                    m.gauge("level", float(step.number), 9.0)
         m.mark("end", tickets)
         yield m.wait(*tickets)
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from kernels.streams import current_gate
 from simcore import laws
-from simcore.machine import Machine, Program, Verdict
+from simcore.machine import DeadlockError, Machine, MismatchError, Program, Verdict
 from simcore.ops import Graph, Op, Publication, Size, fuse, put
-from simcore.sim import DeadlockError, MismatchError, Simulation
+from simcore.sim import Simulation
 from simcore.trace import Trace
 from tests import fake_card
 from tests.fake_card import FakeLayer

@@ -8,10 +8,10 @@ import pytest
 from simcore import decode, metrics
 from simcore.assembly import assemble
 from simcore.decode import Bench
-from simcore.machine import Machine, Program
+from simcore.machine import Machine, MismatchError, Program
 from simcore.ops import Graph
 from simcore.scenario import load_scenario
-from simcore.sim import MismatchError, Simulation
+from simcore.sim import Simulation
 from simcore.trace import Mark
 from tests.programs import meet, toy_price, toys
 from tests.thorough import thorough

@@ -200,10 +200,10 @@ def random_hosts(seed: int) -> Callable[[Machine], Program]:
                 case "send":
                     m.send("stops", number, m.along("tensor", draws.randint(0, 1)))
                 case "poll":
-                    m.gauge("came", len(m.poll("stops")), 99.0)
+                    m.gauge("came", float(len(m.poll("stops"))), 99.0)
                 case _:
                     yield m.recv("pause", timeout_s=draws.randint(0, 9) / 100)
-            m.gauge("here", ticket.ran, 9.0)
+            m.gauge("here", float(ticket.ran), 9.0)
 
     def program(m: Machine) -> Program:
         draws, tickets = Random(seed + m.rank), list[Ticket]()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from simcore import laws
-from simcore.machine import Machine, Overheads, Program, Verdict
+from simcore.machine import DeadlockError, Machine, MismatchError, Overheads, Program, Verdict
 from simcore.ops import Graph, Publication, Size, put
-from simcore.sim import DeadlockError, MismatchError, Simulation
+from simcore.sim import Simulation
 from simcore.trace import Trace
 from tests.programs import meet, sends, toy, toy_price, toy_roofline, toys
 

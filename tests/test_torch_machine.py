@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 
 from simcore import laws
-from simcore.machine import Machine, Program, Verdict
+from simcore.machine import DeadlockError, Machine, MismatchError, Program, Verdict
 from simcore.metrics import tokens as tokens_of
 from simcore.ops import Graph, Op, Publication, Size, fuse, put
 from simcore.requests import END
-from simcore.sim import DeadlockError, MismatchError, Simulation
+from simcore.sim import Simulation
 from simcore.trace import Trace
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.thorough import examples

@@ -29,9 +29,9 @@ import torch
 
 from simcore import mesh as layout
 from simcore.garbage import no_collections
-from simcore.machine import Flag, Machine, Program, Verdict
+from simcore.machine import DeadlockError, Flag, Machine, Program, Verdict
 from simcore.ops import Graph, Pricer, Roofline
-from simcore.sim import DeadlockError, Outcomes, Route, no_floor
+from simcore.sim import Outcomes, Route, no_floor
 from simcore.trace import Cause, Trace
 from validate.card_layer import Layer, seen_together
 from validate.card_memory import Memory, Notes

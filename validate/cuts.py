@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from kernels.table import TABLE
 from simcore import mesh as layout
+from simcore.machine import MismatchError
 from simcore.ops import Graph, Op, Publication
-from simcore.sim import MismatchError
 
 
 class Hosts(Protocol):

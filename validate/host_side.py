@@ -17,10 +17,10 @@ from math import inf
 from typing import Any, cast
 
 from simcore import mesh as layout
-from simcore.machine import Condition, Flag, Machine, Program, Setting, Ticket, Wait
+from simcore.machine import Condition, DeadlockError, Flag, Machine, Program, Setting, Ticket, Wait
 from simcore.ops import Graph
 from simcore.requests import END
-from simcore.sim import DeadlockError, Route
+from simcore.sim import Route
 from simcore.trace import Gauge, Message, Trace
 from validate.launches import Device, Launch, Need, SignalTicket, Steps, Task, TorchTicket, Waitable
 
