@@ -27,6 +27,7 @@ from devices.spec import device_names, load_device
 from devices.spec import json_schema as device_schema
 from simcore import rundir, screen
 from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, provenance
+from simcore.compiled import first_line
 from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
@@ -445,8 +446,7 @@ def schedules() -> None:
     for module in SCHEDULES:
         # A tiling is called by its kind alone in a scenario.
         kind = module.__name__.rpartition(".")[2].removesuffix("_tiling")
-        first = (module.__doc__ or "").strip().splitlines()[0]
-        typer.echo(screen.listing(kind, first, 21))
+        typer.echo(screen.listing(kind, first_line(module.__name__), 21))
 
 
 COMMANDS = (

@@ -8,6 +8,7 @@ compiled, the sources run, with the same results in three times the time of the 
 Only the command line takes them (`use`); whoever imports simcore gets the sources.
 """
 
+import ast
 import hashlib
 import os
 import sys
@@ -55,6 +56,12 @@ def key(package: Path = PACKAGE) -> str:
 def folder(package: Path = PACKAGE) -> Path:
     """Where what belongs to the sources lies, if it was compiled."""
     return package / "native" / key(package)
+
+
+def first_line(module: str, package: Path = PACKAGE) -> str:
+    """What a module says it is, in the first line of its source: compiled, it does not."""
+    source = package.parent.joinpath(*module.split(".")).with_suffix(".py")
+    return (ast.get_docstring(ast.parse(source.read_bytes())) or "").splitlines()[0]
 
 
 def use() -> bool:

@@ -267,7 +267,7 @@ class SimMachine:
                 self.kept = row
             return row
         if not given.keys() >= graph.needs:
-            missing = graph.needs - given.keys()
+            missing = graph.needs.difference(given)
             raise ValueError(
                 f"graph {graph.name} needs sizes that its launch does not give: {sorted(missing)}"
             )

@@ -1,5 +1,6 @@
 """The compiled core: never taken for other sources, and nothing but quicker."""
 
+import os
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -10,6 +11,7 @@ import pytest
 from simcore import compiled
 
 ROOT = Path(__file__).resolve().parent.parent
+COMPILED_ONLY = pytest.mark.skipif(not compiled.folder().is_dir(), reason="the core is not compiled")
 
 
 @pytest.fixture
@@ -73,3 +75,32 @@ def test_compiled_core_and_sources_leave_the_same_bytes() -> None:
         told.append(done.stdout.split())
     assert [who for who, _ in told] == ["sources", "compiled"]
     assert told[0][1] == told[1][1]
+
+
+@COMPILED_ONLY
+@pytest.mark.parametrize("words", [["schedules"], ["devices"], ["scenarios/nowhere.yaml"]])
+def test_the_command_line_says_the_same(words: list[str]) -> None:
+    said = []
+    for sources_only in ("1", ""):
+        environment = {**os.environ, compiled.SOURCES_ONLY: sources_only}
+        command = [sys.executable, "-m", "simcore", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        said.append((done.returncode, done.stdout, done.stderr))
+    assert said[0] == said[1]
+
+
+@COMPILED_ONLY
+def test_a_size_that_is_missing_is_told_by_the_compiled_core_too() -> None:
+    program = """
+from simcore import compiled
+assert compiled.use()
+from simcore.ops import Graph, Size
+from simcore.sim import Simulation
+from tests.programs import toy, toy_price
+graph = Graph("g", (toy("op", Size("size")),))
+Simulation(toy_price).run(lambda m: iter([m.launch(graph, sizes={})]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "ValueError: graph g needs sizes that its launch does not give: ['size']" in done.stderr
