@@ -41,7 +41,7 @@ class CompiledCore(BuildHookInterface[Any]):
         place = compiled.folder(package)
         if not place.exists():
             try:
-                _compile(package, [str(source) for source in compiled.sources(package)], place)
+                _compile(package, compiled.sources(package), place)
             except (OSError, subprocess.SubprocessError) as error:
                 self.app.display_warning(f"the core is not compiled, and long runs are slower: {error}")
                 return
@@ -58,13 +58,14 @@ def _load(path: Path) -> Any:
     return module
 
 
-def _compile(package: Path, sources: list[str], place: Path) -> None:
+def _compile(package: Path, sources: list[Path], place: Path) -> None:
     """Leaves what is compiled in a place of its own, whole or not at all. Raises OSError, and
     SubprocessError with what the compiler says last."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / package.name
-        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("native", "__pycache__"))
-        names = [str(Path(package.name) / Path(source).relative_to(package)) for source in sources]
+        shutil.copytree(
+            package, Path(folder) / package.name, ignore=shutil.ignore_patterns("native", "__pycache__")
+        )
+        names = [str(source.relative_to(package.parent)) for source in sources]
         done = subprocess.run(
             [sys.executable, "-c", COMPILE, *names], cwd=folder, capture_output=True, text=True, check=False
         )

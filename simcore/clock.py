@@ -105,14 +105,15 @@ class Clock(simpy.Environment):
         if self.passes(delay_s):
             event._ok, event._value = True, value
             self._wake(event)
-        elif delay_s > 0.0:
-            self.later(event, delay_s, value)
         else:
-            event.succeed(value)
+            self.later(event, delay_s, value)
 
     def later(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
-        """Lets an event come after a delay, whatever happens until then."""
-        self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
+        """Lets an event come after a delay, whatever happens until then; in its turn, where that is none."""
+        if delay_s > 0.0:
+            self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
+        else:
+            event.succeed(value)
 
     def _wake(self, event: Any) -> None:
         callbacks, event.callbacks = event.callbacks, None

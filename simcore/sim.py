@@ -380,11 +380,8 @@ class Simulation:
         """Runs a launch to its end, and works off what comes before."""
         launch.enter(stream)
         self.machines[launch.rank].watch(launch)
-        stream.working = True
-        self._working[launch.rank] += 1
-        launch.done_with = stream.go_on
         self._held = launch
-        self._begin(stream, launch)
+        self._take_up(stream, launch)
         if not self.env.reach():
             return False
         self._held = None
@@ -409,8 +406,11 @@ class Simulation:
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
-        stream.working = True
-        self._working[launch.rank] += 1
+        self._take_up(stream, launch)
+
+    def _take_up(self, stream: _Stream, launch: RowLaunch) -> None:
+        """A stream that does nothing begins a launch; it works off itself what is queued meanwhile."""
+        self._set_working(stream, True)
         launch.done_with = stream.go_on
         self._begin(stream, launch)
 

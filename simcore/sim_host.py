@@ -278,8 +278,7 @@ class SimMachine:
             tickets, signals, given, advance, repeat, until, when, sets or {}, ticket,
         )  # fmt: skip
         ticket.stopper = partial(self._stop, launch)
-        if until is not None and repeat > 1:
-            self._watch(until, launch)
+        self.watch(launch)
         sim.submit(launch)
         return ticket
 
@@ -293,10 +292,12 @@ class SimMachine:
         self.watch(row)
         self._sim.submit_row(row)
 
-    def watch(self, row: RowLaunch) -> None:
-        """Ends a launch once something comes that it runs until."""
-        if row.until is not None and row.repeat > 1:
-            self._watch(row.until, row)
+    def watch(self, launch: Launch | RowLaunch) -> None:
+        """Ends a launch once something comes that it runs until; those that are done are forgotten."""
+        inbox = launch.until
+        if inbox is not None and launch.repeat > 1:
+            others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
+            self._watched[inbox] = [*others, launch]
 
     def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
@@ -307,11 +308,6 @@ class SimMachine:
                 self._told[name] = sizes[name]
                 fresh += 1
         return fresh * self._sim.overheads.size_s
-
-    def _watch(self, inbox: str, launch: Launch | RowLaunch) -> None:
-        """Ends a launch once something comes into an inbox; those that are done are forgotten."""
-        others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
-        self._watched[inbox] = [*others, launch]
 
     def _stop(self, launch: Launch) -> None:
         self.at_host_time(lambda: self._sim.stop(launch))
@@ -385,10 +381,8 @@ class SimMachine:
         env, delay_s = self._env, self._coming_back_s()
         if last:
             env.comes(event, None, delay_s)
-        elif delay_s > 0.0:
-            env.later(event, delay_s)
         else:
-            event.succeed()
+            env.later(event, delay_s)
 
     def _back(self) -> Wait:
         # What the host waited for has ended just now.
@@ -396,10 +390,7 @@ class SimMachine:
         if env.passes(delay_s):
             return env.past
         event = env.event()
-        if delay_s > 0.0:
-            env.later(event, delay_s)
-        else:
-            event.succeed()
+        env.later(event, delay_s)
         return event
 
     def _coming_back_s(self) -> float:

@@ -331,9 +331,9 @@ def test_a_whole_number_with_a_point_is_told_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "scenarios/quickstart.yaml", "--out", str(tmp_path / "run"), "--set"]
-    for given, told in (("1e3", ": 1000\n"), ("1e300", " is needed\n"), ("2.5", " is needed\n")):
+    for given, told in (("1e3", ": 1000"), ("1e300", ""), ("2.5", "")):
         with pytest.raises(SystemExit) as ended:
             main([*words, f"workload.requests={given}"])
         assert ended.value.code == 2
-        assert capsys.readouterr().err.endswith(f"a whole number is needed{told}".replace("needed is ", ""))
+        assert capsys.readouterr().err.endswith(f"; a whole number is needed{told}\n")
     assert not (tmp_path / "run").exists()
