@@ -6,6 +6,7 @@ python -m tests.digests [--compiled] [--count 100]
 import argparse
 import hashlib
 import re
+from importlib.machinery import EXTENSION_SUFFIXES
 from random import Random
 
 from simcore import compiled
@@ -39,7 +40,7 @@ def main() -> None:
     digest = digest_of(given.count)
     from simcore import sim  # noqa: PLC0415
 
-    assert sim.__file__.endswith(".so") == took
+    assert sim.__file__.endswith(tuple(EXTENSION_SUFFIXES)) == took
     print("compiled" if took else "sources", digest)
 
 
