@@ -45,9 +45,9 @@ HARMLESS = Path(__file__).with_name("harmless_mutants.txt")
 # What simulates and what computes figures; not what reads inputs, writes texts or draws.
 CORE = (
     *(f"simcore/{name}.py" for name in (
-        "sim", "sim_host", "sim_rows", "clock", "tariff", "sharing", "contention", "ramps", "segments", "laws",
-        "metrics", "trace", "ops*", "models", "served_decoder", "arrivals", "paged_kv", "prefix_cache",
-        "long_convolution", "speculation",
+        "sim", "sim_host", "sim_rows", "clock", "tariff", "sharing", "contention", "ramps", "segments",
+        "laws", "metrics", "trace", "ops*", "models", "served_decoder", "arrivals", "paged_kv",
+        "prefix_cache", "long_convolution", "speculation",
     )),
     "simcore/schedules/*.py", "simcore/serving/*.py", "simcore/decode/*.py", "simcore/tiling/*.py",
     *(f"devices/{name}.py" for name in ("price", "corrected", "fit", "fitted", "collectives", "waves")),
