@@ -1,18 +1,24 @@
 """Compiles the core with mypyc while simcore is installed; see simcore/compiled.py.
 
-Without a C compiler, or where anything else is in the way, simcore is installed all the same and says so.
+Without a C compiler, or where anything else is in the way, simcore is installed all the same, and its sources
+run. pip keeps the reason to itself unless it is asked (`pip -v`); every run says in its provenance which of
+the two ran.
 """
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+# The core is compiled against the types of what it imports.
+NEEDED = ["mypy>=1.13", "numpy>=1.26", "setuptools>=70", "simpy>=4.1"]
 # Runs in a folder that holds a copy of the package; what is compiled goes into `out`.
 COMPILE = """
 import sys
@@ -32,21 +38,40 @@ setup(
 class CompiledCore(BuildHookInterface[Any]):
     """Adds the compiled core to what is built."""
 
+    def dependencies(self) -> list[str]:
+        """What it takes to compile; nothing where nothing is going to be compiled."""
+        return NEEDED if _wanted() else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Before a wheel is built, or the tree is installed as it is (`pip install -e`)."""
-        if self.target_name != "wheel":
+        """Before a wheel is built (its compiled core goes into the wheel alone), or the tree is installed as
+        it is (`pip install -e`: into the tree)."""
+        if self.target_name != "wheel" or not _wanted():
             return
         package = Path(self.root) / "simcore"
         compiled = _load(package / "compiled.py")
         place = compiled.folder(package)
-        if not place.exists():
-            try:
-                _compile(package, compiled.sources(package), place)
-            except (OSError, subprocess.SubprocessError) as error:
-                self.app.display_warning(f"the core is not compiled, and long runs are slower: {error}")
-                return
+        try:
+            if version == "editable":
+                if not compiled.whole(place):
+                    _into_the_tree(compiled, package, place)
+            else:
+                # Gone with this object, once the wheel is built.
+                self._folder = tempfile.TemporaryDirectory()
+                out = Path(self._folder.name) / place.name
+                _compile(compiled, package, out)
+                build_data["force_include"][str(out)] = str(place.relative_to(self.root))
+        except (OSError, subprocess.SubprocessError) as error:
+            self.app.display_warning(f"the core is not compiled, and long runs are slower: {error}")
+            return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
+
+
+def _wanted() -> bool:
+    """Whether there is a C compiler, as far as one can tell, and nobody says no."""
+    named = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    found = sys.platform == "win32" or shutil.which(named) is not None
+    return found and not os.environ.get("SIMCORE_PURE_PYTHON")
 
 
 def _load(path: Path) -> Any:
@@ -58,23 +83,37 @@ def _load(path: Path) -> Any:
     return module
 
 
-def _compile(package: Path, sources: list[Path], place: Path) -> None:
-    """Leaves what is compiled in a place of its own, whole or not at all. Raises OSError, and
-    SubprocessError with what the compiler says last."""
+def _into_the_tree(compiled: Any, package: Path, place: Path) -> None:
+    """Leaves the compiled core in its place, whole or not at all, and takes away what this Python had of
+    sources that are gone. Another installation may do the same meanwhile."""
+    place.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".draft-") as draft:
+        out = Path(draft) / place.name
+        _compile(compiled, package, out)
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            out.rename(place)
+        except OSError:
+            if not compiled.whole(place):
+                raise
+    for other in place.parent.glob(f"{place.name.rpartition('-')[0]}-*"):
+        if other != place:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _compile(compiled: Any, package: Path, out: Path) -> None:
+    """Compiles the core into a folder that is not there yet. Raises OSError, and SubprocessError with what
+    the compiler says."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(
             package, Path(folder) / package.name, ignore=shutil.ignore_patterns("native", "__pycache__")
         )
-        names = [str(source.relative_to(package.parent)) for source in sources]
+        names = [str(source.relative_to(package.parent)) for source in compiled.sources(package)]
         done = subprocess.run(
             [sys.executable, "-c", COMPILE, *names], cwd=folder, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise subprocess.SubprocessError(" ".join(said))
-        # What belongs to sources that are gone.
-        shutil.rmtree(place.parent, ignore_errors=True)
-        place.parent.mkdir()
-        draft = place.with_suffix(".part")
-        shutil.copytree(Path(folder) / "out", draft)
-        draft.rename(place)
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it does not say why"]
+            raise subprocess.SubprocessError(next((line for line in said if "error:" in line), said[-1]))
+        shutil.copytree(Path(folder) / "out", out)
+    compiled.note_sizes(out)

@@ -20,7 +20,7 @@ from devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_si
 from devices.price import STAYS, roofline
 from devices.profile import NO_PROFILE, Profile, load_profile
 from devices.spec import DeviceSpec, Link, check_return
-from simcore import decode, laws, operators, serving, tiling
+from simcore import compiled, decode, laws, operators, serving, tiling
 from simcore.contention import Rates, max_min_rates, shared_reads
 from simcore.decode import HitRow
 from simcore.decoder_config import DecoderConfig, load_config
@@ -759,6 +759,7 @@ def provenance(
         "laws_checked": [*place.laws, *parts.study.laws],
         **parts.described,
         "versions": {"python": platform.python_version(), **versions},
+        "event_loop": "compiled" if compiled.in_use() else "sources",
     }
 
 

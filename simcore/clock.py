@@ -20,8 +20,10 @@ from simpy.events import NORMAL, URGENT
 Steps = Generator[simpy.Event, Any, Any]
 # A place in the order of events: when, of which priority, and the how-manieth.
 Place = tuple[float, ...]
-NEVER: Place = (inf,)
+NEVER: Place = (inf, inf)
 AT_ONCE: Place = (-inf,)
+# Before SimPy's urgent ones.
+FIRST = -1
 
 
 class Clock(simpy.Environment):
@@ -44,9 +46,9 @@ class Clock(simpy.Environment):
         self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
 
     def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Timeout:
-        """An event that comes after a delay. Raises ValueError where that is negative."""
-        if delay < 0.0:
-            raise ValueError(f"negative delay {delay}")
+        """An event that comes after a delay. Raises ValueError where that is negative or NaN."""
+        if not delay >= 0.0:
+            raise ValueError(f"a delay of {delay} s")
         event = simpy.Timeout.__new__(simpy.Timeout)
         event.env, event.callbacks, event._value = self, [], value
         event._delay, event._ok = delay, True
@@ -72,10 +74,18 @@ class Clock(simpy.Environment):
 
     def reach(self) -> bool:
         """Works off the events that come before what is held back, and goes there; the last thing that its
-        caller does. False where it was let go meanwhile."""
-        self._work_off()
+        caller does. False where it was let go meanwhile, or where an event failed, which ends the run: it is
+        not raised where somebody else happens to wait."""
+        failed = False
+        try:
+            self._work_off()
+        except Exception as error:
+            failed = True
+            event: Any = simpy.Event(self)
+            event._ok, event._value = False, error
+            self.schedule(event, FIRST)  # type: ignore[arg-type]
         held, self._held = self._held, NEVER
-        if held is AT_ONCE:
+        if failed or held is AT_ONCE:
             return False
         self._now = self.now = held[0]
         return True

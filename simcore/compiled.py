@@ -1,19 +1,19 @@
 """The core, compiled: whose modules they are, where they lie, and how a run takes them.
 
 `pip install` compiles the modules of the event loop with mypyc where there is a C compiler (hatch_build.py);
-what comes of it lies in `simcore/native/KEY`. KEY is made of their sources and of the Python that runs them,
-so that a compiled module never stands for a source that was edited since: then, or where nothing was
-compiled, the sources run, with the same results in three times the time of the event loop.
+what comes of it lies in `simcore/native/PYTHON-KEY`. KEY is made of their sources, of the sources that these
+import, and of the kind of Python, so that a compiled module never stands for what was edited since: then, or
+where nothing was compiled, the sources run, with the same results in three times the time of the event loop.
 
 Only the command line takes them (`use`); whoever imports simcore gets the sources.
 """
 
-import ast
 import hashlib
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -36,54 +36,114 @@ MODULES = (
     "sim",
     "segments",
 )
+# What these import, and what that imports: mypyc goes by the types there. An item of a NamedTuple is read by
+# its index, for one.
+IMPORTED = (
+    "context_limit",
+    "decoder_config",
+    "files",
+    "machine",
+    "mesh",
+    "model_errors",
+    "model_keys",
+    "models",
+    "ops",
+    "quantization",
+    "quantized_modules",
+    "served_decoder",
+    "text_config",
+)
 # Set to anything, it lets the sources run.
 SOURCES_ONLY = "SIMCORE_PURE_PYTHON"
+# Written last: names and sizes of all that was compiled.
+SIZES = "SIZES"
+# How mypyc names the one library with all the code; the modules only point to it.
+LIBRARY = "__mypyc"
+
+
+def _files(modules: Sequence[str], package: Path) -> list[Path]:
+    return [package.joinpath(*module.split(".")).with_suffix(".py") for module in modules]
 
 
 def sources(package: Path = PACKAGE) -> list[Path]:
     """The files that are compiled."""
-    return [package.joinpath(*module.split(".")).with_suffix(".py") for module in MODULES]
+    return _files(MODULES, package)
 
 
 def key(package: Path = PACKAGE) -> str:
-    """What compiled modules go by: sources, Python and system. Raises OSError where a source is missing."""
-    digest = hashlib.sha256(repr((MODULES, sys.version, EXTENSION_SUFFIXES, sys.platform)).encode())
-    for source in sources(package):
+    """What compiled modules go by: sources, Python and machine. Raises OSError where a source is missing."""
+    kind = (MODULES, sys.implementation.cache_tag, EXTENSION_SUFFIXES, sys.platform, platform.machine())
+    digest = hashlib.sha256(repr(kind).encode())
+    for source in _files((*MODULES, *IMPORTED), package):
         digest.update(hashlib.sha256(source.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
 def folder(package: Path = PACKAGE) -> Path:
     """Where what belongs to the sources lies, if it was compiled."""
-    return package / "native" / key(package)
+    return package / "native" / f"{sys.implementation.cache_tag}-{key(package)}"
 
 
-def first_line(module: str, package: Path = PACKAGE) -> str:
-    """What a module says it is, in the first line of its source: compiled, it does not."""
-    source = package.parent.joinpath(*module.split(".")).with_suffix(".py")
-    return (ast.get_docstring(ast.parse(source.read_bytes())) or "").splitlines()[0]
+def _sizes(place: Path) -> str:
+    files = sorted(file for file in place.rglob("*") if file.suffix in {".so", ".pyd"})
+    return "".join(f"{file.stat().st_size} {file.relative_to(place).as_posix()}\n" for file in files)
+
+
+def note_sizes(place: Path) -> None:
+    """Says that a folder is whole."""
+    (place / SIZES).write_text(_sizes(place), "utf-8")
+
+
+def whole(place: Path) -> bool:
+    """Whether a folder holds all that was compiled."""
+    try:
+        return (place / SIZES).read_text("utf-8") == _sizes(place)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def use() -> bool:
-    """Takes compiled modules from here on, and says whether there are any. To be called before any of them
-    is imported."""
+    """Takes compiled modules from here on, and says whether there are any; of some that cannot be taken it
+    says so on stderr. To be called before any of them is imported."""
     if os.environ.get(SOURCES_ONLY):
         return False
     try:
         place = folder()
-        found = {
-            ".".join(file.relative_to(place).parts).removesuffix(EXTENSION_SUFFIXES[0]): file
-            for file in place.rglob(f"*{EXTENSION_SUFFIXES[0]}")
-        }
+        if not place.is_dir():
+            return False
     except OSError:
         return False
-    if not {f"simcore.{module}" for module in MODULES} <= found.keys():
-        return False
-    sys.meta_path.insert(0, _Compiled(found))
+    if not whole(place):
+        return _refused("files are missing or damaged")
+    suffix = EXTENSION_SUFFIXES[0]
+    found = {
+        ".".join(file.relative_to(place).parts).removesuffix(suffix): file
+        for file in place.rglob(f"*{suffix}")
+    }
+    finder = _Compiled(found)
+    sys.meta_path.insert(0, finder)
+    try:
+        for library in (name for name in found if name.endswith(LIBRARY)):
+            import_module(library)
+    except ImportError as error:
+        sys.meta_path.remove(finder)
+        return _refused(" ".join(str(error).split())[:120])
     return True
 
 
-class _Compiled(MetaPathFinder):
+def in_use() -> bool:
+    """Whether `use` has taken them."""
+    return any(isinstance(finder, _Compiled) for finder in sys.meta_path)
+
+
+def _refused(why: str) -> bool:
+    print(
+        f"note: the compiled core is not used, the sources run: {why}; install simcore again", file=sys.stderr
+    )
+    return False
+
+
+class _Compiled:
     """Finds compiled modules by their names."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:

@@ -382,9 +382,10 @@ class Simulation:
         self.machines[launch.rank].watch(launch)
         self._held = launch
         self._take_up(stream, launch)
-        if not self.env.reach():
-            return False
+        reached = self.env.reach()
         self._held = None
+        if not reached:
+            return False
         self._devices[launch.rank].end_alone(launch, self.env.now)
         self.end_row(launch)
         stream.go_on()
@@ -512,6 +513,7 @@ class Simulation:
 
     def stop_row(self, launch: RowLaunch) -> None:
         """Ends a launch in closed form at its next replay boundary."""
+        # Whoever waits for it has to be there before it ends.
         self.as_event(launch)
         launch.stopped = True
         device, work = self._devices[launch.rank], launch.work

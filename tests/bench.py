@@ -24,6 +24,8 @@ from typing import NamedTuple
 import simpy
 import yaml
 
+from simcore.compiled import SOURCES_ONLY
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUTS = 300_000
 KIB = 1024
@@ -172,7 +174,9 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def compare(revision: str, repeats: int) -> None:
-    """Prints how long this tree takes over how long a revision takes, one after the other, in pairs."""
+    """Prints how long this tree takes over how long a revision takes, one after the other, in pairs; both by
+    their sources, for nobody has compiled the revision."""
+    os.environ[SOURCES_ONLY] = "1"
     print(f"this tree / {revision}: median ratio of wall times, {repeats} pairs; nothing kept, a second time")
     with checked_out(revision) as other, tempfile.TemporaryDirectory() as folder:
         for title, path in cases(Path(folder), every=False).items():

@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     given = parser.parse_args()
     took = given.compiled and compiled.use()
+    if given.compiled and not took:
+        parser.error("the core is not compiled")
     digest = digest_of(given.count)
     from simcore import sim  # noqa: PLC0415
 

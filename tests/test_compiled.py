@@ -1,62 +1,143 @@
 """The compiled core: never taken for other sources, and nothing but quicker."""
 
+import ast
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+import yaml
 
 from simcore import compiled
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPILED_ONLY = pytest.mark.skipif(not compiled.folder().is_dir(), reason="the core is not compiled")
+COMPILED_ONLY = pytest.mark.skipif(not compiled.whole(compiled.folder()), reason="the core is not compiled")
+
+
+GOES_BY = (*compiled.MODULES, *compiled.IMPORTED)
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A package with the same sources."""
-    for source in compiled.sources():
+    for module in GOES_BY:
+        source = source_of(module)
         copy = tmp_path / source.relative_to(compiled.PACKAGE)
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(source.read_bytes())
     return tmp_path
 
 
-@pytest.mark.parametrize("module", compiled.MODULES)
+def source_of(module: str, package: Path = compiled.PACKAGE) -> Path:
+    return package.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def imports_of(module: str) -> set[str]:
+    """The modules of simcore that one imports, for its types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(source_of(module).read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    names = (name.removeprefix("simcore.") for name in found if name.startswith("simcore."))
+    return {name for name in names if source_of(name).is_file()}
+
+
+def test_the_key_goes_by_all_that_the_core_imports() -> None:
+    reached, left = set(compiled.MODULES), set(compiled.MODULES)
+    while left:
+        left = {name for module in left for name in imports_of(module)} - reached
+        reached |= left
+    assert reached == set(GOES_BY)
+
+
+@pytest.mark.parametrize("module", GOES_BY)
 def test_an_edited_source_is_another_key(module: str, package: Path) -> None:
     assert compiled.key(package) == compiled.key()
-    source = package.joinpath(*module.split(".")).with_suffix(".py")
+    source = source_of(module, package)
     source.write_bytes(source.read_bytes() + b"\n")
     assert compiled.key(package) != compiled.key()
 
 
 def test_another_python_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = compiled.key()
-    monkeypatch.setattr(sys, "version", "another")
+    monkeypatch.setattr(sys.implementation, "cache_tag", "another")
     assert compiled.key() != before
 
 
-@pytest.mark.parametrize("missing", [None, "sim", "ramps"])
-def test_all_of_the_core_is_taken_or_nothing(
-    missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def put(place: Path, missing: str | None) -> None:
+    """What stands for a compiled core, but for one module of it."""
     for module in compiled.MODULES:
         if module != missing:
-            file = tmp_path.joinpath("simcore", *module.split(".")).with_suffix(EXTENSION_SUFFIXES[0])
+            file = place.joinpath("simcore", *module.split(".")).with_suffix(EXTENSION_SUFFIXES[0])
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-    monkeypatch.setattr(compiled, "folder", lambda: tmp_path)
+            file.write_bytes(b"code")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a core is looked for."""
+    monkeypatch.setattr(compiled, "folder", lambda: tmp_path / "core")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return tmp_path / "core"
+
+
+def test_the_whole_core_is_taken_and_nothing_else(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(place, None)
+    compiled.note_sizes(place)
+    assert not compiled.in_use()
+    assert compiled.use()
+    assert compiled.in_use()
+    found = sys.meta_path[0].find_spec("simcore.sim", None)
+    assert found is not None
+    assert found.origin == str(place / f"simcore/sim{EXTENSION_SUFFIXES[0]}")
+    assert sys.meta_path[0].find_spec("simcore.cli", None) is None
+    assert capsys.readouterr().err == ""
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(b"cod")
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink, lambda file: file.with_name(f"x{file.name}").touch()])
+@pytest.mark.parametrize("module", ["sim", "ramps"])
+def test_a_damaged_core_is_refused_in_one_line(
+    module: str, harm: Callable[[Path], None], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(place, None)
+    compiled.note_sizes(place)
+    harm(place / f"simcore/{module}{EXTENSION_SUFFIXES[0]}")
     before = list(sys.meta_path)
-    assert compiled.use() == (missing is None)
-    assert (sys.meta_path == before) == (missing is not None)
-    if missing is None:
-        found = sys.meta_path[0].find_spec("simcore.sim", None)
-        assert found is not None
-        assert found.origin == str(tmp_path / f"simcore/sim{EXTENSION_SUFFIXES[0]}")
-        assert sys.meta_path[0].find_spec("simcore.cli", None) is None
+    assert not compiled.use()
+    assert sys.meta_path == before
+    assert capsys.readouterr().err == (
+        "note: the compiled core is not used, the sources run: "
+        "files are missing or damaged; install simcore again\n"
+    )
+
+
+def test_a_core_that_cannot_be_loaded_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(place, None)
+    (place / f"5af3{compiled.LIBRARY}{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    compiled.note_sizes(place)
+    before = list(sys.meta_path)
+    assert not compiled.use()
+    assert sys.meta_path == before
+    said = capsys.readouterr().err
+    assert said.startswith("note: the compiled core is not used, the sources run: ")
+    assert said.count("\n") == 1
+    assert len(said) < 300
+
+
+def test_where_nothing_was_compiled_nothing_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not compiled.use()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_sources_run_where_a_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +167,34 @@ def test_the_command_line_says_the_same(words: list[str]) -> None:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         said.append((done.returncode, done.stdout, done.stderr))
     assert said[0] == said[1]
+
+
+@COMPILED_ONLY
+def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) -> None:
+    length = {"kind": "uniform", "low": 5, "high": 90}
+    scenario = {
+        "study": "serving",
+        "device": "h200-sxm",
+        "model": "llama-3.1-8b",
+        "workload": {
+            "requests": 60,
+            "arrivals": {"kind": "poisson", "rate_per_s": 40},
+            "prompt_tokens": length,
+            "output_tokens": length,
+        },
+        "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "instances": 4}],
+    }
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(scenario), "utf-8")
+    results, ran = [], []
+    for sources_only in ("1", ""):
+        out = tmp_path / f"run{sources_only}"
+        command = [sys.executable, "-m", "simcore", "run", str(tmp_path / "scenario.yaml"), "--out", str(out)]
+        environment = {**os.environ, compiled.SOURCES_ONLY: sources_only, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, env=environment, capture_output=True, check=True)
+        results.append((out / "results.csv").read_bytes())
+        ran.append(json.loads((out / "provenance.json").read_bytes())["event_loop"])
+    assert ran == ["sources", "compiled"]
+    assert results[0] == results[1]
 
 
 @COMPILED_ONLY

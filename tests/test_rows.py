@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf, nan
 from random import Random
 
 import numpy as np
@@ -231,7 +232,11 @@ def hosts_of(seed: int) -> tuple[bytes, list[Gauge], float]:
     return trace.rows.numbers.tobytes(), trace.gauges, simulation.env.now
 
 
-@pytest.mark.parametrize("seed", range(examples(60)))
+# First those that saw faults which others did not.
+SEEDS = (16, 20, 86, 177, 940)
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, *range(examples(60))])
 def test_hosts_that_work_events_off_leave_the_same_bytes(seed: int) -> None:
     quick = hosts_of(seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -257,6 +262,50 @@ def test_a_host_works_events_off_where_it_waits_alone() -> None:
     simulation.run(program)
     assert came[1:] == pytest.approx([0.12, 0.21, 0.30, 0.42, 0.51])
     assert len(events) == 5
+
+
+@pytest.mark.parametrize("woken", [1, 2])
+def test_who_is_woken_beside_another_one_holds_nothing_back(woken: int) -> None:
+    """What is worked off then would come before the other one's turn."""
+    clock, asked = Clock(), []
+    clock.timeout(1.0).callbacks += [lambda _: asked.append(clock.can_hold()) for _ in range(woken)]
+    clock.run_all()
+    assert asked == [woken == 1] * woken
+
+
+def test_the_fault_of_one_host_is_not_raised_in_another_ones_wait() -> None:
+    """The first works events off while it waits, the other one's among them."""
+
+    def program(m: Machine) -> Program:
+        if m.rank == 0:
+            try:
+                yield m.wait(m.launch(toys("long", 9), repeat=100))
+            except ZeroDivisionError:
+                return
+        yield m.recv("nothing", timeout_s=0.1)
+        assert 1 // 0
+
+    simulation = Simulation(toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=alone, rows=True)
+    with pytest.raises(ZeroDivisionError):
+        simulation.run(program)
+
+
+def test_who_may_wait_for_ever_does_so() -> None:
+    """Like one that nobody sends anything, but that it ends by itself."""
+
+    def program(m: Machine) -> Program:
+        found = yield m.recv("nothing", timeout_s=inf)
+        assert found is None
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+    simulation.run(program)
+    assert simulation.env.now == inf
+
+
+@pytest.mark.parametrize("delay_s", [-1.0, nan])
+def test_a_delay_that_is_none_is_refused(delay_s: float) -> None:
+    with pytest.raises(ValueError, match="a delay of"):
+        Clock().timeout(delay_s)
 
 
 def receive(m: Machine) -> Program:
