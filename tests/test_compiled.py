@@ -173,6 +173,7 @@ def test_the_command_line_says_the_same(words: list[str]) -> None:
 def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) -> None:
     length = {"kind": "uniform", "low": 5, "high": 90}
     scenario = {
+        "name": "small",
         "study": "serving",
         "device": "h200-sxm",
         "model": "llama-3.1-8b",
@@ -182,7 +183,7 @@ def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) 
             "prompt_tokens": length,
             "output_tokens": length,
         },
-        "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "instances": 4}],
+        "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
     }
     (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(scenario), "utf-8")
     results, ran = [], []
