@@ -674,7 +674,8 @@ def _trend(run: Run, axis: str, metrics: Sequence[common.Option]) -> Plot:
         scale = _scale(run, metric)
         top = scale.factor if scale.unit == "%" else math.inf
         rows = at(every, point)
-        return figures.against(rows[rows[axis].notna()], shown, (axis, title), scale, text, top)
+        places = sorted(run.results[axis].dropna().unique())
+        return figures.against(rows[rows[axis].notna()], shown, (axis, title), places, scale, text, top)
 
     others = _others(run.results, axis, _best(run)[1])
     dimensions: list[common.Dimension] = [("Metric", metrics, 0), others]

@@ -483,7 +483,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        code = _fail(screen.fault(error), USAGE)
+        code = _fail(screen.fault(error), USAGE if screen.by_user(error) else BROKEN)
     sys.exit(code)
 
 

@@ -42,6 +42,11 @@ def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def by_user(error: Exception) -> bool:
+    """Whether an error is of files, or of the command line, which typer tells, and no fault of simcore."""
+    return isinstance(error, OSError) or hasattr(error, "format_message")
+
+
 def fault(error: Exception) -> str:
     """What a user is told of an error: of files, of the command line, which typer tells.
     Any other is a fault of simcore, and where that is."""

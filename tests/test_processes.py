@@ -7,6 +7,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -147,11 +148,24 @@ OTHERS = {
         "batch": [1, 2],
     },
 }
-STUDIES = [SCENARIO, *({"name": "jobs", "device": "h200-sxm", "study": s, **o} for s, o in OTHERS.items())]
+MIXED = {
+    **SCENARIO,
+    "devices": [2, 4],
+    "strategies": [
+        {"kind": "continuous_batching", "ranks": 2},
+        {"kind": "temporal_fusion", "slots": 4},
+        {"kind": "continuous_batching", "ranks": 1},
+    ],
+}
+STUDIES = [
+    SCENARIO,
+    MIXED,
+    *({"name": "jobs", "device": "h200-sxm", "study": s, **o} for s, o in OTHERS.items()),
+]
 
 
 @pytest.mark.usefixtures("without_report")
-@pytest.mark.parametrize("scenario", STUDIES, ids=lambda scenario: scenario["study"])
+@pytest.mark.parametrize("scenario", STUDIES, ids=["serving", "serving by several ranks", *OTHERS])
 def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: dict[str, Any]
 ) -> None:
@@ -167,3 +181,22 @@ def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(
     assert {"results.csv", "trace.json.gz"} <= names
     for name in names:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes(), name
+
+
+@pytest.mark.usefixtures("without_report")
+def test_every_case_has_its_own_figures(tmp_path: Path) -> None:
+    """Also where those that find out prices for the others are not the first ones."""
+
+    def results(strategies: list[dict[str, Any]]) -> pd.DataFrame:
+        file, out = tmp_path / "mixed.yaml", tmp_path / str(len(strategies))
+        file.write_text(yaml.safe_dump({**MIXED, "strategies": strategies}), encoding="utf-8")
+        ran = CliRunner().invoke(app, ["run", str(file), "--jobs", "2", "--out", str(out)])
+        assert ran.exit_code == 0, ran.output
+        rows = pd.read_csv(out / "results.csv")
+        case = ["label", "devices", "ranks", "rate_per_s", "metric"]
+        return rows[rows["metric"] != "speedup"].set_index(case)["value"].sort_index()
+
+    together = results(MIXED["strategies"])
+    alone = pd.concat([results([one]) for one in MIXED["strategies"]]).sort_index()
+    assert len(together.index.droplevel("metric").unique()) == 3 * 2 * 2
+    pd.testing.assert_series_equal(together, alone)

@@ -31,7 +31,8 @@ def answer(bench: Bench, found: Sequence["Found"]) -> str:
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
     best, others = ranked[0], ranked[1:]
-    text = f"{_load(best.case)} on {_devices(bench, best.case)}, {_verdict(ranked, promises)}"
+    several = len({one.case.axes.devices for one in found}) > 1
+    text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
     if others:
         text += f" ({_next(best, others[0], bool(promises))})"
     text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
@@ -56,7 +57,8 @@ def standings(bench: Bench, found: Sequence["Found"]) -> list[Standing]:
     for one in found:
         points.setdefault(repr(one.case.point), []).append(one)
     best = [_ranked(here, promised)[0] for here in points.values()]
-    return [_standing(one, promised) for one in best if one.value("completed")]
+    several = len({one.case.axes.devices for one in found}) > 1
+    return [_standing(one, promised, several) for one in best if one.value("completed")]
 
 
 # What tells one place of a study from another, by the columns of results.csv.
@@ -71,12 +73,14 @@ def _place(one: "Found") -> tuple[float, ...]:
     return (*_weight(one), -axes.devices, rate, axes.prompt_tokens, axes.output_tokens)
 
 
-def _standing(one: "Found", promised: bool) -> Standing:
+def _standing(one: "Found", promised: bool, several: bool) -> Standing:
     axes, e2e_s = one.case.axes, one.value("e2e_mean_s")
     figure = f"takes {_time(one, 'e2e_mean_s')} a request on average"
     if promised:
         figure = f"keeps {_share(one)} of the promises, mean E2E {_time(one, 'e2e_mean_s')}"
-    count = f" on {axes.devices} devices" if axes.devices > 1 else ""
+    count = (
+        f" on {axes.devices} device{'s' if axes.devices > 1 else ''}" if several or axes.devices > 1 else ""
+    )
     # Who keeps nearly all is as good as who keeps all; the latency decides then.
     lost = 0.0 if not promised or _kept(one) >= NEARLY_ALL else 1.0 - _kept(one)
     return Standing(
@@ -234,9 +238,9 @@ def _load(case: Case) -> str:
     return f"At {axes.rate_per_s:.3g} {axes.arriving}/s"
 
 
-def _devices(bench: Bench, case: Case) -> str:
+def _devices(bench: Bench, case: Case, several: bool) -> str:
     count = case.axes.devices
-    return bench.hardware.name if count == 1 else f"{count} {bench.hardware.name}"
+    return bench.hardware.name if count == 1 and not several else f"{count} {bench.hardware.name}"
 
 
 def _share(one: "Found") -> str:

@@ -184,7 +184,8 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     def told(before: int, done: int) -> None:
         progress(before + done, len(places))
 
-    gave = dict(zip(first, in_processes(work, len(first), 1, partial(told, 0)), strict=True))
+    begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(told, 0))
+    gave = dict(zip(first, begun, strict=True))
     for _, tariff in bench.prices.values():
         tariff.settle()
     rest = in_processes(
