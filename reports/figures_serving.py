@@ -218,8 +218,8 @@ def against(
     axis_text: Callable[[float], str],
     top: float = math.inf,
 ) -> go.Figure:
-    """A metric against an axis (column, title) with these places, a line and the band of its interval for each
-    variant. It may have no row: no case has a goodput without a steady state."""
+    """A metric against an axis (column, title) with these places, a line and the band of its interval for
+    each variant. It may have no row: no case has a goodput without a steady state."""
     column, title = axis
     reach = _reach(rows, scale.factor)
     y_axis = _values_axis(scale.title, reach, top)
@@ -458,9 +458,5 @@ def compared(
         figure.add_traces([line, _published_points(own, variant, column, scale, found)])
     if named:
         return _layout(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)
-    x_axis, narrow = _places_axis(title, places)
-    if rows.empty:
-        figure.add_annotation(
-            x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, text="not known here"
-        )
+    x_axis, narrow = _places_axis(title, sorted(rows[column].unique()))
     return _layout(figure, narrow, xaxis=x_axis, yaxis=y_axis)

@@ -283,9 +283,11 @@ def _served(outcome: Outcome) -> Keyed:
 def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
     """A load in words: its rate, and what else tells it from others."""
     words = ["closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} {axes.arriving}/s"]
-    for name, unit in (("devices", "devices"), ("requests", "requests"), ("output_tokens", "tokens out")):
+    for name, unit in (("devices", "device"), ("requests", "request"), ("output_tokens", "token")):
         if len({getattr(other, name) for other in all_axes}) > 1:
-            words.append(f"{getattr(axes, name):,.4g} {unit}")
+            count = getattr(axes, name)
+            out = " out" if unit == "token" else ""
+            words.append(f"{count:,.4g} {unit}{'' if count == 1 else 's'}{out}")
     return ", ".join(words)
 
 

@@ -84,7 +84,7 @@ class PricedGroups:
         self._price = price
         self._roofline = roofline
         self._known = dict(known or {})
-        # Whether anything was found out that an earlier run had not.
+        # Whether anything was taken over that an earlier run had not found out.
         self.grown = False
         self._groups: dict[str, Group] = {}
         self._of_graph: dict[int, list[Group]] = {}
@@ -117,9 +117,7 @@ class PricedGroups:
         found = {name: group.fresh for name, group in self._groups.items()}
         for group in self._groups.values():
             group.fresh = Known(group.reads)
-        found = {name: each for name, each in found.items() if each.costs or each.lines}
-        self.grown |= bool(found)
-        return found
+        return {name: each for name, each in found.items() if each.costs or each.lines}
 
     def add(self, found: Mapping[str, Known]) -> None:
         """Takes over what another process has found out."""

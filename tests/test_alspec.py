@@ -495,6 +495,8 @@ def test_a_study_of_any_number_of_layers_shows_a_hit_and_a_miss_where_a_layer_is
     if layers < 4:
         assert found.timeline == []
         return
+    for span in found.timeline:
+        assert span["end_s"] > span["start_s"] or span["state"] != "waiting"
     # What is skipped after a hit is run after a miss.
     skipped = {name: {s["name"] for s in spans if s["state"] == "skipped"} for name, spans in shown.items()}
     assert skipped["hit"]

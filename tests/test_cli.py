@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from simcore import rundir
+from simcore import cli, rundir
 from simcore.cli import main
 from tests.thorough import thorough
 
@@ -337,3 +338,19 @@ def test_a_whole_number_with_a_point_is_told_without(
         assert ended.value.code == 2
         assert capsys.readouterr().err.endswith(f"; a whole number is needed{told}\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyError("x"), 1), (OSError(28, "No space left", "f"), 2)])
+def test_a_fault_of_simcore_is_told_from_bad_input(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(words: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_run_app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main(["devices"])
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert ("a fault of simcore" in said) == (code == 1)
+    assert said.count("\n") == 1

@@ -1,16 +1,19 @@
 """Rows of decode studies from what their simulations left, and averages of results worked by hand."""
 
 import math
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from scipy.stats import t as students_t
 
 from simcore import decode
 from simcore.assembly import DecodeStudy, assemble
+from simcore.decode import study as decode_study
 from simcore.decode.bench import Bench, Case, Hits, Result, _average, _middle
 from simcore.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.files import InputError
@@ -202,3 +205,28 @@ def test_draws_of_hits_weigh_one_together(draw: str, seeds: int) -> None:
         _rate_hits(1.0, draw, 32, range(seeds), None),
     ):
         assert math.fsum(weight for weight, _ in found.draws) == pytest.approx(1.0, abs=1e-12)
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """What the rows of a speculative case ask of it."""
+
+    axes: Axes = AXES
+    hits: Any = field(default_factory=lambda: SimpleNamespace(published=None))
+    overlap: bool = True
+    free: bool = True
+
+
+@pytest.mark.parametrize(("serial_s", "gain_s"), [(0.4, 0.0), (0.4 + 1e-9, 1e-9), (0.3, -0.1)])
+def test_what_rounding_leaves_of_two_sums_is_no_gain(
+    serial_s: float, gain_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serial steps without the exchange, 0.1 s, beside a run of 0.3 s."""
+    assert 0.4 - 0.1 - 0.3 != 0.0
+    monkeypatch.setattr(decode_study, "rival_of", lambda bench, case: None)
+    monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.1)
+    bench: Any = SimpleNamespace(run=lambda case: result(0.3 if case.overlap else serial_s))
+    monkeypatch.setattr(decode_study, "_verification_s", lambda bench, case: 0.0)
+    rows = decode_study._speculation_rows(bench, cast(Case, Overlapped()))
+    (row,) = (row for row in rows if row.metric == "overlap_gain_s")
+    assert row.value == (gain_s if gain_s == 0.0 else pytest.approx(gain_s, rel=1e-6))

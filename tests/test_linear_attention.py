@@ -299,6 +299,13 @@ def test_recursion_is_n_log_n() -> None:
         assert wide("recursion", n, decay=True).work.flops == n * (base + levels * G * (2 * R * D + R))
 
 
+def test_halves_of_a_recursion_come_before_what_is_made_of_them() -> None:
+    """Depth first would need a stack; level by level, from the lowest up, a launch finds both halves done."""
+    sizes = [part["k"] for part in an_op("recursion", 300, decay=False).parts if part.name == "state"]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > 3
+
+
 def test_bytes_of_methods_that_are_many_launches() -> None:
     state, n = R * D, 77
     # A row: k, v, the state read and written; q, the state, the output. A decay: once more in and out.
@@ -415,7 +422,15 @@ def test_memory_by_the_stated_complexities() -> None:
         assert memory_bytes(wide("vanilla", n)) == BYTES * (tensors + 3 * G * n * n)
         assert memory_bytes(wide("causal_dot_product", n)) == BYTES * (tensors + G * R * D)
         assert memory_bytes(wide("fleet", n)) == BYTES * (tensors + G * R * D)
+        # A state, and what is added to it.
+        assert memory_bytes(wide("causal_dot_product_torch", n)) == BYTES * (tensors + 2 * G * R * D)
+        # A state; a column of keys times the values, and its running sum.
+        assert memory_bytes(wide("fleet_torch", n)) == BYTES * (tensors + G * (R * D + 2 * n * D))
     block = 2 * R * D + 3 * 32 * 32 + 32 * R
+    torchs = wide("lightning_torch", 1000)
+    m = torchs["block"]
+    block_of = 2 * R * D + 3 * m * m + m * R
+    assert memory_bytes(torchs) == BYTES * G * (1000 * (2 * R + 2 * D) + block_of)
     assert memory_bytes(wide("block_based", 1000)) == BYTES * G * (1000 * (2 * R + 2 * D) + block)
     for method in set(STATED_MEMORY) - {"vanilla"}:
         # O(N d + r d): another 1000 tokens cost their inputs and outputs.

@@ -272,6 +272,15 @@ def test_flovers_figures_need_concurrent_instances(tmp_path: Path) -> None:
 # -- what may be missing, and what may vary --------------------------------------------------------
 
 
+def _without_goodput(run_dir: Path, rate_per_s: float) -> Path:
+    """Nothing settles at this rate."""
+    rows = pd.read_csv(run_dir / "results.csv")
+    gone = (rows["metric"] == "goodput_per_s") & (rows["rate_per_s"] == rate_per_s)
+    assert gone.any()
+    rows[~gone].to_csv(run_dir / "results.csv", index=False)
+    return run_dir
+
+
 def _run(folder: Path, case: str) -> Path:
     def written(**kwargs: Any) -> Path:
         return write_run(folder, **{"requests": 20, **kwargs})
@@ -294,12 +303,15 @@ def _run(folder: Path, case: str) -> Path:
         "one strategy": lambda: written(servers=SERVERS[2:3]),
         "one request": lambda: written(requests=1),
         "two axes": lambda: written(rates=(4.0, 16.0), devices=(1, 2)),
+        "two axes, one with no goodput": lambda: _without_goodput(
+            written(rates=(4.0, 16.0), devices=(1, 2)), 16.0
+        ),
         "devices": lambda: written(rates=(4.0,), devices=(1, 2, 4)),
     }[case]()
 
 
 CASES = ("results only", "closed loop", "no values", "no rows", "one rate", "one replica", "one strategy",
-         "one request", "two axes", "devices")  # fmt: skip
+         "one request", "two axes", "two axes, one with no goodput", "devices")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", first(1, CASES))
@@ -311,7 +323,8 @@ def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     for plot in plots.values():
         assert ",".join(map(str, plot["chosen"])) in plot["figures"]
     expected = {"closed loop": {"distributions", "levels"}, "devices": {"against-devices"},
-                "two axes": {"against-devices", "against-rate_per_s"}}  # fmt: skip
+                "two axes": {"against-devices", "against-rate_per_s"},
+                "two axes, one with no goodput": {"against-devices", "against-rate_per_s"}}  # fmt: skip
     assert expected.get(case, set()) <= set(plots)
 
 
@@ -389,10 +402,10 @@ def test_axes_are_logarithmic_where_values_span_decades() -> None:
     )
     scale = figures_serving.Scale("TTFT", "s")
     variant = Variant("a", "temporal_fusion", 1, "#155f9e", "circle")
-    figure = figures_serving.against(rows, [variant], ("devices", "devices"), scale, str)
+    figure = figures_serving.against(rows, [variant], ("devices", "devices"), [1, 64], scale, str)
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")
     near = figures_serving.against(
-        rows.assign(value=[1.0, 2.0], devices=[1, 2]), [variant], ("devices", "devices"), scale, str
+        rows.assign(value=[1.0, 2.0], devices=[1, 2]), [variant], ("devices", "devices"), [1, 2], scale, str
     )
     assert near.layout.yaxis.range[0] == 0
 

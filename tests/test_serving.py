@@ -1074,3 +1074,12 @@ def test_bad_files_are_one_line_and_code_2(
     assert says in lines[0]
     assert str(file) in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_an_answer_about_several_numbers_of_devices_names_its_own() -> None:
+    """The heaviest load of a device is that of the fewest."""
+    for devices, name in ([1, 2], "on 1 h200-sxm,"), ([2, 4], "on 2 h200-sxm,"), (1, "on h200-sxm,"):
+        found = outcome(document(devices=devices))
+        assert name in found.answer
+        several = isinstance(devices, list)
+        assert [" device" in standing.at for standing in found.standings] == [several] * len(found.standings)

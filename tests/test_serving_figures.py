@@ -543,6 +543,10 @@ def time_that_is_no_time(run: Run) -> Iterator[Run]:
         for wrong in (math.nan, math.inf, -1.0):
             yield with_request(run, i, arrival_s=wrong)
             yield with_request(run, i, first_token_s=wrong)
+    # Who is turned away has come all the same.
+    for i in np.flatnonzero(run.served.rejected).tolist():
+        for wrong in (math.nan, math.inf, -1.0):
+            yield with_request(run, i, arrival_s=wrong)
     for i in range(len(run.journal["start_s"])):
         for wrong in (math.nan, math.inf, -1.0):
             yield with_step(run, i, "start_s", wrong)

@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from simcore import rundir
+from simcore.decode.crossover import _phrase
 from simcore.files import InputError
 from simcore.published import Published, read_published
-from simcore.study import Axes, Row, compare, crossing
+from simcore.study import Axes, Crossing, Row, compare, crossing
 
 HEAD = (
     "device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source"
@@ -30,6 +31,20 @@ def test_every_change_of_sign_is_found() -> None:
     assert not found.ahead_at_low
     assert crossing(lambda x: 1.0, [1.0, 10.0]).at is None
     assert crossing(lambda x: 5.0 - x, [0.0, 8.0]).ahead_at_low
+
+
+@pytest.mark.parametrize("ahead_at_low", [False, True])
+def test_words_name_every_range_between_two_crossings(ahead_at_low: bool) -> None:
+    who = "behind" if ahead_at_low else "ahead"
+    ranges = {
+        2: "from 1 us to 2 us",
+        3: "from 1 us to 2 us and from 3 us on",
+        4: "from 1 us to 2 us and from 3 us to 4 us",
+        5: "from 1 us to 2 us and from 3 us to 4 us and from 5 us on",
+    }
+    for count, text in ranges.items():
+        where = Crossing(tuple(1e-6 * (i + 1) for i in range(count)), ahead_at_low)
+        assert _phrase(where, "s", "0 to 1 ms") == f"ALSpec is {who} {text} (0 to 1 ms)"
 
 
 def test_a_whole_crossing_is_the_first_whole_number_behind_it() -> None:

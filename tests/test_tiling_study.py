@@ -220,6 +220,20 @@ def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.Mo
             assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9), one
 
 
+@thorough
+def test_long_cases_whose_device_waits_are_run_at_both_ends_of_prices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for its host between graphs: sums of prices are no time of a run."""
+    monkeypatch.setattr(study, "SHORT", 500)
+    fields = {"tokens": 512, "strategies": [{"kind": "lazy"}, {"kind": "fractal"}]}
+    usual, run = outcome(**fields), outcome(**fields, price_interval=True)
+    assert [(one.metric, one.low, one.high) for one in usual.rows] == [
+        (one.metric, one.low, one.high) for one in run.rows
+    ]
+    assert any(one.low is not None for one in usual.rows if one.metric.startswith("token_"))
+
+
 @pytest.mark.parametrize("factor", [1.0 - 1e-6, 1.0 + 1e-6])
 def test_op_kinds_that_add_up_to_more_or_less_than_what_ran_end_a_study(
     factor: float, monkeypatch: pytest.MonkeyPatch
