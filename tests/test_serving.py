@@ -25,6 +25,7 @@ import yaml
 from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
 from simcore.cli import main
+from simcore.files import InputError
 from simcore.laws import LawError
 from simcore.ops import Graph
 from simcore.paged_kv import blocks_for
@@ -1083,3 +1084,21 @@ def test_an_answer_about_several_numbers_of_devices_names_its_own() -> None:
         assert name in found.answer
         several = isinstance(devices, list)
         assert [" device" in standing.at for standing in found.standings] == [several] * len(found.standings)
+
+
+def test_the_longest_request_that_comes_is_what_a_model_has_to_hold() -> None:
+    """What a workload could ask for may be longer."""
+    for most in (100_000, 140_000):
+        load = workload(40, prompt={"kind": "uniform", "low": 1, "high": most}, output=50_000)
+        table = bench(document(workload=load))
+        (case,) = cases(table)
+        requests = table.draw(case, 0)
+        longest = int(max(p + o for p, o in zip(requests.prompt_tokens, requests.output_tokens, strict=True)))
+        assert longest > 131_072
+        with pytest.raises(
+            InputError, match=f"the longest request: {longest:,} tokens are more than the 131,072"
+        ):
+            table.check_lengths(case)
+    load = workload(40, prompt={"kind": "lognormal", "mean": 300, "cv": 0.5, "max": 131_072}, output=20)
+    table = bench(document(workload=load))
+    table.check_lengths(next(iter(cases(table))))

@@ -13,11 +13,12 @@ import typer
 from typer.testing import CliRunner
 
 from simcore.files import InputError
+from simcore.ops import DTYPE_BYTES
 from tests.thorough import thorough
 from validate import silicon
 from validate.silicon import Compared, compared, figures, lines, missed
 from validate.silicon_predict import Predicted, drawn, fitted, least, predict, predict_all, scenario_of
-from validate.silicon_rows import COLUMNS, Row, impossible, inconsistent, read_rows, series
+from validate.silicon_rows import COLUMNS, Row, _cached_bytes, impossible, inconsistent, read_rows, series
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data" / "silicon" / "silicon_half_a.csv"
@@ -91,6 +92,13 @@ def test_rows_of_other_models_cards_and_modes_are_counted_and_left(tmp_path: Pat
 def test_a_row_without_a_number_format_is_of_the_checkpoint_s(tmp_path: Path) -> None:
     one = row(PLAIN_8B, 4, 1, tmp_path)
     assert (one.weights, one.series.kv_dtype, one.series.name) == ("bf16", "bf16", "TensorRT-LLM, defaults")
+
+
+def test_the_cache_of_a_token_lies_on_all_ranks(tmp_path: Path) -> None:
+    """Keys and values of 8 heads of 128 in 80 layers; a head on each rank where there are more ranks."""
+    for ranks, heads in ((2, 8), (8, 8), (16, 16)):
+        one = row(MAX_70B, 4, ranks, tmp_path)
+        assert _cached_bytes(one) == 2 * heads * 128 * 80 * DTYPE_BYTES[one.series.kv_dtype]
 
 
 @pytest.mark.parametrize(
