@@ -91,13 +91,13 @@ def _sizes(place: Path) -> str:
 
 def note_sizes(place: Path) -> None:
     """Says that a folder is whole."""
-    (place / SIZES).write_text(_sizes(place), "utf-8")
+    (place / SIZES).write_text(_sizes(place), encoding="utf-8")
 
 
 def whole(place: Path) -> bool:
     """Whether a folder holds all that was compiled."""
     try:
-        return (place / SIZES).read_text("utf-8") == _sizes(place)
+        return (place / SIZES).read_text(encoding="utf-8") == _sizes(place)
     except (OSError, UnicodeDecodeError):
         return False
 

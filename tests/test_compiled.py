@@ -185,7 +185,7 @@ def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) 
         },
         "strategies": [{"kind": "continuous_batching"}, {"kind": "concurrent_instances", "max_instances": 4}],
     }
-    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(scenario), "utf-8")
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(scenario), encoding="utf-8")
     results, ran = [], []
     for sources_only in ("1", ""):
         out = tmp_path / f"run{sources_only}"

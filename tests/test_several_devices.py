@@ -49,7 +49,7 @@ def test_as_many_requests_a_device_are_not_one_place() -> None:
     study, outcome = outcome_of(SERVING)
     for own in study.outcomes.values():
         assert len({one.load for one in own.standings}) == len(own.standings) == 6
-    assert outcome.answer.startswith("At 8 requests/s, ")
+    assert outcome.answer.startswith("At 8 requests/s on 1 device, ")
     assert outcome.best_at == {
         "devices": 1, "requests": 6, "rate_per_s": 8.0, "prompt_tokens": 64.0, "output_tokens": 4.0
     }  # fmt: skip
