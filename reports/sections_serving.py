@@ -668,13 +668,13 @@ def _others(rows: pd.DataFrame, axis: str, wanted: Point) -> common.Dimension:
 
 def _trend(run: Run, axis: str, metrics: Sequence[common.Option]) -> Plot:
     shown, (title, text) = _shown(run), AXES[axis]
+    places = sorted(run.results[axis].dropna().unique())
 
     def draw(metric: str, point: Point) -> go.Figure:
         every = run.metric(metric)
         scale = _scale(run, metric)
         top = scale.factor if scale.unit == "%" else math.inf
         rows = at(every, point)
-        places = sorted(run.results[axis].dropna().unique())
         return figures.against(rows[rows[axis].notna()], shown, (axis, title), places, scale, text, top)
 
     others = _others(run.results, axis, _best(run)[1])

@@ -31,7 +31,7 @@ def answer(bench: Bench, found: Sequence["Found"]) -> str:
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
     best, others = ranked[0], ranked[1:]
-    several = len({one.case.axes.devices for one in found}) > 1
+    several = _several_counts(found)
     text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
     if others:
         text += f" ({_next(best, others[0], bool(promises))})"
@@ -57,8 +57,13 @@ def standings(bench: Bench, found: Sequence["Found"]) -> list[Standing]:
     for one in found:
         points.setdefault(repr(one.case.point), []).append(one)
     best = [_ranked(here, promised)[0] for here in points.values()]
-    several = len({one.case.axes.devices for one in found}) > 1
+    several = _several_counts(found)
     return [_standing(one, promised, several) for one in best if one.value("completed")]
+
+
+def _several_counts(found: Sequence["Found"]) -> bool:
+    """Whether cases differ in the number of their devices, so that it has to be named."""
+    return len({one.case.axes.devices for one in found}) > 1
 
 
 # What tells one place of a study from another, by the columns of results.csv.
