@@ -483,7 +483,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        code = _fail(screen.fault(error), USAGE if screen.by_user(error) else BROKEN)
+        told = screen.by_user(error)
+        code = _fail(screen.fault(error), BROKEN) if told is None else _fail(told, USAGE)
     sys.exit(code)
 
 

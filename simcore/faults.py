@@ -71,6 +71,9 @@ def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -
     if name == "int_type" and isinstance(given, float) and given.is_integer() and abs(given) < _WRITTEN_OUT:
         # YAML reads 1e3 and 1000.0 alike.
         return f"is {shown(given)}; a whole number is needed: {given:.0f}"
+    if name == "model_attributes_type" and (kinds := _tagged(place.kind)):
+        _, tag = _parts(place.kind)
+        return f"is {shown(given)}; {_MAPPING}, with {tag}: {listed(kinds)}"
     message = _WORDS.get(name) or first["msg"][0].lower() + first["msg"][1:]
     return f"is {shown(given)}; {message.replace('input should', 'it should')}"
 

@@ -11,6 +11,7 @@ a directory that a run has written before is replaced.
 
 import csv
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,9 +70,13 @@ def _check_target(target: Path) -> None:
     inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if inside and (MARK not in inside or not all(map(_ours, inside))):
         raise InputError(f"--out {target}: holds other files; an empty directory or an earlier run is needed")
-    parent = next(path for path in (target, *target.absolute().parents) if path.exists())
+    if target.is_mount():
+        raise InputError(f"--out {target}: is a mount point, and cannot be replaced")
+    parent = next(path for path in target.absolute().parents if path.exists())
     if not parent.is_dir():
         raise InputError(f"--out {target}: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"--out {target}: {parent} cannot be written to")
 
 
 @contextmanager

@@ -33,6 +33,12 @@ PLAIN_WIDTH = 80
 WORDS_AT_LEAST = 20
 # Between two columns, and behind the last.
 GAP = 2
+# What tells loads apart beside their rate: in words, of one and of several.
+COUNTED: Mapping[str, tuple[str, str]] = {
+    "devices": ("device", "devices"),
+    "requests": ("request", "requests"),
+    "output_tokens": ("token out", "tokens out"),
+}
 
 
 def note(text: str) -> None:
@@ -42,18 +48,17 @@ def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def by_user(error: Exception) -> bool:
-    """Whether an error is of files, or of the command line, which typer tells, and no fault of simcore."""
-    return isinstance(error, OSError) or hasattr(error, "format_message")
-
-
-def fault(error: Exception) -> str:
-    """What a user is told of an error: of files, of the command line, which typer tells.
-    Any other is a fault of simcore, and where that is."""
+def by_user(error: Exception) -> str | None:
+    """What is told of an error of files, or of the command line, which typer tells; None: it is neither."""
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
     if hasattr(error, "format_message"):
         return str(error.format_message())
+    return None
+
+
+def fault(error: Exception) -> str:
+    """What is told of an error that is a fault of simcore, and where that is."""
     *_, place = traceback.extract_tb(error.__traceback__)
     where = f"{Path(place.filename).name}, line {place.lineno}"
     says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
@@ -283,11 +288,10 @@ def _served(outcome: Outcome) -> Keyed:
 def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
     """A load in words: its rate, and what else tells it from others."""
     words = ["closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} {axes.arriving}/s"]
-    for name, unit in (("devices", "device"), ("requests", "request"), ("output_tokens", "token")):
+    for name, (one, many) in COUNTED.items():
         if len({getattr(other, name) for other in all_axes}) > 1:
             count = getattr(axes, name)
-            out = " out" if unit == "token" else ""
-            words.append(f"{count:,.4g} {unit}{'' if count == 1 else 's'}{out}")
+            words.append(f"{count:,.4g} {one if count == 1 else many}")
     return ", ".join(words)
 
 

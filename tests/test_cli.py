@@ -139,6 +139,23 @@ def test_a_directory_of_other_files_is_not_replaced(here: Path, capsys: pytest.C
     assert "holds other files" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("mounted", "is a mount point, and cannot be replaced"),
+        ("new/run", "{here} cannot be written to"),
+    ],
+)
+def test_where_nothing_can_be_written_is_told_before_the_run(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str, says: str
+) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here)
+    assert call(QUICK, *SMALL, "--out", target) == 2
+    assert capsys.readouterr().err == f"error: --out {target}: {says.format(here=here)}\n"
+    assert list(here.iterdir()) == []
+
+
 @thorough
 def test_what_a_user_put_into_a_run_directory_stays(here: Path) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0

@@ -415,17 +415,31 @@ def test_lists_stand_only_where_they_multiply_and_name_their_place(path: str) ->
     assert re.fullmatch(re.escape(field) + r": a value is given twice: 4(\.0)?; each may be given once", line)
 
 
+LENGTHS = "constant, uniform, lognormal, empirical"
+STRATEGIES = (
+    "temporal_fusion, dynamic_batching, concurrent_instances, iteration_batching, continuous_batching"
+)
+
+
 @pytest.mark.parametrize(
-    "path",
+    ("path", "kinds"),
     [
-        *("workload", "workload.arrivals", "workload.prompt_tokens", "workload.output_tokens", "slo"),
-        *("overheads", "contention", "strategies.0", "strategies.3"),
+        ("workload", ""),
+        ("workload.arrivals", "constant, poisson, gamma, trace, closed_loop"),
+        ("workload.prompt_tokens", LENGTHS),
+        ("workload.output_tokens", LENGTHS),
+        ("slo", ""),
+        ("overheads", ""),
+        ("contention", "shared_memory, throughput, none"),
+        ("strategies.0", STRATEGIES),
+        ("strategies.3", STRATEGIES),
     ],
 )
 @pytest.mark.parametrize("value", [5, "poisson", [], [{"kind": "poisson"}], True, math.nan])
-def test_where_fields_are_needed_nothing_else_will_do(path: str, value: Any) -> None:
+def test_where_fields_are_needed_nothing_else_will_do(path: str, kinds: str, value: Any) -> None:
     line = complaint(changed((path, value)))
-    assert line == f"{as_written(path)}: is {value!r}; a mapping of fields is needed"
+    needed = f"a mapping of fields is needed{kinds and f', with kind: {kinds}'}"
+    assert line == f"{as_written(path)}: is {value!r}; {needed}"
 
 
 @pytest.mark.parametrize("path", ["name", "model", "profile", "link", "dtype"])
