@@ -244,8 +244,11 @@ def _cells(content: str) -> pd.DataFrame:
 
 def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
     """Typed columns; of the axes only those that are `needed` must be there."""
-    absent = [name for name in (*text, *numbers) if name not in cells.columns and name not in needed]
-    return _typed(cells.assign(**dict.fromkeys(absent)), text, numbers)
+    absent = {name for name in (*text, *numbers) if name not in cells.columns and name not in needed}
+    there = [[name for name in names if name not in absent] for names in (text, numbers)]
+    word = pd.Series("", cells.index, dtype=object).map(str)
+    empty = {name: word if name in text else np.nan for name in (*text, *numbers) if name in absent}
+    return _typed(cells, *there).assign(**empty)[[*text, *numbers]]
 
 
 def _results(cells: pd.DataFrame, axes: Axes, *, sessions: bool = False) -> pd.DataFrame:
@@ -431,7 +434,8 @@ def _text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
 
 
 def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    return _typed(pd.DataFrame(columns=[*text, *numbers], dtype=object), text, numbers)
+    words, figures = pd.Series(dtype=object), pd.Series(dtype=float)
+    return pd.DataFrame({**dict.fromkeys(text, words), **dict.fromkeys(numbers, figures)})
 
 
 def read_run(run_dir: Path) -> Run:

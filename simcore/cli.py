@@ -51,6 +51,7 @@ from simcore.schedules import (
     temporal_fusion,
     tensor_parallel,
 )
+from simcore.screen import BROKEN, USAGE
 from simcore.study import flat
 from simcore.tape import record
 
@@ -78,8 +79,6 @@ SCHEDULES = (
     generic_tiling,
     relaxed_tiling,
 )
-BROKEN = 1
-USAGE = 2
 INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
@@ -483,8 +482,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        told = screen.by_user(error)
-        code = _fail(screen.fault(error), BROKEN) if told is None else _fail(told, USAGE)
+        code = _fail(*screen.told(error))
     sys.exit(code)
 
 

@@ -22,6 +22,8 @@ from rich.text import Text
 from simcore.files import LONGEST_LIST, plain
 from simcore.study import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
 
+# Exit codes: a law is broken, or something else in simcore; bad input.
+BROKEN, USAGE = 1, 2
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
@@ -48,21 +50,17 @@ def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def by_user(error: Exception) -> str | None:
-    """What is told of an error of files, or of the command line, which typer tells; None: it is neither."""
+def told(error: Exception) -> tuple[str, int]:
+    """What is told of an error, and the exit code: of files, of the command line, which typer tells.
+    Any other is a fault of simcore, and where that is."""
     if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror or error}"
+        return f"{error.filename or 'output'}: {error.strerror or error}", USAGE
     if hasattr(error, "format_message"):
-        return str(error.format_message())
-    return None
-
-
-def fault(error: Exception) -> str:
-    """What is told of an error that is a fault of simcore, and where that is."""
+        return str(error.format_message()), USAGE
     *_, place = traceback.extract_tb(error.__traceback__)
     where = f"{Path(place.filename).name}, line {place.lineno}"
     says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
-    return f"a fault of simcore, in {where}: {says} (SIMCORE_TRACEBACK=1 shows all of it)"
+    return f"a fault of simcore, in {where}: {says} (SIMCORE_TRACEBACK=1 shows all of it)", BROKEN
 
 
 def progress() -> Callable[[str, int, int], None]:

@@ -910,6 +910,8 @@ def test_programs_say_what_is_wrong_in_one_line(
             raise typer.Exit(1)
         if number == 5:
             raise KeyboardInterrupt
+        if number == 6:
+            raise ZeroDivisionError("by 0")
 
     for number, code, said in (
         ("0", 0, ""),
@@ -917,6 +919,7 @@ def test_programs_say_what_is_wrong_in_one_line(
         ("3", 2, "error: x.csv: No such file or directory\n"),
         ("4", 1, ""),
         ("5", 130, "interrupted\n"),
+        ("6", 1, "error: a fault of simcore, in test_card_calibration.py, line "),
         ("many", 2, "error: Invalid value for '--number': "),
     ):
         monkeypatch.setattr("sys.argv", ["program", "--number", number])

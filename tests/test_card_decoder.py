@@ -60,8 +60,17 @@ def on_cpu(model: Decoder) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("group", first(1, [(2, True), (1, False), (2, False)]))
-@pytest.mark.parametrize("name", first(1, CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "group"),
+    first(
+        1,
+        [
+            *(("gqa", group) for group in ((2, True), (1, False), (2, False))),
+            ("tied, normed heads", (2, False)),
+            ("parallel", (2, True)),
+        ],
+    ),
+)
 def test_a_card_decodes_the_ids_of_the_cpu(name: str, group: tuple[int, bool], kind: str) -> None:
     ranks, lockstep = group
     model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)

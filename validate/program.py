@@ -8,9 +8,9 @@ from pathlib import Path
 import typer
 
 from simcore.files import InputError
-from simcore.screen import fault, note
+from simcore.screen import USAGE, note, told
 
-USAGE, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 
 
 def check_out(path: Path | None) -> None:
@@ -49,15 +49,15 @@ def run(main: Callable[..., None]) -> None:
     except SystemExit as ended:
         code = ended.code
     except InputError as error:
-        code = _fail(str(error))
+        code = _fail(str(error), USAGE)
     except Exception as error:
-        code = _fail(fault(error))
+        code = _fail(*told(error))
     # typer ends by itself with 130 after Ctrl-C.
     if code == INTERRUPTED:
         note("interrupted")
     sys.exit(code or 0)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int) -> int:
     note(f"error: {' '.join(message.split())}")
-    return USAGE
+    return code
