@@ -61,18 +61,19 @@ def on_cpu(model: Decoder) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
-    ("name", "group"),
+    "how",
     first(
         1,
         [
-            *(("gqa", group) for group in ((2, True), (1, False), (2, False))),
-            ("tied, normed heads", (2, False)),
-            ("parallel", (2, True)),
+            *(("gqa", *group) for group in ((2, True), (1, False), (2, False))),
+            ("tied, normed heads", 2, False),
+            ("parallel", 2, True),
         ],
     ),
+    ids=lambda how: ", ".join(map(str, how)),
 )
-def test_a_card_decodes_the_ids_of_the_cpu(name: str, group: tuple[int, bool], kind: str) -> None:
-    ranks, lockstep = group
+def test_a_card_decodes_the_ids_of_the_cpu(how: tuple[str, int, bool], kind: str) -> None:
+    name, ranks, lockstep = how
     model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)
     card = card_of(kind, model, lockstep=("tensor",) if lockstep else ())
     expected = on_cpu(model)
