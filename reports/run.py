@@ -244,11 +244,8 @@ def _cells(content: str) -> pd.DataFrame:
 
 def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
     """Typed columns; of the axes only those that are `needed` must be there."""
-    absent = {name for name in (*text, *numbers) if name not in cells.columns and name not in needed}
-    there = [[name for name in names if name not in absent] for names in (text, numbers)]
-    word = pd.Series("", cells.index, dtype=object).map(str)
-    empty = {name: word if name in text else np.nan for name in (*text, *numbers) if name in absent}
-    return _typed(cells, *there).assign(**empty)[[*text, *numbers]]
+    there = [[name for name in names if name in cells.columns or name in needed] for names in (text, numbers)]
+    return _unknown(cells.index, text, numbers).assign(**dict(_typed(cells, *there).items()))
 
 
 def _results(cells: pd.DataFrame, axes: Axes, *, sessions: bool = False) -> pd.DataFrame:
@@ -434,8 +431,13 @@ def _text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
 
 
 def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    words, figures = pd.Series(dtype=object), pd.Series(dtype=float)
-    return pd.DataFrame({**dict.fromkeys(text, words), **dict.fromkeys(numbers, figures)})
+    return _unknown(pd.RangeIndex(0), text, numbers)
+
+
+def _unknown(index: "pd.Index[Any]", text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    """Typed columns in which nothing is known."""
+    word, figure = pd.Series("", index, dtype=object).map(str), pd.Series(np.nan, index)
+    return pd.DataFrame({**dict.fromkeys(text, word), **dict.fromkeys(numbers, figure)})
 
 
 def read_run(run_dir: Path) -> Run:

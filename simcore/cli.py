@@ -32,7 +32,7 @@ from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, pr
 from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
-from simcore.files import CONTROL, InputError, nearest, one_line, plain, shown
+from simcore.files import CONTROL, InputError, nearest, plain, shown
 from simcore.laws import LawError
 from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
@@ -51,7 +51,7 @@ from simcore.schedules import (
     temporal_fusion,
     tensor_parallel,
 )
-from simcore.screen import BROKEN, USAGE
+from simcore.screen import BROKEN, INTERRUPTED, USAGE
 from simcore.study import flat
 from simcore.tape import record
 
@@ -79,7 +79,6 @@ SCHEDULES = (
     generic_tiling,
     relaxed_tiling,
 )
-INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
 HUNG_UP = 129
@@ -472,9 +471,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _run_app(_with_command(words))
     except (InputError, ModelError) as error:
-        code = _fail(str(error), USAGE)
+        code = screen.failed(str(error), USAGE)
     except LawError as error:
-        code = _fail(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
+        code = screen.failed(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
     except BrokenPipeError:
         # What is left in the buffer must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -482,7 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        code = _fail(*screen.told(error))
+        code = screen.failed(*screen.told(error))
     sys.exit(code)
 
 
@@ -521,9 +520,4 @@ def _run_app(words: Sequence[str]) -> int:
         # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
     ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end", HUNG_UP: "hung up"}.get(code)
-    return _fail(f"{ended_by}; nothing is left half-written", code) if ended_by else code
-
-
-def _fail(message: str, code: int) -> int:
-    screen.note(f"error: {one_line(message)}")
-    return code
+    return screen.failed(f"{ended_by}; nothing is left half-written", code) if ended_by else code

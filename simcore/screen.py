@@ -19,11 +19,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from simcore.files import LONGEST_LIST, plain
+from simcore.files import LONGEST_LIST, one_line, plain
 from simcore.study import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
 
-# Exit codes: a law is broken, or something else in simcore; bad input.
-BROKEN, USAGE = 1, 2
+# Exit codes: a law is broken, or something else in simcore; bad input; Ctrl-C.
+BROKEN, USAGE, INTERRUPTED = 1, 2, 130
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
@@ -48,6 +48,12 @@ def note(text: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+def failed(message: str, code: int) -> int:
+    """Tells in one line why a command fails; its exit code."""
+    note(f"error: {one_line(message)}")
+    return code
 
 
 def told(error: Exception) -> tuple[str, int]:

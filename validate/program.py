@@ -8,9 +8,7 @@ from pathlib import Path
 import typer
 
 from simcore.files import InputError
-from simcore.screen import USAGE, note, told
-
-INTERRUPTED = 130
+from simcore.screen import INTERRUPTED, USAGE, failed, note, told
 
 
 def check_out(path: Path | None) -> None:
@@ -49,15 +47,10 @@ def run(main: Callable[..., None]) -> None:
     except SystemExit as ended:
         code = ended.code
     except InputError as error:
-        code = _fail(str(error), USAGE)
+        code = failed(str(error), USAGE)
     except Exception as error:
-        code = _fail(*told(error))
+        code = failed(*told(error))
     # typer ends by itself with 130 after Ctrl-C.
     if code == INTERRUPTED:
         note("interrupted")
     sys.exit(code or 0)
-
-
-def _fail(message: str, code: int) -> int:
-    note(f"error: {' '.join(message.split())}")
-    return code
