@@ -116,4 +116,4 @@ def _compile(compiled: Any, package: Path, out: Path) -> None:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it does not say why"]
             raise subprocess.SubprocessError(next((line for line in said if "error:" in line), said[-1]))
         shutil.copytree(Path(folder) / "out", out)
-    compiled.note_sizes(out)
+    compiled.note_digests(out)

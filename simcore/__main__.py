@@ -19,8 +19,8 @@ def main() -> None:
     heeded = [number for name in _SAID if (number := _heeded(name)) is not None]
     for number in heeded:
         signal.signal(number, _leave)
-    compiled.use()
-    from simcore import cli  # noqa: PLC0415
+    refused = compiled.use()
+    from simcore import cli, screen  # noqa: PLC0415
 
     try:
         for number in heeded:
@@ -28,6 +28,8 @@ def main() -> None:
         # What is loaded stays, and so does most of what runs leave: garbage is seldom looked for among it.
         gc.freeze()
         gc.set_threshold(700, 10, 100)
+        if refused:
+            screen.note(refused)
         cli.main()
     except KeyboardInterrupt:
         # Between two of these lines.

@@ -55,8 +55,8 @@ IMPORTED = (
 )
 # Set to anything, it lets the sources run.
 SOURCES_ONLY = "SIMCORE_PURE_PYTHON"
-# Written last: names and sizes of all that was compiled.
-SIZES = "SIZES"
+# Written last: names and digests of all that was compiled.
+DIGESTS = "DIGESTS"
 # How mypyc names the one library with all the code; the modules only point to it.
 LIBRARY = "__mypyc"
 
@@ -84,35 +84,38 @@ def folder(package: Path = PACKAGE) -> Path:
     return package / "native" / f"{sys.implementation.cache_tag}-{key(package)}"
 
 
-def _sizes(place: Path) -> str:
+def _digests(place: Path) -> str:
     files = sorted(file for file in place.rglob("*") if file.suffix in {".so", ".pyd"})
-    return "".join(f"{file.stat().st_size} {file.relative_to(place).as_posix()}\n" for file in files)
+    return "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.relative_to(place).as_posix()}\n"
+        for file in files
+    )
 
 
-def note_sizes(place: Path) -> None:
+def note_digests(place: Path) -> None:
     """Says that a folder is whole."""
-    (place / SIZES).write_text(_sizes(place), encoding="utf-8")
+    (place / DIGESTS).write_text(_digests(place), encoding="utf-8")
 
 
 def whole(place: Path) -> bool:
     """Whether a folder holds all that was compiled."""
     try:
-        return (place / SIZES).read_text(encoding="utf-8") == _sizes(place)
+        return (place / DIGESTS).read_text(encoding="utf-8") == _digests(place)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def use() -> bool:
-    """Takes compiled modules from here on, and says whether there are any; of some that cannot be taken it
-    says so on stderr. To be called before any of them is imported."""
+def use() -> str:
+    """Takes compiled modules from here on, if there are any; what a user has to know of some that cannot be
+    taken. To be called before any of them is imported."""
     if os.environ.get(SOURCES_ONLY):
-        return False
+        return ""
     try:
         place = folder()
         if not place.is_dir():
-            return False
+            return ""
     except OSError:
-        return False
+        return ""
     if not whole(place):
         return _refused("files are missing or damaged")
     suffix = EXTENSION_SUFFIXES[0]
@@ -128,7 +131,7 @@ def use() -> bool:
     except ImportError as error:
         sys.meta_path.remove(finder)
         return _refused(" ".join(str(error).split())[:120])
-    return True
+    return ""
 
 
 def in_use() -> bool:
@@ -136,11 +139,8 @@ def in_use() -> bool:
     return any(isinstance(finder, _Compiled) for finder in sys.meta_path)
 
 
-def _refused(why: str) -> bool:
-    print(
-        f"note: the compiled core is not used, the sources run: {why}; install simcore again", file=sys.stderr
-    )
-    return False
+def _refused(why: str) -> str:
+    return f"note: the compiled core is not used, the sources run: {why}; install simcore again"
 
 
 class _Compiled:

@@ -70,7 +70,7 @@ def _check_target(target: Path) -> None:
     inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if inside and (MARK not in inside or not all(map(_ours, inside))):
         raise InputError(f"--out {target}: holds other files; an empty directory or an earlier run is needed")
-    if target.is_mount():
+    if os.path.ismount(target):
         raise InputError(f"--out {target}: is a mount point, and cannot be replaced")
     parent = next(path for path in target.absolute().parents if path.exists())
     if not parent.is_dir():

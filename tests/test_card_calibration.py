@@ -270,6 +270,7 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == profile
 
 
+@thorough
 def test_what_graphs_that_share_a_card_launch_is_compiled_first(
     card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

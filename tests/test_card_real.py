@@ -213,6 +213,7 @@ def test_an_operator_study_runs_on_a_card() -> None:
             assert seconds == [span.ops[0].price.seconds for span in trace.spans[1:]]
 
 
+@thorough
 @emulated
 def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "go_on", lambda: None)

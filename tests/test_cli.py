@@ -149,7 +149,7 @@ def test_a_directory_of_other_files_is_not_replaced(here: Path, capsys: pytest.C
 def test_where_nothing_can_be_written_is_told_before_the_run(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str, says: str
 ) -> None:
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "mounted")
     monkeypatch.setattr(os, "access", lambda path, mode: path != here)
     assert call(QUICK, *SMALL, "--out", target) == 2
     assert capsys.readouterr().err == f"error: --out {target}: {says.format(here=here)}\n"

@@ -489,6 +489,7 @@ def test_a_quick_calibration_has_fewer_cases_and_both_judge() -> None:
         assert not any(op.needs for op in each)
 
 
+@thorough
 def test_graphs_reach_together_no_more_than_reading_alone() -> None:
     profile = load_profile("h200-sxm", "local")
     assert isinstance(profile, FittedProfile)

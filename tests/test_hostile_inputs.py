@@ -41,7 +41,7 @@ from simcore.files import (
 )
 from simcore.workload import TraceArrivals
 from tests import fuzz_inputs, hostile
-from tests.thorough import examples
+from tests.thorough import examples, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 300
@@ -453,6 +453,7 @@ def _is_text_in_the_locale(call: ast.Call) -> bool:
     return name in ("read_text", "write_text") and isinstance(call.func, ast.Attribute)
 
 
+@thorough
 def test_a_run_in_a_locale_of_ascii_is_the_same(tmp_path: Path) -> None:
     # A run whose scenario holds letters that ASCII has not, and whose report does.
     (tmp_path / "é").mkdir()
