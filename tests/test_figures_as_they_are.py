@@ -9,7 +9,6 @@ from tests import figures_as_they_are
 from tests.figures_as_they_are import NAMES, differences, told, written
 from tests.thorough import first
 
-
 # One of every study, and the prices.
 USUAL = ("serving_flover", "decode_published", "tiling_schedules", "linear_attention", "prices")
 
