@@ -6,11 +6,9 @@ the two ran.
 """
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,15 +38,15 @@ class CompiledCore(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """What it takes to compile; nothing where nothing is going to be compiled."""
-        return NEEDED if _wanted() else []
+        return NEEDED if _load(self.root).wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before a wheel is built (its compiled core goes into the wheel alone), or the tree is installed as
         it is (`pip install -e`: into the tree)."""
-        if self.target_name != "wheel" or not _wanted():
+        compiled = _load(self.root)
+        if not compiled.wanted():
             return
         package = Path(self.root) / "simcore"
-        compiled = _load(package / "compiled.py")
         place = compiled.folder(package)
         try:
             if version == "editable":
@@ -67,15 +65,9 @@ class CompiledCore(BuildHookInterface[Any]):
         build_data["infer_tag"] = True
 
 
-def _wanted() -> bool:
-    """Whether there is a C compiler, as far as one can tell, and nobody says no."""
-    named = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    found = sys.platform == "win32" or shutil.which(named) is not None
-    return found and not os.environ.get("SIMCORE_PURE_PYTHON")
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("compiled", path)
+def _load(root: str) -> Any:
+    """`simcore.compiled` of a tree, which is not installed yet."""
+    spec = importlib.util.spec_from_file_location("compiled", Path(root) / "simcore" / "compiled.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -28,6 +28,7 @@ def main() -> None:
         # What is loaded stays, and so does most of what runs leave: garbage is seldom looked for among it.
         gc.freeze()
         gc.set_threshold(700, 10, 100)
+        # Not before: how a line is told belongs to what has just been loaded.
         if refused:
             screen.note(refused)
         cli.main()

@@ -461,8 +461,8 @@ COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point; exits with 0, 1 (a law is broken, or something else in simcore), 2 (bad
-    input), 129 (hung up), 130 (interrupted), 141 (whoever read the output has gone) or 143 (told to end)."""
+    """The entry point; exits with 0, 1 (a law is broken, or something else in simcore), 2 (bad input),
+    129 (hung up), 130 (interrupted), 141 (whoever read the output has gone) or 143 (told to end)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         # Where the locale has no letter for something, it is escaped.

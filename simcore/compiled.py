@@ -11,7 +11,9 @@ Only the command line takes them (`use`); whoever imports simcore gets the sourc
 import hashlib
 import os
 import platform
+import shutil
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
@@ -63,6 +65,13 @@ LIBRARY = "__mypyc"
 
 def _files(modules: Sequence[str], package: Path) -> list[Path]:
     return [package.joinpath(*module.split(".")).with_suffix(".py") for module in modules]
+
+
+def wanted() -> bool:
+    """Whether there is a C compiler, as far as one can tell, and nobody says no."""
+    named = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    found = sys.platform == "win32" or shutil.which(named) is not None
+    return found and not os.environ.get(SOURCES_ONLY)
 
 
 def sources(package: Path = PACKAGE) -> list[Path]:

@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--count", type=int, default=100)
     given = parser.parse_args()
-    took = given.compiled and not compiled.use() and compiled.in_use()
+    if given.compiled:
+        compiled.use()
+    took = compiled.in_use()
     if given.compiled and not took:
         parser.error("the core is not compiled")
     digest = digest_of(given.count)

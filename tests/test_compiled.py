@@ -140,6 +140,40 @@ def test_a_core_that_cannot_be_loaded_is_refused(place: Path) -> None:
     assert len(said) < 300
 
 
+@thorough
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_is_refused_is_told_on_stderr_alone(closed: bool) -> None:
+    program = """
+import sys
+from simcore import __main__, compiled
+compiled.use = lambda: "note: refused"
+sys.argv = ["simcore", "schedules"]
+__main__.main()
+"""
+    shell = f'exec "$0" -c "$1" {"2>&-" if closed else ""}'
+    command = ["sh", "-c", shell, sys.executable, program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ("" if closed else "note: refused\n")
+    assert done.stdout.startswith("tensor_parallel ")
+
+
+def test_whether_it_is_to_be_compiled_goes_by_the_compiler_and_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my-cc").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(compiled.SOURCES_ONLY, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("CC", "my-cc -O2")
+    assert compiled.wanted()
+    monkeypatch.setenv(compiled.SOURCES_ONLY, "1")
+    assert not compiled.wanted()
+    monkeypatch.delenv(compiled.SOURCES_ONLY)
+    monkeypatch.setenv("CC", "no-cc")
+    assert not compiled.wanted()
+
+
 def test_where_nothing_was_compiled_nothing_is_said(place: Path) -> None:
     assert not place.exists()
     assert compiled.use() == ""

@@ -24,6 +24,7 @@ from devices.profile import NO_PROFILE, PROFILES, load_profile
 from devices.spec import load_device
 from simcore.files import InputError, is_path
 from simcore.ops_convolution import IMPLEMENTATIONS
+from simcore.screen import BROKEN
 from validate.bench_cases import BORN
 from validate.bench_timing import birth, measure_card
 from validate.card_calibrate import this_card
@@ -250,7 +251,7 @@ def main(
     if missed or not errors:
         why = f"missed: {', '.join(missed)}" if missed else "nothing was judged"
         typer.echo(f"{why} (each median should be under {MOST_PCT:g} %){'; nothing was written' * fit_}")
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 def _device(named: str | None, *, measures: bool) -> str:

@@ -30,6 +30,7 @@ from devices.spec import DeviceSpec, load_device
 from kernels.table import TABLE
 from simcore.files import Count, InputError, read_cells, unknown_name, validated
 from simcore.ops import Op, Price, Pricer
+from simcore.screen import BROKEN
 from validate import card_measure
 from validate.allocator import take_memory_in_segments
 from validate.bench_cases import BORN
@@ -295,7 +296,7 @@ def main(
     if out:
         write(found, born, out)
     if not _told(found, of):
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 def _told(found: Sequence[Tried], of: Profile | FittedProfile) -> bool:

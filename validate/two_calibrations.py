@@ -16,6 +16,7 @@ import typer
 from devices.fitted import FittedProfile
 from devices.profile import load_profile
 from simcore.files import InputError, read_yaml
+from simcore.screen import BROKEN
 from validate.program import check_out, run, write_csv
 
 MOST_OFF = 0.02
@@ -81,7 +82,7 @@ def main(
     off = [row["kind"] for row in table if row["kind"] in found and abs(row["median"] - 1.0) > MOST_OFF]
     if off:
         typer.echo(f"off by more than {100 * MOST_OFF:g} %: {', '.join(sorted(off))}")
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 def _read(folder: Path) -> FittedProfile:
