@@ -33,7 +33,7 @@ from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
 from simcore.files import CONTROL, InputError, nearest, plain, shown
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.schedules import (

@@ -37,6 +37,7 @@ MODULES = (
     "trace",
     "sim",
     "segments",
+    "laws",
 )
 # What these import, and what that imports: mypyc goes by the types there. An item of a NamedTuple is read by
 # its index, for one.

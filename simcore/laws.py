@@ -24,15 +24,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from simcore.machine import LawError
 from simcore.trace import Message, Span, Trace
 
 ROUNDING = 1e-9
 MOST_PER_LAW = 3
 T = TypeVar("T")
-
-
-class LawError(AssertionError):
-    """A run broke a law; the message names the law and the first violations."""
 
 
 def _before(earlier_s: float, later_s: float) -> bool:

@@ -46,6 +46,10 @@ class MismatchError(RuntimeError):
     """Ranks met in a collective with different ops, or along an axis of another size."""
 
 
+class LawError(AssertionError):
+    """A run broke a law (`simcore.laws`); the message names the law and the first violations."""
+
+
 class Ticket(Protocol):
     """Something that will be done: a launch, a spawned program, a signal."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels.streams import current_gate
 from simcore import laws
-from simcore.machine import DeadlockError, Machine, MismatchError, Program, Verdict
+from simcore.machine import DeadlockError, LawError, Machine, MismatchError, Program, Verdict
 from simcore.ops import Graph, Op, Publication, Size, fuse, put
 from simcore.sim import Simulation
 from simcore.trace import Trace
@@ -667,5 +667,5 @@ def test_a_clock_that_is_more_off_than_looking_says_is_a_fault(monkeypatch: pyte
         for _ in range(3):
             yield m.wait(m.launch(A))
 
-    with pytest.raises((laws.LawError, OrderError)):
+    with pytest.raises((LawError, OrderError)):
         run_twice(card_of("fake"), program)

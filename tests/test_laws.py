@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from simcore import laws
+from simcore.machine import LawError
 from simcore.metrics import critical_path
 from simcore.ops import Graph
 from simcore.sim import Simulation
@@ -280,7 +281,7 @@ def test_a_broken_trace_is_caught_by_its_law(traces: list[Trace], law: str, muta
         for broken, _ in zip(mutation(trace), range(8), strict=False):
             tried += 1
             assert law in laws.violations(broken), f"{mutation.__name__} of trace {number}"
-            with pytest.raises(laws.LawError):
+            with pytest.raises(LawError):
                 laws.enforce(broken)
     assert tried >= 6
 
@@ -339,7 +340,7 @@ def test_one_bit_of_difference_is_seen(traces: list[Trace]) -> None:
 
 def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> None:
     gauges = [Gauge(0, "slots", float(i), 5.0, 4.0) for i in range(25)]
-    with pytest.raises(laws.LawError, match=r"capacity: rank 0: slots is 5.0, above 4.0.*and 22 more"):
+    with pytest.raises(LawError, match=r"capacity: rank 0: slots is 5.0, above 4.0.*and 22 more"):
         laws.enforce(Trace(gauges=gauges))
 
 

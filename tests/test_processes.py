@@ -16,7 +16,7 @@ from simcore.cli import app, main
 from simcore.decode import bench as decode_bench
 from simcore.decode import crossover
 from simcore.files import InputError
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.operators import study as operators_study
 from simcore.processes import in_processes
 from simcore.tiling import study as tiling_study

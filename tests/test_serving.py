@@ -26,7 +26,7 @@ from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
 from simcore.cli import main
 from simcore.files import InputError
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.ops import Graph
 from simcore.paged_kv import blocks_for
 from simcore.published import ServingPublished, read_serving_published

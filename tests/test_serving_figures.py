@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.requests import STEP, Journal, Request
 from simcore.serving import laws
 from simcore.serving.figures import (

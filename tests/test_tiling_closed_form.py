@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from simcore.assembly import assemble
-from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Overheads, Program
+from simcore.machine import LawError, Machine, Overheads, Program
 from simcore.ops import Op, Price
 from simcore.scenario import parse_scenario
 from simcore.schedules.eager import eager

@@ -13,7 +13,7 @@ import pytest
 from simcore.assembly import assemble
 from simcore.cli import main
 from simcore.files import InputError
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.study import COLUMNS, Outcome, Row, flat
 from simcore.tape import record

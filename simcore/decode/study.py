@@ -16,7 +16,7 @@ from simcore.decode.cases import cases, does_not_fit, rival_of
 from simcore.decode.crossover import crossovers
 from simcore.decode.timeline import shown_case, timeline
 from simcore.files import InputError
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.ops import Pricer
 from simcore.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.study import Axes, Outcome, Progress, Row

@@ -8,7 +8,7 @@ from typing import Any
 
 from simcore import laws
 from simcore.files import InputError
-from simcore.laws import LawError
+from simcore.machine import LawError
 from simcore.operators.answer import answer, standings, warnings
 from simcore.operators.bench import Bench, Result
 from simcore.operators.crossovers import crossovers, never_ranked, not_ranked

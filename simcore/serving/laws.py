@@ -24,7 +24,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from simcore.laws import MOST_PER_LAW, ROUNDING, LawError, broken_laws
+from simcore.laws import MOST_PER_LAW, ROUNDING, broken_laws
+from simcore.machine import LawError
 from simcore.serving.served import Bools, Floats, Ints, Occupancy, Served, Steps
 
 # What is left of sums of times, relative to them, once others are taken off.

@@ -16,7 +16,8 @@ import numpy as np
 
 from simcore import arrivals
 from simcore.files import InputError
-from simcore.laws import LawError, digest
+from simcore.laws import digest
+from simcore.machine import LawError
 from simcore.ops import SourceKind
 from simcore.processes import in_processes
 from simcore.requests import Journal

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from simcore import laws
 from simcore.garbage import no_collections
 from simcore.hardware import SingleDevice, at_end
-from simcore.laws import LawError
 from simcore.long_convolution import LongConvolution
+from simcore.machine import LawError
 from simcore.ops import Pricer
 from simcore.runs import Setup
 from simcore.study import TilingAxes

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from simcore.files import InputError
-from simcore.laws import LawError, digest
+from simcore.laws import digest
+from simcore.machine import LawError
 from simcore.ops_convolution import MIXER_KINDS
 from simcore.processes import SHORT_S, in_processes
 from simcore.study import Outcome, Progress, Row, middle_first
