@@ -32,7 +32,7 @@ from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, pr
 from simcore.decoder_config import ModelError, load_config
 from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
-from simcore.files import CONTROL, InputError, nearest, plain, shown
+from simcore.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine import LawError
 from simcore.processes import cores
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
@@ -342,6 +342,8 @@ def report(
     except (OSError, ValueError, OverflowError) as error:
         told = str(error).removeprefix(f"{folder}/")
         raise InputError(f"{folder}: no report can be built: {told}") from None
+    if lacks := [name for name in rundir.EVERY_RUN if not (folder / name).is_file()]:
+        screen.note(f"note: {folder}: without {listed(lacks)}; the report has only what the rest says")
     typer.echo(page)
 
 

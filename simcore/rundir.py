@@ -26,6 +26,8 @@ from simcore.trace import Trace, write_chrome_trace
 
 # A directory that holds this file, and none but these, is one that a run has written.
 MARK = "provenance.json"
+# What every run writes; a report can be made of less.
+EVERY_RUN = ("summary.json", "scenario.yaml", "results.csv", MARK)
 TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
 FILES = frozenset(
     {

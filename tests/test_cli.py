@@ -326,12 +326,18 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @thorough
-def test_a_report_is_built_again(here: Path) -> None:
+def test_a_report_is_built_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
     first = (here / "run" / "report.html").read_bytes()
     (here / "run" / "report.html").unlink()
+    capsys.readouterr()
     assert call("report", "run") == 0
     assert (here / "run" / "report.html").read_bytes() == first
+    assert capsys.readouterr().err == ""
+    (here / "run/summary.json").unlink()
+    assert call("report", "run") == 0
+    told = capsys.readouterr().err
+    assert told == "note: run: without summary.json; the report has only what the rest says\n"
 
 
 @pytest.mark.parametrize("given", ["0", "x", "-3", "1.5", "", "٣", "9" * 5000])
