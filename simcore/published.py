@@ -24,6 +24,8 @@ FIRST_LINE = 2
 Empty = BeforeValidator(lambda value: None if value == "" else value)
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 Whole = Annotated[int, Field(ge=1)]
+# No published figure is outside of these in SI units; errors relative to the least are finite.
+LEAST, MOST = 1e-18, 1e21
 # Metrics of a decode study that a figure may be of.
 Metric = Literal[
     "token_latency_s",
@@ -55,6 +57,15 @@ def _serving_metric(name: str) -> str:
     return name
 
 
+def _in_range(value: float) -> float:
+    if not LEAST <= value <= MOST:
+        raise ValueError(f"a number from {LEAST:g} to {MOST:g} is needed")
+    return value
+
+
+PublishedValue = Annotated[float, AfterValidator(_in_range)]
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Published:
     """One figure, in SI units. `hit_rate` is None for strategies that do not speculate."""
@@ -67,7 +78,7 @@ class Published:
     context_tokens: Whole
     batch: Whole
     metric: Metric
-    value: Positive
+    value: PublishedValue
     role: Role
     source: str
     unit: str = ""
@@ -93,7 +104,7 @@ class ServingPublished:
     devices: Whole
     ranks: Whole
     metric: Annotated[str, AfterValidator(_serving_metric)]
-    value: Positive
+    value: PublishedValue
     role: Role
     source: str
     label: str = ""

@@ -376,7 +376,9 @@ def test_a_serving_figure_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("0.5", "0", "value: is '0'; input should be greater than 0"),
+        ("0.5", "0", "value: is '0'; a number from 1e-18 to 1e+21 is needed"),
+        ("0.5", "1e-320", "value: is '1e-320'; a number from"),
+        ("0.5", "1e22", "value: is '1e22'; a number from"),
         ("0.5", "nan", "value: is 'nan'"),
         (",32,", ",0,", "requests: is '0'"),
         ("2.0", "-2", "rate_per_s: is '-2'"),

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from simcore.files import Positive
-from simcore.published import Empty, Role, Whole, read_figures
+from simcore.published import Empty, PublishedValue, Role, Whole, read_figures
 from simcore.study import OperatorAxes, Row
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -37,7 +36,7 @@ class OperatorPublished:
     length: Whole
     dim: Whole
     metric: Metric
-    value: Positive
+    value: PublishedValue
     role: Role
     source: str
     kv_heads: Annotated[Whole | None, Empty] = None

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from simcore.files import InputError, Positive
-from simcore.published import Role
+from simcore.files import InputError
+from simcore.published import PublishedValue, Role
 from simcore.study import Row, TilingAxes
 
 Metric = Literal["speedup_over_lazy", "mixer_speedup_over_lazy"]
@@ -26,8 +26,8 @@ class TilingPublished:
     device: str
     label: str
     metric: Metric
-    low: Positive
-    high: Positive
+    low: PublishedValue
+    high: PublishedValue
     role: Role
     source: str
     unit: str = ""
