@@ -387,8 +387,9 @@ def devices(
         typer.echo(line)
 
 
+PROFILE = "profile"
 profile_app = typer.Typer(no_args_is_help=True, help="Profiles: what ops cost on a device.")
-app.add_typer(profile_app, name="profile")
+app.add_typer(profile_app, name=PROFILE)
 
 
 @profile_app.command("import")
@@ -458,7 +459,7 @@ def schedules() -> None:
 
 COMMANDS = (
     *("run", "calibrate", "validate", "report", "export", "schema", "devices", "engines", "models"),
-    *("schedules", "profile"),
+    *("schedules", PROFILE),
 )
 
 
@@ -501,8 +502,8 @@ def _with_command(words: Sequence[str]) -> list[str]:
         # A lone surrogate stands for a byte that is not UTF-8, and names may have those.
         if (odd := CONTROL.search(word)) and odd.group().isascii():
             raise InputError(f"{shown(word)}: has a control character, which no name or value has")
-    if not words:
-        return ["--help"]
+    if [*words] in ([], [PROFILE]):
+        return [*words, "--help"]
     if words[0].startswith("-") or words[0] in COMMANDS:
         return list(words)
     first = words[0]

@@ -320,6 +320,13 @@ def test_catalogues_are_a_line_each(
     assert all(len(line.split()) > 2 for line in lines)
 
 
+def test_commands_of_profiles_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("profile") == 0
+    printed = capfd.readouterr()
+    assert "import" in printed.out
+    assert printed.err == ""
+
+
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("schema") == 0
     assert json.loads(capsys.readouterr().out)["properties"]["context_tokens"]
