@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from simcore import ops
-from simcore.ops import DTYPE_BYTES, Op, Price
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, Op, Price
 
 __all__ = ["price_alike"]
 

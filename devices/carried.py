@@ -33,7 +33,7 @@ from devices.collectives import collective_seconds, crosses_link
 from devices.fit import MOST_FACTOR
 from devices.price import MEMO, STAYS, pricer, roofline
 from devices.spec import DeviceSpec, Link
-from simcore.ops import Floor, Op, Price, Pricer, SourceKind
+from simcore.ops.op import Floor, Op, Price, Pricer, SourceKind
 
 __all__ = ["carried"]
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, cast
 
 from devices.spec import SOURCED, DeviceSpec
-from simcore.files import InputError, unknown_name, validated
+from simcore.input.files import InputError, unknown_name, validated
 
 __all__ = ["Change", "change_text", "changed", "changed_overheads"]
 

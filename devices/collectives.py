@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from math import ceil, log2
 
 from devices.spec import Link
-from simcore.files import InputError
-from simcore.ops import DTYPE_BYTES, Op
+from simcore.input.files import InputError
+from simcore.ops.op import DTYPE_BYTES, Op
 
 Cost = Callable[[float, int, Link], float]
 

@@ -36,8 +36,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from devices.fit import MOST_FACTOR, Fit, interval
-from simcore.files import Count, InputError
-from simcore.ops import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
+from simcore.input.files import Count, InputError
+from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 __all__ = ["Correction", "Measured", "correction", "operand_bytes", "staying_bytes"]
 

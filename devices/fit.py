@@ -39,8 +39,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.files import InputError
-from simcore.ops import Price, SourceKind
+from simcore.input.files import InputError
+from simcore.ops.op import Price, SourceKind
 
 __all__ = ["ANOTHER_TIME", "LEAST_CHECKS", "Fit", "checked_interval", "fit_two", "interval"]
 

@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from devices.corrected import Correction, Measured, correction, staying_bytes
 from devices.fit import LEAST_CHECKS, Fit, checked_interval
 from devices.spec import check_return
-from simcore.files import (
+from simcore.input.files import (
     STRICT,
     Count,
     InputError,
@@ -43,8 +43,8 @@ from simcore.files import (
     unknown_name,
     validated,
 )
-from simcore.machine import Overheads
-from simcore.ops import DTYPE_BYTES, Op
+from simcore.machine.machine import Overheads
+from simcore.ops.op import DTYPE_BYTES, Op
 
 __all__ = [
     "FITS",
@@ -134,7 +134,7 @@ class Birth:
 @dataclass(frozen=True, config=STRICT)
 class SharedUse:
     """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
-    `simcore.contention`), measured: seconds of each kernel in which another stream's may begin, the gap
+    `simcore.sim.contention`), measured: seconds of each kernel in which another stream's may begin, the gap
     within which instances share weights, the share of the memory's rate. `cases` were fitted to; of the
     `judged` others the predicted time was off by `error_pct`, the median."""
 
@@ -150,7 +150,7 @@ class SharedUse:
 
 @dataclass(frozen=True, config=STRICT)
 class FittedProfile:
-    """The fits of a device. `overheads` replace those of the device (`simcore.machine.Overheads`); `birth` is
+    """The fits of a device. `overheads` replace those of the device (`machine.Overheads`); `birth` is
     None for one that was fitted to other people's figures; `points` are there with granularity measured;
     `contention` where several graphs at a time were measured too."""
 

@@ -22,8 +22,8 @@ from devices.making import Point, as_read, check_target, fits, shape_text, write
 from devices.op_tables import KINDS, Format, OpTable, Timed, read_table
 from devices.price import launches_and_floor, pricer, roofline
 from devices.spec import DeviceSpec
-from simcore.files import InputError
-from simcore.ops import Op
+from simcore.input.files import InputError
+from simcore.ops.op import Op
 
 __all__ = ["Imported", "import_tables", "profile_of"]
 

@@ -18,8 +18,8 @@ from devices.fitted import FittedProfile
 from devices.price import pricer
 from devices.profile import NO_PROFILE, Profile, has_profile, load_profile, profile_names
 from devices.spec import DeviceSpec, Link, device_names, load_device
-from simcore.files import InputError, is_path, read_yaml
-from simcore.ops import Pricer
+from simcore.input.files import InputError, is_path, read_yaml
+from simcore.ops.op import Pricer
 
 __all__ = ["DATASHEET", "MEASUREMENTS", "DeviceInUse", "chosen_device", "default_profile_of", "prices_of"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from devices.completed import ASSUMED
 from devices.profile import PROFILES, profile_names
 from devices.spec import DeviceSpec, Link
-from simcore.files import InputError, read_yaml
+from simcore.input.files import InputError, read_yaml
 
 __all__ = ["described", "lines"]
 

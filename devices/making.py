@@ -15,9 +15,9 @@ from pathlib import Path
 from devices.corrected import Measured, Role
 from devices.fit import fit_two
 from devices.fitted import FITS, POINTS, FitRow, FittedProfile, write_fitted
-from simcore.drafts import folder_draft
-from simcore.files import InputError, read_yaml
-from simcore.ops import Op
+from simcore.input.drafts import folder_draft
+from simcore.input.files import InputError, read_yaml
+from simcore.ops.op import Op
 
 __all__ = [
     "ALIKE",

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from simcore.ops import DTYPE_BYTES, Op, Price, Roofline, Shape, SourceKind
+from simcore.ops.op import DTYPE_BYTES, Op, Price, Roofline, Shape, SourceKind
 
 __all__ = ["price_narrow"]
 

@@ -23,8 +23,7 @@ from typing import Any, Literal, cast, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from simcore import ops
-from simcore.files import (
+from simcore.input.files import (
     MOST_DIGITS,
     MOST_TABLE,
     InputError,
@@ -36,7 +35,8 @@ from simcore.files import (
     shown,
     unknown_name,
 )
-from simcore.ops import DTYPE_BYTES, Op
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, Op
 
 __all__ = [
     "KINDS", "Format", "Line", "OpTable", "Timed", "check_format", "collective_op", "gemm_op", "latency_s",

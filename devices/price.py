@@ -26,8 +26,8 @@ from devices.narrow import price_narrow
 from devices.profile import Point, Profile, points
 from devices.spec import DeviceSpec, Link
 from devices.waves import stretch
-from simcore.files import InputError
-from simcore.ops import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
+from simcore.input.files import InputError
+from simcore.ops.op import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
 __all__ = ["STAYS", "launches_and_floor", "pricer", "roofline", "summed"]
 

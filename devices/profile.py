@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
-from simcore.files import (
+from simcore.input.files import (
     STRICT,
     Count,
     InputError,
@@ -37,7 +37,7 @@ from simcore.files import (
     unknown_name,
     validated,
 )
-from simcore.ops import DTYPE_BYTES
+from simcore.ops.op import DTYPE_BYTES
 
 __all__ = [
     "ITERATION",

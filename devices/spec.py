@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from devices.completed import OPTIONAL_IN_LINK, REQUIRED, completed
-from simcore.files import (
+from simcore.input.files import (
     STRICT,
     Bytes,
     Count,
@@ -33,8 +33,8 @@ from simcore.files import (
     unknown_name,
     validated,
 )
-from simcore.machine import Overheads
-from simcore.ops import DTYPE_BYTES, MULTIPLIED_AS
+from simcore.machine.machine import Overheads
+from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS
 
 __all__ = ["DeviceSpec", "Efficiency", "InputError", "Link", "device_names", "json_schema", "load_device"]
 

@@ -14,7 +14,7 @@ one.
 
 import math
 
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 __all__ = ["BLOCKS", "stretch", "waves"]
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp64": torch.float64,

@@ -2,8 +2,8 @@
 
     build(run_dir) -> run_dir / "report.html"
 
-A study adds its own sections and figures (as `sections_decode.py`, `figures_decode.py`) and one line in
-`STUDIES`; what every study shows alike is in `sections_common.py`.
+A study adds its own sections and figures (a folder, as `decode/`) and one line in
+`STUDIES`; what every study shows alike is in `common/`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,17 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from reports import (
-    sections_common,
-    sections_decode,
-    sections_operators,
-    sections_serving,
-    sections_tiling,
-    sections_validation,
-)
+from reports.common import sections as sections_common
+from reports.decode import sections as sections_decode
+from reports.operators import sections as sections_operators
 from reports.page import Opening, Section, render
 from reports.run import Run, read_run
-from simcore.drafts import write_text
+from reports.serving import sections as sections_serving
+from reports.tiling import sections as sections_tiling
+from reports.validation import sections as sections_validation
+from simcore.input.drafts import write_text
 
 __all__ = ["build"]
 

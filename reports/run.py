@@ -17,7 +17,7 @@ import pyarrow as pa
 import yaml
 from pyarrow import parquet
 
-from simcore.files import MOST_TEXT, check_plain, parse_yaml, plain, read_text
+from simcore.input.files import MOST_TEXT, check_plain, parse_yaml, plain, read_text
 
 TEXT = ("study", "strategy", "label", "metric", "unit", "source")
 # Which device a row is of; runs of before there were several do not say.

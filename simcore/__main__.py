@@ -20,7 +20,7 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _leave)
     refused = compiled.use()
-    from simcore import cli, screen  # noqa: PLC0415
+    from simcore import cli, terminal  # noqa: PLC0415
 
     try:
         for number in heeded:
@@ -30,7 +30,7 @@ def main() -> None:
         gc.set_threshold(700, 10, 100)
         # Not before: how a line is told belongs to what has just been loaded.
         if refused:
-            screen.note(refused)
+            terminal.note(refused)
         cli.main()
     except KeyboardInterrupt:
         # Between two of these lines.

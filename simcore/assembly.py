@@ -20,33 +20,40 @@ from devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_si
 from devices.price import STAYS, roofline
 from devices.profile import NO_PROFILE, Profile, load_profile
 from devices.spec import DeviceSpec, Link, check_return
-from simcore import compiled, decode, laws, operators, serving, tiling
-from simcore.contention import Rates, max_min_rates, shared_reads
-from simcore.decode import HitRow
-from simcore.decoder_config import DecoderConfig, load_config
-from simcore.engines import pinned, with_engines
-from simcore.fields import OneDevice
-from simcore.files import InputError, is_path, unknown_name
-from simcore.hardware import Hardware, SingleDevice
-from simcore.kept import KeptPrices, cache_folder
-from simcore.machine import Overheads
-from simcore.models import Dtypes, Style
-from simcore.number_formats import format_notes, format_warnings, number_formats
-from simcore.operator_scenario import DecodeAttentionScenario, LinearAttentionScenario, OperatorScenario
-from simcore.ops import MULTIPLIED_AS, Op, Price, Pricer
-from simcore.published import (
+from simcore import compiled
+from simcore.input.fields import OneDevice
+from simcore.input.files import InputError, is_path, unknown_name
+from simcore.machine import laws
+from simcore.machine.machine import Overheads
+from simcore.models.decoder import Dtypes, Style
+from simcore.models.decoder_config import DecoderConfig, load_config
+from simcore.models.number_formats import format_notes, format_warnings, number_formats
+from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
+from simcore.scenario import Scenario
+from simcore.sim.contention import Rates, max_min_rates, shared_reads
+from simcore.sim.kept import KeptPrices, cache_folder
+from simcore.sim.runs import Start, simulated
+from simcore.studies import decode, operators, serving, tiling
+from simcore.studies.common import Outcome, Progress, Study, compare, on_device
+from simcore.studies.decode import HitRow
+from simcore.studies.decode.scenario import DecodeScenario
+from simcore.studies.hardware import Hardware, SingleDevice
+from simcore.studies.operators.scenario import (
+    DecodeAttentionScenario,
+    LinearAttentionScenario,
+    OperatorScenario,
+)
+from simcore.studies.published import (
     Published,
     ServingPublished,
     read_figures,
     read_published,
     read_serving_published,
 )
-from simcore.runs import Start, simulated
-from simcore.scenario import DecodeScenario, Scenario
-from simcore.serving_scenario import ServingScenario, SharedMemory
-from simcore.several_devices import OnDevice, SeveralDevices, common_lines
-from simcore.study import Outcome, Progress, Study, compare, on_device
-from simcore.tiling_scenario import TilingScenario
+from simcore.studies.serving.engines import pinned, with_engines
+from simcore.studies.serving.scenario import ServingScenario, SharedMemory
+from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
+from simcore.studies.tiling.scenario import TilingScenario
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "scenarios" / "models"

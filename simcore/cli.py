@@ -27,14 +27,12 @@ from devices import listing
 from devices.fitted import profile_schema
 from devices.spec import device_names, load_device
 from devices.spec import json_schema as device_schema
-from simcore import compiled, rundir, screen
+from simcore import compiled, rundir, terminal
 from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, provenance
-from simcore.decoder_config import ModelError, load_config
-from simcore.engines import engine_names, load_engine
 from simcore.export import export as export_bench
-from simcore.files import CONTROL, InputError, listed, nearest, plain, shown
-from simcore.machine import LawError
-from simcore.processes import cores
+from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
+from simcore.machine.machine import LawError
+from simcore.models.decoder_config import ModelError, load_config
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.schedules import (
     alspec,
@@ -51,9 +49,11 @@ from simcore.schedules import (
     temporal_fusion,
     tensor_parallel,
 )
-from simcore.screen import BROKEN, INTERRUPTED, USAGE
-from simcore.study import flat
-from simcore.tape import record
+from simcore.sim.tape import record
+from simcore.studies.common import flat
+from simcore.studies.processes import cores
+from simcore.studies.serving.engines import engine_names, load_engine
+from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
 CARD = "cuda"
 MACHINES = ("sim", "cpu", CARD, "tape")
@@ -140,7 +140,7 @@ def run(
     target = out or Path("runs") / scenario.name / on
     rundir.check_target(target)
     with _told_of(file):
-        outcome = parts.study.run(screen.progress())
+        outcome = parts.study.run(terminal.progress())
     comparison = parts.study.compare(outcome)
     outcome.warnings = [*(parts.warnings if on == "sim" else []), *outcome.warnings]
     outcome.notes = [*parts.notes, *outcome.notes]
@@ -156,8 +156,8 @@ def run(
         found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
         typer.echo(json.dumps({**found, "comparison": comparison}, indent=1, allow_nan=False))
     else:
-        screen.show(scenario.study, outcome, comparison, target, quiet=quiet)
-    screen.note(f"{time.perf_counter() - begun_s:.1f} s")
+        terminal.show(scenario.study, outcome, comparison, target, quiet=quiet)
+    terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
 
 
 @app.command()
@@ -180,19 +180,19 @@ def calibrate(
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
     _check_real(on)
-    from validate import calibrate as calibration  # noqa: PLC0415
+    from validate.calibration import cpu as calibration  # noqa: PLC0415
 
     if on == CARD:
         # Triton's kernels are for those alone who have a card.
-        from validate.card_calibrate import calibrate_card  # noqa: PLC0415
+        from validate.calibration.cuda import calibrate_card  # noqa: PLC0415
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
-        target, profile = calibrate_card(out, quick, screen.progress(), within_s=within_s)
+        target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s)
     elif minutes is not None:
         raise InputError(f"--minutes: is for --on {CARD} only; --on {on} takes half a minute")
     else:
         target = out or calibration.profile_path(on)
-        profile = calibration.calibrate(on, target, quick, screen.progress())
+        profile = calibration.calibrate(on, target, quick, terminal.progress())
     typer.echo(f"{target}: {len(profile.fits)} fits, {profile.title}")
 
 
@@ -207,14 +207,14 @@ def validate(
     begun_s = time.perf_counter()
     _check_real(on)
     _report_builder()
-    from validate import climb  # noqa: PLC0415
+    from validate.ladder import climb  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
     how = _how_to_climb(on, file, scenario)
     with _told_of(file):
-        found = climb.climb(scenario, str(file), on=on, repeats=REPEATS, progress=screen.progress(), **how)
+        found = climb.climb(scenario, str(file), on=on, repeats=REPEATS, progress=terminal.progress(), **how)
     outcome = found.outcome
     outcome.warnings = [*found.parts.warnings, *outcome.warnings]
     words = ["python", "-m", "simcore", "validate", str(file), "--on", on, *_given(settings, out)]
@@ -226,30 +226,30 @@ def validate(
         rundir.write(folder, scenario.study, as_run, outcome, found.comparison, origin)
         rundir.write_validation(folder, found.rungs, found.prices, outcome.trace_title, found.predicted)
         _build_report(folder)
-    screen.show_rungs(found.rungs, found.comparison, outcome.warnings, target)
-    screen.note(f"{time.perf_counter() - begun_s:.1f} s")
+    terminal.show_rungs(found.rungs, found.comparison, outcome.warnings, target)
+    terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
     if not found.holds:
         raise typer.Exit(BROKEN)
 
 
 def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
     """What a climb on a device of this machine goes by: its bounds, and on a card its machine."""
-    from validate import calibrate as calibration  # noqa: PLC0415
-    from validate import ladder  # noqa: PLC0415
+    from validate.calibration import cpu as calibration  # noqa: PLC0415
+    from validate.ladder import rungs as ladder  # noqa: PLC0415
 
     if on == CARD:
-        from validate.isolated import calibrated, card_here, one_by_one  # noqa: PLC0415
+        from validate.machines.op_by_op import calibrated, card_here, one_by_one  # noqa: PLC0415
 
         device, real = _card(file, scenario)
         ops = one_by_one(real.release, card_here(), calibrated(device, scenario.profile))
         return {"bounds": ladder.load_bounds(device), "device": device, "real": real, "ops": ops}
-    from validate.machines import check_formats  # noqa: PLC0415
+    from validate.machines.here import check_formats  # noqa: PLC0415
 
     check_formats(scenario, str(file))
     bounds = ladder.load_bounds(on)
     if scenario.profile is None and not calibration.profile_path(on).is_dir():
-        screen.note(f"{on} has no profile yet: a quick one is measured first (`calibrate` is better)")
-        calibration.calibrate(on, calibration.profile_path(on), True, screen.progress())
+        terminal.note(f"{on} has no profile yet: a quick one is measured first (`calibrate` is better)")
+        calibration.calibrate(on, calibration.profile_path(on), True, terminal.progress())
     return {"bounds": bounds}
 
 
@@ -258,11 +258,11 @@ def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
     none, the scenario is for another one, or asks for what is not run on cards yet."""
     if importlib.util.find_spec("triton") is None:
         raise InputError(f"--on {CARD}: needs triton: pip install 'simcore[kernels]'")
-    from validate.card_calibrate import this_card  # noqa: PLC0415
-    from validate.card_real import this_machine  # noqa: PLC0415
-    from validate.card_states import check_card_runs  # noqa: PLC0415
-    from validate.launched import compile_for  # noqa: PLC0415
-    from validate.machines import check_formats  # noqa: PLC0415
+    from validate.calibration.cuda import this_card  # noqa: PLC0415
+    from validate.machines.cuda.runs import this_machine  # noqa: PLC0415
+    from validate.machines.cuda.states import check_card_runs  # noqa: PLC0415
+    from validate.machines.here import check_formats  # noqa: PLC0415
+    from validate.timing.precompile import compile_for  # noqa: PLC0415
 
     check_card_runs(scenario, str(file))
     check_formats(scenario, str(file), "a card")
@@ -272,7 +272,7 @@ def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
         asked = resolved(scenario)["device"]
         raise InputError(f"{file}: device: is {asked!r}; the card of this machine is {device!r}")
     with _told_of(file):
-        compile_for(scenario, str(file), screen.progress())
+        compile_for(scenario, str(file), terminal.progress())
     return device, this_machine(REPEATS)
 
 
@@ -291,7 +291,7 @@ def _place(on: str, file: Path, scenario: Scenario) -> Place:
     if on == CARD:
         _, card = _card(file, scenario)
         return Place(on, card.start, REPEATS, described=card.described)
-    from validate.machines import Real, check_formats  # noqa: PLC0415
+    from validate.machines.here import Real, check_formats  # noqa: PLC0415
 
     check_formats(scenario, str(file))
     real = Real(REPEATS)
@@ -343,7 +343,7 @@ def report(
         told = str(error).removeprefix(f"{folder}/")
         raise InputError(f"{folder}: no report can be built: {told}") from None
     if lacks := [name for name in rundir.EVERY_RUN if not (folder / name).is_file()]:
-        screen.note(f"note: {folder}: without {listed(lacks)}; the report has only what the rest says")
+        terminal.note(f"note: {folder}: without {listed(lacks)}; the report has only what the rest says")
     typer.echo(page)
 
 
@@ -421,7 +421,7 @@ def import_profile(
 def engines() -> None:
     """List the serving engines whose defaults a strategy may take."""
     for name in engine_names():
-        typer.echo(screen.listing(name, load_engine(name).description, 19))
+        typer.echo(terminal.listing(name, load_engine(name).description, 19))
 
 
 @app.command()
@@ -434,7 +434,7 @@ def models() -> None:
             f" {config.q_heads} heads, {config.kv_heads} KV heads"
             + (f", {config.limit.tokens:,} tokens" if config.limit else "")
         )
-        typer.echo(screen.listing(name, text, 18))
+        typer.echo(terminal.listing(name, text, 18))
 
 
 def _count(number: float) -> str:
@@ -454,7 +454,7 @@ def schedules() -> None:
     for module in SCHEDULES:
         # A tiling is called by its kind alone in a scenario.
         kind = module.__name__.rpartition(".")[2].removesuffix("_tiling")
-        typer.echo(screen.listing(kind, _first_line(module), 21))
+        typer.echo(terminal.listing(kind, _first_line(module), 21))
 
 
 COMMANDS = (
@@ -474,9 +474,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _run_app(_with_command(words))
     except (InputError, ModelError) as error:
-        code = screen.failed(str(error), USAGE)
+        code = terminal.failed(str(error), USAGE)
     except LawError as error:
-        code = screen.failed(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
+        code = terminal.failed(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
     except BrokenPipeError:
         # What is left in the buffer must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -484,7 +484,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        code = screen.failed(*screen.told(error))
+        code = terminal.failed(*terminal.told(error))
     sys.exit(code)
 
 
@@ -523,4 +523,4 @@ def _run_app(words: Sequence[str]) -> int:
         # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
     ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end", HUNG_UP: "hung up"}.get(code)
-    return screen.failed(f"{ended_by}; nothing is left half-written", code) if ended_by else code
+    return terminal.failed(f"{ended_by}; nothing is left half-written", code) if ended_by else code

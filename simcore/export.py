@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from simcore.files import InputError, listed, nearest, plain
-from simcore.traces import checked_tokens
-from simcore.vllm_bench import write_bench
+from simcore.input.files import InputError, listed, nearest, plain
+from simcore.workload.request_logs import checked_tokens
+from simcore.workload.vllm_bench import write_bench
 
 # What tells the cases of a run apart besides their label.
 OPTIONS = {"rate_per_s": "--rate", "devices": "--devices"}
@@ -71,7 +71,7 @@ def _requests(source: Path) -> dict[str, Any]:
     """The columns of a run's requests, each [requests]. Raises InputError where one is missing, or holds what
     no run writes."""
     # Arrow takes longer to import than all else that `--help` needs.
-    from simcore import tables  # noqa: PLC0415
+    from simcore.input import columns as tables  # noqa: PLC0415
 
     columns = tables.columns(source, [*WORDS, *COUNTS, *TIMES])
     table = {name: tables.words(columns[name], name, source) for name in WORDS}

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from simcore.drafts import draft_of, folder_draft
-from simcore.files import InputError
-from simcore.study import COLUMNS, Outcome, flat
-from simcore.trace import Trace, write_chrome_trace
+from simcore.input.drafts import draft_of, folder_draft
+from simcore.input.files import InputError
+from simcore.machine.trace import Trace, write_chrome_trace
+from simcore.studies.common import COLUMNS, Outcome, flat
 
 # A directory that holds this file, and none but these, is one that a run has written.
 MARK = "provenance.json"

@@ -42,7 +42,7 @@ def main() -> None:
     if given.compiled and not took:
         parser.error("the core is not compiled")
     digest = digest_of(given.count)
-    from simcore import sim  # noqa: PLC0415
+    from simcore.sim import simulation as sim  # noqa: PLC0415
 
     assert sim.__file__.endswith(tuple(EXTENSION_SUFFIXES)) == took
     print("compiled" if took else "sources", digest)

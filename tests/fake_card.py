@@ -1,7 +1,7 @@
 """A card that is none: streams of calls, of which one that can go on does, in an order drawn by a seed.
 
 What is queued runs later, when somebody looks; events and waits order it, and nothing else does. So a machine
-that forgets to wait shows it here, sooner or later. Kernels are the references of `validate.flag_kernels`.
+that forgets to wait shows it here, sooner or later. Kernels are the references of `cuda.flag_kernels`.
 """
 
 import time
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simcore.machine import Condition, Flag, holds
-from validate.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
+from simcore.machine.machine import Condition, Flag, holds
+from validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
 
 Call = Callable[[], object]
 
@@ -36,7 +36,7 @@ class FakeStream:
 
 
 class FakeVerbs:
-    """The kernels of `validate.flag_kernels`, in plain Python. One that spins ends the call that it stands
+    """The kernels of `cuda.flag_kernels`, in plain Python. One that spins ends the call that it stands
     in; when that is asked again, what stood before it is passed over (`resume` of them)."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class FakeVerbs:
 
 
 class FakeLayer:
-    """See `validate.card_layer.Layer`. `steps`: how much is done at most whenever somebody looks."""
+    """See `validate.machines.cuda.layer.Layer`. `steps`: how much is done at most whenever somebody looks."""
 
     device = "cpu"
 

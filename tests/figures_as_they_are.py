@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from simcore.assembly import Place, assemble
-from simcore.ops import Pricer
-from simcore.runs import simulated
+from simcore.models.served_decoder import decode_sizes, step_sizes
+from simcore.ops.op import Pricer
 from simcore.scenario import parse_scenario
-from simcore.served_decoder import decode_sizes, step_sizes
-from simcore.serving.bench import Bench
+from simcore.sim.runs import simulated
+from simcore.studies.serving.bench import Bench
 
 FOLDER = Path(__file__).parent / "data" / "figures"
 WITHIN = 1e-9

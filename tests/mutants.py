@@ -1,7 +1,7 @@
 """Single faults put into the core, drawn by seed, and whether the tests see them.
 
     python -m tests.mutants --seed 7 --count 70              one line a fault; the share, the survivors
-    python -m tests.mutants --lines simcore/laws.py:145-160  all faults of some lines
+    python -m tests.mutants --lines simcore/machine/laws.py:145-160  all faults of some lines
     python -m tests.mutants --map-only     only which test runs which line, kept in .coverage-map/
 
 A fault is one change of one place: a comparison, an operator, a number, min for max, a condition the other
@@ -45,13 +45,12 @@ HARMLESS = Path(__file__).with_name("harmless_mutants.txt")
 # What simulates and what computes figures; not what reads inputs, writes texts or draws.
 CORE = (
     *(f"simcore/{name}.py" for name in (
-        "sim", "sim_host", "sim_rows", "clock", "tariff", "sharing", "contention", "ramps", "segments",
-        "laws", "metrics", "trace", "ops*", "models", "served_decoder", "arrivals", "paged_kv",
-        "prefix_cache", "long_convolution", "speculation",
+        "sim/*", "machine/laws", "machine/metrics", "machine/trace", "ops/*", "models/decoder",
+        "models/served_decoder", "models/long_convolution", "workload/arrivals", "schedules/*",
+        "studies/serving/*", "studies/decode/*", "studies/tiling/*",
     )),
-    "simcore/schedules/*.py", "simcore/serving/*.py", "simcore/decode/*.py", "simcore/tiling/*.py",
     *(f"devices/{name}.py" for name in ("price", "corrected", "fit", "fitted", "collectives", "waves")),
-    "validate/ladder.py", "validate/silicon*.py",
+    "validate/ladder/rungs.py", "validate/engines/*.py",
 )  # fmt: skip
 TEXTS = ("__init__.py", "answer.py", "tables.py", "published.py")
 PACKAGES = ("simcore", "devices", "kernels", "validate", "reports", "scenarios", "tests")
@@ -727,7 +726,7 @@ def main() -> int:
     parser.add_argument("--files", nargs="*", default=list(CORE), help="patterns, from the root of the tree")
     parser.add_argument("--limit-s", type=float, default=100.0, help="for the tests of one fault")
     parser.add_argument("--only", nargs="*", type=int, help="numbers of the draw to run again")
-    parser.add_argument("--lines", help="all faults of lines of one file, as simcore/laws.py:145-160")
+    parser.add_argument("--lines", help="all faults of lines of one file, as simcore/machine/laws.py:145-160")
     parser.add_argument("--map-only", action="store_true")
     parser.add_argument("--fresh", action="store_true", help="make the whole map anew")
     parser.add_argument("--draw-only", action="store_true", help="list the faults, run nothing")

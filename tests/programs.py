@@ -11,11 +11,11 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from simcore import ops
-from simcore.machine import Condition, Flag, Machine, Overheads, Program, Setting, Ticket, Verdict
-from simcore.ops import Floor, Graph, Op, Price, Publication, Size, Work
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.machine.machine import Condition, Flag, Machine, Overheads, Program, Setting, Ticket, Verdict
+from simcore.machine.trace import Trace
+from simcore.ops import op as ops
+from simcore.ops.op import Floor, Graph, Op, Price, Publication, Size, Work
+from simcore.sim.simulation import Simulation
 
 NO_EARLY = 100
 

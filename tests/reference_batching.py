@@ -20,9 +20,9 @@ from functools import partial
 from math import isclose, isnan, nan
 from random import Random
 
-from simcore.ops import Op, Price
-from simcore.requests import Content, Request, own_text
+from simcore.ops.op import Op, Price
 from simcore.schedules.continuous_batching import Prefill, continuous_batching, fcfs, shortest_first
+from simcore.workload.requests import Content, Request, own_text
 from tests.test_serving_schedules import STEPWISE, serve
 
 # Times of both are sums of the same seconds in another order.

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore import laws
 from simcore.assembly import assemble
-from simcore.decoder_config import DecoderConfig
-from simcore.machine import Overheads
-from simcore.metrics import tokens as tokens_of
-from simcore.models import Decoder
-from simcore.ops import Pricer
+from simcore.machine import laws
+from simcore.machine.machine import Overheads
+from simcore.machine.metrics import tokens as tokens_of
+from simcore.machine.trace import Trace
+from simcore.models.decoder import Decoder
+from simcore.models.decoder_config import DecoderConfig
+from simcore.ops.op import Pricer
 from simcore.scenario import parse_scenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.tensor_parallel import tensor_parallel
-from simcore.sim import Simulation
-from simcore.speculation import HitPattern, RateHits, hit_draws
-from simcore.trace import Trace
+from simcore.sim.simulation import Simulation
+from simcore.studies.decode.speculation import HitPattern, RateHits, hit_draws
 from tests.programs import by_name
 from tests.thorough import examples
 

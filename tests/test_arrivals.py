@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from simcore.arrivals import (
+from simcore.input.files import InputError
+from simcore.workload.arrivals import (
     Drawn,
     draw,
     mean_output_tokens,
@@ -26,9 +27,8 @@ from simcore.arrivals import (
     requests,
     stream,
 )
-from simcore.files import InputError
-from simcore.vllm_bench import read_bench, write_bench
-from simcore.workload import Workload
+from simcore.workload.spec import Workload
+from simcore.workload.vllm_bench import read_bench, write_bench
 
 SIGMAS = 4.0
 POISSON = {"kind": "poisson", "rate_per_s": 2.0}

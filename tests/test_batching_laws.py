@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simcore.paged_kv import blocks_for
-from simcore.requests import Request
+from simcore.models.served_decoder import prefill_pairs
 from simcore.schedules.continuous_batching import Prefill, continuous_batching
-from simcore.served_decoder import prefill_pairs
+from simcore.workload.requests import Request, blocks_for
 from tests.test_serving_schedules import STEPWISE, Served, request, serve
 
 BLOCK = 4

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from validate import bench_cases as cases
-from validate.bench_cases import Compared, Row, Times
-from validate.bench_convolution import (
+from validate.benchmarks import cases
+from validate.benchmarks.cases import Compared, Row, Times
+from validate.benchmarks.convolution import (
     LINES,
     TILES,
     Operands,

@@ -12,10 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from validate import bench_cases as cases
-from validate import bench_kernels, bench_run
-from validate.bench_cases import ANCHORS, LONG, NARROW, OURS, TABLE, Bar, Birth, Case, Compared, Row, Times
-from validate.bench_peers import PEERS, Candidate, Peer, present, splits_to_try
+from validate.benchmarks import cases
+from validate.benchmarks import kernels as bench_kernels
+from validate.benchmarks import run as bench_run
+from validate.benchmarks.cases import (
+    ANCHORS,
+    LONG,
+    NARROW,
+    OURS,
+    TABLE,
+    Bar,
+    Birth,
+    Case,
+    Compared,
+    Row,
+    Times,
+)
+from validate.benchmarks.peers import PEERS, Candidate, Peer, present, splits_to_try
 
 L2 = 60 * 2**20
 BORN = Birth(

@@ -3,8 +3,8 @@
 import torch
 
 from kernels.linear_attention.naive import naive
-from validate import bench_linear_attention as bench
-from validate.bench_linear_attention import Sequences, Token, drawn, truth
+from validate.benchmarks import linear_attention as bench
+from validate.benchmarks.linear_attention import Sequences, Token, drawn, truth
 
 
 def test_the_truth_is_the_explicit_sum() -> None:

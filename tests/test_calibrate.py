@@ -17,16 +17,16 @@ from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.table import TABLE, Kernel
-from simcore.files import InputError
-from simcore.ops import Op, Price, fuse, matmul, norm, placed, residual
-from simcore.ops_convolution import tile
-from simcore.study import Axes, Row
-from simcore.trace import Cause, PricedOp, Span, Trace
-from validate import calibrate as calibration
-from validate.calibrate import calibrate
-from validate.grid import KINDS, grid
-from validate.host import host_costs, operand_costs
-from validate.ladder import (
+from simcore.input.files import InputError
+from simcore.machine.trace import Cause, PricedOp, Span, Trace
+from simcore.ops.convolution import tile
+from simcore.ops.op import Op, Price, fuse, matmul, norm, placed, residual
+from simcore.studies.common import Axes, Row
+from validate.calibration import cpu as calibration
+from validate.calibration.cpu import calibrate
+from validate.calibration.cpu_grid import KINDS, grid
+from validate.calibration.cpu_host import host_costs, operand_costs
+from validate.ladder.rungs import (
     Bounds,
     OpPoint,
     compared,
@@ -37,7 +37,7 @@ from validate.ladder import (
     numeric_error,
     op_points,
 )
-from validate.measure import CACHE, measure
+from validate.timing.cpu_times import CACHE, measure
 
 torch.set_num_threads(1)
 CPU = load_device("cpu")

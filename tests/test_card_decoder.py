@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from simcore import laws, metrics
-from simcore.decoder_config import DecoderConfig
-from simcore.models import Decoder, Dtypes
+from simcore.machine import laws, metrics
+from simcore.models.decoder import Decoder, Dtypes
+from simcore.models.decoder_config import DecoderConfig
 from simcore.schedules.tensor_parallel import tensor_parallel
 from tests.fake_card import FakeLayer
 from tests.thorough import first
-from validate.card_decoder_state import CardDecoderState, card_decoder_states
-from validate.card_layer import CudaLayer
-from validate.card_machine import Card
-from validate.decoder_state import answer, decoder_states
-from validate.torch_machine import TorchRun
+from validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
+from validate.machines.buffers.decoder import answer, decoder_states
+from validate.machines.cpu.machine import TorchRun
+from validate.machines.cuda.layer import CudaLayer
+from validate.machines.cuda.machine import Card
 
 HAS_GPU = torch.cuda.is_available()
 needs_card = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]

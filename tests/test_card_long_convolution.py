@@ -9,20 +9,20 @@ import torch
 
 from kernels.decoder.split_kv import ONE_BY_ONE
 from kernels.long_convolution.placed import KERNELS
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
-from simcore.ops_convolution import IMPLEMENTATIONS
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops.convolution import IMPLEMENTATIONS
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from tests.fake_card import FakeLayer
 from tests.thorough import first, thorough
-from validate import card_long_convolution
-from validate.card_layer import CudaLayer
-from validate.card_long_convolution import CardLongConvolutionState
-from validate.card_machine import Card
-from validate.long_convolution_state import long_convolution_state
-from validate.torch_machine import TorchRun
+from validate.machines.buffers import cuda_long_convolution as card_long_convolution
+from validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from validate.machines.buffers.long_convolution import long_convolution_state
+from validate.machines.cpu.machine import TorchRun
+from validate.machines.cuda.layer import CudaLayer
+from validate.machines.cuda.machine import Card
 
 torch.set_num_threads(1)
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from simcore import ops
 from simcore.assembly import Place, assemble, in_graphs
-from simcore.decoder_config import DecoderConfig
-from simcore.models import Decoder, Dtypes
-from simcore.ops import Op, Price
+from simcore.models.decoder import Decoder, Dtypes
+from simcore.models.decoder_config import DecoderConfig
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
 from tests.fake_card import FakeLayer
-from validate import card_nodes
-from validate.card_decoder_state import card_decoder_states
-from validate.card_machine import Card
+from validate.calibration import cuda_nodes as card_nodes
+from validate.machines.buffers.cuda_decoder import card_decoder_states
+from validate.machines.cuda.machine import Card
 
 NODE_S = 4e-7
 NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")

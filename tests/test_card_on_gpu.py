@@ -9,10 +9,10 @@ from devices.spec import load_device
 from kernels.kernel import in_double
 from kernels.streams import one_stream
 from kernels.table import TABLE
-from simcore.ops import Op, matmul
-from validate import card_measure
-from validate.bench_timing import Card, capture
-from validate.card_grid import drawn
+from simcore.ops.op import Op, matmul
+from validate.benchmarks.timing import Card, capture
+from validate.calibration.cuda_grid import drawn
+from validate.timing import cuda_times as card_measure
 
 pytestmark = [
     pytest.mark.gpu,

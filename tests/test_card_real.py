@@ -19,43 +19,47 @@ from devices.making import Point
 from devices.price import launches_and_floor, pricer, roofline
 from devices.spec import load_device
 from kernels.table import TABLE
-from simcore import ops
 from simcore.assembly import Place, assemble
 from simcore.cli import main
-from simcore.fields import HostOverheads
-from simcore.files import InputError
-from simcore.machine import Overheads
-from simcore.models import Decoder, Dtypes
-from simcore.ops import Graph, Price
-from simcore.runs import Run, Setup
+from simcore.input.files import InputError
+from simcore.machine.machine import Overheads
+from simcore.machine.trace import Trace
+from simcore.models.decoder import Decoder, Dtypes
+from simcore.ops import op as ops
+from simcore.ops.op import Graph, Price
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.schedules.lazy import lazy
 from simcore.schedules.one_launch import LAUNCHES
 from simcore.schedules.tensor_parallel import tensor_parallel
-from simcore.sim import Simulation
-from simcore.study import middle_first
-from simcore.trace import Trace
+from simcore.sim.runs import Run, Setup
+from simcore.sim.simulation import Simulation
+from simcore.studies.common import middle_first
+from simcore.studies.fields import HostOverheads
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.thorough import first, thorough
-from validate import card_host, card_measure, card_real, card_states, isolated
-from validate import climb as climbing
-from validate.card_decoder_state import card_decoder_states
-from validate.card_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
-from validate.card_layer import CudaLayer
-from validate.card_long_convolution import CardLongConvolutionState
-from validate.card_machine import Card, verbs_of
-from validate.card_memory import Memory
-from validate.card_real import CountedRun, RealCard, this_machine
-from validate.card_states import CardOperatorState, CardStates, check_card_runs
-from validate.climb import OpTimes, climb
-from validate.decoder_state import decoder_states
-from validate.isolated import Isolated, calibrated, measure_alone, priced_between, shape_of
-from validate.ladder import Bounds
-from validate.long_convolution_state import long_convolution_state
-from validate.pace import Pace, pace
-from validate.torch_machine import TorchRun
-from validate.traces import op_times, plain
+from validate.calibration import cuda_host as card_host
+from validate.calibration.cuda_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
+from validate.ladder import climb as climbing
+from validate.ladder.climb import OpTimes, climb
+from validate.ladder.rungs import Bounds
+from validate.machines import op_by_op as isolated
+from validate.machines.buffers.cuda_decoder import card_decoder_states
+from validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from validate.machines.buffers.decoder import decoder_states
+from validate.machines.buffers.long_convolution import long_convolution_state
+from validate.machines.cpu.machine import TorchRun
+from validate.machines.cuda import runs as card_real
+from validate.machines.cuda import states as card_states
+from validate.machines.cuda.layer import CudaLayer
+from validate.machines.cuda.machine import Card, verbs_of
+from validate.machines.cuda.memory import Memory
+from validate.machines.cuda.runs import CountedRun, RealCard, this_machine
+from validate.machines.cuda.states import CardOperatorState, CardStates, check_card_runs
+from validate.machines.op_by_op import Isolated, calibrated, measure_alone, priced_between, shape_of
+from validate.timing import cuda_times as card_measure
+from validate.timing.op_times import op_times, plain
+from validate.timing.pace import Pace, pace
 
 pytestmark = pytest.mark.usefixtures("hurried")
 METRICS = ("token_latency_s", "latency_s", "total_s")

@@ -19,14 +19,14 @@ from devices.spec import load_device
 from kernels.linear_attention import api
 from kernels.long_convolution.spectral import spectrum, tile_spectrum
 from kernels.table import TABLE
-from simcore.files import InputError
-from simcore.ops import Op
-from simcore.ops_convolution import tile
-from validate import bench_cases as cases
-from validate import bench_choice
-from validate.bench_cases import Birth as Run
-from validate.bench_cases import Times
-from validate.bench_choice import (
+from simcore.input.files import InputError
+from simcore.ops.convolution import tile
+from simcore.ops.op import Op
+from validate.benchmarks import cases
+from validate.benchmarks import choice as bench_choice
+from validate.benchmarks.cases import Birth as Run
+from validate.benchmarks.cases import Times
+from validate.benchmarks.choice import (
     Case,
     Chosen,
     Clock,
@@ -42,8 +42,8 @@ from validate.bench_choice import (
     trained_tiles,
     write_profile,
 )
-from validate.bench_run import Bench
-from validate.bench_timing import Card
+from validate.benchmarks.run import Bench
+from validate.benchmarks.timing import Card
 
 torch.set_num_threads(1)
 

@@ -235,14 +235,14 @@ WAITS, UNHEARD = "waits", 3
 # The command line, which waits in the middle of a run: where it is told of the first case that is done.
 IN_A_RUN = f"""
 import os, sys
-from simcore import __main__, screen
+from simcore import __main__, terminal
 
 def waits(doing, done, total):
     print({WAITS!r}, flush=True)
     sys.stdin.read()
     os._exit({UNHEARD})
 
-screen.progress = lambda: waits
+terminal.progress = lambda: waits
 __main__.main()
 """
 # The same while it is being loaded, by a module that keeps every exception to itself.

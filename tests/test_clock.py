@@ -6,8 +6,8 @@ import pytest
 import simpy
 from hypothesis import given, settings
 
-from simcore import laws
-from simcore.clock import Clock
+from simcore.machine import laws
+from simcore.sim.clock import Clock
 from tests.programs import RandomProgram, random_programs
 from tests.thorough import examples
 

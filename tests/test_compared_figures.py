@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simcore.published import Published, ServingPublished
-from simcore.serving.bench import prepared
-from simcore.serving.compare import compare as serving_compare
-from simcore.serving.study import _first, cases
-from simcore.study import Axes, Row, ServingAxes, compare
-from simcore.trace import ROW
+from simcore.machine.trace import ROW
+from simcore.studies.common import Axes, Row, ServingAxes, compare
+from simcore.studies.published import Published, ServingPublished
+from simcore.studies.serving.bench import prepared
+from simcore.studies.serving.compare import compare as serving_compare
+from simcore.studies.serving.study import _first, cases
 from tests.test_serving import bench, document, strategy, workload
 
 AXES = ServingAxes("continuous_batching", "batching", 4, 2, 100, 2.5, 512.0, 128.0)

@@ -95,9 +95,9 @@ def test_the_whole_core_is_taken_and_nothing_else(place: Path) -> None:
     assert not compiled.in_use()
     assert compiled.use() == ""
     assert compiled.in_use()
-    found = sys.meta_path[0].find_spec("simcore.sim", None)
+    found = sys.meta_path[0].find_spec("simcore.sim.simulation", None)
     assert found is not None
-    assert found.origin == str(place / f"simcore/sim{EXTENSION_SUFFIXES[0]}")
+    assert found.origin == str(place / f"simcore/sim/simulation{EXTENSION_SUFFIXES[0]}")
     assert sys.meta_path[0].find_spec("simcore.cli", None) is None
 
 
@@ -113,7 +113,7 @@ def spoil(file: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [cut, spoil, Path.unlink, lambda file: file.with_name(f"x{file.name}").touch()]
 )
-@pytest.mark.parametrize("module", ["sim", "ramps"])
+@pytest.mark.parametrize("module", ["sim/simulation", "sim/bursts"])
 def test_a_damaged_core_is_refused_in_one_line(
     module: str, harm: Callable[[Path], None], place: Path
 ) -> None:
@@ -245,8 +245,8 @@ def test_a_size_that_is_missing_is_told_by_the_compiled_core_too() -> None:
 from simcore import compiled
 assert not compiled.use()
 assert compiled.in_use()
-from simcore.ops import Graph, Size
-from simcore.sim import Simulation
+from simcore.ops.op import Graph, Size
+from simcore.sim.simulation import Simulation
 from tests.programs import toy, toy_price
 graph = Graph("g", (toy("op", Size("size")),))
 Simulation(toy_price).run(lambda m: iter([m.launch(graph, sizes={})]))

@@ -23,25 +23,20 @@ from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.table import TABLE
-from simcore import contention as contention_laws
-from simcore import laws
-from simcore.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
-from simcore.files import InputError
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Overheads
-from simcore.models import Decoder, Dtypes
+from simcore.input.files import InputError
+from simcore.machine import laws
+from simcore.machine.machine import Overheads
+from simcore.models.decoder import Decoder, Dtypes
+from simcore.models.long_convolution import LongConvolution
+from simcore.sim import contention as contention_laws
+from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
 from tests.thorough import examples, thorough
-from validate import card_sharing, contention, contention_cases, contention_fit
-from validate.card_instances import CardInstancesState, Instances
-from validate.card_layer import STREAMS_OF_TORCH, CudaLayer
-from validate.card_machine import Card
-from validate.card_real import RealCard
-from validate.card_states import CardStates
-from validate.contention import read, write
-from validate.contention_cases import (
+from validate.accuracy import contention, contention_cases
+from validate.accuracy.contention import read, write
+from validate.accuracy.contention_cases import (
     Case,
     Device,
     Models,
@@ -53,7 +48,9 @@ from validate.contention_cases import (
     seconds_of,
     streams_of,
 )
-from validate.contention_fit import (
+from validate.calibration import contention_fit
+from validate.calibration import cuda_sharing as card_sharing
+from validate.calibration.contention_fit import (
     Constants,
     cases_of,
     fit,
@@ -65,6 +62,11 @@ from validate.contention_fit import (
     simulated_on,
     together_s,
 )
+from validate.calibration.cuda_instances import CardInstancesState, Instances
+from validate.machines.cuda.layer import STREAMS_OF_TORCH, CudaLayer
+from validate.machines.cuda.machine import Card
+from validate.machines.cuda.runs import RealCard
+from validate.machines.cuda.states import CardStates
 from validate.program import write_csv
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -409,7 +411,7 @@ def test_tiles_of_one_side_are_fitted_or_judged_together() -> None:
     assert all(len(parts) == 1 for parts in found.values())
 
 
-MEASURED = Path(contention.__file__).parent / "measured" / "h200_contention.csv"
+MEASURED = Path(contention.__file__).parents[1] / "measured" / "h200_contention.csv"
 
 
 def test_what_an_h200_measured_is_predicted() -> None:

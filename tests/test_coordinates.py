@@ -16,13 +16,13 @@ from devices.price import launches_and_floor, roofline
 from devices.spec import load_device
 from kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
 from kernels.table import TABLE
-from simcore import ops
-from simcore.files import InputError
-from simcore.ops import Op
-from simcore.ops_convolution import IMPLEMENTATIONS, Implementation, tile
-from simcore.ops_linear_attention import linear_attention
-from validate.card_calibrate import in_turn
-from validate.card_grid import KEPT_BYTES, drawn, grid
+from simcore.input.files import InputError
+from simcore.ops import op as ops
+from simcore.ops.convolution import IMPLEMENTATIONS, Implementation, tile
+from simcore.ops.linear_attention import linear_attention
+from simcore.ops.op import Op
+from validate.calibration.cuda import in_turn
+from validate.calibration.cuda_grid import KEPT_BYTES, drawn, grid
 
 
 def dimensions(op: Op) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ import pytest
 
 from devices.corrected import Correction, Measured, correction
 from devices.fit import Fit
-from simcore.ops import Op, Price, Work
+from simcore.ops.op import Op, Price, Work
 
 FIT = Fit(0.0, 1.0, 0.5, 2.0, 9, 1e-9, 1e3)
 FLOOR_S = 1e-3

@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 from scipy.stats import t as students_t
 
-from simcore import decode
 from simcore.assembly import DecodeStudy, assemble
-from simcore.decode import study as decode_study
-from simcore.decode.bench import Bench, Case, Hits, Result, _average, _middle
-from simcore.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
-from simcore.files import InputError
-from simcore.metrics import attention_s, outside_layers_s, tokens
+from simcore.input.files import InputError
+from simcore.machine.metrics import attention_s, outside_layers_s, tokens
 from simcore.scenario import load_scenario, parse_scenario
-from simcore.study import Axes, Outcome, Row
+from simcore.studies import decode
+from simcore.studies.common import Axes, Outcome, Row
+from simcore.studies.decode import study as decode_study
+from simcore.studies.decode.bench import Bench, Case, Hits, Result, _average, _middle
+from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 
 ROOT = Path(__file__).resolve().parent.parent
 AXES = Axes("alspec", "a", 2, 2, 1024, 1)

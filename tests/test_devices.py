@@ -21,8 +21,8 @@ from devices.collectives import collective_seconds
 from devices.price import pricer, roofline
 from devices.profile import PROFILES, load_profile, points, profile_names
 from devices.spec import DeviceSpec, InputError, device_names, load_device
-from simcore import ops
-from simcore.ops import Op, Price, Size
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price, Size
 from tests.thorough import examples
 
 CATALOGUE = ("a100-sxm-80gb", "a6000", "b200-sxm", "cpu", "h100-sxm", "h200-sxm", "n150")

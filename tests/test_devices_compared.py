@@ -13,13 +13,13 @@ from devices.carried import carried
 from devices.in_use import DATASHEET, MEASUREMENTS, chosen_device, default_profile_of
 from devices.price import pricer, roofline
 from devices.spec import load_device
-from simcore import ops
 from simcore.assembly import DecodeStudy, ServingStudy, assemble
-from simcore.files import InputError
-from simcore.ops import Op, Price, Pricer
+from simcore.input.files import InputError
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price, Pricer
 from simcore.scenario import parse_scenario, resolved
-from simcore.several_devices import SeveralDevices
-from simcore.study import Outcome
+from simcore.studies.common import Outcome
+from simcore.studies.several_devices import SeveralDevices
 from tests.thorough import first
 
 H100, H200 = load_device("h100-sxm"), load_device("h200-sxm")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from simcore.requests import Request
+from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.continuous_batching import Order, continuous_batching, fcfs, shortest_first
-from simcore.served_decoder import ServedDecoder
+from simcore.workload.requests import Request
 from tests.test_serving_schedules import STEPWISE, Served, request, serve
 
 BLOCKS = 10_000

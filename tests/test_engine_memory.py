@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from simcore.assembly import ServingStudy, assemble
-from simcore.decoder_config import DecoderConfig
+from simcore.models.decoder_config import DecoderConfig
+from simcore.models.served_decoder import ServedDecoder
 from simcore.scenario import parse_scenario
-from simcore.served_decoder import ServedDecoder
-from simcore.serving.bench import Bench, Room
-from simcore.serving.study import cases
+from simcore.studies.serving.bench import Bench, Room
+from simcore.studies.serving.study import cases
 
 TABLE = Path(__file__).parent / "data" / "vllm_memory.csv"
 GIB = 2.0**30

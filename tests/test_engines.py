@@ -8,13 +8,13 @@ import yaml
 
 from devices.spec import device_names, load_device
 from simcore.assembly import ServingStudy, assemble
-from simcore.engines import engine_names, load_engine, with_engines
-from simcore.engines.presets import DECIDED
-from simcore.files import InputError
-from simcore.scenario import ServingScenario, parse_scenario, resolved
-from simcore.serving.bench import Bench, label
-from simcore.serving.study import cases
-from simcore.serving_scenario import ContinuousBatching
+from simcore.input.files import InputError
+from simcore.scenario import parse_scenario, resolved
+from simcore.studies.serving.bench import Bench, label
+from simcore.studies.serving.engines import engine_names, load_engine, with_engines
+from simcore.studies.serving.engines.presets import DECIDED
+from simcore.studies.serving.scenario import ContinuousBatching, ServingScenario
+from simcore.studies.serving.study import cases
 
 GIB = 2.0**30
 
@@ -79,7 +79,7 @@ def test_the_engine_alone_is_its_newest_version() -> None:
 
 
 def test_versions_are_numbers_not_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from simcore.engines import presets  # noqa: PLC0415
+    from simcore.studies.serving.engines import presets  # noqa: PLC0415
 
     for name in ("vllm-0.9", "vllm-0.19", "vllm-0.100"):
         (tmp_path / f"{name}.yaml").write_text("")
@@ -214,7 +214,7 @@ def test_a_default_s_value_beside_an_engine_is_no_repetition() -> None:
 def test_a_preset_that_is_none_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
 ) -> None:
-    from simcore.engines import presets  # noqa: PLC0415
+    from simcore.studies.serving.engines import presets  # noqa: PLC0415
 
     given = yaml.safe_load((presets.ENGINES / "vllm-0.19.yaml").read_text())
     for memory in ("reserve_bytes", "group_reserve_bytes"):

@@ -9,9 +9,9 @@ import yaml
 from simcore.assembly import assemble
 from simcore.cli import main
 from simcore.export import export
-from simcore.files import InputError
+from simcore.input.files import InputError
 from simcore.scenario import parse_scenario
-from simcore.serving.study import cases
+from simcore.studies.serving.study import cases
 
 LOAD = {
     "requests": 12,

@@ -15,8 +15,8 @@ from devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitt
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
-from simcore.files import InputError
-from simcore.ops import Op, Pricer, decode_attention, fuse, matmul, norm
+from simcore.input.files import InputError
+from simcore.ops.op import Op, Pricer, decode_attention, fuse, matmul, norm
 
 CPU = load_device("cpu")
 FLOORS = np.geomspace(1e-9, 1e-4, 41)

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 import torch
 
-from simcore.machine import Condition, Flag, Setting, Verdict
+from simcore.machine.machine import Condition, Flag, Setting, Verdict
 from tests.fake_card import FakeVerbs
-from validate import flag_kernels
-from validate.flag_kernels import Words, flags_of, keyless, settings
+from validate.machines.cuda import flag_kernels
+from validate.machines.cuda.flag_kernels import Words, flags_of, keyless, settings
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

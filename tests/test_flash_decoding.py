@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.table import TABLE
-from simcore.ops_flash_decoding import flash_attention_2, flash_decoding
+from simcore.ops.flash_decoding import flash_attention_2, flash_decoding
 
 torch.set_num_threads(1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simcore.ops import DTYPE_BYTES, MULTIPLIED_AS, WEIGHT_ONLY_BYTES
+from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS, WEIGHT_ONLY_BYTES
 
 # Bits of a number, numbers that share something, bits of what they share.
 TILES = {

@@ -9,12 +9,12 @@ import pytest
 
 from simcore.assembly import assemble
 from simcore.cli import main
-from simcore.files import InputError
-from simcore.models import Decoder
-from simcore.ops import DTYPE_BYTES
+from simcore.input.files import InputError
+from simcore.models.decoder import Decoder
+from simcore.ops.op import DTYPE_BYTES
 from simcore.scenario import load_scenario, parse_scenario, resolved
-from simcore.study import Outcome
-from simcore.tiling.implementations import IMPLEMENTATIONS
+from simcore.studies.common import Outcome
+from simcore.studies.tiling.implementations import IMPLEMENTATIONS
 from tests.thorough import thorough
 
 H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"

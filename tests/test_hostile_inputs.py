@@ -25,9 +25,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore import drafts, rundir
+from simcore import rundir
 from simcore.cli import main
-from simcore.files import (
+from simcore.input import drafts
+from simcore.input.files import (
     CONTROL,
     InputError,
     nearest,
@@ -39,7 +40,7 @@ from simcore.files import (
     read_text,
     shown,
 )
-from simcore.workload import TraceArrivals
+from simcore.workload.spec import TraceArrivals
 from tests import fuzz_inputs, hostile
 from tests.thorough import examples, thorough
 
@@ -449,7 +450,7 @@ def _is_text_in_the_locale(call: ast.Call) -> bool:
         return (
             module != "gzip" and not (module == "os" and name == "open") and not any("b" in m for m in modes)
         )
-    # Those of ours, in simcore.files and simcore.drafts, know no other encoding.
+    # Those of ours, in simcore.input.files and simcore.input.drafts, know no other encoding.
     return name in ("read_text", "write_text") and isinstance(call.func, ast.Attribute)
 
 

@@ -21,10 +21,10 @@ from devices.op_tables import KINDS, Timed, op_of, read_table
 from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import DeviceSpec, load_device
-from simcore import ops
 from simcore.cli import main
-from simcore.files import InputError
-from simcore.ops import Op
+from simcore.input.files import InputError
+from simcore.ops import op as ops
+from simcore.ops.op import Op
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT.parent / "shared" / "data" / "h200_operators"

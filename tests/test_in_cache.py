@@ -11,14 +11,14 @@ from devices.fitted import FitRow, FittedProfile
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
-from simcore import ops
 from simcore.assembly import assemble
-from simcore.ops import Op
+from simcore.ops import op as ops
+from simcore.ops.op import Op
 from simcore.scenario import load_scenario
-from simcore.tiling.bench import Bench
-from simcore.tiling.cases import Case, cases, program
-from simcore.tiling.launches import launches as launched
-from simcore.tiling_scenario import TilingScenario
+from simcore.studies.tiling.bench import Bench
+from simcore.studies.tiling.cases import Case, cases, program
+from simcore.studies.tiling.launches import launches as launched
+from simcore.studies.tiling.scenario import TilingScenario
 
 H200 = load_device("h200-sxm")
 TILES = Path("scenarios/h200/tiles.yaml")

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from simcore import kept
 from simcore.cli import app
-from simcore.kept import KeptPrices, cache_folder
-from simcore.tariff import ENDS, PricedGroups, Tariff
+from simcore.sim import kept
+from simcore.sim.kept import KeptPrices, cache_folder
+from simcore.sim.tariff import ENDS, PricedGroups, Tariff
 from tests.test_ramps import on_device
 
 SCENARIO = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simcore.files import InputError
-from simcore.serving.bench import Bench, Case, Room
-from simcore.serving.study import cases
+from simcore.input.files import InputError
+from simcore.studies.serving.bench import Bench, Case, Room
+from simcore.studies.serving.study import cases
 from tests.test_serving import bench, document, strategy, workload
 
 PROMPT, OUTPUT = 3000, 500

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kernels.kernel import Kernel
-from simcore import ops
-from simcore.ops import Floor, Op, Price
-from simcore.study import Axes, Row
-from simcore.trace import Cause, PricedOp, Span, Trace
-from validate.ladder import (
+from simcore.machine.trace import Cause, PricedOp, Span, Trace
+from simcore.ops import op as ops
+from simcore.ops.op import Floor, Op, Price
+from simcore.studies.common import Axes, Row
+from validate.ladder.rungs import (
     Bounds,
     Compared,
     OpPoint,
@@ -28,7 +28,7 @@ from validate.ladder import (
     prices_of,
     spread,
 )
-from validate.traces import plain
+from validate.timing.op_times import plain
 
 BOUNDS = Bounds({"fp32": 1.0}, 60.0, 40.0, 50.0, prices_p95=80.0)
 AXES = Axes("tensor_parallel", "tensor parallel", 1, 1, 128, 1)

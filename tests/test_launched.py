@@ -6,14 +6,14 @@ import pytest
 
 from kernels.table import TABLE
 from simcore.assembly import Place, assemble
-from simcore.files import InputError
-from simcore.ops import Op
+from simcore.input.files import InputError
+from simcore.ops.op import Op
 from simcore.scenario import parse_scenario
 from tests.test_card_real import LAYER, LINEAR
-from validate.cuts import units
-from validate.launched import compile_for, launched
-from validate.machines import Real
-from validate.traces import op_times, plain
+from validate.machines.cuts import units
+from validate.machines.here import Real
+from validate.timing.op_times import op_times, plain
+from validate.timing.precompile import compile_for, launched
 
 TILES: dict[str, Any] = {
     "name": "tiles",

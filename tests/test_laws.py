@@ -10,12 +10,12 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from simcore import laws
-from simcore.machine import LawError
-from simcore.metrics import critical_path
-from simcore.ops import Graph
-from simcore.sim import Simulation
-from simcore.trace import Cause, Gauge, Mark, Message, Span, Trace
+from simcore.machine import laws
+from simcore.machine.machine import LawError
+from simcore.machine.metrics import critical_path
+from simcore.machine.trace import Cause, Gauge, Mark, Message, Span, Trace
+from simcore.ops.op import Graph
+from simcore.sim.simulation import Simulation
 from tests.programs import RandomProgram, random_programs, read_program, sends, toy_price, toys
 from tests.thorough import examples
 

@@ -24,8 +24,7 @@ from kernels.linear_attention.api import (
     gpu_device,
 )
 from kernels.linear_attention.naive import naive
-from simcore.ops import Op, Price
-from simcore.ops_linear_attention import (
+from simcore.ops.linear_attention import (
     METHODS,
     STATED_MEMORY,
     TORCH_METHODS,
@@ -35,6 +34,7 @@ from simcore.ops_linear_attention import (
     method_of,
     recursion_levels,
 )
+from simcore.ops.op import Op, Price
 from tests.thorough import first
 
 torch.set_num_threads(1)

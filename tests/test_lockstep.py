@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from simcore import decode, metrics
 from simcore.assembly import assemble
-from simcore.decode import Bench
-from simcore.machine import Machine, MismatchError, Program
-from simcore.ops import Graph
+from simcore.machine import metrics
+from simcore.machine.machine import Machine, MismatchError, Program
+from simcore.machine.trace import Mark
+from simcore.ops.op import Graph
 from simcore.scenario import load_scenario
-from simcore.sim import Simulation
-from simcore.trace import Mark
+from simcore.sim.simulation import Simulation
+from simcore.studies import decode
+from simcore.studies.decode import Bench
 from tests.programs import meet, toy_price, toys
 from tests.thorough import thorough
 

@@ -6,12 +6,19 @@ from random import Random
 
 import pytest
 
-from simcore import ops
-from simcore.machine import Machine, Overheads, Program
-from simcore.metrics import PathPiece, critical_path, exposed_communication_s, interval, price_shares, tokens
-from simcore.ops import Graph, Op, Price, Publication, SourceKind
-from simcore.sim import Simulation
-from simcore.trace import Cause, Mark, Span, Trace
+from simcore.machine.machine import Machine, Overheads, Program
+from simcore.machine.metrics import (
+    PathPiece,
+    critical_path,
+    exposed_communication_s,
+    interval,
+    price_shares,
+    tokens,
+)
+from simcore.machine.trace import Cause, Mark, Span, Trace
+from simcore.ops import op as ops
+from simcore.ops.op import Graph, Op, Price, Publication, SourceKind
+from simcore.sim.simulation import Simulation
 from tests.programs import meet, sends, toy, toys
 
 TOKENS = 4

@@ -10,11 +10,11 @@ import yaml
 
 from simcore.assembly import assemble
 from simcore.cli import main
-from simcore.context_limit import context_limit
-from simcore.decode.cases import cases
-from simcore.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
-from simcore.files import InputError
+from simcore.input.files import InputError
+from simcore.models.context_limit import context_limit
+from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.scenario import parse_scenario
+from simcore.studies.decode.cases import cases
 
 MODELS = Path(__file__).resolve().parent.parent / "scenarios" / "models"
 LLAMA: dict[str, Any] = json.loads((MODELS / "llama-3.1-8b.json").read_text())

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
-from simcore.models import STYLES, Decoder, Dtypes, Style, why_not
-from simcore.ops import Graph, Op
+from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
+from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
+from simcore.ops.op import Graph, Op
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 LLAMA = {

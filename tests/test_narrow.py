@@ -12,11 +12,11 @@ from devices.narrow import price_narrow
 from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
-from simcore import ops
-from simcore.decoder_config import config_from_hugging_face
-from simcore.models import Decoder, Dtypes
-from simcore.number_formats import number_formats
-from simcore.ops import DTYPE_BYTES, WEIGHT_ONLY_BYTES, Op, Price, Pricer
+from simcore.models.decoder import Decoder, Dtypes
+from simcore.models.decoder_config import config_from_hugging_face
+from simcore.models.number_formats import number_formats
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, WEIGHT_ONLY_BYTES, Op, Price, Pricer
 from tests.checkpoints import BY_NAME, CHECKPOINTS, Checkpoint
 
 H200, A100 = load_device("h200-sxm"), load_device("a100-sxm-80gb")

@@ -21,11 +21,9 @@ from devices.profile import load_profile
 from devices.spec import device_names, load_device
 from devices.waves import stretch, waves
 from simcore.assembly import Parts, assemble
-from simcore.files import InputError
-from simcore.operator_methods import LINEAR_ATTENTION, linear_attention_op
-from simcore.operators import read_operator_published
-from simcore.ops import Graph, Op, Price
-from simcore.ops_flash_decoding import (
+from simcore.input.files import InputError
+from simcore.models.operators import LINEAR_ATTENTION, linear_attention_op
+from simcore.ops.flash_decoding import (
     flash_attention_2,
     flash_decoding,
     memory_bytes,
@@ -33,13 +31,15 @@ from simcore.ops_flash_decoding import (
     split_choices,
     split_count,
 )
-from simcore.ops_linear_attention import STATED_MEMORY
-from simcore.runs import Setup, simulated
+from simcore.ops.linear_attention import STATED_MEMORY
+from simcore.ops.op import Graph, Op, Price
 from simcore.scenario import load_scenario, parse_scenario
-from simcore.screen import show
-from simcore.study import Outcome, flat
-from simcore.tape import record
-from validate import published_fits
+from simcore.sim.runs import Setup, simulated
+from simcore.sim.tape import record
+from simcore.studies.common import Outcome, flat
+from simcore.studies.operators import read_operator_published
+from simcore.terminal import show
+from validate.accuracy import published_fits
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "validate" / "published"

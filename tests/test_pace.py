@@ -5,8 +5,8 @@ from itertools import repeat
 
 import pytest
 
-from validate import pace
-from validate.pace import Pace
+from validate.timing import pace
+from validate.timing.pace import Pace
 
 FAST_S, SLOW_S = 1e-3, 1.6e-3
 

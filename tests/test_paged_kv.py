@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from simcore.paged_kv import PagedKv, blocks_for
+from simcore.schedules.paged_kv import PagedKv
+from simcore.workload.requests import blocks_for
 
 BLOCKS = (1, 2, 3, 7, 16, 64, 1000)
 SEEDS = range(40)

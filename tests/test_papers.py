@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from simcore import decode
 from simcore.assembly import assemble
 from simcore.scenario import load_scenario
-from simcore.study import Outcome, compare
+from simcore.studies import decode
+from simcore.studies.common import Outcome, compare
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent

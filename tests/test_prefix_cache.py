@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from simcore.paged_kv import blocks_for
-from simcore.prefix_cache import PrefixCache, identities
-from simcore.requests import Content, Request
+from simcore.schedules.prefix_cache import PrefixCache, identities
+from simcore.workload.requests import Content, Request, blocks_for
 
 SEEDS = range(15)
 BLOCKS = (1, 2, 3, 16)

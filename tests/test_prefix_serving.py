@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simcore.arrivals import Drawn, draw, requests
-from simcore.files import InputError
-from simcore.paged_kv import blocks_for
-from simcore.requests import Request
+from simcore.input.files import InputError
 from simcore.scenario import parse_scenario
 from simcore.schedules import continuous_batching as schedule_module
 from simcore.schedules.continuous_batching import continuous_batching
-from simcore.serving.offer import PrefixAware, router
-from simcore.serving.served import Served
-from simcore.workload import Workload
+from simcore.studies.serving.offer import PrefixAware, router
+from simcore.studies.serving.served import Served
+from simcore.workload.arrivals import Drawn, draw, requests
+from simcore.workload.requests import Request, blocks_for
+from simcore.workload.spec import Workload
 from tests import test_prefix_cache as walked
 from tests.test_serving import Document, document, only, outcome, strategy, value, workload
 from tests.test_serving_schedules import STEPWISE, serve

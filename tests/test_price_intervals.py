@@ -10,8 +10,8 @@ import pytest
 from devices.price import pricer, roofline, summed
 from devices.profile import Assumed, Profile, load_profile
 from devices.spec import DeviceSpec, load_device
-from simcore import ops
-from simcore.ops import Op, Price, Work
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price, Work
 
 A100, H200 = load_device("a100-sxm-80gb"), load_device("h200-sxm")
 FLOVER = load_profile("a100-sxm-80gb", "flover-gptj")

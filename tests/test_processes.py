@@ -13,13 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 from simcore.cli import app, main
-from simcore.decode import bench as decode_bench
-from simcore.decode import crossover
-from simcore.files import InputError
-from simcore.machine import LawError
-from simcore.operators import study as operators_study
-from simcore.processes import in_processes
-from simcore.tiling import study as tiling_study
+from simcore.input.files import InputError
+from simcore.machine.machine import LawError
+from simcore.studies.decode import bench as decode_bench
+from simcore.studies.decode import crossover
+from simcore.studies.operators import study as operators_study
+from simcore.studies.processes import in_processes
+from simcore.studies.tiling import study as tiling_study
 from tests.thorough import first
 
 

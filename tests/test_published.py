@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from simcore.files import InputError
-from simcore.published import ServingPublished, read_published, read_serving_published
-from simcore.workload import PoissonArrivals
+from simcore.input.files import InputError
+from simcore.studies.published import ServingPublished, read_published, read_serving_published
+from simcore.workload.spec import PoissonArrivals
 
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLDS = ["0.05", "0.10", "0.15", "0.20", "0.25"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from simcore.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
-from simcore.models import Decoder
-from simcore.number_formats import format_notes, format_warnings, number_formats
-from simcore.ops import DTYPE_BYTES
+from simcore.models.decoder import Decoder
+from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
+from simcore.models.number_formats import format_notes, format_warnings, number_formats
+from simcore.ops.op import DTYPE_BYTES
 from tests.checkpoints import BY_NAME, CHECKPOINTS, MODELS, Checkpoint, compressed, scheme
 
 GIB = 2**30

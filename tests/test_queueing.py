@@ -21,11 +21,11 @@ from math import factorial
 import numpy as np
 import pytest
 
-from simcore import laws
-from simcore.machine import Machine, Program
-from simcore.ops import Graph, Op, Price, Size, Work
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.machine import laws
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.ops.op import Graph, Op, Price, Size, Work
+from simcore.sim.simulation import Simulation
 from tests.thorough import first
 
 REPLICATIONS = 200

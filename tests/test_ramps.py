@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from simcore.assembly import assemble
-from simcore.ops import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
-from simcore.ramps import Bends, Curve, Ramp, lines
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
 from simcore.scenario import parse_scenario
-from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.tariff import Tariff
+from simcore.sim.bursts import Bends, Curve, Ramp, lines
+from simcore.sim.tariff import Tariff
 from tests.thorough import first
 
 REL = 1e-9

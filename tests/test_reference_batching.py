@@ -2,7 +2,7 @@
 
 import pytest
 
-from simcore.requests import Request
+from simcore.workload.requests import Request
 from tests.reference_batching import Rules, differences, random_workload, reference, strategy
 from tests.thorough import first
 

@@ -14,13 +14,17 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 import reports
-from reports import figures_common, figures_decode, sections_common, sections_decode, style
+from reports import style
+from reports.common import figures as figures_common
+from reports.common import sections as sections_common
+from reports.decode import figures as figures_decode
+from reports.decode import sections as sections_decode
 from reports.run import read_run
 from simcore.assembly import MODELS, assemble
-from simcore.decoder_config import load_config
-from simcore.models import STYLES, Decoder, Style, why_not
+from simcore.models.decoder import STYLES, Decoder, Style, why_not
+from simcore.models.decoder_config import load_config
+from simcore.models.served_decoder import ServedDecoder
 from simcore.scenario import load_scenario
-from simcore.served_decoder import ServedDecoder
 from tests.thorough import first, thorough
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"

@@ -17,7 +17,9 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 import reports
-from reports import figures_operators, sections_operators, style
+from reports import style
+from reports.operators import figures as figures_operators
+from reports.operators import sections as sections_operators
 from reports.run import read_run
 from tests.thorough import first, thorough
 

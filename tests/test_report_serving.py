@@ -15,9 +15,11 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 import reports
-from reports import figures_serving, sections_serving, style
-from reports.figures_common import Variant
+from reports import style
+from reports.common.figures import Variant
 from reports.run import read_run
+from reports.serving import figures as figures_serving
+from reports.serving import sections as sections_serving
 from tests.serving_run import SERVERS, SLO, SUMMARY, write_run
 from tests.thorough import first, thorough
 

@@ -12,11 +12,15 @@ import pandas as pd
 import pytest
 
 import reports
-from reports import figures_decode, figures_operators, sections_decode, sections_operators, sections_serving
-from reports.figures_common import compared_place
-from reports.figures_tiling import lasting
+from reports.common.figures import compared_place
+from reports.decode import figures as figures_decode
+from reports.decode import sections as sections_decode
+from reports.operators import figures as figures_operators
+from reports.operators import sections as sections_operators
 from reports.run import Run, read_run
+from reports.serving import sections as sections_serving
 from reports.text import milliseconds
+from reports.tiling.figures import lasting
 from tests.serving_run import write_run
 
 SLOW, FAST = "h100-sxm", "h200-sxm"

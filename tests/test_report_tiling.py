@@ -19,9 +19,12 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 import reports
-from reports import figures_tiling, sections_tiling, sections_validation, style
-from reports.figures_common import Variant
+from reports import style
+from reports.common.figures import Variant
 from reports.run import read_run
+from reports.tiling import figures as figures_tiling
+from reports.tiling import sections as sections_tiling
+from reports.validation import sections as sections_validation
 from tests.thorough import first, thorough
 
 SMALL = 32

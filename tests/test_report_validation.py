@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import reports
-from reports import figures_validation as figures
 from reports.run import read_run
-from reports.sections_validation import error_table, prices
-from simcore.ops import Price, norm
-from simcore.trace import Cause, PricedOp, Span, Trace, write_chrome_trace
+from reports.validation import figures
+from reports.validation.sections import error_table, prices
+from simcore.machine.trace import Cause, PricedOp, Span, Trace, write_chrome_trace
+from simcore.ops.op import Price, norm
 
 LADDER = "rung,label,what,n,median_pct,p95_pct,worst_pct,bound_pct,passed\n1,all,shapes,3,5,9,inf,10,True\n"
 HEAD = "kind,shape,dtype,predicted_s,low_s,high_s,source,measured_s,p10_s,p90_s,n,held_out,cache\n"

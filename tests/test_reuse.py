@@ -7,16 +7,16 @@ import pytest
 from devices.making import Point
 from devices.price import roofline
 from devices.spec import load_device
-from simcore import ops
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
-from simcore.ops import Graph, Op, Price
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops import op as ops
+from simcore.ops.op import Graph, Op, Price
 from simcore.schedules.fractal_tiling import fractal_tiling
-from simcore.sim import Simulation
-from simcore.trace import Trace
-from validate.isolated import measure_alone
-from validate.reuse import found_in_cache
-from validate.traces import plain
+from simcore.sim.simulation import Simulation
+from validate.machines.op_by_op import measure_alone
+from validate.machines.reuse import found_in_cache
+from validate.timing.op_times import plain
 
 
 def product(n: int) -> Op:

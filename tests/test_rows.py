@@ -14,15 +14,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from simcore import laws
-from simcore.clock import Clock
-from simcore.contention import Rates, alone, max_min_rates, shared_reads
-from simcore.machine import Machine, Overheads, Program, Ticket
-from simcore.ops import Graph, Op, Price, Size
-from simcore.sharing import IDLE, Listed, Piece, SharedDevice
-from simcore.sim import Simulation
-from simcore.tariff import Tariff
-from simcore.trace import ROW, Gauge, Rows, Trace
+from simcore.machine import laws
+from simcore.machine.machine import Machine, Overheads, Program, Ticket
+from simcore.machine.trace import ROW, Gauge, Rows, Trace
+from simcore.ops.op import Graph, Op, Price, Size
+from simcore.sim.clock import Clock
+from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
+from simcore.sim.sharing import IDLE, Listed, Piece, SharedDevice
+from simcore.sim.simulation import Simulation
+from simcore.sim.tariff import Tariff
 from tests.programs import toy, toy_price, toy_roofline, toys
 from tests.thorough import examples
 

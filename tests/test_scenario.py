@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from simcore.files import InputError
-from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved, variants
+from simcore.input.files import InputError
+from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved
+from simcore.studies.decode.scenario import variants
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD: dict[str, Any] = {

@@ -13,20 +13,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore import serving_scenario
-from simcore.fields import count, single_valued
-from simcore.files import InputError
-from simcore.scenario import (
-    DecodeScenario,
-    HostOverheads,
-    Scenario,
-    ServingScenario,
-    json_schema,
-    load_scenario,
-    parse_scenario,
-    resolved,
-)
-from simcore.serving_scenario import points, serving_variants
+from simcore.input.fields import count, single_valued
+from simcore.input.files import InputError
+from simcore.scenario import Scenario, json_schema, load_scenario, parse_scenario, resolved
+from simcore.studies.decode.scenario import DecodeScenario
+from simcore.studies.fields import HostOverheads
+from simcore.studies.serving import scenario as serving_scenario
+from simcore.studies.serving.scenario import ServingScenario, points, serving_variants
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parent.parent

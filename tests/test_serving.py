@@ -25,22 +25,22 @@ import yaml
 from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
 from simcore.cli import main
-from simcore.files import InputError
-from simcore.machine import LawError
-from simcore.ops import Graph
-from simcore.paged_kv import blocks_for
-from simcore.published import ServingPublished, read_serving_published
+from simcore.input.files import InputError
+from simcore.machine.machine import LawError
+from simcore.machine.trace import ROW
+from simcore.models.served_decoder import decode_sizes, step_sizes
+from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
-from simcore.served_decoder import decode_sizes, step_sizes
-from simcore.serving import laws as serving_laws
-from simcore.serving.bench import Bench, Case, Result, prepared
-from simcore.serving.figures import figures
-from simcore.serving.served import Served
-from simcore.serving.study import cases
-from simcore.serving_scenario import ServingScenario
-from simcore.study import Outcome, Row, ServingAxes
-from simcore.tariff import Tariff
-from simcore.trace import ROW
+from simcore.sim.tariff import Tariff
+from simcore.studies.common import Outcome, Row, ServingAxes
+from simcore.studies.published import ServingPublished, read_serving_published
+from simcore.studies.serving import laws as serving_laws
+from simcore.studies.serving.bench import Bench, Case, Result, prepared
+from simcore.studies.serving.figures import figures
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.served import Served
+from simcore.studies.serving.study import cases
+from simcore.workload.requests import blocks_for
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.machine import LawError
-from simcore.requests import STEP, Journal, Request
-from simcore.serving import laws
-from simcore.serving.figures import (
+from simcore.machine.machine import LawError
+from simcore.studies.serving import laws
+from simcore.studies.serving.figures import (
     PERCENTILES,
     both,
     figures,
@@ -28,10 +27,11 @@ from simcore.serving.figures import (
     unseen_gaps_s,
     weighted_percentiles,
 )
-from simcore.serving.laws import Run
-from simcore.serving.levels import levels
-from simcore.serving.served import Occupancy, Served, Steps, served
-from simcore.serving.window import Window, whole_run
+from simcore.studies.serving.laws import Run
+from simcore.studies.serving.levels import levels
+from simcore.studies.serving.served import Occupancy, Served, Steps, served
+from simcore.studies.serving.window import Window, whole_run
+from simcore.workload.requests import STEP, Journal, Request
 from tests.thorough import examples, first
 
 NAMES = {

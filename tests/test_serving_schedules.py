@@ -18,21 +18,21 @@ import pytest
 
 from devices.price import pricer, roofline
 from devices.spec import load_device
-from simcore.contention import Rates, alone, max_min_rates, shared_reads, throughput
-from simcore.decoder_config import DecoderConfig, load_config
-from simcore.machine import Machine, Overheads, Program
-from simcore.ops import Op, Price, Pricer, Roofline
-from simcore.requests import END, REQUESTS, STEP, Journal, Request
+from simcore.machine.machine import Machine, Overheads, Program
+from simcore.machine.trace import Trace
+from simcore.models.decoder_config import DecoderConfig, load_config
+from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.schedules.concurrent_instances import concurrent_instances
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.dynamic_batching import bursts, dynamic_batching, fitting
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import place, temporal_fusion
-from simcore.served_decoder import ServedDecoder
-from simcore.serving import laws
-from simcore.serving.served import served
-from simcore.sim import Simulation, no_floor
-from simcore.trace import Trace
+from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads, throughput
+from simcore.sim.simulation import Simulation, no_floor
+from simcore.studies.serving import laws
+from simcore.studies.serving.served import served
+from simcore.workload.requests import END, REQUESTS, STEP, Journal, Request
 from tests.thorough import first
 
 MODELS = Path(__file__).parent.parent / "scenarios" / "models"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
-from reports import sections_serving
 from reports.run import read_run
+from reports.serving import sections as sections_serving
 from simcore.cli import main
-from simcore.requests import Request
-from simcore.serving import study
-from simcore.serving.served import Bools, Served, served
-from simcore.serving.window import ENDED_LATE, WARMUP_SHARE, steady
-from simcore.study import ServingAxes
+from simcore.studies.common import ServingAxes
+from simcore.studies.serving import study
+from simcore.studies.serving.served import Bools, Served, served
+from simcore.studies.serving.window import ENDED_LATE, WARMUP_SHARE, steady
+from simcore.workload.requests import Request
 from tests.test_prefix_serving import sessions
 from tests.test_serving import document, outcome, workload
 from tests.test_steady import by_label

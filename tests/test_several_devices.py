@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from simcore import screen
+from simcore import terminal
 from simcore.assembly import assemble
 from simcore.scenario import parse_scenario
-from simcore.several_devices import SeveralDevices, _shared_load
-from simcore.study import NOT_RANKED, OperatorAxes, Outcome, Row, Standing
+from simcore.studies.common import NOT_RANKED, OperatorAxes, Outcome, Row, Standing
+from simcore.studies.several_devices import SeveralDevices, _shared_load
 
 
 def outcome_of(document: dict[str, Any]) -> tuple[SeveralDevices, Outcome]:
@@ -120,7 +120,7 @@ def operator_outcome(kv_heads: int | None) -> Outcome:
     return Outcome([*rows, Row(cases["b", 1024], NOT_RANKED, 1.0, "")], "")
 
 
-@pytest.mark.parametrize(("show", "kv_heads"), [(screen._operators, None), (screen._points, 2)])
+@pytest.mark.parametrize(("show", "kv_heads"), [(terminal._operators, None), (terminal._points, 2)])
 def test_the_screen_marks_the_best_of_those_that_are_ranked(show: Any, kv_heads: int | None) -> None:
     outcome = operator_outcome(kv_heads)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore import laws
-from simcore.contention import Demand, max_min_rates, max_min_shares
-from simcore.machine import Machine, Overheads, Program, Ticket
-from simcore.ops import Graph, Size
-from simcore.sharing import Listed, Piece, SharedDevice
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.machine import laws
+from simcore.machine.machine import Machine, Overheads, Program, Ticket
+from simcore.machine.trace import Trace
+from simcore.ops.op import Graph, Size
+from simcore.sim.contention import Demand, max_min_rates, max_min_shares
+from simcore.sim.sharing import Listed, Piece, SharedDevice
+from simcore.sim.simulation import Simulation
 from tests.programs import toy, toy_price, toy_roofline, toys
 from tests.thorough import examples
 

@@ -10,8 +10,8 @@ from devices.alike import price_alike
 from devices.in_use import prices_of
 from devices.price import pricer
 from devices.spec import load_device
-from simcore import ops
-from simcore.ops import Op, Price
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price
 
 HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 H100, H200 = load_device("h100-sxm"), load_device("h200-sxm")

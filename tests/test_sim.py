@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from simcore import laws
-from simcore.machine import DeadlockError, Machine, MismatchError, Overheads, Program, Verdict
-from simcore.ops import Graph, Publication, Size, put
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.machine import laws
+from simcore.machine.machine import DeadlockError, Machine, MismatchError, Overheads, Program, Verdict
+from simcore.machine.trace import Trace
+from simcore.ops.op import Graph, Publication, Size, put
+from simcore.sim.simulation import Simulation
 from tests.programs import meet, sends, toy, toy_price, toy_roofline, toys
 
 Log = list[tuple[Any, ...]]

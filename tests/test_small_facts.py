@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from devices.price import launches_and_floor
-from simcore.arrivals import stream
-from simcore.decode.cases import label_of
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
-from simcore.ops import Floor, Op, Publication, Work, activation, prompts, put
-from simcore.ops_convolution import (
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import write_chrome_trace
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops.convolution import (
     Implementation,
     conv_carry,
     conv_prefill,
@@ -23,14 +21,16 @@ from simcore.ops_convolution import (
     slot_shift,
     span_order,
 )
+from simcore.ops.op import Floor, Op, Publication, Work, activation, prompts, put
 from simcore.scenario import parse_scenario
-from simcore.serving.compare import _same
-from simcore.sim import Simulation
-from simcore.speculation import LayerHits, RateHits
-from simcore.tiling.cases import cases, model_of
-from simcore.tiling.memory import memory
-from simcore.tiling_scenario import TilingScenario
-from simcore.trace import write_chrome_trace
+from simcore.sim.simulation import Simulation
+from simcore.studies.decode.cases import label_of
+from simcore.studies.decode.speculation import LayerHits, RateHits
+from simcore.studies.serving.compare import _same
+from simcore.studies.tiling.cases import cases, model_of
+from simcore.studies.tiling.memory import memory
+from simcore.studies.tiling.scenario import TilingScenario
+from simcore.workload.arrivals import stream
 from tests.programs import sends, toy_price, toys
 from tests.test_tiling_study import document
 

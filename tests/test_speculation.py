@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simcore.speculation import (
+from simcore.studies.decode.speculation import (
     CountHits,
     HitPattern,
     LayerHits,

@@ -19,16 +19,25 @@ import yaml
 from scipy.stats import binom
 
 from simcore.cli import main
-from simcore.published import ServingPublished
-from simcore.requests import Journal, Request
-from simcore.serving import certainty
-from simcore.serving.compare import compare
-from simcore.serving.figures import WINDOWED, both, figures
-from simcore.serving.served import Floats, Served, served
-from simcore.serving.window import FEWEST, NO_ANSWERS, TOO_FEW, TOO_SHORT, Window, _grows, steady, whole_run
-from simcore.study import WHOLE_RUN, Outcome
-from simcore.time_units import doubt
-from simcore.traces import PER_SECOND
+from simcore.studies.common import WHOLE_RUN, Outcome
+from simcore.studies.published import ServingPublished
+from simcore.studies.serving import certainty
+from simcore.studies.serving.compare import compare
+from simcore.studies.serving.figures import WINDOWED, both, figures
+from simcore.studies.serving.served import Floats, Served, served
+from simcore.studies.serving.window import (
+    FEWEST,
+    NO_ANSWERS,
+    TOO_FEW,
+    TOO_SHORT,
+    Window,
+    _grows,
+    steady,
+    whole_run,
+)
+from simcore.workload.request_logs import PER_SECOND
+from simcore.workload.requests import Journal, Request
+from simcore.workload.time_units import doubt
 from tests.test_serving import document, outcome, strategy, workload
 from tests.test_serving_figures import Case, Promise, batched, concurrent
 from tests.thorough import thorough

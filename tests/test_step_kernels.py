@@ -54,7 +54,7 @@ from kernels.decoder.speculative_attention import (
 from kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
 from kernels.decoder.token import note, reference_note
 from kernels.table import TABLE
-from simcore import ops
+from simcore.ops import op as ops
 from tests.thorough import thorough
 
 torch.set_num_threads(1)

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from simcore import rundir
-from simcore.decode.crossover import _phrase
-from simcore.files import InputError
-from simcore.published import Published, read_published
-from simcore.study import Axes, Crossing, Row, compare, crossing
+from simcore.input.files import InputError
+from simcore.studies.common import Axes, Crossing, Row, compare, crossing
+from simcore.studies.decode.crossover import _phrase
+from simcore.studies.published import Published, read_published
 
 HEAD = (
     "device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source"

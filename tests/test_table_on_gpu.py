@@ -17,16 +17,16 @@ from kernels.linear_attention.api import causal_linear_attention, causal_linear_
 from kernels.linear_attention.naive import naive
 from kernels.long_convolution import spectral, triton_direct, triton_fft, triton_rows
 from kernels.table import TABLE
-from simcore import ops_convolution as conv
-from simcore.long_convolution import LongConvolution
-from simcore.ops import Op
-from simcore.ops_linear_attention import METHODS, linear_attention, linear_attention_step
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops import convolution as conv
+from simcore.ops.linear_attention import METHODS, linear_attention, linear_attention_step
+from simcore.ops.op import Op
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from tests.thorough import first, thorough
-from validate.long_convolution_state import LongConvolutionState, long_convolution_state
-from validate.torch_machine import TorchRun
+from validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
+from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 

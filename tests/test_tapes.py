@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from simcore.decoder_config import DecoderConfig
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
-from simcore.models import STYLES, Decoder, Style
-from simcore.ops import Graph
-from simcore.requests import Journal, Request
+from simcore.machine.machine import Machine, Program
+from simcore.models.decoder import STYLES, Decoder, Style
+from simcore.models.decoder_config import DecoderConfig
+from simcore.models.long_convolution import LongConvolution
+from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Graph
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.concurrent_instances import concurrent_instances
@@ -31,8 +31,8 @@ from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
-from simcore.served_decoder import ServedDecoder
-from simcore.tape import Tape, record
+from simcore.sim.tape import Tape, record
+from simcore.workload.requests import Journal, Request
 
 TAPES = Path(__file__).parent / "tapes"
 UPDATE = "SIMCORE_UPDATE_TAPES"

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simcore import laws
-from simcore import ops_convolution as conv
-from simcore.long_convolution import LongConvolution, cells
-from simcore.machine import Machine, Program
-from simcore.ops import Op, Price
+from simcore.machine import laws
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.models.long_convolution import LongConvolution, cells
+from simcore.ops import convolution as conv
+from simcore.ops.op import Op, Price
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
-from simcore.sim import Simulation
-from simcore.tiling.figures import counts, touched_positions
-from simcore.tiling.implementations import tile_counts
-from simcore.tiling.launches import launches
-from simcore.trace import Trace
+from simcore.sim.simulation import Simulation
+from simcore.studies.tiling.figures import counts, touched_positions
+from simcore.studies.tiling.implementations import tile_counts
+from simcore.studies.tiling.launches import launches
 from tests.thorough import first, thorough
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from simcore.assembly import assemble
-from simcore.long_convolution import LongConvolution
-from simcore.machine import LawError, Machine, Overheads, Program
-from simcore.ops import Op, Price
+from simcore.machine.machine import LawError, Machine, Overheads, Program
+from simcore.machine.trace import Trace
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
-from simcore.sim import Simulation, no_floor
-from simcore.tariff import Tariff
-from simcore.tiling import bench, closed_form
-from simcore.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
-from simcore.tiling.order import Asked, Order, recorded
-from simcore.trace import Trace
+from simcore.sim.simulation import Simulation, no_floor
+from simcore.sim.tariff import Tariff
+from simcore.studies.tiling import bench, closed_form
+from simcore.studies.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
+from simcore.studies.tiling.order import Asked, Order, recorded
 from tests.thorough import first
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]

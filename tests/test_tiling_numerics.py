@@ -19,22 +19,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels.long_convolution import LONG_CONVOLUTION
 from kernels.long_convolution.spectral import spectrum
 from kernels.table import TABLE
-from simcore import ops_convolution as conv
-from simcore.long_convolution import LongConvolution, half_length, tile_side
-from simcore.machine import Machine, Program
-from simcore.ops import Graph, Op, Publication, put
-from simcore.ops_convolution import IMPLEMENTATIONS
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.models.long_convolution import LongConvolution, half_length, tile_side
+from simcore.ops import convolution as conv
+from simcore.ops.convolution import IMPLEMENTATIONS
+from simcore.ops.op import Graph, Op, Publication, put
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.sim.simulation import Simulation
 from tests.programs import by_name
 from tests.thorough import first, thorough
-from validate.long_convolution_state import LongConvolutionState, long_convolution_state
-from validate.torch_machine import TorchRun
+from validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
+from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 

@@ -12,17 +12,17 @@ import pytest
 
 from simcore.assembly import assemble
 from simcore.cli import main
-from simcore.files import InputError
-from simcore.machine import LawError
+from simcore.input.files import InputError
+from simcore.machine.machine import LawError
+from simcore.machine.trace import Trace
 from simcore.scenario import load_scenario, parse_scenario, resolved
-from simcore.study import COLUMNS, Outcome, Row, flat
-from simcore.tape import record
-from simcore.tiling import bench, cases, study
-from simcore.tiling.cases import lanes
-from simcore.tiling.implementations import cheapest, ranges
-from simcore.tiling.memory import memory
-from simcore.tiling_scenario import TilingScenario
-from simcore.trace import Trace
+from simcore.sim.tape import record
+from simcore.studies.common import COLUMNS, Outcome, Row, flat
+from simcore.studies.tiling import bench, cases, study
+from simcore.studies.tiling.cases import lanes
+from simcore.studies.tiling.implementations import cheapest, ranges
+from simcore.studies.tiling.memory import memory
+from simcore.studies.tiling.scenario import TilingScenario
 from tests.thorough import first, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))

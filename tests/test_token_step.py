@@ -23,9 +23,9 @@ from kernels.long_convolution.token_step import (
     token_step,
     workspace,
 )
-from simcore.long_convolution import LongConvolution
+from simcore.models.long_convolution import LongConvolution
 from tests.thorough import thorough
-from validate.long_convolution_state import long_convolution_state
+from validate.machines.buffers.long_convolution import long_convolution_state
 
 torch.set_num_threads(1)
 

@@ -18,12 +18,14 @@ from kernels.decoder import DECODER
 from kernels.decoder.attention import evenly, prompts_of
 from kernels.decoder.rotary import angles
 from kernels.table import TABLE
-from simcore import laws, metrics, ops
-from simcore.decoder_config import DecoderConfig
-from simcore.machine import Machine, Program
-from simcore.models import Decoder, Dtypes, Style
-from simcore.ops import Op, Price
-from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.machine import laws, metrics
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.models.decoder import Decoder, Dtypes, Style
+from simcore.models.decoder_config import DecoderConfig
+from simcore.models.served_decoder import ServedDecoder, prefill_pairs
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Price
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.concurrent_instances import concurrent_instances
@@ -32,12 +34,11 @@ from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
-from simcore.served_decoder import ServedDecoder, prefill_pairs
-from simcore.sim import Simulation
-from simcore.trace import Trace
-from validate.decoder_state import DecoderState, Matrices, answer, decoder_states, right, shards
-from validate.served_state import served_states
-from validate.torch_machine import TorchRun
+from simcore.sim.simulation import Simulation
+from simcore.workload.requests import END, REQUESTS, Journal, Request
+from validate.machines.buffers.decoder import DecoderState, Matrices, answer, decoder_states, right, shards
+from validate.machines.buffers.served import served_states
+from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 fixed = settings(deadline=None, derandomize=True, database=None)

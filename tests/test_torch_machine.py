@@ -15,17 +15,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from simcore import laws
-from simcore.machine import DeadlockError, Machine, MismatchError, Program, Verdict
-from simcore.metrics import tokens as tokens_of
-from simcore.ops import Graph, Op, Publication, Size, fuse, put
-from simcore.requests import END
-from simcore.sim import Simulation
-from simcore.trace import Trace
+from simcore.machine import laws
+from simcore.machine.machine import DeadlockError, Machine, MismatchError, Program, Verdict
+from simcore.machine.metrics import tokens as tokens_of
+from simcore.machine.trace import Trace
+from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
+from simcore.sim.simulation import Simulation
+from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.thorough import examples
-from validate import host_side
-from validate.torch_machine import TorchRun, units
+from validate.machines import host as host_side
+from validate.machines.cpu.machine import TorchRun, units
 
 torch.set_num_threads(1)
 fixed = settings(deadline=None, derandomize=True, database=None)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from simcore import screen
+from simcore import terminal
 from simcore.cli import main
-from simcore.files import InputError
+from simcore.input.files import InputError
 from simcore.scenario import load_scenario, resolved
 from tests.thorough import thorough
-from validate import calibrate as calibration
+from validate.calibration import cpu as calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 TILING: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_what_has_an_infinite_error_is_named(
         ),
         ([some], None),
     ):
-        screen.show_rungs([rung], comparison, [], Path("run"))
+        terminal.show_rungs([rung], comparison, [], Path("run"))
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if line.startswith("inf:")] == ([said] if said else [])
 
@@ -171,7 +171,7 @@ def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tight.write_text(
         yaml.safe_dump({"cpu": {"numerics": numerics, "prices": 1e-9, "schedules": 1e9, "end_to_end": 1e9}})
     )
-    from validate import ladder  # noqa: PLC0415
+    from validate.ladder import rungs as ladder  # noqa: PLC0415
 
     load = ladder.load_bounds
     monkeypatch.setattr(ladder, "load_bounds", lambda device: load(device, tight))

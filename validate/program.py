@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from simcore.files import InputError
-from simcore.screen import INTERRUPTED, USAGE, failed, note, told
+from simcore.input.files import InputError
+from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
 
 
 def check_out(path: Path | None) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.decoder.tensors import random_tensor
 from kernels.kernel import Kernel, by_device
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # Elements of one program: one 16-byte access a thread where they have 2 bytes.
 BLOCK = 1024

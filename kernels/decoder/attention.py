@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device
 from kernels.streams import shared
-from simcore.ops import Op, prompts
+from simcore.ops.op import Op, prompts
 
 # What FlashAttention 2 takes: elements of a head, and the first compute capability.
 MOST_DIM, AMPERE = 256, 8
@@ -134,7 +134,7 @@ def evenly(total: int, parts: int) -> list[int]:
 
 
 def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
-    """The prompts of one length that a prefill attention is of (`simcore.ops.prompts`), its tokens and cached
+    """The prompts of one length that a prefill attention is of (`op.prompts`), its tokens and cached
     tokens split evenly over them: (tokens now, tokens cached before) of each."""
     tokens, cached = op["tokens"], op["kv_tokens"] - op["tokens"]
     count = prompts(tokens, op["kv_tokens"], op["pairs"])

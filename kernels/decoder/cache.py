@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.decoder.checks import check_like, kind
 from kernels.decoder.tensors import random_tensor
 from kernels.kernel import Kernel, by_device
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # Elements of one program that moves rows.
 BLOCK = 1024

@@ -46,7 +46,7 @@ from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
 from kernels.streams import shared
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # log2(e): exponents are taken to the base 2, which is what the hardware does.
 LOG2E = math.log2(math.e)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.decoder.tensors import random_tensor
 from kernels.kernel import Kernel
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # Rows of the table that `embedding` is timed on: enough that a step seldom reads one twice.
 ROWS = 8192

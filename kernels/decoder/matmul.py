@@ -26,7 +26,7 @@ from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
 from kernels.kernel import Kernel, by_device
 from kernels.streams import is_one_stream, shared
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 MOST_ROWS = 64
 # Bytes of one block of W: 16 a thread, 8 times. Bytes that stand side by side in memory: two or more cache

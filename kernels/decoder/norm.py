@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 EPS = 1e-6
 # A row is held in registers whole: so many elements a thread, 16 warps at most.

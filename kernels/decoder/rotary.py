@@ -16,7 +16,7 @@ from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.split_kv import cache as check_cache
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel, by_device, dtype_of
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 BASE = 10_000.0
 # Heads of one program where they are only turned.

@@ -60,7 +60,7 @@ from kernels.decoder.split_kv import (
 )
 from kernels.kernel import Kernel, by_device
 from kernels.streams import shared
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have
 # to be there before it counts them in.

@@ -3,7 +3,7 @@
 import torch
 
 from kernels.kernel import dtype_of
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

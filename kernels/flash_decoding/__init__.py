@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.decoder.tensors import random_tensor, wide
 from kernels.kernel import Kernel
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def flash_attention_2(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -26,14 +26,14 @@ from kernels.linear_attention.dispatch import TRITON, is_taken
 from kernels.linear_attention.inputs import inputs
 from kernels.linear_attention.naive import naive
 from kernels.linear_attention.terms import accumulated_in
-from simcore.ops import Op, Price, Pricer
-from simcore.ops_linear_attention import (
+from simcore.ops.linear_attention import (
     METHODS,
     TORCH_METHODS,
     linear_attention,
     linear_attention_step,
     memory_bytes,
 )
+from simcore.ops.op import Op, Price, Pricer
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 # Shapes whose ops and choices are remembered.

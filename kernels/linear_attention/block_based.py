@@ -16,7 +16,7 @@ from kernels.linear_attention.terms import (
     weighed_queries,
     zero_state,
 )
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def block_based(

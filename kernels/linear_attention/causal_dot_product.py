@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear_attention.terms import Result, powers, prepared, zero_state
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def causal_dot_product(

@@ -16,7 +16,7 @@ from kernels.linear_attention.triton_chunked import aligned, chunked_linear_atte
 from kernels.linear_attention.triton_fleet import fleet_attention
 from kernels.linear_attention.triton_step import linear_attention_step
 from kernels.linear_attention.triton_tensors import WIDEST
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # By method.
 TRITON: Mapping[str, Callable[..., Result]] = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear_attention.terms import Result, decayed, powers, prepared, zero_state
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def fleet(

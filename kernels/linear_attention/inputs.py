@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.kernel import dtype_of
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def _normal(op: Op, length: int, width: int, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.linear_attention.block_based import block_based
 from kernels.linear_attention.terms import Result
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def lightning(

@@ -16,7 +16,7 @@ from kernels.linear_attention.terms import (
     weighed_keys,
     weighed_queries,
 )
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def recursion(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear_attention.terms import Result, powers
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def step(op: Op, q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> Result:

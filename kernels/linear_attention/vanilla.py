@@ -10,7 +10,7 @@ from kernels.linear_attention.terms import (
     state_after,
     weighed_queries,
 )
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def vanilla(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.kernel import Kernel
 from kernels.long_convolution.tensors import normal
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def gate(op: Op, g: Tensor, z: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from kernels.long_convolution.triton_direct import direct_tile as triton_tile
 from kernels.long_convolution.triton_rows import conv_cell as triton_cell
 from kernels.long_convolution.triton_rows import conv_column as triton_column
 from kernels.long_convolution.triton_rows import conv_row as triton_row
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 # The tap at lag j of random inputs has the size TAP / (1 + j): sums stay small at any length.
 TAP = 0.5

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kernels.kernel import Kernel
 from kernels.long_convolution.tensors import normal, put_back, wide
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def generic_cell(op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Tensor, q: Tensor) -> Tensor:

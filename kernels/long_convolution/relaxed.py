@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.kernel import Kernel
 from kernels.long_convolution.direct import activations, random_taps
 from kernels.long_convolution.tensors import back, forward, normal, put_back, wide
-from simcore.ops import Op
+from simcore.ops.op import Op
 
 
 def filter_tap(op: Op, p: Tensor, h: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from kernels.long_convolution.triton_fft import (
     reference_fft_tile,
     right_angle_spectrum,
 )
-from simcore.ops import Op
-from simcore.ops_convolution import span_order
+from simcore.ops.convolution import span_order
+from simcore.ops.op import Op
 
 # -- tiles ---------------------------------------------------------------------------------------------
 

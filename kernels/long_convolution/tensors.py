@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.kernel import dtype_of
-from simcore.ops import DTYPE_BYTES, Op
+from simcore.ops.op import DTYPE_BYTES, Op
 
 # What kernels take and store.
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -17,8 +17,8 @@ so a layer costs  early + max(attention - early, rest)  on a hit and  attention 
 
 from collections.abc import Mapping
 
-from simcore.machine import Flag, Machine, Program, Ticket, Verdict
-from simcore.models import GROUP, SPECULATED, Decoder
+from simcore.machine.machine import Flag, Machine, Program, Ticket, Verdict
+from simcore.models.decoder import GROUP, SPECULATED, Decoder
 
 
 def alspec(

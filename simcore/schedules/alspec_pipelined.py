@@ -23,8 +23,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from simcore.machine import Machine, Program, Verdict
-from simcore.models import GROUP, SPECULATED, Decoder
+from simcore.machine.machine import Machine, Program, Verdict
+from simcore.models.decoder import GROUP, SPECULATED, Decoder
 
 Result = Generator[Any, Any, bool]
 

@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from simcore.machine import Machine, Program, Ticket
-from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.machine.machine import Machine, Program, Ticket
+from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.dynamic_batching import run_to_end
-from simcore.served_decoder import ServedDecoder
+from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 
 @dataclass(slots=True)

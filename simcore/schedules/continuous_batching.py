@@ -23,7 +23,7 @@ Engines that overlap their host's work with the device's decide a step while the
 comes then misses it: with `ahead` = 1 a request takes part from the second step after that in which it came.
 
 With `prefix_caching` blocks that begin a prompt and are known from before are not computed again, and are
-held once, however many requests share them (simcore/prefix_cache.py).
+held once, however many requests share them (simcore/schedules/prefix_cache.py).
 
 While nothing can change but lengths, steps are launched as one burst, until a request ends or comes.
 """
@@ -34,11 +34,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from simcore.machine import Machine, Program
-from simcore.paged_kv import PagedKv, blocks_for
-from simcore.prefix_cache import PrefixCache
-from simcore.requests import END, REQUESTS, Journal, Request
-from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.machine.machine import Machine, Program
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.schedules.paged_kv import PagedKv
+from simcore.schedules.prefix_cache import PrefixCache
+from simcore.workload.requests import END, REQUESTS, Journal, Request, blocks_for
 
 # Which of the waiting requests is next: smallest first.
 Order = Callable[[Request], float]

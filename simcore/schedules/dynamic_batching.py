@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from simcore.machine import Machine, Program, Ticket
-from simcore.requests import END, REQUESTS, Journal, Request
-from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.machine.machine import Machine, Program, Ticket
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 # Requests that wait, and units of KV held, now.
 Levels = Callable[[], tuple[int, int]]

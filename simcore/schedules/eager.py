@@ -5,8 +5,8 @@
 With `parallel`, the columns of all layers are one launch after the position.
 """
 
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution
 from simcore.schedules.prefill import prefill
 
 

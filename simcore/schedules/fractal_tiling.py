@@ -8,9 +8,9 @@ The tiles of all layers are one launch after the position (section 3.5); as prin
 need never be stored (App. D).
 """
 
-from simcore.long_convolution import LongConvolution, half_length, tile_side
-from simcore.machine import Machine, Program
-from simcore.ops import Graph
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution, half_length, tile_side
+from simcore.ops.op import Graph
 from simcore.schedules.prefill import prefill
 
 

@@ -6,8 +6,8 @@ The order of contributions is kept, so agg need not be commutative; it is enough
 look at anything later than y_i (section 3.1). Tiles of all layers are one launch.
 """
 
-from simcore.long_convolution import LongConvolution, tile_side
-from simcore.machine import Machine, Program
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution, tile_side
 
 
 def generic_tiling(m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from simcore.machine import Machine, Program
-from simcore.requests import END, REQUESTS, Journal, Request
-from simcore.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.machine.machine import Machine, Program
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ This is how long convolutions are decoded by default. With `parallel`, the histo
 launch ahead of the position, for all of them are known (section 3.5's observation, applied to the baseline).
 """
 
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution
 from simcore.schedules.prefill import prefill
 
 

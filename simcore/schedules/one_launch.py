@@ -7,8 +7,8 @@ first launch takes longer (beside an H200 41 us and more, where it launches all 
 several, and the first one does not count.
 """
 
-from simcore.machine import Machine, Program
-from simcore.ops import Graph
+from simcore.machine.machine import Machine, Program
+from simcore.ops.op import Graph
 
 DONE = "done"
 LAUNCHES, UNCOUNTED = 5, 1

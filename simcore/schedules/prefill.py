@@ -4,8 +4,8 @@ Then the prompt is forgotten, and the tiling begins as if nothing had been befor
 2.3.1; Massaroli et al. 2024, Lemma 2.1).
 """
 
-from simcore.long_convolution import LongConvolution
-from simcore.machine import Machine, Program
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution
 
 
 def prefill(

@@ -9,8 +9,8 @@ order, so the aggregation has to be commutative, as a sum is. The paper's listin
 alone, which leaves contributions out (y_1 k_3, for one, which z_4 needs); van der Hoeven's takes them all.
 """
 
-from simcore.long_convolution import LongConvolution, tile_side
-from simcore.machine import Machine, Program
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution, tile_side
 
 
 def relaxed_tiling(m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:

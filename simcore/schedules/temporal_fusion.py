@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from simcore.machine import Machine, Program
-from simcore.requests import END, REQUESTS, Journal, Request
+from simcore.machine.machine import Machine, Program
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
 from simcore.schedules.shuffle import shuffle as fewest_moves
 from simcore.schedules.shuffle import window
-from simcore.served_decoder import ServedDecoder, decode_sizes, step_sizes
+from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 # The inbox of requests whose prompts are cached.
 INFERENCE = "inference"

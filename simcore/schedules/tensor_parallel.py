@@ -6,8 +6,8 @@ One captured graph a token; the host waits for each token before it launches the
 (Shoeybi et al. 2019; the baseline of ALSpec, App. F.)
 """
 
-from simcore.machine import Machine, Program
-from simcore.models import Decoder
+from simcore.machine.machine import Machine, Program
+from simcore.models.decoder import Decoder
 
 
 def tensor_parallel(m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:

@@ -1,0 +1,304 @@
+"""Figures of the studies of single operators: data frames in, plotly figures out. Nothing here reads a file.
+
+Figures follow the rules at the head of `decode/figures.py`. A method keeps its hue wherever it is drawn; in
+separate torch ops it is dashed. Predictions are lines, published figures marks: hollow where they were used
+for fitting.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from reports import style
+from reports.common import figures as figures_common
+from reports.run import DEVICE
+from reports.text import (
+    in_figure,
+    interval,
+    known,
+    milliseconds,
+    of_any_device,
+    recorded,
+    signed_percent,
+    significant,
+    strategy_name,
+    tokens,
+)
+from reports.tiling.figures import HEIGHT_PX, NARROW_HEIGHT_PX, lasting, log_axis, powers_axis
+
+# Between two rows of texts above a figure.
+CROSSING_ROW_PX = 14
+Look = tuple[str, str, str]  # light colour, dash, symbol
+LOOKS: Mapping[str, Look] = {
+    "vanilla": (style.GREY[3][0], "solid", "circle"),
+    "block_based": (style.OCHRE[2][0], "solid", "square"),
+    "causal_dot_product": (style.RED[3][0], "solid", "diamond"),
+    "causal_dot_product_torch": (style.RED[1][0], "dash", "diamond"),
+    "recursion": (style.GREEN[2][0], "solid", "square"),
+    "lightning": (style.VIOLET[3][0], "solid", "circle"),
+    "lightning_torch": (style.VIOLET[1][0], "dash", "circle"),
+    "fleet": (style.BLUE[4][0], "solid", "diamond"),
+    "fleet_torch": (style.BLUE[1][0], "dash", "diamond"),
+    "fleet_modify": (style.BLUE[2][0], "dot", "diamond"),
+    "flash_attention_2": (style.GREY[3][0], "solid", "circle"),
+    "flash_decoding": (style.BLUE[3][0], "solid", "diamond"),
+}
+# Methods of a reader's own, in turn.
+OTHER_LOOKS: Sequence[Look] = [
+    (style.GREEN[4][0], "dash", "circle"),
+    (style.RED[4][0], "dot", "square"),
+    (style.OCHRE[4][0], "dash", "diamond"),
+]
+# Of the height of an axis: from the longest time to the first cross, and from cross to cross.
+ROOM_ABOVE, STEP_ABOVE = 0.09, 0.026
+
+
+def looks(strategies: Sequence[str]) -> dict[str, Look]:
+    """The look of each method, known or not, in the order of `LOOKS`."""
+    rank = {name: i for i, name in enumerate(LOOKS)}
+    ordered = sorted(dict.fromkeys(strategies), key=lambda name: (rank.get(name, len(rank)), name))
+    others = [name for name in ordered if name not in LOOKS]
+    own = {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
+    return {name: LOOKS.get(name) or own[name] for name in ordered}
+
+
+def _name(rows: pd.DataFrame) -> str:
+    return in_figure(str(rows["label"].iloc[0]) or strategy_name(str(rows["strategy"].iloc[0])))
+
+
+def _method(rows: pd.DataFrame) -> str:
+    """The name of a method, on whichever device."""
+    first = rows.iloc[0]
+    return in_figure(of_any_device(str(first["label"]), str(first[DEVICE]))) or _name(rows)
+
+
+def places_axis(names: Mapping[float, str], title: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An axis of named places, and what to overwrite of it on a narrow screen."""
+    places = list(names)
+    few = places[:: max(1, math.ceil(len(places) / 4))]
+    axis = {
+        "title": {"text": title},
+        "tickvals": places,
+        "ticktext": [in_figure(name).replace(" × ", "<br>× ") for name in names.values()],
+        "range": [min(places, default=0) - 0.4, max(places, default=1) + 0.4],
+    }
+    named = [in_figure(names[place]).replace(" × ", "<br>× ") for place in few]
+    return axis, {"xaxis.tickvals": few, "xaxis.ticktext": named}
+
+
+# -- times ---------------------------------------------------------------------------------------------
+
+
+def _hover(row: Mapping[Any, Any], found: str) -> str:
+    bounds = interval(row["low"], row["high"], 1e3)
+    lines = [
+        f"<b>{in_figure(row['label'])}</b>, {in_figure(row['at'])}",
+        f"{found} {lasting(row['value'])}{f' ({bounds} ms)' if bounds else ''}",
+        in_figure(row["source"]),
+        *([f"{row['splits']:.0f} splits"] if known(row.get("splits")) else []),
+    ]
+    return "<br>".join(line for line in lines if line)
+
+
+def _found(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
+    colour, dash, symbol = look
+    return go.Scatter(
+        x=rows["place"].tolist(),
+        y=(rows["value"] * 1e3).tolist(),
+        mode="lines+markers" if marks else "lines",
+        name=_name(rows),
+        legendgroup=_name(rows),
+        line={"color": colour, "width": 2, "dash": dash},
+        marker={"symbol": symbol, "size": 7, "color": colour},
+        hoverinfo="text",
+        hovertext=[_hover(row, found) for row in rows.to_dict("records")],
+    )
+
+
+def _published(rows: pd.DataFrame, look: Look, name: str, found: str) -> go.Scatter:
+    colour, _, symbol = look
+    return go.Scatter(
+        x=rows["place"].tolist(),
+        y=(rows["reference"] * 1e3).tolist(),
+        mode="markers",
+        name=name,
+        legendgroup=name,
+        showlegend=False,
+        marker={
+            "symbol": symbol,
+            "size": 8,
+            "color": [style.HOLLOW[0] if role == "fitted" else colour for role in rows["role"]],
+            "line": {"color": colour, "width": 1.5},
+        },
+        hoverinfo="text",
+        hovertext=[
+            f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {found} "
+            f"{lasting(row['predicted'])}: {signed_percent(row['error_pct'])}<br>"
+            f"{in_figure(row['role'])}; {in_figure(row['source'])}"
+            for row in rows.to_dict("records")
+        ],
+    )
+
+
+def _crosses(out: pd.DataFrame, shown: Mapping[str, Look], ends: Sequence[float]) -> list[go.Scatter]:
+    """A cross for each method that runs out of memory, above all times; those of a place above each other.
+    `ends`: powers of ten at which the axis of the times ends."""
+    height = ends[1] - ends[0]
+    made: list[go.Scatter] = []
+    taken: dict[float, int] = {}
+    for strategy, (colour, _, _) in shown.items():
+        own = out[out["strategy"] == strategy]
+        if own.empty:
+            continue
+        heights = []
+        for place in own["place"]:
+            taken[place] = taken.get(place, -1) + 1
+            heights.append(10 ** (ends[1] + height * (ROOM_ABOVE + STEP_ABOVE * taken[place])))
+        mark = {"symbol": "x-thin", "size": 8, "color": colour, "line": {"color": colour, "width": 2}}
+        made.append(
+            go.Scatter(
+                x=own["place"].tolist(), y=heights, mode="markers", name=_name(own), legendgroup=_name(own),
+                showlegend=False, marker=mark, line={"color": colour}, hoverinfo="text", cliponaxis=False,
+                hovertext=[f"<b>{_name(own)}</b>, {in_figure(at)}<br>out of memory<br>{in_figure(told)}"
+                           for at, told in zip(own["at"], own["source"], strict=True)],
+            )
+        )  # fmt: skip
+    return made
+
+
+def method_times(
+    rows: pd.DataFrame,
+    out: pd.DataFrame,
+    published: pd.DataFrame,
+    crossings: Mapping[float, str],
+    axis: tuple[dict[str, Any], dict[str, Any]],
+    found: str = "predicted",
+) -> go.Figure:
+    """Time of each method over places: lines `found` (predicted or measured), marks published, crosses out
+    of memory, and a line at every crossing of the fastest (place -> text).
+
+    `rows`: strategy, label, place, at (the place in words), value, low, high, source, perhaps splits; `out`:
+    those without a value; `published`: the same places with reference, predicted, error_pct, role, source.
+    """
+    shown = looks([*rows["strategy"], *out["strategy"]])
+    figure = go.Figure()
+    for strategy, look in shown.items():
+        own = rows[rows["strategy"] == strategy].sort_values("place", kind="stable")
+        beside = published[published["strategy"] == strategy]
+        if len(own):
+            figure.add_trace(_found(own, look, found, marks=beside.empty))
+        if len(own) and len(beside):
+            figure.add_trace(_published(beside, look, _name(own), found))
+    y_axis = log_axis(
+        "time of a call (ms)", [*(rows["value"] * 1e3), *(published["reference"] * 1e3)], room=1.3
+    )
+    if len(out) and y_axis.get("type") == "log":
+        _out_of_memory(figure, _crosses(out, shown, y_axis["range"]), y_axis)
+    # Neighbours can be close: their texts stand in two rows by turns.
+    for i, (place, text) in enumerate(sorted(crossings.items())):
+        _crossing(figure, place, text, i % 2 * CROSSING_ROW_PX, log=axis[0].get("type") == "log")
+    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **axis[1]}}
+    margin = {"l": 56, "r": 26, "t": 10 + 16 * min(len(crossings), 2), "b": 48}
+    return figure.update_layout(height=HEIGHT_PX, xaxis=axis[0], yaxis=y_axis, meta=meta, margin=margin)
+
+
+def _out_of_memory(figure: go.Figure, crosses: Sequence[go.Scatter], axis: dict[str, Any]) -> None:
+    """Draws the crosses, with a line between them and the times, and makes room for them."""
+    figure.add_traces(crosses)
+    low, high = axis["range"]
+    highest = max(math.log10(y) for trace in crosses for y in trace.y)
+    axis["range"] = [low, highest + (high - low) * STEP_ABOVE]
+    border = 10 ** (high + (high - low) * ROOM_ABOVE / 3)
+    line = {"color": style.FAINT_INK[0], "width": 1, "dash": "dot"}
+    figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=border, y1=border, line=line)
+    figure.add_annotation(
+        text="out of memory", x=0, xref="paper", xanchor="left", y=math.log10(border), yanchor="bottom",
+        showarrow=False, font={"size": 11, "color": style.FAINT_INK[0]},
+    )  # fmt: skip
+
+
+def _crossing(figure: go.Figure, place: float, text: str, above_px: int, log: bool) -> None:
+    line = {"color": style.INK[0], "width": 1, "dash": "dash"}
+    figure.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, yref="paper", line=line)
+    figure.add_annotation(
+        text=in_figure(text), x=math.log10(place) if log else place, y=1, yref="paper", yanchor="bottom",
+        yshift=above_px, showarrow=False, font={"size": 11},
+    )  # fmt: skip
+
+
+def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The axis of lengths, in powers of two."""
+    return powers_axis("length (tokens)", sorted(lengths) or [1.0], apart)
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+def memory(rows: pd.DataFrame, axis: tuple[dict[str, Any], dict[str, Any]]) -> go.Figure:
+    """Peak memory of each method over places; a cross where it is more than the device has. `rows`: strategy,
+    label, place, at, value, out (whether it runs out of memory)."""
+    figure, (size, unit) = go.Figure(), (1e9, "GB") if rows["value"].max() >= 1e9 else (1e6, "MB")
+    for strategy, (colour, dash, symbol) in looks(list(rows["strategy"])).items():
+        own = rows[(rows["strategy"] == strategy) & (rows["value"] > 0)].sort_values("place", kind="stable")
+        if own.empty:
+            continue
+        figure.add_scatter(
+            x=own["place"].tolist(),
+            y=(own["value"] / size).tolist(),
+            mode="lines+markers",
+            name=_name(own),
+            line={"color": colour, "width": 2, "dash": dash},
+            marker={
+                "symbol": ["x-thin" if out else symbol for out in own["out"]],
+                "size": [9 if out else 6 for out in own["out"]],
+                "color": colour,
+                "line": {"color": colour, "width": [2 if out else 0 for out in own["out"]]},
+            },
+            hoverinfo="text",
+            hovertext=[
+                f"<b>{_name(own)}</b>, {in_figure(at)}<br>{significant(value / size)} {unit}"
+                f"{', out of memory' if out else ''}"
+                for at, value, out in zip(own["at"], own["value"], own["out"], strict=True)
+            ],
+        )
+    y_axis = log_axis(f"memory ({unit})", (rows["value"] / size).tolist())
+    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **axis[1]}}
+    margin = {"l": 56, "r": 26, "t": 10, "b": 48}
+    return figure.update_layout(height=HEIGHT_PX, xaxis=axis[0], yaxis=y_axis, meta=meta, margin=margin)
+
+
+# -- errors --------------------------------------------------------------------------------------------
+
+
+def errors(
+    comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+) -> go.Figure:
+    """Error of every compared figure, by role, in the looks of the methods; `place`: where a row is."""
+    figure = figures_common.errors(comparison, roles, found)
+    rows = comparison[comparison["error_pct"].notna()]
+    shown = looks(list(rows["strategy"]))
+    for trace, (strategy, group) in zip(figure.data, rows.groupby("strategy", sort=True), strict=True):
+        colour, _, symbol = shown[str(strategy)]
+        colours = [style.HOLLOW[0] if role == "fitted" else colour for role in group["role"]]
+        trace.update(name=_method(group), line={"color": colour})
+        trace.marker.update(symbol=symbol, size=8, color=colours, line={"color": colour, "width": 1.5})
+        trace.hovertext = [
+            f"<b>{in_figure(row['label']) or _name(group)}</b>, {in_figure(place(row))}<br>published "
+            f"{_time(row['reference'])}, "
+            f"{found} {_time(row['predicted'])}<br><b>{signed_percent(row['error_pct'])}</b>, "
+            f"{in_figure(row['source'])}"
+            for row in group.to_dict("records")
+        ]
+    return figure
+
+
+def _time(value: float) -> str:
+    return milliseconds(value) if known(value) else recorded(value)
+
+
+def length_text(value: float) -> str:
+    """A length in words: "2K tokens"."""
+    return f"{tokens(value)}\u00a0tokens"

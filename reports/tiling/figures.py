@@ -1,0 +1,635 @@
+"""Figures of the tiling study: data frames in, plotly figures out. Nothing here reads a file.
+
+Figures follow the rules at the head of `decode/figures.py`: light colours, no titles, the page draws the key.
+The triangle is Flash Inference's Figure 1, drawn from what the launches of a run cover:
+
+    a launch = inputs [a, b] x outputs [c, d]               a rectangle
+             = inputs [a, b] x distances [p, q]             input i goes to outputs i + p .. i + q
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from reports import style
+from reports.common import figures as figures_common
+from reports.common.figures import ROW_PX, Variant, log_ticks, spaced
+from reports.serving.figures import Scale
+from reports.text import (
+    duration,
+    in_figure,
+    interval,
+    known,
+    milliseconds,
+    percent,
+    significant,
+    times,
+    tokens,
+)
+
+HEIGHT_PX, NARROW_HEIGHT_PX = 400, 320
+TRIANGLE_PX, NARROW_TRIANGLE_PX = 420, 340
+TICKS_AT_MOST = 9
+RARE_BELOW = 0.002
+ROW_NAME_AT_MOST = 18
+UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+LOG_SCALE_FROM = 4.0
+
+# -- colours: the baselines are grey and ochre, Algorithm 1 has a hue for each kind of tile --------------
+
+IMPLEMENTATION: Mapping[str, tuple[str, str]] = {
+    "conv": style.RED[1],
+    "flash_conv": style.RED[3],
+    "fft": style.VIOLET[1],
+    "flash_fft": style.VIOLET[3],
+}
+HUES: Mapping[str, style.Shades] = {
+    "lazy": style.GREY,
+    "eager": style.OCHRE,
+    "fractal": style.BLUE,
+    "generic": style.GREEN,
+    "relaxed": style.GREEN,
+}
+SYMBOLS: Mapping[str, str] = {"lazy": "circle", "eager": "square", "fractal": "diamond"}
+PLAIN_STRATEGIES = tuple(HUES)
+
+
+def shades(hue: style.Shades, count: int) -> list[str]:
+    """So many light colours of a hue, faint to strong, and over again where it has not as many."""
+    steps = {1: [3], 2: [3, 1], 3: [4, 2, 0]}.get(count, [4, 2, 0, 3, 1])
+    return [hue[steps[i % len(steps)]][0] for i in range(count)]
+
+
+def variants(results: pd.DataFrame) -> list[Variant]:
+    """The strategy variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed form."""
+    found = figures_common.variants(results, by=())
+    rank = {name: i for i, name in enumerate(PLAIN_STRATEGIES)}
+    # What mixes implementations comes last, so that it is drawn over those that it mixes.
+    found = sorted(found, key=lambda v: (rank.get(v.strategy, len(rank)), _tiles_of(v) is None))
+    coloured: list[Variant] = []
+    for strategy in dict.fromkeys(v.strategy for v in found):
+        own = [v for v in found if v.strategy == strategy]
+        plain = [v for v in own if _tiles_of(v) is None]
+        colours = dict(zip([v.label for v in plain], shades(HUES.get(strategy, style.GREEN), len(plain)),
+                           strict=True))  # fmt: skip
+        for variant in own:
+            colour = colours.get(variant.label) or IMPLEMENTATION[_tiles_of(variant) or ""][0]
+            coloured.append(replace(variant, colour=colour, symbol=SYMBOLS.get(strategy, "circle")))
+    return coloured
+
+
+def _tiles_of(variant: Variant) -> str | None:
+    """The one implementation of a variant's tiles, where its label says it: "fractal, fft"."""
+    words = variant.label.replace(" ", "_").split(",_")
+    own = [word for word in words if word in IMPLEMENTATION]
+    return own[0] if variant.strategy == "fractal" and own else None
+
+
+# -- axes ----------------------------------------------------------------------------------------------
+
+
+def log_axis(title: str, values: Sequence[float], room: float = 1.2) -> dict[str, Any]:
+    """An axis in powers of ten that holds all positive values, or from zero where they are close together;
+    `title` ends in its unit: "time (ms)"."""
+    shown = [value for value in values if known(value) and value > 0] or [1.0]
+    if max(shown) < LOG_SCALE_FROM * min(shown):
+        return {"title": {"text": title}, "range": [0, max(shown) * 1.08]}
+    low, high = min(shown) / room, max(shown) * room
+    ticks = log_ticks(low, high)
+    if len(ticks) > TICKS_AT_MOST:
+        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
+    ticks = ticks[:: math.ceil(len(ticks) / TICKS_AT_MOST)]
+    named = f"{title[:-1]}, log scale)" if title.endswith(")") else f"{title} (log scale)"
+    return {
+        "title": {"text": named},
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,.12g}" for tick in ticks],
+    }
+
+
+def powers_axis(
+    title: str, places: Sequence[float], apart: float = 0.05
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An axis of lengths or sides, evenly spaced in powers, and what to overwrite on a narrow
+    screen; labels are `apart` of the axis from each other."""
+    logs = [math.log10(place) for place in places]
+    pad = 0.04 * (logs[-1] - logs[0]) or 0.1
+    wide, narrow = ([10**place for place in spaced(logs, apart)] for apart in (apart, 0.16))
+    axis = {
+        "title": {"text": f"{title}, log scale" if "(" not in title else f"{title[:-1]}, log scale)"},
+        "type": "log",
+        "range": [logs[0] - pad, logs[-1] + pad],
+        "tickvals": wide,
+        "ticktext": [tokens(round(place)) for place in wide],
+    }
+    return axis, {"xaxis.tickvals": narrow, "xaxis.ticktext": [tokens(round(place)) for place in narrow]}
+
+
+def positions_axis(length: float) -> dict[str, Any]:
+    """An axis of positions from 0 to the length, with a label at every quarter."""
+    quarters = [round(length * i / 4) for i in range(5)]
+    return {
+        "title": {"text": "position (tokens)"},
+        "range": [0, length],
+        "tickvals": quarters,
+        "ticktext": ["0", *(tokens(place) for place in quarters[1:])],
+    }
+
+
+def _layout(figure: go.Figure, narrow: Mapping[str, Any] | None = None, **layout: Any) -> go.Figure:
+    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **(narrow or {})}}
+    # Room on the right for half of the last label, without which it is not drawn.
+    margin = {"l": 56, "r": 24, "t": 12, "b": 48}
+    return figure.update_layout(height=HEIGHT_PX, margin=margin, meta=meta, **layout)
+
+
+def _rows_layout(figure: go.Figure, labels: Sequence[str], **layout: Any) -> go.Figure:
+    return figure.update_layout(
+        height=64 + ROW_PX * max(1, len(labels)),
+        margin={"l": 8, "r": 12, "t": 4, "b": 48},
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": [row_name(label) for label in labels],
+            "range": [len(labels) - 0.5, -0.5],
+            "showgrid": False,
+        },
+        **layout,
+    )
+
+
+def lasting(seconds: float) -> str:
+    r"""Seconds with three digits in the unit that suits their size.
+
+    >>> lasting(1.234), lasting(0.0004567)
+    ('1.23\xa0s', '457\xa0µs')
+    """
+    if not known(seconds):
+        return ""
+    unit, scale = next(((u, k) for u, k in UNITS if abs(seconds) >= k), UNITS[-1])
+    return f"{significant(seconds / scale)}\u00a0{unit}" if seconds else f"0\u00a0{UNITS[0][0]}"
+
+
+def row_name(label: str) -> str:
+    """A label in as few lines as its parts need.
+
+    >>> row_name("fractal, fft, half stored, in sequence from 64")
+    'fractal, fft,<br>half stored,<br>in sequence from 64'
+    """
+    lines: list[str] = []
+    for part in in_figure(label).split(", "):
+        if lines and len(lines[-1]) + len(part) < ROW_NAME_AT_MOST:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return ",<br>".join(lines)
+
+
+# -- the triangle --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of launch in the triangle: what it is called and its light colour."""
+
+    name: str
+    colour: str
+
+
+CELL = Kind("the position itself", style.RED[2][0])
+PLAIN_KINDS: Mapping[str, Kind] = {
+    "conv_row": Kind("history of a position", style.GREY[2][0]),
+    "conv_column": Kind("all that a position gives", style.OCHRE[2][0]),
+    "conv_prefill": Kind("prompt", style.GREEN[2][0]),
+    "conv_carry": Kind("carry into the second half", style.VIOLET[2][0]),
+}
+
+
+def kind_of(op_kind: str, side: int) -> Kind:
+    """What a launch is in the triangle; tiles are told apart by their side."""
+    if op_kind.endswith("_cell"):
+        return CELL
+    if op_kind in PLAIN_KINDS:
+        return PLAIN_KINDS[op_kind]
+    low = 1 << (side.bit_length() - 1)
+    name = f"tile of side {side}" if side == low else f"tile of side {low} to {2 * low - 1}"
+    return Kind(name, style.BLUE[min(4, side.bit_length() - 1)][0])
+
+
+def outline(cell: Mapping[Any, Any], last: int) -> tuple[list[float], list[float]]:
+    """Corners (inputs, outputs) of an area: a rectangle, or the steps of a parallelogram cut off after
+    output `last`. A contribution takes the square of half a position around it."""
+    first, end = int(cell["first_input"]), int(cell["last_input"])
+    if known(cell["first_lag"]):
+        low, high = int(cell["first_lag"]), int(cell["last_lag"])
+        inputs = [i for i in range(first, end + 1) if i + low <= last]
+        tops, bottoms = ([i + low for i in inputs], [min(last, i + high) for i in inputs])
+    else:
+        inputs = [first, end] if end > first else [first]
+        tops, bottoms = ([int(cell["first_output"])] * len(inputs), [int(cell["last_output"])] * len(inputs))
+    there = [(x, top - 0.5) for i, top in zip(inputs, tops, strict=True) for x in (i - 0.5, i + 0.5)]
+    back = [(x, low + 0.5) for i, low in zip(inputs, bottoms, strict=True) for x in (i - 0.5, i + 0.5)]
+    corners = [*there, *back[::-1]]
+    return [x for x, _ in corners], [y for _, y in corners]
+
+
+def _span(first: float, last: float) -> str:
+    return f"{first:.0f}" if first == last else f"{first:.0f} to {last:.0f}"
+
+
+def _cell_hover(cell: Mapping[Any, Any], side: int) -> str:
+    if known(cell["first_lag"]):
+        goes = f"to the positions {_span(cell['first_lag'], cell['last_lag'])} later"
+    else:
+        goes = f"to outputs {_span(cell['first_output'], cell['last_output'])}"
+    when = f"<br>starts at {duration(cell['start_s'])}" if known(cell["start_s"]) else ""
+    tile = "" if cell["op_kind"] in PLAIN_KINDS or cell["op_kind"].endswith("_cell") else f", side {side}"
+    graph, kind = in_figure(cell["graph"]), in_figure(cell["op_kind"])
+    return (
+        f"<b>launch {cell['launch']:.0f}: {graph}</b><br>{kind}{tile}"
+        f"<br>inputs {_span(cell['first_input'], cell['last_input'])} {goes}{when}"
+    )
+
+
+def _area(cell: Mapping[Any, Any], last: int) -> go.Scatter:
+    side = int(cell["last_input"] - cell["first_input"]) + 1
+    kind = kind_of(str(cell["op_kind"]), side)
+    x, y = outline(cell, last)
+    return go.Scatter(
+        x=x,
+        y=y,
+        mode="lines",
+        fill="toself",
+        fillcolor=kind.colour,
+        line={"width": 1, "color": style.HOLLOW[0]},
+        name=kind.name,
+        legendgroup=kind.name,
+        hoveron="fills",
+        hoverinfo="text",
+        text=_cell_hover(cell, side),
+    )
+
+
+def triangle(cells: pd.DataFrame) -> go.Figure:
+    """Which launch accounts for which contribution: input positions across, output positions down (Flash
+    Inference, Figure 1). `cells`: the areas of one strategy and layer; hovering names the launch."""
+    last = int(cells[["last_input", "last_output"]].max().max()) if len(cells) else 0
+    areas = [_area(cell, last) for cell in cells.to_dict("records")]
+    order = [CELL.name, *(kind.name for kind in PLAIN_KINDS.values())]
+    sides = sorted(
+        {a.name for a in areas if a.name not in order}, key=lambda name: (int(name.split()[3]), name)
+    )
+    keys = {name: i for i, name in enumerate([*order, *sides])}
+    swatches = [_swatch(area) for area in {a.name: a for a in areas}.values()]
+    for area in areas:
+        area.showlegend = False
+    figure = go.Figure([*sorted(swatches, key=lambda s: keys[s.name]), *areas])
+    ticks = list(range(0, last + 1, 4 if last < 40 else 8))
+    axis: dict[str, Any] = {"tickvals": ticks, "showgrid": False, "constrain": "domain"}
+    figure.update_layout(
+        height=TRIANGLE_PX,
+        margin={"l": 48, "r": 8, "t": 4, "b": 48},
+        xaxis={**axis, "title": {"text": "input position"}, "range": [-0.8, last + 0.8]},
+        yaxis={**axis, "title": {"text": "output position"}, "range": [last + 0.8, -0.8], "scaleanchor": "x"},
+        meta={"narrow": {"height": NARROW_TRIANGLE_PX}},
+    )
+    return figure
+
+
+def _swatch(area: go.Scatter) -> go.Bar:
+    """An entry of the key: bars have a box of their colour there."""
+    marker = {"color": area.fillcolor, "line": {"width": 0}}
+    return go.Bar(x=[None], y=[None], name=area.name, marker=marker, hoverinfo="skip")
+
+
+# -- over positions ------------------------------------------------------------------------------------
+
+
+def _small(values: Any) -> Any:
+    return np.asarray(values, dtype=np.float32)
+
+
+def _points(rows: pd.DataFrame, most: int) -> list[np.ndarray[Any, Any]]:
+    """Row numbers in stretches of equal length, at most so many stretches."""
+    return [part for part in np.array_split(np.arange(len(rows)), min(most, max(1, len(rows)))) if len(part)]
+
+
+def cumulative(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.Figure:
+    """Time since the start when each position is done, a line for each variant, of at most so many points
+    (Flash Inference, Figures 2a and 2b). `steps`: of one case."""
+    longest = float(steps["end_s"].max())
+    scale = Scale("time since the start", "s") if longest >= 1 else Scale("time since the start", "ms", 1e3)
+    figure, length = go.Figure(), float(steps["token"].max()) + 1
+    for variant in shown:
+        own = steps[steps["label"] == variant.label].sort_values("token", kind="stable")
+        if own.empty:
+            continue
+        last = [part[-1] for part in _points(own, most)]
+        figure.add_scatter(
+            x=_small(own["token"].to_numpy()[last]),
+            y=_small(own["end_s"].to_numpy()[last] * scale.factor),
+            mode="lines",
+            name=in_figure(variant.label),
+            line={"color": variant.colour, "width": 2},
+            hovertemplate=f"<b>{in_figure(variant.label)}</b><br>position %{{x:,.0f}} done after %{{y:,.4g}} "
+            f"{scale.unit}<extra></extra>",
+        )
+    y_axis = {"title": {"text": scale.title}, "range": [0, longest * scale.factor * 1.04 or 1]}
+    return _layout(figure, xaxis=positions_axis(length), yaxis=y_axis)
+
+
+def latency_over_position(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.Figure:
+    """Latency of each token over its position, of every stretch the slowest (Flash Inference, Figure 3b).
+    `steps`: of one case."""
+    figure, length = go.Figure(), float(steps["token"].max()) + 1
+    for variant in shown:
+        own = steps[(steps["label"] == variant.label) & (steps["latency_s"] > 0)]
+        own = own.sort_values("token", kind="stable")
+        if own.empty:
+            continue
+        latency = own["latency_s"].to_numpy()
+        slowest = [part[int(latency[part].argmax())] for part in _points(own, most)]
+        figure.add_scatter(
+            x=_small(own["token"].to_numpy()[slowest]),
+            y=_small(latency[slowest] * 1e3),
+            mode="lines",
+            name=in_figure(variant.label),
+            line={"color": variant.colour, "width": 1.25},
+            # Spikes of single implementations stand behind those of their mixture.
+            opacity=1.0 if _tiles_of(variant) is None else 0.5,
+            hovertemplate=f"<b>{in_figure(variant.label)}</b><br>position %{{x:,.0f}}: %{{y:,.4g}} ms"
+            "<extra></extra>",
+        )
+    values = (steps.loc[steps["latency_s"] > 0, "latency_s"] * 1e3).tolist()
+    return _layout(figure, xaxis=positions_axis(length), yaxis=log_axis("latency of a token (ms)", values))
+
+
+# -- tiles ---------------------------------------------------------------------------------------------
+
+
+def _tile_hover(row: Mapping[Any, Any]) -> str:
+    bounds = interval(row["low_s"], row["high_s"], 1e3)
+    chosen = "<br>hybrid takes this one" if row["chosen"] else ""
+    return (
+        f"<b>{in_figure(row['implementation'])}</b>, side {tokens(row['side'])}<br>"
+        f"{milliseconds(row['seconds'])} for all layers{f' ({bounds} ms)' if bounds else ''}{chosen}"
+    )
+
+
+def tile_costs(tiles: pd.DataFrame) -> go.Figure:
+    """Time of one tile of all layers by its side, a line for each implementation.
+
+    As Flash Inference's Figure 3a. The cheapest of each side is the Pareto front; what hybrid takes is
+    ringed. `tiles`: of one case."""
+    rows = tiles[tiles["seconds"] > 0].sort_values("side", kind="stable")
+    figure = go.Figure()
+    front = rows.groupby("side", sort=True)["seconds"].min()
+    figure.add_scatter(
+        x=front.index.tolist(), y=(front * 1e3).tolist(), mode="lines", name="Pareto front",
+        line={"color": style.faint(style.INK[0]), "width": 11}, hoverinfo="skip",
+    )  # fmt: skip
+    names = [name for name in IMPLEMENTATION if (rows["implementation"] == name).any()]
+    names += sorted(set(rows["implementation"].astype(str)) - set(IMPLEMENTATION))
+    for name in names:
+        own = rows[rows["implementation"] == name]
+        colour = IMPLEMENTATION.get(name, style.FAINT_INK)[0]
+        figure.add_scatter(
+            x=own["side"].tolist(), y=(own["seconds"] * 1e3).tolist(), mode="lines+markers",
+            name=in_figure(name), line={"color": colour, "width": 2}, marker={"size": 6, "color": colour},
+            hoverinfo="text", hovertext=[_tile_hover(row) for row in own.to_dict("records")],
+        )  # fmt: skip
+    chosen = rows[rows["chosen"] > 0]
+    if len(chosen):
+        ring = {"symbol": "circle-open", "size": 13, "color": style.INK[0], "line": {"width": 1.75}}
+        figure.add_scatter(
+            x=chosen["side"].tolist(), y=(chosen["seconds"] * 1e3).tolist(), mode="markers",
+            name="taken by hybrid", marker=ring, hoverinfo="skip",
+        )  # fmt: skip
+    axis, narrow = powers_axis("side of the tile (positions)", sorted(rows["side"].unique()) or [1.0])
+    y_axis = log_axis("time of one tile, all layers (ms)", (rows["seconds"] * 1e3).tolist(), room=1.6)
+    return _layout(figure, narrow, xaxis=axis, yaxis=y_axis)
+
+
+# -- shares and speed-ups ------------------------------------------------------------------------------
+
+PARTS: Sequence[tuple[str, str, str]] = [
+    ("mixer_s", "mixer", style.PART["attention"][0]),
+    ("block_s", "blocks", style.PART["layers besides attention"][0]),
+    ("rest_s", "waiting for the host", style.PART["host"][0]),
+]
+
+
+def _share_hover(label: str, name: str, value: float, total: float) -> str:
+    share = f", {percent(value / total)} of {lasting(total)}" if total else ""
+    return f"<b>{in_figure(label)}</b><br>{name}: {lasting(value)}{share}"
+
+
+def shares(seconds: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """What the whole generation consists of: a stacked bar for each variant. `seconds`: label -> part -> s,
+    in the order of the rows."""
+    figure, labels = go.Figure(), list(seconds)
+    totals = [sum(own.values()) for own in seconds.values()]
+    longest = max(totals, default=0.0)
+    factor, unit = (1.0, "s") if longest >= 1 else (1e3, "ms")
+    for part, name, colour in PARTS:
+        values = [own.get(part, 0.0) for own in seconds.values()]
+        if max(values, default=0.0) < RARE_BELOW * longest:
+            continue
+        hover = [
+            _share_hover(*told) for told in zip(labels, [name] * len(labels), values, totals, strict=True)
+        ]
+        figure.add_bar(
+            orientation="h", x=[value * factor for value in values], y=[row_name(label) for label in labels],
+            name=name, marker={"color": colour, "line": {"width": 0}}, hoverinfo="text", hovertext=hover,
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[total * factor for total in totals], y=[row_name(label) for label in labels], mode="text",
+        text=[f" {lasting(total)}" for total in totals], textposition="middle right", cliponaxis=False,
+        showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    longest *= factor
+    axis = {
+        "title": {"text": f"time of the whole generation ({unit})"},
+        "range": [0, longest * 1.12 or 1],
+        "nticks": 6,
+    }
+    meta = {"narrow": {"xaxis.range": [0, longest * 1.3 or 1], "xaxis.nticks": 4}}
+    return _rows_layout(figure, labels, barmode="stack", bargap=0.34, xaxis=axis, meta=meta)
+
+
+SPEED_UPS: Sequence[tuple[str, str, str]] = [
+    ("speedup_over_lazy", "end to end", style.BLUE[3][0]),
+    ("mixer_speedup_over_lazy", "mixer only", style.OCHRE[2][0]),
+]
+
+
+def speed_ups(
+    rows: pd.DataFrame, shown: Sequence[Variant], ends: str = "at the ends of the prices"
+) -> go.Figure:
+    """Speed-up over lazy with its interval, whose `ends` are told in words: end to end, and of the mixer
+    alone (Flash Inference, Figure 2). `rows`: results of one case."""
+    labels = [v.label for v in shown if ((rows["label"] == v.label) & (rows["value"] > 0)).any()]
+    figure, reach = go.Figure(), [1.0]
+    for metric, name, colour in SPEED_UPS:
+        own = rows[(rows["metric"] == metric) & (rows["value"] > 0) & rows["label"].isin(labels)]
+        if own.empty:
+            continue
+        low, high = own["low"].fillna(own["value"]), own["high"].fillna(own["value"])
+        reach += [*own["value"], *low[low > 0], *high]
+        figure.add_scatter(
+            x=own["value"].tolist(),
+            y=[row_name(label) for label in own["label"]],
+            mode="markers",
+            name=name,
+            marker={"size": 10, "color": colour, "symbol": "diamond" if "mixer" in metric else "circle"},
+            line={"color": colour},
+            error_x={
+                "type": "data", "array": (high - own["value"]).clip(lower=0).tolist(), "thickness": 1.25,
+                "arrayminus": (own["value"] - low).clip(lower=0).tolist(), "color": colour, "width": 4,
+            },
+            hoverinfo="text",
+            hovertext=[_speed_up_hover(row, name, ends) for row in own.to_dict("records")],
+        )  # fmt: skip
+    line = {"color": style.INK[0], "width": 1, "dash": "dot"}
+    figure.add_shape(type="line", x0=1, x1=1, y0=0, y1=1, yref="paper", line=line)
+    return _rows_layout(figure, labels, **_speed_axis(reach))
+
+
+def _speed_axis(values: Sequence[float]) -> dict[str, Any]:
+    """The axis of speed-ups, with half of its labels on a narrow screen."""
+    axis = log_axis("speed-up over lazy (×)", values)
+    narrow = {f"xaxis.{part}": axis[part][::2] for part in ("tickvals", "ticktext") if part in axis}
+    return {"xaxis": axis, "meta": {"narrow": {**narrow, "xaxis.title.text": "speed-up over lazy (×)"}}}
+
+
+def _speed_up_hover(row: Mapping[Any, Any], name: str, ends: str) -> str:
+    bounds = interval(row["low"], row["high"])
+    told = f"<br>{bounds} {ends}" if bounds else ""
+    return f"<b>{in_figure(row['label'])}</b><br>{name}: {times(row['value'])}{told}"
+
+
+# -- published ranges -----------------------------------------------------------------------------------
+
+
+def ranges(
+    rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+) -> go.Figure:
+    """Predictions as marks on the range that is published for all of them, a row for each metric.
+
+    Marks are filled inside and hollow outside. `rows`: compared figures; `names`: metric -> its name;
+    `place`: where a row is."""
+    figure, labels = go.Figure(), list(names.values())
+    for metric, name in names.items():
+        own = rows[rows["metric"] == metric]
+        low, high = float(own["reference_low"].min()), float(own["reference_high"].max())
+        figure.add_scatter(
+            x=[low, high], y=[name, name], mode="lines+markers", name="published", legendgroup="published",
+            line={"color": style.faint(style.INK[0]), "width": 16}, hoverinfo="skip", showlegend=False,
+            marker={"symbol": "line-ns", "size": 18, "line": {"color": style.INK[0], "width": 2}},
+        )  # fmt: skip
+        inside = own["error_pct"] == 0
+        colour = style.BLUE[3][0]
+        figure.add_scatter(
+            x=own["predicted"].tolist(), y=[name] * len(own), mode="markers", name=found,
+            marker={
+                "size": 10, "color": [colour if i else style.HOLLOW[0] for i in inside],
+                "line": {"color": colour, "width": 1.5},
+            },
+            line={"color": colour}, hoverinfo="text", showlegend=False,
+            hovertext=[
+                f"<b>{in_figure(place(row))}</b><br>{found} {times(row['predicted'])}, published "
+                f"{_span_of(low, high)}<br>{in_figure(row['source'])}"
+                for row in own.to_dict("records")
+            ],
+        )  # fmt: skip
+    ends = rows[["reference_low", "reference_high", "predicted"]].to_numpy(dtype=float).ravel().tolist()
+    return _rows_layout(figure, labels, **_speed_axis([*ends, 1.0]))
+
+
+def _span_of(low: float, high: float) -> str:
+    return f"{low:g}×" if low == high else f"{low:g} to {high:g}×"
+
+
+# -- growth --------------------------------------------------------------------------------------------
+
+
+def growth(rows: pd.DataFrame, shown: Sequence[Variant], metric: str, scale: Scale) -> go.Figure:
+    """A figure of the whole generation against its length, both in powers. `rows`: of one case."""
+    rows = rows[(rows[metric] > 0) & rows["tokens"].notna()].sort_values("tokens", kind="stable")
+    figure = go.Figure()
+    for variant in shown:
+        own = rows[rows["label"] == variant.label]
+        if own.empty:
+            continue
+        figure.add_scatter(
+            x=own["tokens"].tolist(),
+            y=(own[metric] * scale.factor).tolist(),
+            mode="lines+markers",
+            name=in_figure(variant.label),
+            line={"color": variant.colour, "width": 2},
+            marker={"size": 6, "color": variant.colour, "symbol": variant.symbol},
+            hoverinfo="text",
+            hovertext=[
+                f"<b>{in_figure(variant.label)}</b>, {tokens(length)} tokens<br>{in_figure(scale.name)}: "
+                f"{scale.text(value)}"
+                for length, value in zip(own["tokens"], own[metric], strict=True)
+            ],
+        )
+    axis, narrow = powers_axis("length (tokens)", sorted(rows["tokens"].unique()) or [1.0])
+    return _layout(
+        figure, narrow, xaxis=axis, yaxis=log_axis(scale.title, (rows[metric] * scale.factor).tolist())
+    )
+
+
+# -- a sweep -------------------------------------------------------------------------------------------
+
+
+def speed_up_map(
+    values: Sequence[Sequence[float]],
+    names: tuple[Sequence[str], Sequence[str]],
+    titles: tuple[str, str],
+    limit: float,
+) -> go.Figure:
+    """Speed-up over lazy for every case of a sweep.
+
+    `values` by row and column, `names` of the rows and of the columns, `titles` of both axes; `limit`: the
+    speed-up of the strongest colour."""
+    rows, columns = names
+    hover = [
+        [f"{in_figure(row)}<br>{in_figure(titles[1])} {in_figure(column)}: <b>{times(value)}</b>"
+         for column, value in zip(columns, line, strict=True)]
+        for row, line in zip(rows, values, strict=True)
+    ]  # fmt: skip
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(range(len(columns))),
+            y=list(range(len(rows))),
+            z=[[math.log2(v) if known(v) and v > 0 else None for v in line] for line in values],
+            text=[[significant(v, 3) if known(v) else "" for v in line] for line in values],
+            texttemplate="%{text}",
+            hovertext=hover,
+            hoverinfo="text",
+            colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
+            zmin=-math.log2(limit),
+            zmax=math.log2(limit),
+            showscale=False,
+            xgap=2,
+            ygap=2,
+        )
+    )
+    ticks = {"showgrid": False}
+    figure.update_layout(
+        height=76 + 34 * max(2, len(rows)),
+        margin={"l": 8, "r": 8, "t": 4, "b": 48},
+        xaxis={**ticks, "title": {"text": titles[1]}, "tickvals": list(range(len(columns))),
+               "ticktext": [in_figure(c) for c in columns]},
+        yaxis={**ticks, "title": {"text": ""}, "tickvals": list(range(len(rows))),
+               "ticktext": [in_figure(r) for r in rows], "range": [len(rows) - 0.5, -0.5]},
+    )  # fmt: skip
+    return figure

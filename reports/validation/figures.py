@@ -1,0 +1,345 @@
+"""Figures of a validation: data frames in, plotly figures out. Nothing here reads a file.
+
+scatter     predicted over measured seconds of single ops, both axes alike: the diagonal is a right price,
+            and the band around it holds where measured / (1 + bound) <= predicted <= measured (1 + bound)
+timelines   one case as predicted above the same as measured, from the first launch of each on one axis
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from reports import style
+from reports.common.figures import log_ticks
+from reports.text import in_figure, known, percent, signed_percent, significant
+from reports.tiling.figures import lasting
+
+SCATTER_PX, NARROW_SCATTER_PX = 440, 360
+TICKS_AT_LEAST, TICKS_AT_MOST = 4, 9
+# Axes of a kind whose times are all alike still hold so many times the least.
+LEAST_REACH = 6.0
+# More points than this have no room for interval bars.
+BARS_AT_MOST = 40
+# Ops of one timeline, and lanes of it.
+EVENTS_AT_MOST, LANES_AT_MOST = 400, 12
+LANE_PX, HEADING_PX, FOOT_PX = 40, 30, 52
+OTHER = "other"
+OWN_COLOURS = (
+    style.RED[2], style.VIOLET[2], style.GREEN[2], style.OCHRE[2], style.BLUE[3], style.RED[0],
+    style.VIOLET[0], style.GREEN[0],
+)  # fmt: skip
+
+
+def looks(kinds: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """What each kind of op is called in a key, and its light colour: the part of a decoder that it is, or its
+    own name; the last ones together where colours run out."""
+    found, own = {}, iter(OWN_COLOURS)
+    for kind in dict.fromkeys(kinds):
+        part = style.PART_OF_KIND.get(kind)
+        if part is not None:
+            found[kind] = (part, style.PART[part][0])
+        elif (colour := next(own, None)) is not None:
+            found[kind] = (kind.replace("_", " "), colour[0])
+        else:
+            found[kind] = (OTHER, style.PART[OTHER][0])
+    return found
+
+
+# -- prices ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Both axes of a scatter: seconds times `factor` in `unit`, from `low` to `high`."""
+
+    unit: str
+    factor: float
+    low: float
+    high: float
+
+    def axis(self, title: str) -> dict[str, Any]:
+        ticks = log_ticks(self.low, self.high)
+        if len(ticks) > TICKS_AT_MOST:
+            ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
+        elif len(ticks) < TICKS_AT_LEAST:
+            decade = 10.0 ** math.floor(math.log10(self.low))
+            ticks = [
+                m * d for d in (decade, 10 * decade) for m in range(1, 10) if self.low <= m * d <= self.high
+            ]
+        return {
+            "title": {"text": f"{title} ({self.unit}, log scale)"},
+            "type": "log",
+            "range": [math.log10(self.low), math.log10(self.high)],
+            "tickvals": ticks,
+            "ticktext": [f"{tick:,.12g}" for tick in ticks],
+        }
+
+
+def _scale(rows: pd.DataFrame) -> _Scale:
+    times = pd.concat([rows["predicted_s"], rows["measured_s"]])
+    unit, factor = ("ms", 1e3) if times.median() >= 1e-3 else ("µs", 1e6)
+    low, high = float(times.min()) * factor, float(times.max()) * factor
+    room = max(1.25, math.sqrt(LEAST_REACH * low / high))
+    return _Scale(unit, factor, low / room, high * room)
+
+
+def scatter(rows: pd.DataFrame, bound_pct: float) -> go.Figure:
+    """Predicted over measured times. `rows`: positive seconds, their intervals, a kind and the text of the
+    hover; those not held out are hollow. Interval bars where they have room."""
+    scale = _scale(rows)
+    figure = go.Figure(_band(scale, bound_pct))
+    ends = [scale.low, scale.high]
+    line = {"color": style.FAINT_INK[0], "width": 1.2, "dash": "dash"}
+    figure.add_scatter(
+        x=ends, y=ends, mode="lines", line=line, name="predicted as measured", hoverinfo="skip"
+    )
+    of = looks(rows["kind"].value_counts().index.tolist())
+    names = rows["kind"].map(lambda kind: of[kind][0])
+    for name in dict.fromkeys(names):
+        own = rows[names == name]
+        for held_out in (1.0, 0.0):
+            part = own[own["held_out"] == held_out]
+            if len(part):
+                colour = of[part["kind"].iloc[0]][1]
+                figure.add_trace(
+                    _points(part, name, colour, bool(held_out), scale, len(rows) <= BARS_AT_MOST)
+                )
+    _once_in_key(figure)
+    return figure.update_layout(
+        height=SCATTER_PX,
+        margin={"l": 64, "r": 20, "t": 8, "b": 52},
+        xaxis=scale.axis("measured"),
+        yaxis=scale.axis("predicted"),
+        meta={"toggles": True, "narrow": {"height": NARROW_SCATTER_PX, "xaxis.nticks": 5}},
+    )
+
+
+def _band(scale: _Scale, bound_pct: float) -> list[go.Scatter]:
+    if not known(bound_pct):
+        return []
+    by = 1.0 + bound_pct / 100.0
+    x = [scale.low, scale.high]
+    return [
+        go.Scatter(
+            x=[*x, *x[::-1]],
+            y=[x[0] * by, x[1] * by, x[1] / by, x[0] / by],
+            fill="toself",
+            fillcolor=style.faint(style.FAINT_INK[0]),
+            mode="lines",
+            line={"width": 0, "color": style.FAINT_INK[0]},
+            name=f"within the bound of {significant(bound_pct, 3)}\u00a0%",
+            hoverinfo="skip",
+        )
+    ]
+
+
+def _points(
+    rows: pd.DataFrame, name: str, colour: str, held_out: bool, scale: _Scale, bars: bool
+) -> go.Scatter:
+    bar = {"type": "data", "symmetric": False, "width": 0, "thickness": 1, "color": style.faint(colour)}
+    intervals = {}
+    if bars:
+        sides = (("error_y", "predicted_s", "low_s", "high_s"), ("error_x", "measured_s", "p10_s", "p90_s"))
+        for axis, value, low, high in sides:
+            above = ((rows[high] - rows[value]) * scale.factor).clip(lower=0).fillna(0)
+            below = ((rows[value] - rows[low]) * scale.factor).clip(lower=0).fillna(0)
+            intervals[axis] = {**bar, "color": colour, "array": above.tolist(), "arrayminus": below.tolist()}
+    return go.Scatter(
+        x=(rows["measured_s"] * scale.factor).tolist(),
+        y=(rows["predicted_s"] * scale.factor).tolist(),
+        mode="markers",
+        name=name,
+        legendgroup=name,
+        marker={
+            "symbol": "circle",
+            "size": 8,
+            "opacity": 0.85,
+            "color": colour if held_out else style.HOLLOW[0],
+            "line": {"color": colour, "width": 1.5},
+        },
+        line={"color": colour},
+        hoverinfo="text",
+        hovertext=rows["hover"].tolist(),
+        **intervals,
+    )
+
+
+def _spread(low: float, high: float) -> str:
+    return f" ({lasting(low)} to {lasting(high)})" if known(low) and known(high) and low < high else ""
+
+
+def price_hover(row: Mapping[Any, Any]) -> str:
+    """What is told of the price of an op."""
+    times = f", {row['n']:,.0f} times" if known(row["n"]) else ""
+    cache = f", cache {row['cache']}" if row["cache"] else ""
+    off = 100.0 * (row["predicted_s"] / row["measured_s"] - 1.0)
+    role = "held out" if row["held_out"] else "calibrated: no evidence"
+    return "<br>".join(
+        [
+            f"<b>{in_figure(row['kind'])}</b>, {in_figure(row['dtype'])}",
+            in_figure(row["shape"]),
+            f"predicted {lasting(row['predicted_s'])}{_spread(row['low_s'], row['high_s'])}"
+            f"{', ' if row['source'] else ''}{in_figure(row['source'])}",
+            f"measured {lasting(row['measured_s'])}{_spread(row['p10_s'], row['p90_s'])}{times}"
+            f"{in_figure(cache)}",
+            f"<b>{signed_percent(off)}</b>, {role}",
+        ]
+    )
+
+
+def case_hover(name: str, row: Mapping[Any, Any]) -> str:
+    """What is told of a figure of a case."""
+    return "<br>".join(
+        [
+            f"<b>{in_figure(name)}</b>",
+            f"predicted {lasting(row['predicted_s'])}{_spread(row['low_s'], row['high_s'])}",
+            f"measured {lasting(row['measured_s'])}",
+            f"<b>{signed_percent(100.0 * (row['predicted_s'] / row['measured_s'] - 1.0))}</b>",
+        ]
+    )
+
+
+# -- timelines -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """What of two timelines is shown: events in seconds since the first of each, cut at `end_s`, and how many
+    there are in all and how long."""
+
+    blocks: Mapping[str, pd.DataFrame]
+    end_s: float
+    events: Mapping[str, int]
+    lasts_s: Mapping[str, float]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out."""
+        return all(len(rows) == self.events[name] for name, rows in self.blocks.items())
+
+
+def window(blocks: Mapping[str, pd.DataFrame], most: int = EVENTS_AT_MOST) -> Window:
+    """The first stretch of all blocks in which none has more than so many events."""
+    moved = {}
+    for name, rows in blocks.items():
+        begun_s = rows["start_s"].min()
+        times = {"start_s": rows["start_s"] - begun_s, "end_s": rows["end_s"] - begun_s}
+        moved[name] = rows.assign(**times).sort_values(["start_s", "end_s"], kind="stable")
+    lasts = {name: float(rows["end_s"].max()) for name, rows in moved.items()}
+    full = [float(rows["start_s"].iloc[most]) for rows in moved.values() if len(rows) > most]
+    end_s = min(full, default=max(lasts.values(), default=0.0))
+    shown = {name: rows[rows["start_s"] < end_s] for name, rows in moved.items()}
+    cut = {name: rows.assign(end_s=rows["end_s"].clip(upper=end_s)) for name, rows in shown.items()}
+    return Window(cut, end_s, {name: len(rows) for name, rows in moved.items()}, lasts)
+
+
+def timelines(shown: Window) -> go.Figure:
+    """Each block below the other on one time axis: a lane for every rank and stream, ops as parts of it by
+    their kind."""
+    factor, unit = (1e3, "ms") if shown.end_s >= 1e-3 else (1e6, "µs")
+    every = pd.concat(shown.blocks.values())
+    took = every.assign(took=every["end_s"] - every["start_s"]).groupby("op_kind")["took"].sum()
+    of = looks(took.sort_values(ascending=False).index.tolist())
+    lanes = {name: _lanes(rows) for name, rows in shown.blocks.items()}
+    inner = sum(LANE_PX * max(1, len(own)) + HEADING_PX for own in lanes.values())
+    figure, top = go.Figure(), 1.0
+    for number, (name, rows) in enumerate(shown.blocks.items(), start=1):
+        suffix, own = "" if number == 1 else str(number), lanes[name]
+        figure.add_traces(_bars(rows, own, of, f"y{suffix}", factor, unit))
+        head, top = top - HEADING_PX / inner, top - (HEADING_PX + LANE_PX * max(1, len(own))) / inner
+        figure.update_layout({f"yaxis{suffix}": _lane_axis(own, top, head)})
+        busy = f"{len(rows):,} ops" + ("" if len(rows) == shown.events[name] else " of "
+               f"{shown.events[name]:,}")  # fmt: skip
+        text = f"<b>{name}</b>: {lasting(shown.lasts_s[name])} in all, {busy} shown"
+        at = {"xref": "paper", "yref": "paper", "x": 0, "y": head, "xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=text, showarrow=False, **at)
+    _once_in_key(figure)
+    return figure.update_layout(
+        barmode="overlay",
+        height=inner + FOOT_PX,
+        margin={"l": 8, "r": 12, "t": 0, "b": FOOT_PX},
+        uniformtext={"mode": "hide", "minsize": 10},
+        xaxis={
+            "title": {"text": f"time since the first launch ({unit})"},
+            "range": [0.0, shown.end_s * factor * 1.01 or 1.0],
+            "anchor": f"y{len(lanes)}" if len(lanes) > 1 else "y",
+        },
+        meta={"zooms": ["xaxis"], "narrow": {"xaxis.nticks": 5}},
+    )
+
+
+def _lanes(rows: pd.DataFrame) -> dict[tuple[float, str], str]:
+    """(rank, stream) of each lane, and its name; those beyond the room for them are left out."""
+    keys = sorted(set(zip(rows["rank"], rows["stream"], strict=True)))[:LANES_AT_MOST]
+    several = len({rank for rank, _ in keys}) > 1
+    return {
+        (rank, stream): in_figure(f"rank {rank:.0f}, {stream}" if several else stream)
+        for rank, stream in keys
+    }
+
+
+def _bars(
+    rows: pd.DataFrame,
+    lanes: Mapping[tuple[float, str], str],
+    of: Mapping[str, tuple[str, str]],
+    axis: str,
+    factor: float,
+    unit: str,
+) -> list[go.Bar]:
+    places = {key: place for place, key in enumerate(lanes)}
+    at = [places.get(key, -1) for key in zip(rows["rank"], rows["stream"], strict=True)]
+    rows = rows.assign(place=at, look=[of[kind][0] for kind in rows["op_kind"]])
+    rows = rows[rows["place"] >= 0]
+    order = [*style.PART, *(name for name, _ in of.values())]
+    colours = dict(of.values())
+    bars = []
+    for look in sorted(set(rows["look"]), key=order.index):
+        own = rows[rows["look"] == look]
+        bars.append(go.Bar(
+            orientation="h", name=look, legendgroup=look, yaxis=axis, width=0.8,
+            base=(own["start_s"] * factor).tolist(),
+            x=((own["end_s"] - own["start_s"]) * factor).tolist(), y=own["place"].tolist(),
+            marker={"color": colours[look], "line": {"width": 0}},
+            text=[in_figure(name) for name in own["name"]], textposition="inside", insidetextanchor="middle",
+            textangle=0, hoverinfo="text",
+            hovertext=[_event_hover(row, factor, unit) for row in own.to_dict("records")],
+        ))  # fmt: skip
+    return bars
+
+
+def _event_hover(row: Mapping[Any, Any], factor: float, unit: str) -> str:
+    start, end = (significant(row[name] * factor, 4) for name in ("start_s", "end_s"))
+    state = "" if row["state"] == "run" else f", {in_figure(row['state'])}"
+    return (
+        f"<b>{in_figure(row['name'])}</b>, rank {row['rank']:.0f}, {in_figure(row['stream'])}"
+        f"<br>{in_figure(row['op_kind'])}{state}"
+        f"<br>{start} to {end} {unit} ({lasting(row['end_s'] - row['start_s'])})"
+    )
+
+
+def _lane_axis(lanes: Mapping[Any, str], bottom: float, top: float) -> dict[str, Any]:
+    return {
+        "domain": [max(0.0, bottom), min(1.0, top)],
+        "tickvals": list(range(len(lanes))),
+        "ticktext": list(lanes.values()),
+        "range": [max(1, len(lanes)) - 0.5, -0.5],
+        "showgrid": False,
+        "anchor": "x",
+    }
+
+
+def _once_in_key(figure: go.Figure) -> None:
+    seen: set[str] = set()
+    for trace in figure.data:
+        group = trace.legendgroup or trace.name
+        trace.showlegend = group not in seen
+        seen.add(group)
+
+
+def share(part: int, of: int) -> str:
+    """ "18 of 20 (90 %)"."""
+    return f"{part:,} of {of:,} ({percent(part / of)})" if of else ""

@@ -1,0 +1,1 @@
+"""What comes from outside: files and fields, and the one line that says what is wrong with them."""

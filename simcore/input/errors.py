@@ -1,0 +1,190 @@
+"""What is wrong with a scenario, in one line that names the field as its user wrote it.
+
+    field.path[0].name: is X; what is allowed
+
+The models say what is allowed where: their annotations are walked along the location that pydantic gives,
+and the file along with them. Nothing here knows a study.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from simcore.input.fields import FieldError
+from simcore.input.files import listed, missing, nearest, plain, shown, worst
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in a file: its path, what is there, and the annotation that says what may be there."""
+
+    path: str
+    given: Any
+    kind: Any
+
+    def inside(self, name: str) -> str:
+        """The path of a field of what is here."""
+        told = plain(name) if name.isprintable() else shown(name)
+        return f"{self.path}.{told}" if self.path else told
+
+
+def fault(kind: Any, document: Any, error: ValidationError) -> str:
+    """The line for the first thing that is wrong with a document that should be a `kind`: a pydantic model,
+    or a union of some that are told apart by a field."""
+    first = worst(error)
+    place = _walked(kind, document, first["loc"])
+    name, context = first["type"], first.get("ctx", {})
+    if name == "extra_forbidden":
+        fields = _fields(_walked(kind, document, first["loc"][:-1]).kind)
+        return f"{place.path}: no such field{nearest(str(first['loc'][-1]), fields)}"
+    if name in ("union_tag_not_found", "union_tag_invalid"):
+        return _untagged(place, context["discriminator"].strip("'"))
+    if name == "value_error" and isinstance(context["error"], FieldError):
+        return f"{place.inside(context['error'].field)}: {context['error'].says}"
+    if name == "missing":
+        return _missing(kind, document, error)
+    return f"{place.path or 'scenario'}: {_says(first, place, context)}"
+
+
+def _missing(kind: Any, document: Any, error: ValidationError) -> str:
+    """The line for all fields that are missing."""
+    paths = dict.fromkeys(_walked(kind, document, location).path for location in missing(error))
+    return f"{listed(paths)}: {'are' if len(paths) > 1 else 'is'} missing"
+
+
+def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -> str:
+    """What is wrong with one value."""
+    name, given = first["type"], first["input"]
+    if name == "value_error":
+        return str(context["error"])
+    if name == "literal_error":
+        allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+        if first["loc"][-1] == "[key]":
+            return f"no such field{nearest(str(given), allowed)}"
+        return f"is {shown(given)}{nearest(str(given), allowed)}"
+    if name == "int_type" and isinstance(given, float) and given.is_integer() and abs(given) < _WRITTEN_OUT:
+        # YAML reads 1e3 and 1000.0 alike.
+        return f"is {shown(given)}; a whole number is needed: {given:.0f}"
+    if name == "model_attributes_type" and (kinds := _tagged(place.kind)):
+        _, tag = _parts(place.kind)
+        return f"is {shown(given)}; {_MAPPING}, with {tag}: {listed(kinds)}"
+    message = _WORDS.get(name) or first["msg"][0].lower() + first["msg"][1:]
+    return f"is {shown(given)}; {message.replace('input should', 'it should')}"
+
+
+# A whole number is told without a point below this.
+_WRITTEN_OUT = 1e15
+_MAPPING = "a mapping of fields is needed"
+_WORDS: Mapping[str, str] = {
+    "too_short": "at least one value is needed",
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "invalid_key": "a field is a word",
+    "list_type": "a list is needed",
+    "int_type": "a whole number is needed",
+    "float_type": "a number is needed",
+    "bool_type": "true or false is needed",
+    "string_type": "text is needed",
+    "string_too_short": "text is needed",
+    "finite_number": "a finite number is needed",
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-' are allowed, a letter or digit first",
+}
+
+
+def _untagged(place: _Place, tag: str) -> str:
+    """The line for a mapping that does not say which of several it is, or says something unknown."""
+    allowed = list(_tagged(place.kind))
+    given = place.given if isinstance(place.given, Mapping) else {}
+    field = place.inside(tag)
+    if tag in given:
+        return f"{field}: is {shown(given[tag])}{nearest(str(given[tag]), allowed)}"
+    near = difflib.get_close_matches(tag, [key for key in given if isinstance(key, str)], n=1, cutoff=0.6)
+    if near:
+        return f"{place.inside(near[0])}: no such field; did you mean {tag!r}?"
+    return f"{field}: is missing (allowed: {listed(allowed)})"
+
+
+# -- annotations and file, side by side --------------------------------------------------------------
+
+
+def _walked(kind: Any, document: Any, location: Sequence[int | str]) -> _Place:
+    place = _Place("", document, kind)
+    for part in location:
+        place = _step(place, part)
+    return place
+
+
+def _step(place: _Place, part: int | str) -> _Place:
+    """The place that a part of a pydantic location leads to: a tag of a union is not in the file, nor is the
+    index of a value that stands alone for a list."""
+    tagged = _tagged(place.kind)
+    if part in tagged:
+        return _Place(place.path, place.given, tagged[str(part)])
+    if part == "[key]":
+        return place
+    kind, given = _bare(place.kind), place.given
+    if get_origin(kind) is list and isinstance(part, int):
+        item = get_args(kind)[0]
+        if isinstance(given, list | tuple):
+            return _Place(f"{place.path}[{part}]", given[part], item)
+        return _Place(place.path, given, item)
+    inner = given.get(part) if isinstance(given, Mapping) else None
+    return _Place(place.inside(str(part)), inner, _field(kind, str(part)))
+
+
+def _field(kind: Any, name: str) -> Any:
+    """The annotation of a field of a model, or of the values of a mapping."""
+    if _is_model(kind) and name in kind.model_fields:
+        info = kind.model_fields[name]
+        # What tells a union's members apart may stand in the field instead of in its annotation.
+        return Annotated[info.annotation, info]
+    return get_args(kind)[1] if get_origin(kind) is dict else Any
+
+
+def _fields(kind: Any) -> list[str]:
+    """The names of the fields that are allowed in a model."""
+    bare = _bare(kind)
+    return list(bare.model_fields) if _is_model(bare) else []
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _parts(kind: Any) -> tuple[Any, str | None]:
+    """An annotation without its metadata and without None, and the field that tells its members apart."""
+    tag = None
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *metadata = get_args(kind)
+            found = [m.discriminator for m in metadata if isinstance(m, FieldInfo) and m.discriminator]
+            tag = str(found[0]) if found else tag
+        elif get_origin(kind) in (Union, UnionType) and type(None) in get_args(kind):
+            kind = Union[tuple(arg for arg in get_args(kind) if arg is not type(None))]  # noqa: UP007
+        else:
+            return kind, tag
+
+
+def _bare(kind: Any) -> Any:
+    return _parts(kind)[0]
+
+
+def _tagged(kind: Any) -> dict[str, Any]:
+    """The members of a union by the value of the field that tells them apart; none for anything else."""
+    bare, tag = _parts(kind)
+    if tag is None:
+        return {}
+    members = {}
+    for member in get_args(bare):
+        annotation = _bare(member).model_fields[tag].annotation
+        members.update(
+            dict.fromkeys(get_args(annotation) if get_origin(annotation) is Literal else (), member)
+        )
+    return members

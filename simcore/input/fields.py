@@ -1,0 +1,217 @@
+"""What scenario files are made of: strict models, lists that multiply runs, bounded numbers, common fields.
+
+runs of a model = product over its `Many` fields, and those of the models in it, of the values given
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite, prod
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from simcore.input.files import Name, shown
+
+T = TypeVar("T")
+
+# More runs than this come of a slip of the hand, not of a study.
+MOST_RUNS = 20_000
+
+
+class FieldError(ValueError):
+    """A fault that a check of several fields finds: the field at fault, by its path from the model that
+    checks, and what is wrong with it."""
+
+    def __init__(self, field: str, says: str) -> None:
+        super().__init__(f"{field}: {says}")
+        self.field = field
+        self.says = says
+
+
+class Strict(BaseModel):
+    """A mapping of known fields with values of the right type, all finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+M = TypeVar("M", bound=Strict)
+
+
+# -- lists that multiply runs ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _OneOrMany:
+    """Marks a list of alternatives; in a JSON schema one value may stand for it."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        several = handler(core_schema)
+        return {"anyOf": [several["items"], several]}
+
+
+_MANY = _OneOrMany()
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def distinct(values: list[T]) -> list[T]:
+    """The values. Raises ValueError where one is given twice."""
+    seen: set[str] = set()
+    for value in values:
+        if repr(value) in seen:
+            raise ValueError(f"a value is given twice: {shown(value)}; each may be given once")
+        seen.add(repr(value))
+    return values
+
+
+Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1), AfterValidator(distinct), _MANY]
+
+
+def _is_many(field: FieldInfo) -> bool:
+    alternatives = (getattr(kind, "__metadata__", ()) for kind in get_args(field.annotation))
+    return _MANY in field.metadata or any(_MANY in metadata for metadata in alternatives)
+
+
+def _multiplying(model: Strict) -> Iterator[tuple[str, Any]]:
+    """The fields of a model that may multiply it, with their values: lists of alternatives, and models."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, Strict) or (value is not None and _is_many(field)):
+            yield name, value
+
+
+def count(model: Strict) -> int:
+    """How many copies `single_valued` makes of a model."""
+    return prod(count(v) if isinstance(v, Strict) else len(v) for _, v in _multiplying(model))
+
+
+def single_valued(model: M) -> Iterator[M]:
+    """Copies of a model in which every list of alternatives, those of models in it too, has one value.
+    The last field varies fastest."""
+    fields = dict(_multiplying(model))
+    alternatives = (
+        list(single_valued(value)) if isinstance(value, Strict) else [[one] for one in value]
+        for value in fields.values()
+    )
+    for chosen in product(*alternatives):
+        yield model.model_copy(update=dict(zip(fields, chosen, strict=True)))
+
+
+# -- which device --------------------------------------------------------------------------------------
+
+TIMES = "times"
+MOST_FIGURE = 1e21
+DEVICE_NEEDED = "a name, a path, or a mapping of base and change is needed"
+FIGURE_NEEDED = (
+    f"a number from 0 to {MOST_FIGURE:g}, {{{TIMES}: a factor above 0}}, or a list of either is needed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    """A device that a run is for: a name or a path, and by dotted name the figures that are changed, to a
+    value or by {"times": a factor}."""
+
+    base: str
+    change: Mapping[str, float | Mapping[str, float]]
+    name: str | None = None
+
+
+class DeviceChoice(Strict):
+    """A device, or one that is made of it: `change` has dotted names of its figures, each with a value or
+    with `times`, a factor; a list of either multiplies the runs. `name`: what a changed device is called."""
+
+    base: Annotated[str, Field(min_length=1)]
+    change: dict[str, Any] = {}
+    name: Name | None = None
+
+    @model_validator(mode="after")
+    def _checked(self) -> "DeviceChoice":
+        given = list(_dotted(self.change, ()))
+        for path, value in given:
+            _check_figure(path, value)
+        paths = [path for path, _ in given]
+        for path in (each for each in paths if paths.count(each) > 1):
+            raise FieldError(f"change.{path}", "is given twice; each figure may be given once")
+        if self.name and not given:
+            raise FieldError("name", f"is {self.name!r}; only a device with a change takes a name of its own")
+        if self.name and len(list(self.each())) > 1:
+            raise FieldError("name", f"is {self.name!r} for several devices, which lists in change make")
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.model_dump())
+
+    @model_serializer
+    def _as_given(self) -> Any:
+        if not self.change:
+            return self.base
+        change = dict(_dotted(self.change, ()))
+        return {"base": self.base, "change": change, **({"name": self.name} if self.name else {})}
+
+    def each(self) -> Iterator[OneDevice]:
+        """The devices that lists of figures multiply into, the last figure varying fastest."""
+        known = dict(_dotted(self.change, ()))
+        for chosen in product(*(_alternatives(value) for value in known.values())):
+            yield OneDevice(self.base, dict(zip(known, chosen, strict=True)), self.name)
+
+
+def _dotted(change: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Changes by dotted names, whether they were given so or as mappings in mappings."""
+    for key, value in change.items():
+        if isinstance(value, Mapping) and TIMES not in value:
+            yield from _dotted(value, (*path, str(key)))
+        else:
+            yield ".".join((*path, str(key))), value
+
+
+def _alternatives(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [{TIMES: factor} for factor in _listed(value[TIMES])]
+    return list(_listed(value))
+
+
+def _check_figure(path: str, value: Any) -> None:
+    """Raises FieldError where a figure cannot take a value."""
+    is_factor = isinstance(value, Mapping)
+    bare = list(_listed(value[TIMES] if is_factor else value))
+    numbers = [one for one in bare if isinstance(one, int | float) and not isinstance(one, bool)]
+    right = numbers == bare and all(isfinite(one) and 0.0 <= one <= MOST_FIGURE for one in numbers)
+    if not bare or not right or (is_factor and (len(value) > 1 or 0.0 in numbers)):
+        raise FieldError(f"change.{path}", f"is {shown(value)}; {FIGURE_NEEDED}")
+    try:
+        distinct(numbers)
+    except ValueError as error:
+        raise FieldError(f"change.{path}", str(error)) from None
+
+
+def _device(value: Any) -> Any:
+    """A device that is given by its name alone."""
+    if isinstance(value, str):
+        return {"base": value}
+    if not isinstance(value, Mapping | DeviceChoice):
+        raise ValueError(f"is {shown(value)}; {DEVICE_NEEDED}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _NameOrChange:
+    """In a JSON schema a name may stand for a device."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(core_schema)]}
+
+
+Device = Annotated[DeviceChoice, BeforeValidator(_device), _NameOrChange()]

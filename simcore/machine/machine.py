@@ -1,0 +1,207 @@
+"""Who does it: the interface between a strategy and whatever runs it.
+
+A strategy is a plain generator, a `Program`. It calls the machine to ask for something and yields to
+wait for it, where the wait is made: nothing comes between the two.
+
+    def greedy_decode(m: Machine, model: Decoder, tokens: int) -> Program:
+        for _ in range(tokens):
+            step = m.launch(model.token_step())
+            yield m.wait(step)
+
+Three machines run programs: the simulated one (`simcore.sim.simulation`), the tape, which only prints
+(`simcore.sim.tape`), and the real one. A program runs once per rank and never asks which machine it is on.
+
+What a launch means, on every machine:
+
+1. `launch` returns at once; the host pays for it, and the device has the graph before it has paid for all of
+   it. Launches on one stream of one rank run in order.
+2. A launch starts when its stream is free, its `after` tickets are done and, if it names a signal in
+   `after`, when that signal has come.
+3. `when` is read on the device at that point, before any signal is waited for: a launch whose
+   condition does not hold waits for nothing more, does nothing and publishes nothing, but its kernels
+   still have to look at the flag and return.
+4. A collective in a graph starts when its last rank arrives.
+5. At the end of the launch its `sets` are written, all of them from the values of that moment.
+6. `repeat=k` is k launches of the same graph, each size larger than before by what `advance` says (one,
+   where it says nothing at all); `stop()` ends it at the next boundary between two of them, and so does
+   an item that comes into the inbox `until` (one replay runs even if an item is there already).
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from simcore.ops.op import Graph
+
+# What a program yields is a wait that its machine made: opaque to the program.
+Wait = Any
+Program = Generator[Wait, Any, Any]
+
+
+class DeadlockError(RuntimeError):
+    """Nothing can happen any more, and somebody still waits; the message says who, and for what."""
+
+
+class MismatchError(RuntimeError):
+    """Ranks met in a collective with different ops, or along an axis of another size."""
+
+
+class LawError(AssertionError):
+    """A run broke a law (`simcore.machine.laws`); the message names the law and the first violations."""
+
+
+class Ticket(Protocol):
+    """Something that will be done: a launch, a spawned program, a signal."""
+
+    @property
+    def ran(self) -> int:
+        """How many replays ran; meaningful once the ticket has been waited for."""
+
+    def stop(self) -> None:
+        """Asks a repeated launch to end at its next replay boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A small integer in the memory of one rank, that launches read (`when`) and write (`sets`)."""
+
+    name: str
+    rank: int
+
+    def nonzero(self) -> "Condition":
+        """Holds where the flag is not 0."""
+        return Condition(self, "!=", 0)
+
+    def zero(self) -> "Condition":
+        """Holds where the flag is 0."""
+        return Condition(self, "==", 0)
+
+    def above(self, other: "Flag | int") -> "Condition":
+        """Holds where the flag is larger than another one or than a number."""
+        return Condition(self, ">", other)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison that a device can make by itself; as a value it is 1 where it holds, else 0."""
+
+    left: Flag
+    comparison: Literal["==", "!=", ">"]
+    right: Flag | int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A yes or no that a graph decides from its data. `key` says which decision it is, the same on
+    every rank that takes it (a token and a layer, say)."""
+
+    name: str
+    key: tuple[int, ...]
+    yes: int
+    no: int
+
+
+Setting = int | Condition | Verdict
+
+
+def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
+    """Whether a condition holds for the flag values that `value_of` gives."""
+    left = value_of(condition.left)
+    right = value_of(condition.right) if isinstance(condition.right, Flag) else condition.right
+    return {"==": left == right, "!=": left != right, ">": left > right}[condition.comparison]
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What the verbs of a machine cost, in seconds: `launch_s`, and `launch_kernel_s` for each kernel of its
+    graph (`Graph.kernels`), host time of one launch, of which `return_s` comes after the device has been
+    given the graph, which then takes `start_s` until its first kernel begins where it has nothing else to do;
+    `size_s` of each size that kernels read in the device's memory and that is another than
+    in the launch before, `wait_s` of coming back from a wait or a read, `message_s` of one send or receive;
+    `gate_s` device time of one kernel that reads its flag and returns, `in_graph_s` of each kernel beyond its
+    price where others stand before it in a graph of a decoder (`simcore.assembly.in_graphs`)."""
+
+    launch_s: float = 0.0
+    launch_kernel_s: float = 0.0
+    return_s: float = 0.0
+    start_s: float = 0.0
+    size_s: float = 0.0
+    wait_s: float = 0.0
+    message_s: float = 0.0
+    gate_s: float = 0.0
+    in_graph_s: float = 0.0
+
+    def whole_launch_s(self, kernels: int) -> float:
+        """Host time of a launch of a graph of so many kernels."""
+        return self.launch_s + self.launch_kernel_s * kernels
+
+    def begins_s(self, launch_s: float) -> float:
+        """Seconds from the call of a launch that takes a host so long until its first kernel may begin."""
+        return max(0.0, launch_s - self.return_s) + self.start_s
+
+
+class Machine(Protocol):
+    """One rank of a machine. Times are seconds since the run began.
+
+    `mesh` names the axes along which ranks are laid out, the last one varying fastest, as in
+    {"group": 2, "tensor": 4}; a collective meets along one axis.
+    """
+
+    rank: int
+    world: int
+    mesh: Mapping[str, int]
+
+    def now(self) -> float:
+        """The time on this host's clock."""
+
+    def along(self, axis: str, offset: int = 0) -> int:
+        """The rank `offset` places further along `axis`, around the end."""
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's place along `axis`; 0 for an axis that the mesh does not have."""
+
+    def launch(
+        self,
+        graph: Graph,
+        *,
+        stream: str = "main",
+        after: Sequence[Ticket] = (),
+        sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
+        repeat: int = 1,
+        until: str | None = None,
+        when: Condition | None = None,
+        sets: Mapping[Flag, Setting] | None = None,
+    ) -> Ticket:
+        """Queues a graph on a stream, asynchronously."""
+
+    def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
+        """A flag of this rank, or of another; it holds `initial` until a launch sets it."""
+
+    def signal(self, name: str, rank: int | None = None) -> Ticket:
+        """The next publication of this name by `rank` that nobody here has waited for yet. Signals
+        count: the n-th wait that is carried out takes the n-th publication."""
+
+    def wait(self, *tickets: Ticket) -> Wait:
+        """Yield it: the host blocks until all tickets are done."""
+
+    def read(self, flag: Flag, after: Ticket) -> Wait:
+        """Yield it: the host gets the flag's value once `after` is done."""
+
+    def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
+        """Yield it: the host gets the next item of its inbox, or None after `timeout_s`."""
+
+    def poll(self, inbox: str) -> list[Any]:
+        """All items that have come into an inbox and were not taken yet; does not wait."""
+
+    def send(self, inbox: str, item: object, rank: int) -> None:
+        """Puts an item into the inbox of a rank's host."""
+
+    def spawn(self, program: Program) -> Ticket:
+        """One more host loop on this rank, beside the one that calls; they share one host thread."""
+
+    def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
+        """Notes in the trace when the host has come here and the tickets are done; costs nothing."""
+
+    def gauge(self, name: str, value: float, limit: float) -> None:
+        """Notes a level and the limit that it must not exceed (KV slots in use); costs nothing."""

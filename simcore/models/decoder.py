@@ -1,0 +1,393 @@
+"""Models as functions from shapes to graphs: a decoder, sharded over tensor-parallel ranks.
+
+One decoder layer, per rank of n (batch b, hidden h, heads and intermediate width divided by n):
+
+    before    norm, qkv projection, rotary embedding, KV append
+    attention one query token a sequence over the cached context
+    after     output projection, residual, norm, MLP, residual
+
+and outside the layers: embedding before the first, norm, LM head and greedy choice after the last.
+`style` says how the ranks put their partial results together:
+
+    all_reduce      Megatron: the sum after the output projection and after the MLP
+    scatter_gather  reduce-scatter where Megatron reduces, all-gather before the next norm
+    fused_gather    as scatter_gather, but heads are gathered inside the output projection
+
+With all_reduce the logits are gathered before the choice; with the others each rank chooses in its slice of
+the vocabulary, and the exchange of the winners is left out, as in the tables that these styles come from.
+
+What differs between accelerators' software (fused gate and up projections with all_reduce, separate
+ones otherwise) follows the style too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from simcore.models.decoder_config import DecoderConfig, ModelError
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
+
+Style = Literal["all_reduce", "scatter_gather", "fused_gather"]
+STYLES: tuple[Style, ...] = ("all_reduce", "scatter_gather", "fused_gather")
+CONTEXT = Size("context")
+TENSOR = "tensor"
+GROUP = "group"
+SPECULATED = "speculated"
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """Number formats: of the weights (`weights`, or one by one), of the KV cache, of activations."""
+
+    weights: str = "bf16"
+    kv: str = "bf16"
+    activation: str = "bf16"
+    each: tuple[tuple[str, str], ...] = ()
+
+    def of(self, matrix: str) -> str:
+        """Format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
+        return dict(self.each).get(matrix, self.weights)
+
+
+def why_not(config: DecoderConfig, ranks: int) -> str | None:
+    """Why a model cannot be sharded over `ranks`, or None where it can.
+
+    Heads and MLP columns must divide evenly; KV heads do too, or are replicated where ranks exceed them.
+    """
+    if config.q_heads % ranks:
+        return f"{config.name} has {config.q_heads} heads, which {ranks} ranks do not divide"
+    if max(config.kv_heads, ranks) % min(config.kv_heads, ranks):
+        kv = config.kv_heads
+        return f"{config.name} has {kv} KV heads, which can be neither split nor repeated over {ranks} ranks"
+    if config.intermediate % ranks:
+        return f"{config.name} has {config.intermediate} MLP columns, which {ranks} ranks do not divide"
+    if config.hidden % ranks:
+        return f"{config.name} has hidden size {config.hidden}, which {ranks} ranks do not divide"
+    return None
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One rank's share of a decoder at a batch size; its graphs are made once.
+
+    `parts`: the layer is priced as attention and one non-attention part, as published per-layer
+    measurements give it; all of the latter then stands after attention. `outside`: embedding, last norm, LM
+    head and greedy choice are there; without them it is layers alone, residual stream in and out.
+    Raises ModelError where the model cannot be sharded over `ranks`.
+    """
+
+    config: DecoderConfig
+    ranks: int = 1
+    batch: Dim = 1
+    dtypes: Dtypes = field(default_factory=Dtypes)
+    style: Style = "all_reduce"
+    chunk: int = 128
+    parts: bool = False
+    outside: bool = True
+
+    def __post_init__(self) -> None:
+        if reason := why_not(self.config, self.ranks):
+            raise ModelError(reason)
+
+    @staticmethod
+    def told(graph: Graph) -> frozenset[str]:
+        """The sizes that kernels of a graph read in the device's memory: captured once, it does for all their
+        values."""
+        return graph.needs & {CONTEXT.name}
+
+    # -- graphs --------------------------------------------------------------------------------------
+
+    @cached_property
+    def embed(self) -> Graph:
+        """The embedding of the tokens: [batch, hidden]."""
+        return Graph("embed", () if self.parts or not self.outside else (self._embedding(),))
+
+    @cached_property
+    def before(self) -> Graph:
+        """A layer up to its attention."""
+        return Graph("before", () if self.parts else self._before())
+
+    @cached_property
+    def attend(self) -> Graph:
+        """Exact attention."""
+        return Graph("attend", (self._attention(),))
+
+    @cached_property
+    def speculate(self) -> Graph:
+        """Speculative attention: publishes the early part, finishes exactly, verifies."""
+        return self._speculate("speculate", self._attended)
+
+    @cached_property
+    def speculate_ahead(self) -> Graph:
+        """The same for a group that has met no other before: residual stream, K and V of the layer go with
+        the early part."""
+        return self._speculate("speculate_ahead", self._attended + self._residual_and_kv)
+
+    def _speculate(self, name: str, elements: int) -> Graph:
+        attention = ops.speculative_attention(chunk=self.chunk, **self._attention_arguments())
+        # Two squared norms a sequence; each rank has those of its own heads.
+        verify = self._meet(ops.all_reduce, "verify_reduce", 2 * self._sequences, "fp32")
+        hop = ops.put("speculated", elements=elements, axis=GROUP, dtype=self.dtypes.activation)
+        return Graph(name, (attention, *verify), (Publication(SPECULATED, 0, hop),))
+
+    @cached_property
+    def receive(self) -> Graph:
+        """Takes the speculated attention output of another group as this rank's x."""
+        width = self._q_heads * self.config.head_dim
+        op = ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation)
+        return Graph("receive", (op,))
+
+    @cached_property
+    def after(self) -> Graph:
+        """A layer from its attention's output on."""
+        if self.parts:
+            return Graph("after", (self._whole("non_attention", (*self._before(), *self._after())),))
+        return Graph("after", self._after())
+
+    @cached_property
+    def head(self) -> Graph:
+        """Final norm, LM head and greedy choice; with `parts`, everything outside the layers as one."""
+        if not self.outside:
+            return Graph("head", ())
+        if self.parts:
+            return Graph("head", (self._whole("outside_layers", (self._embedding(), *self._head())),))
+        return Graph("head", self._head())
+
+    @cached_property
+    def between(self) -> Graph:
+        """From one attention's output to the next layer's attention, captured as one."""
+        return self.after + self.before
+
+    @cached_property
+    def first(self) -> Graph:
+        """From the token to the first layer's attention."""
+        return self.embed + self.before
+
+    @cached_property
+    def last(self) -> Graph:
+        """From the last attention's output to the next token."""
+        return self.after + self.head
+
+    @cached_property
+    def token_step(self) -> Graph:
+        """A whole token: everything in one captured graph."""
+        step = self.embed
+        for _ in range(self.config.layers):
+            step = step + self.before + self.attend + self.after
+        return replace(step + self.head, name="token_step")
+
+    def exchange(self, groups: int) -> Graph:
+        """All-gather of priorities between the groups of a speculation, with the residual stream and the
+        layer's new K and V, which a group that idled has not computed."""
+        found = self._exchanges.get(groups)
+        if found is None:
+            found = self._exchanges[groups] = self._exchange(groups)
+        return found
+
+    @cached_property
+    def _exchanges(self) -> dict[int, Graph]:
+        return {}
+
+    def _exchange(self, groups: int) -> Graph:
+        op = ops.exchange_priority(
+            elements=self._residual_and_kv, ranks=groups, axis=GROUP, dtype=self.dtypes.activation
+        )
+        return Graph("exchange", (op,))
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Device memory that one rank's weights take: its slice of each matrix, the embedding whole (its
+        lookup is not split), KV heads that are repeated over ranks on each."""
+        config, hidden = self.config, self.config.hidden
+        columns = config.intermediate // self.ranks
+        heads = (self._q_heads + 2 * self._kv_heads) * config.head_dim
+        layer = {
+            "qkv": hidden * heads,
+            "o": self._q_heads * config.head_dim * hidden,
+            "gate": hidden * columns if config.gated else 0,
+            "up": hidden * columns,
+            "down": columns * hidden,
+        }
+        outside = {"embedding": config.vocab * hidden} if self.outside else {}
+        if self.outside and not config.tied_embeddings:
+            outside["lm_head"] = math.ceil(config.vocab / self.ranks) * hidden
+        return config.layers * self._bytes(layer) + self._bytes(outside)
+
+    def read_bytes(self, context: int) -> float:
+        """The least bytes that one rank has to read for a token: each of its weights and its KV cache once;
+        of the embedding, which is only looked up, the LM head's share where both are one table."""
+        config = self.config
+        looked_up = self._bytes({"embedding": config.vocab * config.hidden}) if self.outside else 0.0
+        head = {"embedding": math.ceil(config.vocab / self.ranks) * config.hidden}
+        tied = self._bytes(head) if self.outside and config.tied_embeddings else 0.0
+        return self.weight_bytes - looked_up + tied + self.kv_bytes(context)
+
+    def _bytes(self, elements: Mapping[str, int]) -> float:
+        return sum(count * DTYPE_BYTES[self.dtypes.of(name)] for name, count in elements.items())
+
+    @property
+    def kv_width(self) -> int:
+        """Elements that one rank caches of a token, in all layers."""
+        return 2 * self._kv_heads * self.config.head_dim * self.config.layers
+
+    def kv_bytes(self, context: int) -> float:
+        """Device memory that one rank's KV cache takes at a context length."""
+        return self.kv_width * DTYPE_BYTES[self.dtypes.kv] * self._sequences * context
+
+    # -- ops -----------------------------------------------------------------------------------------
+
+    @property
+    def _q_heads(self) -> int:
+        return self.config.q_heads // self.ranks
+
+    @property
+    def _kv_heads(self) -> int:
+        return max(1, self.config.kv_heads // self.ranks)
+
+    @property
+    def _sequences(self) -> int:
+        """The batch, where it has to be a number: speculation is captured for one batch."""
+        if isinstance(self.batch, Size):
+            raise ModelError(f"{self.config.name}: speculation needs a batch that is a number")
+        return self.batch
+
+    @property
+    def _scattered(self) -> bool:
+        return self.style != "all_reduce"
+
+    @property
+    def _attended(self) -> int:
+        """Elements of one rank's attention output."""
+        return self._sequences * self._q_heads * self.config.head_dim
+
+    @property
+    def _residual_and_kv(self) -> int:
+        """Elements of one rank's residual stream and of its new K and V of one layer."""
+        width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
+        return self._sequences * (width + 2 * self._kv_heads * self.config.head_dim)
+
+    def _meet(self, kind: Any, name: str, elements: Dim, dtype: str | None = None) -> tuple[Op, ...]:
+        """A collective over the tensor axis, or nothing on one rank."""
+        if self.ranks == 1:
+            return ()
+        dtype = dtype or self.dtypes.activation
+        return (kind(name, elements=elements, ranks=self.ranks, axis=TENSOR, dtype=dtype),)
+
+    def _gather(self, name: str) -> tuple[Op, ...]:
+        return self._meet(ops.all_gather, name, self.batch * self.config.hidden) if self._scattered else ()
+
+    def _reduce(self, block: str) -> tuple[Op, ...]:
+        elements = self.batch * self.config.hidden
+        if self._scattered:
+            return self._meet(ops.reduce_scatter, f"{block}_scatter", elements)
+        return self._meet(ops.all_reduce, f"{block}_reduce", elements)
+
+    def _whole(self, name: str, parts: tuple[Op, ...]) -> Op:
+        # Published times of it differ between contexts: the op reads the context, its work does not.
+        whole = ops.fuse(name, name, parts)
+        return replace(whole, shape=(*whole.shape, ("context", CONTEXT)))
+
+    def _norm(self, name: str) -> Op:
+        return ops.norm(name, tokens=self.batch, hidden=self.config.hidden, dtype=self.dtypes.activation)
+
+    def _matmul(self, name: str, n: int, k: int) -> Op:
+        return ops.matmul(name, m=self.batch, n=n, k=k, dtype=self.dtypes.of(name))
+
+    def _residual(self, name: str) -> Op:
+        width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
+        return ops.residual(name, tokens=self.batch, hidden=width, dtype=self.dtypes.activation)
+
+    def _embedding(self) -> Op:
+        return ops.embedding(tokens=self.batch, hidden=self.config.hidden, dtype=self.dtypes.of("embedding"))
+
+    def _attention_arguments(self) -> dict[str, Any]:
+        return {
+            "batch": self.batch,
+            "q_heads": self._q_heads,
+            "kv_heads": self._kv_heads,
+            "head_dim": self.config.head_dim,
+            "context": CONTEXT,
+            "dtype": self.dtypes.kv,
+        }
+
+    def _attention(self) -> Op:
+        return ops.decode_attention(**self._attention_arguments())
+
+    def _before(self) -> tuple[Op, ...]:
+        config, heads = self.config, {"q_heads": self._q_heads, "kv_heads": self._kv_heads}
+        width = (self._q_heads + 2 * self._kv_heads) * config.head_dim
+        act = self.dtypes.activation
+        return (
+            *self._gather("attn_gather"),
+            self._norm("attn_norm"),
+            self._matmul("qkv", width, config.hidden),
+            *self._qk_norm(),
+            ops.rotary(tokens=self.batch, head_dim=config.head_dim, dtype=act, **heads),
+            ops.kv_append(
+                tokens=self.batch, kv_heads=self._kv_heads, head_dim=config.head_dim, dtype=self.dtypes.kv
+            ),
+        )
+
+    def _qk_norm(self) -> tuple[Op, ...]:
+        if not self.config.qk_norm:
+            return ()
+        rows = self.batch * (self._q_heads + self._kv_heads)
+        return (ops.norm("qk_norm", tokens=rows, hidden=self.config.head_dim, dtype=self.dtypes.activation),)
+
+    def _after(self) -> tuple[Op, ...]:
+        if self.config.parallel_residual:
+            return (*self._output(), *self._mlp(), *self._reduce("layer"), self._residual("layer_residual"))
+        return (
+            *self._output(),
+            *(() if self.style == "fused_gather" and self.ranks > 1 else self._reduce("attn")),
+            self._residual("attn_residual"),
+            *self._gather("mlp_gather"),
+            self._norm("mlp_norm"),
+            *self._mlp(),
+            *self._reduce("mlp"),
+            self._residual("mlp_residual"),
+        )
+
+    def _output(self) -> tuple[Op, ...]:
+        config = self.config
+        if self.style != "fused_gather" or self.ranks == 1:
+            return (self._matmul("o", config.hidden, self._q_heads * config.head_dim),)
+        width = config.q_heads * config.head_dim
+        heads = self._meet(ops.all_gather, "heads_gather", self.batch * width)
+        columns = self._matmul("o", config.hidden // self.ranks, width)
+        return (ops.fuse("all_gather_matmul", "o_fused", (*heads, columns)),)
+
+    def _mlp(self) -> tuple[Op, ...]:
+        config = self.config
+        width = config.intermediate // self.ranks
+        inputs: tuple[Op, ...]
+        if not config.gated:
+            inputs = (self._matmul("up", width, config.hidden),)
+        elif self._scattered or self.dtypes.of("gate") != self.dtypes.of("up"):
+            inputs = tuple(self._matmul(name, width, config.hidden) for name in ("gate", "up"))
+        else:
+            both = ops.matmul(
+                "gate_up", m=self.batch, n=2 * width, k=config.hidden, dtype=self.dtypes.of("gate")
+            )
+            inputs = (both,)
+        act = ops.activation(tokens=self.batch, width=width, gated=config.gated, dtype=self.dtypes.activation)
+        return (*inputs, act, self._matmul("down", config.hidden, width))
+
+    def _head(self) -> tuple[Op, ...]:
+        vocab = math.ceil(self.config.vocab / self.ranks)
+        gathered: tuple[Op, ...] = ()
+        if not self._scattered:
+            gathered = self._meet(ops.all_gather, "logits_gather", self.batch * vocab * self.ranks)
+        seen = vocab * self.ranks if gathered else vocab
+        return (
+            *self._gather("head_gather"),
+            self._norm("head_norm"),
+            self._matmul("lm_head", vocab, self.config.hidden),
+            *gathered,
+            ops.sample(tokens=self.batch, vocab=seen, dtype=self.dtypes.activation),
+        )

@@ -1,0 +1,137 @@
+"""Which keys of a Hugging Face `config.json` change what a decoder computes, and which do not.
+
+Of the keys that stand here as refused, one with a value makes another model of it than is priced. A key that
+stands nowhere here is told to the user: it may do so too.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from simcore.input.files import shown
+from simcore.models.errors import ModelError
+
+EXPERTS, SPARSE, STATE = "mixtures of experts", "sparse attention", "layers that keep a state"
+REFUSED: Mapping[str, str] = {
+    "num_local_experts": EXPERTS,
+    "num_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
+    "moe_num_experts": EXPERTS,
+    "moe_intermediate_size": EXPERTS,
+    "kv_lora_rank": "latent attention",
+    "q_lora_rank": "latent attention",
+    "dual_chunk_attention_config": "dual-chunk attention",
+    "attention_chunk_size": "chunked attention",
+    "sparse_attention_config": SPARSE,
+    "sparse_config": SPARSE,
+    "nsa_config": SPARSE,
+    "index_topk": SPARSE,
+    "blocksparse_block_size": SPARSE,
+    "mamba_d_state": STATE,
+    "mamba_expand": STATE,
+    "ssm_state_size": STATE,
+    "state_size": STATE,
+    "linear_num_key_heads": STATE,
+    "linear_attn_config": STATE,
+    "full_attention_interval": STATE,
+    "hybrid_override_pattern": STATE,
+    "layers_block_type": STATE,
+    "attn_type_list": STATE,
+    "block_configs": "layers of different widths",
+    "cross_attention_layers": "cross-attention",
+    "num_kv_shared_layers": "KV caches shared between layers",
+    "cla_share_factor": "KV caches shared between layers",
+    "num_hidden_layers_per_encoder": "an encoder beside the decoder",
+    "is_encoder_decoder": "an encoder beside the decoder",
+    "sliding_window_pattern": "windowed attention",
+    "attn_logit_softcapping": "capped attention scores",
+    "use_qk_norm": "a norm of q and k that this model_type has not",
+    "qk_layernorm": "a norm of q and k that this model_type has not",
+    "quantization": "MLX's quantized weights",
+}
+# Further tokens a step are a matter of speculative decoding, which leaves these layers out otherwise.
+EXTRA_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+# Read elsewhere, or without bearing on what is computed: names, special tokens, training, constants.
+_PLAIN = """
+    _name_or_path _source _attn_implementation _attn_implementation_autoset activation_function
+    add_cross_attention architectures attention_bias attention_dropout attention_multiplier attn_pdrop
+    auto_map bad_words_ids bos_token_id chunk_size_feed_forward compression_config decoder_start_token_id
+    dtype embd_pdrop embedding_multiplier eos_token_id finetuning_task gradient_checkpointing head_dim
+    hidden_act hidden_activation hidden_size id2label ignore_index image_token_id image_token_index
+    initializer_range intermediate_size is_decoder label2id layer_norm_epsilon layer_norm_eps layer_types
+    logits_scaling max_length max_position_embeddings max_seq_len max_sequence_length max_seq_length
+    max_window_layers mlp_bias model_max_length model_type mrope_section multi_modal_projector_bias
+    multimodal_projector_bias n_ctx n_embd n_head n_inner n_layer n_positions no_rope_layer_interval
+    no_rope_layers num_attention_heads num_hidden_layers num_key_value_heads
+    original_max_position_embeddings output_attentions output_hidden_states pad_token_id
+    partial_rotary_factor prefix pretraining_tp projector_hidden_act quantization_config
+    reorder_and_upcast_attn resid_pdrop residual_multiplier return_dict rms_norm_eps rope_parameters
+    rope_scaling rope_theta rotary rotary_dim rotary_pct scale_attn_by_inverse_layer_idx scale_attn_weights
+    sep_token_id seq_len seq_length sliding_window spatial_merge_size split_logits_loss summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
+    text_config tie_word_embeddings tokenizer_class torch_dtype torchscript transformers_version
+    unsloth_fixed unsloth_version use_cache use_mrope use_sliding_window video_token_id vision_config
+    vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_start_token_id
+    vision_token_id vocab_size
+"""
+PLAIN = frozenset(_PLAIN.split())
+
+
+def check_keys(name: str, config: Mapping[str, Any]) -> None:
+    """Raises ModelError where a key with a value makes another model of it."""
+    for key, what in REFUSED.items():
+        if config.get(key):
+            raise ModelError(f"{name}: {key} is set, but {what} cannot be modelled yet")
+
+
+def key_notes(config: Mapping[str, Any]) -> list[str]:
+    """What is to be told of keys that are passed over."""
+    notes = [
+        f"{key} {config[key]}: layers that guess further tokens are left out, as in plain decoding"
+        for key in EXTRA_TOKEN_LAYERS
+        if config.get(key)
+    ]
+    passed = {*PLAIN, *EXTRA_TOKEN_LAYERS, *REFUSED}
+    unknown = sorted(key for key, value in config.items() if key not in passed and value not in (None, False))
+    if unknown:
+        notes.append(f"not known, and priced as if they were not there: {', '.join(unknown)}")
+    if config.get("no_rope_layers"):
+        notes.append("no_rope_layers: rotary embedding is priced in all layers")
+    return notes
+
+
+def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
+    """Raises ModelError where some layer does not attend over the whole context of up to `longest` tokens."""
+    window = _window(name, config, layers)
+    types = config.get("layer_types")
+    windowed = window is not None and (longest is None or window < longest)
+    if types is None:
+        if windowed:
+            raise ModelError(
+                f"{name}: sliding_window is set to {window}, but windowed attention cannot be modelled yet"
+            )
+        return
+    if not isinstance(types, list) or len(types) != layers:
+        raise ModelError(f"{name}: layer_types must have one of the {layers} layers each")
+    for kind in types:
+        # A window as long as the longest context leaves nothing out.
+        if kind != "full_attention" and (kind != "sliding_attention" or windowed or window is None):
+            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: full_attention)")
+
+
+def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:
+    """The window that some layer has, or None. Qwen names one even where it is off, and gives it to layers
+    from `max_window_layers` on alone."""
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return None
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise ModelError(
+            f"{name}: sliding_window is {shown(window)}; a whole number from 1, or null, is needed"
+        )
+    qwen = str(config.get("model_type", "")).startswith("qwen")
+    if qwen and "use_sliding_window" not in config:
+        return None
+    full = config.get("max_window_layers")
+    if qwen and isinstance(full, int) and full >= layers:
+        return None
+    return window

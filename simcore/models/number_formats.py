@@ -1,0 +1,75 @@
+"""Which number formats a run takes: those of a profile's table, of the scenario, of the model's checkpoint.
+
+table of one model's op times    its own; nothing else is allowed beside it
+scenario: dtype                  of all matrices and of the KV cache
+scenario: dtypes                 matrix by matrix, in the place of what follows
+config.json: quantization_config of the matrices that it names, and of the KV cache
+otherwise                        bf16
+"""
+
+from collections.abc import Mapping
+
+from simcore.models.decoder import Dtypes
+from simcore.models.decoder_config import DecoderConfig
+from simcore.ops.op import MULTIPLIED_AS, WEIGHT_ONLY_BYTES
+
+PLAIN = "bf16"
+# Times: aiconfigurator's operator tables (Apache-2.0), H200, vLLM 0.19, product of 1 x 4096 x 4096.
+BLOCKS = (
+    "fp8 with scales of blocks is priced between fp8 and bf16; in small products engines may take longer than"
+    " for bf16 (vLLM 0.19: 22 us, bf16 13 us, fp8 9 us)"
+)
+
+
+def number_formats(dtype: str | None, dtypes: Mapping[str, str], config: DecoderConfig) -> Dtypes:
+    """The formats of a run whose scenario says `dtype` and `dtypes`."""
+    quantized = config.quantization if dtype is None else None
+    weights = dtype or PLAIN
+    each = {**dict(quantized.formats if quantized else ()), **dtypes}
+    # A cache holds no groups of weights.
+    like_weights = PLAIN if weights in MULTIPLIED_AS else weights
+    kv = each.pop("kv", (quantized and quantized.kv) or like_weights)
+    return Dtypes(weights, kv, PLAIN, tuple(sorted(each.items())))
+
+
+def format_warnings(dtype: str | None, dtypes: Mapping[str, str], config: DecoderConfig) -> list[str]:
+    """What to be warned of: formats of the checkpoint that the scenario replaces, and how the config was
+    read."""
+    told = list(config.notes)
+    quantized = config.quantization
+    if quantized is None:
+        if config.stored == "float32" and dtype is None:
+            told.append(
+                "torch_dtype is float32: weights are taken as bf16, as serving engines load them;"
+                " dtype: fp32 prices them as stored"
+            )
+        return [f"model {config.name}: {text}" for text in told]
+    used = number_formats(dtype, dtypes, config)
+    if "fp8_b128" in dict(used.each).values():
+        told.append(BLOCKS)
+    if dtype is not None:
+        told.append(f"dtype: {dtype} stands in the place of its quantization_config ({quantized.method})")
+    else:
+        replaced = sorted(matrix for matrix in dtypes if matrix in dict(quantized.formats))
+        if replaced:
+            told.append(
+                f"dtypes: {', '.join(replaced)} not as its quantization_config ({quantized.method}) says"
+            )
+    return [f"model {config.name}: {text}" for text in told]
+
+
+def format_notes(dtype: str | None, config: DecoderConfig) -> list[str]:
+    """What a reader has to know of formats that come from the checkpoint."""
+    quantized, told = config.quantization, []
+    if config.stored == "float16" and dtype is None:
+        told.append("its weights are float16, priced as bf16, which is as wide")
+    if quantized is None or dtype is not None:
+        return [f"model {config.name}: {text}" for text in told]
+    names: dict[str, list[str]] = {}
+    for matrix, format_ in (*quantized.formats, *((("KV cache", quantized.kv),) if quantized.kv else ())):
+        names.setdefault(format_, []).append(matrix)
+    listed = "; ".join(f"{format_}: {', '.join(matrices)}" for format_, matrices in names.items())
+    told.append(f"number formats by its quantization_config ({quantized.method}): {listed}; all else {PLAIN}")
+    if any(format_ not in WEIGHT_ONLY_BYTES for _, format_ in quantized.formats):
+        told.append("engines quantize activations on the way to products of 8 bits; that is not priced")
+    return [f"model {config.name}: {text}" for text in told]

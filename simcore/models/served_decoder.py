@@ -1,0 +1,210 @@
+"""A decoder as a server runs it: steps whose numbers of rows and cached tokens are read at run time.
+
+One step, per rank:
+
+    tokens          rows of the projections: prompt tokens and one for each sequence that decodes
+    sequences       sequences that decode, one query token each, over kv_tokens cached tokens in all
+    prompt_tokens   prompt tokens computed, over prompt_kv cached ones, prompt_pairs (query, key) pairs
+    rows            rows that get a next token: sequences that decode and prompts that end
+
+The graphs do not depend on these numbers, as the piecewise graphs of production engines do not: attention
+reads them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from simcore.models.decoder import Decoder, Dtypes, Style
+from simcore.models.decoder_config import DecoderConfig
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, Graph, Op, Size
+
+FP32_BYTES = DTYPE_BYTES["fp32"]
+# cuBLAS's workspace on Hopper: torch, aten/src/ATen/cuda/CublasHandlePool.cpp.
+WORKSPACE_BYTES = 32 * 2**20
+
+TOKENS = Size("tokens")
+ROWS = Size("rows")
+SEQUENCES = Size("sequences")
+KV_TOKENS = Size("kv_tokens")
+PROMPT_TOKENS = Size("prompt_tokens")
+PROMPT_KV = Size("prompt_kv")
+PROMPT_PAIRS = Size("prompt_pairs")
+
+
+@dataclass(frozen=True)
+class ServedDecoder:
+    """One rank's share of a decoder, for any batch; its graphs are made once.
+
+    `whole`: an iteration is one op, and so is a prompt, for devices on which only those were timed.
+    Raises ModelError where the model cannot be sharded over `ranks`.
+    """
+
+    config: DecoderConfig
+    ranks: int = 1
+    dtypes: Dtypes = field(default_factory=Dtypes)
+    style: Style = "all_reduce"
+    whole: bool = False
+
+    @cached_property
+    def decode(self) -> Graph:
+        """A token for each sequence. Sizes: tokens, rows, sequences (all the same), kv_tokens."""
+        if self.whole:
+            return Graph("decode", (self._iteration(),))
+        return self._step("decode", (self._decode_attention(),))
+
+    @cached_property
+    def prefill(self) -> Graph:
+        """Prompt tokens alone. Sizes: tokens, rows, prompt_tokens, prompt_kv, prompt_pairs."""
+        if self.whole:
+            return Graph("prefill", (self._pre_processing(),))
+        return self._step("prefill", (self._prefill_attention(),))
+
+    @cached_property
+    def mixed(self) -> Graph:
+        """Prompt tokens and a token for each sequence in one step. Sizes: all."""
+        if self.whole:
+            return Graph("mixed", (self._pre_processing(), self._iteration()))
+        return self._step("mixed", (self._prefill_attention(), self._decode_attention()))
+
+    @cached_property
+    def move(self) -> Graph:
+        """Moves `tokens` cached tokens to other slots."""
+        return Graph("move", (ops.kv_copy(tokens=TOKENS, width=self._body.kv_width, dtype=self.dtypes.kv),))
+
+    @property
+    def weight_bytes(self) -> float:
+        """Device memory that one rank's weights take."""
+        return self._body.weight_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Device memory that one rank caches of a token, in all layers."""
+        return self._body.kv_width * DTYPE_BYTES[self.dtypes.kv]
+
+    def activation_bytes(self, tokens: int, rows: int) -> float:
+        """Device memory that the widest intermediate results of a step take at once: of `tokens` rows the
+        residual stream twice and the MLP's inputs, of `rows` rows the logits in fp32."""
+        config = self.config
+        wide = 2 * config.hidden + 2 * config.intermediate // self.ranks
+        return tokens * wide * DTYPE_BYTES[self.dtypes.activation] + rows * config.vocab * 4.0
+
+    @property
+    def split_weight_bytes(self) -> float:
+        """Device memory that one rank's weights take where the rows of the embedding are split over ranks
+        too, as serving engines do."""
+        config = self.config
+        embedding = config.vocab * config.hidden * DTYPE_BYTES[self.dtypes.of("embedding")]
+        return self.weight_bytes - embedding * (1.0 - 1.0 / self.ranks)
+
+    def profile_bytes(self, tokens: int, rows: int, processors: int) -> float:
+        """Device memory in bytes that activations take at the peak of the run that vLLM sizes its KV cache
+        by: `tokens` rows through the layers, then the sampler with `rows` of them.
+
+        layers   the MLP's gate, up and product of both, and four times the hidden state (attention's
+                 output, the residual stream before and after it is added, its norm)
+        sampler  hidden states; of each row logits as they are computed, in fp32, their probabilities, and
+                 random numbers to choose by; fp32 logits for each of the device's `processors` (a kernel's
+                 buffer for top-k and top-p)
+        both     cuBLAS's workspace, 32 MiB on Hopper
+
+        Source: vLLM 0.19, v1/worker/gpu_model_runner.py (profile_run), v1/sample/sampler.py,
+        v1/sample/ops/topk_topp_sampler.py and topk_topp_triton.py; the four hidden states were read off the
+        peak of CodeLlama-7B in its logs.
+        """
+        config, wide = self.config, DTYPE_BYTES[self.dtypes.activation]
+        mlp = (3 if config.gated else 2) * config.intermediate / self.ranks
+        layers = tokens * (mlp + 4 * config.hidden) * wide
+        logits = rows * (wide + 3 * FP32_BYTES) + min(processors, rows) * FP32_BYTES
+        sampler = (tokens + rows) * config.hidden * wide + config.vocab * logits
+        return max(layers, sampler) + WORKSPACE_BYTES
+
+    @cached_property
+    def _body(self) -> Decoder:
+        return Decoder(self.config, ranks=self.ranks, batch=TOKENS, dtypes=self.dtypes, style=self.style)
+
+    @cached_property
+    def _tail(self) -> Decoder:
+        return Decoder(self.config, ranks=self.ranks, batch=ROWS, dtypes=self.dtypes, style=self.style)
+
+    def _step(self, name: str, attention: tuple[Op, ...]) -> Graph:
+        layer = (*self._body.before.ops, *attention, *self._body.after.ops)
+        return Graph(name, (*self._body.embed.ops, *(layer * self.config.layers), *self._tail.head.ops))
+
+    @property
+    def _heads(self) -> dict[str, int]:
+        config = self.config
+        kv_heads = max(1, config.kv_heads // self.ranks)
+        return {"q_heads": config.q_heads // self.ranks, "kv_heads": kv_heads, "head_dim": config.head_dim}
+
+    def _decode_attention(self) -> Op:
+        return ops.paged_attention(
+            sequences=SEQUENCES, kv_tokens=KV_TOKENS, dtype=self.dtypes.kv, **self._heads
+        )
+
+    def _prefill_attention(self) -> Op:
+        return ops.prefill_attention(
+            tokens=PROMPT_TOKENS,
+            kv_tokens=PROMPT_KV,
+            pairs=PROMPT_PAIRS,
+            dtype=self.dtypes.kv,
+            **self._heads,
+        )
+
+    @property
+    def _model(self) -> dict[str, int]:
+        config = self.config
+        matrices = config.layers * sum(config.layer_weights.values()) + config.vocab * config.hidden
+        return {
+            "parameters": matrices // self.ranks,
+            "width": config.layers * config.q_heads * config.head_dim // self.ranks,
+            "weight_bytes": int(self.weight_bytes),
+            "kv_bytes": int(self.kv_bytes_per_token),
+        }
+
+    def _iteration(self) -> Op:
+        return ops.iteration(sequences=SEQUENCES, kv_tokens=KV_TOKENS, **self._model)
+
+    def _pre_processing(self) -> Op:
+        return ops.pre_processing(prompt_tokens=PROMPT_TOKENS, kv_tokens=PROMPT_KV, **self._model)
+
+
+def decode_sizes(sequences: int, kv_tokens: int) -> dict[str, int]:
+    """Sizes of a decode step: `kv_tokens` cached tokens in all, those of this step included."""
+    return {"tokens": sequences, "rows": sequences, "sequences": sequences, "kv_tokens": kv_tokens}
+
+
+def prefill_pairs(tokens: int, cached: int) -> int:
+    """(query, key) pairs of `tokens` prompt tokens after `cached` ones under a causal mask.
+
+    >>> prefill_pairs(3, 0), prefill_pairs(1, 9)
+    (6, 10)
+    """
+    return tokens * cached + tokens * (tokens + 1) // 2
+
+
+def step_sizes(
+    sequences: int, kv_tokens: int, prompts: Iterable[tuple[int, int]], ends: int
+) -> dict[str, int]:
+    """Sizes of a step with prompts: `prompts` are (tokens now, tokens cached before) of each, of which `ends`
+    are computed to their end."""
+    now = cached = pairs = 0
+    for tokens, before in prompts:
+        now += tokens
+        cached += tokens + before
+        pairs += prefill_pairs(tokens, before)
+    return {
+        "tokens": sequences + now,
+        "rows": max(1, sequences + ends),
+        "sequences": sequences,
+        "kv_tokens": kv_tokens,
+        "prompt_tokens": now,
+        "prompt_kv": cached,
+        "prompt_pairs": pairs,
+    }
+
+
+def growth(sequences: int) -> dict[str, int]:
+    """What a replay of a decode step adds to its sizes."""
+    return {"kv_tokens": sequences}

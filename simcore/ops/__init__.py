@@ -1,0 +1,1 @@
+"""What an op is: its sizes, its work and its bytes, one formula a kind."""

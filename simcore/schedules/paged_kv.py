@@ -1,0 +1,73 @@
+"""Blocks of a paged KV cache, counted without walking over the sequences (PagedAttention, Kwon et al. 2023).
+
+A sequence with c cached tokens holds ceil(c / block) blocks. All decoding sequences grow by a token an
+iteration, so the ones that need a new block in iteration t are those with (t - c at t) = 0 modulo `block`:
+
+    new blocks in iterations t .. t + k - 1  =  sum over j < k of phase[(t + j) mod block]
+"""
+
+from dataclasses import dataclass, field
+
+from simcore.workload.requests import blocks_for
+
+
+@dataclass(slots=True)
+class PagedKv:
+    """The cache of one server: `total` blocks of `block` tokens, of which `used` are held. `iteration` counts
+    decode iterations."""
+
+    total: int
+    block: int
+    used: int = 0
+    iteration: int = 0
+    decoding: int = 0
+    phase: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.phase = [0] * self.block
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.total - self.used
+
+    def join(self, cached: int) -> None:
+        """A sequence with so many cached tokens, whose blocks are counted already, begins to decode."""
+        self.decoding += 1
+        self.phase[(self.iteration - cached) % self.block] += 1
+
+    def leave(self, cached: int, freed: int | None = None) -> None:
+        """A decoding sequence with so many cached tokens ends and gives its blocks back: `freed`, if others
+        hold some of them too."""
+        self.decoding -= 1
+        self.phase[(self.iteration - cached) % self.block] -= 1
+        self.used -= blocks_for(cached, self.block) if freed is None else freed
+
+    def needed(self, iterations: int) -> int:
+        """New blocks that so many decode iterations take."""
+        if iterations == 1:
+            return self.phase[self.iteration % self.block]
+        rounds, rest = divmod(iterations, self.block)
+        at = self.iteration
+        return rounds * self.decoding + sum([self.phase[(at + j) % self.block] for j in range(rest)])
+
+    def longest(self, iterations: int) -> int:
+        """How many decode iterations, at most so many, the free blocks last for."""
+        if (
+            self.decoding * (iterations // self.block + 1) <= self.free
+            or self.needed(iterations) <= self.free
+        ):
+            return iterations
+        low, high = 0, iterations
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.needed(middle) <= self.free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def grow(self, iterations: int) -> None:
+        """So many decode iterations have run."""
+        self.used += self.needed(iterations)
+        self.iteration += iterations

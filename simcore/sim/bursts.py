@@ -1,0 +1,383 @@
+"""What a burst costs, in closed form: k replays of a graph of which some sizes grow evenly.
+
+Prices are piecewise linear in a size (rooflines, tables with interpolation), or nearly so on short stretches
+(curves between measured points), so on each piece replay i of a burst takes s + g i, and
+
+    work of the first n replays  =  n s + g n (n - 1) / 2
+
+The pieces are found by asking for prices, at a few sizes for each power of two: the device model stays a
+function of an op, whatever stands behind it. A burst of any length then costs a handful of operations.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from math import copysign, inf, sqrt
+
+from simcore.ops.op import SourceKind
+from simcore.sim.contention import Demand
+
+# seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
+Cost = tuple[float, float, float, float]
+NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
+# Demands are told apart in such steps: where one replay hardly differs from the next, shares stay. In coarser
+# ones streams that ask for all there is get up to 1 % more or less than that.
+DEMAND_STEPS = 512
+# A price that bends more often between a size and twice that is no piecewise linear one.
+MOST_STRETCHES = 2048
+# Prices that lie this close to a straight line, relative to their size, lie on it.
+STRAIGHT = 1e-11
+# A price with more stretches than FEW is a curve, as those between measured points are: it is taken as lines
+# that are this close to it.
+FEW, CURVED = 256, 3e-4
+
+
+def _add(a: Cost, b: Cost) -> Cost:
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+
+
+def _scaled(a: Cost, factor: float) -> Cost:
+    return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """`count` replays from replay `first` on: the first of them costs `cost`, each further one `growth`
+    more; `before_s` seconds of work stand before them."""
+
+    first: int
+    count: int
+    before_s: float
+    cost: Cost
+    growth: Cost
+
+    def work_s(self, replays: int) -> float:
+        """Seconds of work of the first so many of these replays."""
+        return replays * self.cost[0] + self.growth[0] * (replays * (replays - 1) / 2.0)
+
+    def floor_s(self) -> float:
+        """The least seconds that these replays can take."""
+        return self.count * self.cost[1] + self.growth[1] * (self.count * (self.count - 1) / 2.0)
+
+    def demand_step(self, i: int) -> tuple[int, int]:
+        """What replay i of these asks of memory and arithmetic, in steps."""
+        cost, growth = self.cost, self.growth
+        seconds = cost[0] + i * growth[0]
+        if seconds <= 0.0:
+            return 0, 0
+        return (
+            min(DEMAND_STEPS, round(DEMAND_STEPS * (cost[2] + i * growth[2]) / seconds)),
+            min(DEMAND_STEPS, round(DEMAND_STEPS * (cost[3] + i * growth[3]) / seconds)),
+        )
+
+    def last_like(self, i: int) -> int:
+        """The last of these replays, from i on, that asks the same of the device as replay i."""
+        wanted, low, high = self.demand_step(i), i, self.count - 1
+        # Each share is a ratio of two straight lines, so it only rises or only falls.
+        guess = min(self._leaves(wanted[0], 2, i), self._leaves(wanted[1], 3, i))
+        if guess < high:
+            for near in (guess - 1, guess, guess + 1):
+                if low < near < high:
+                    if self.demand_step(near) == wanted:
+                        low = near
+                    else:
+                        high = near
+                        break
+        if high == self.count - 1 and self.demand_step(high) == wanted:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.demand_step(middle) == wanted:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _leaves(self, step: int, share: int, i: int) -> int:
+        """About where a share leaves its step, beyond replay i."""
+        s, g, asked, more = self.cost[0], self.growth[0], self.cost[share], self.growth[share]
+        at = (step + copysign(0.5, more * s - asked * g)) / DEMAND_STEPS
+        rises = more - at * g
+        left = (at * s - asked) / rises if rises else inf
+        return int(left) if i <= left < self.count else self.count
+
+
+UNKNOWN = (0.0, 0.0, Demand(0.0, 0.0), -1)
+Shares = tuple[tuple[SourceKind, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the price of each replay of a burst comes from: `shares` in seconds; what is beyond them, from
+    `rest`."""
+
+    shares: Shares = ()
+    rest: SourceKind | None = None
+
+    def count(self, total_s: float, replays: int, sources: dict[SourceKind, float]) -> None:
+        """Adds replays that take so long in all to `sources`: seconds by where their price comes from."""
+        if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
+            sources[self.rest] = sources.get(self.rest, 0.0) + total_s
+            return
+        told_s = 0.0
+        for source, seconds in self.shares:
+            told_s += seconds
+            sources[source] = sources.get(source, 0.0) + seconds * replays
+        if self.rest is not None:
+            sources[self.rest] = sources.get(self.rest, 0.0) + total_s - told_s * replays
+
+
+NO_ORIGIN = Origin()
+
+
+class Ramp:
+    """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
+    launch; `since_s`: when its stream last began to work; `kernels`: how many a replay has."""
+
+    __slots__ = (
+        "_around",
+        "_begins",
+        "kernels",
+        "launch_s",
+        "origin",
+        "pieces",
+        "replays",
+        "since_s",
+        "total_s",
+    )
+
+    def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN) -> None:
+        self.pieces = pieces
+        last = pieces[-1]
+        count = last.count
+        self.replays = last.first + count
+        self.total_s = last.before_s + (last.cost[0] if count == 1 else last.work_s(count))
+        self.origin = origin
+        self.launch_s = self.since_s = 0.0
+        self.kernels = 0
+        self._around = UNKNOWN
+        # Where pieces begin: replays, and work.
+        self._begins: tuple[list[int], list[float]] | None = None
+
+    def _place(self, number: int, at: float) -> Piece:
+        """The piece that a replay (`number` 0) or an amount of work (1) is in."""
+        pieces = self.pieces
+        if len(pieces) == 1:
+            return pieces[0]
+        if self._begins is None:
+            self._begins = [piece.first for piece in pieces], [piece.before_s for piece in pieces]
+        return pieces[max(0, bisect_right(self._begins[number], at) - 1)]
+
+    def _piece(self, replay: int) -> Piece:
+        return self._place(0, replay)
+
+    def end_s(self, replay: int) -> float:
+        """Seconds of work after which a replay ends."""
+        piece = self._piece(replay)
+        return piece.before_s + piece.work_s(replay + 1 - piece.first)
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done: the first that ends after it, at most the last."""
+        piece = self._place(1, work_s)
+        inside_s, s, g = work_s - piece.before_s, piece.cost[0], piece.growth[0]
+        if s <= 0.0 and g <= 0.0:
+            guess = piece.count - 1
+        elif abs(g) * piece.count < 1e-9 * s:
+            guess = int(inside_s / s)
+        else:
+            b = s - g / 2.0
+            below = b + sqrt(max(0.0, b * b + 2.0 * g * inside_s))
+            guess = int(2.0 * inside_s / below) if below > 0.0 else 0
+        replay = piece.first + min(max(guess, 0), piece.count - 1)
+        while replay > 0 and self.end_s(replay - 1) > work_s:
+            replay -= 1
+        while replay < self.replays - 1 and self.end_s(replay) <= work_s:
+            replay += 1
+        return min(replay, self.replays - 1)
+
+    def demand(self, replay: int) -> Demand:
+        """What a replay asks of the device."""
+        piece = self._piece(replay)
+        i = replay - piece.first
+        memory, compute = piece.demand_step(i)
+        seconds = piece.cost[0] + i * piece.growth[0]
+        if seconds <= 0.0:
+            return Demand(0.0, 0.0, 0.0, self.since_s)
+        launch, kernels_per_s = min(1.0, self.launch_s / seconds), self.kernels / seconds
+        return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s, kernels_per_s)
+
+    def next_change(self, replay: int) -> int:
+        """The last replay, from `replay` on, that asks the same of the device as this one."""
+        piece = self._piece(replay)
+        return piece.first + piece.last_like(replay - piece.first)
+
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """What it asks of the device once so much is done, and the work up to which it asks just that."""
+        since_s, until_s, demand, last = self._around
+        if since_s <= work_s < until_s:
+            return until_s, demand
+        # Usually all of that is done just now.
+        replay = last + 1 if work_s == until_s and last + 1 < self.replays else self.replay_at(work_s)
+        last = self.next_change(replay)
+        until_s, demand = self.end_s(last), self.demand(replay)
+        self._around = work_s, until_s, demand, last
+        return until_s, demand
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many replays."""
+        self._around, self._begins = UNKNOWN, None
+        if replays >= self.replays:
+            return
+        if replays == 0:
+            self.pieces, self.replays, self.total_s = [Piece(0, 0, 0.0, NOTHING, NOTHING)], 0, 0.0
+            return
+        pieces = [piece for piece in self.pieces if piece.first < replays]
+        last = pieces[-1]
+        pieces[-1] = Piece(last.first, replays - last.first, last.before_s, last.cost, last.growth)
+        self.pieces, self.replays = pieces, replays
+        self.total_s = self.end_s(replays - 1)
+
+    def floor_s(self) -> float:
+        """The least seconds that all replays can take."""
+        if self.replays == 1:
+            return self.pieces[0].cost[1]
+        return sum([piece.floor_s() for piece in self.pieces])
+
+
+@dataclass(slots=True)
+class Straight:
+    """A stretch of sizes on which a cost grows evenly."""
+
+    start: int
+    end: int
+    cost: Cost
+    slope: Cost
+
+    def beside(self, fixed: Cost) -> "Straight":
+        """The same beside what does not grow."""
+        return Straight(self.start, self.end, _add(fixed, self.cost), self.slope)
+
+    def replays(self, size: int, by: int) -> int:
+        """How many replays from a size on that grows by so much, not 0, are on this stretch."""
+        return (self.end - size) // by + 1 if by > 0 else (size - self.start) // -by + 1
+
+    def piece(self, size: int, by: int, replays: int) -> Piece:
+        """So many replays from a size on that grows by so much, all of them on this stretch."""
+        beyond = size - self.start
+        (c0, c1, c2, c3), (m0, m1, m2, m3) = self.cost, self.slope
+        growth = NOTHING if replays == 1 else (by * m0, by * m1, by * m2, by * m3)
+        cost = (c0 + beyond * m0, c1 + beyond * m1, c2 + beyond * m2, c3 + beyond * m3)
+        return Piece(0, replays, 0.0, cost, growth)
+
+
+@dataclass(slots=True)
+class Bends:
+    """Whether prices were found to be curves; once `settled`, further ones no longer say so of the others."""
+
+    found: bool = False
+    settled: bool = False
+
+
+# The stretches of a cost in an octave: lines through it, or such that are close to a curve. None: there are
+# too many lines.
+Lines = Callable[[int, bool], list[Straight] | None]
+
+
+@dataclass(slots=True)
+class Curve:
+    """A cost as a function of one size, piecewise linear, found out where it is asked for: by octave, the
+    sizes of so many binary digits. `bends`: whether prices like this one were found to be curves; they share
+    it."""
+
+    lines: Lines
+    bends: Bends = field(default_factory=Bends)
+    octaves: dict[int, tuple[list[int], list[Straight]]] = field(default_factory=dict)
+
+    def at(self, size: int) -> Straight:
+        """The stretch that a size is in."""
+        octave = size.bit_length()
+        found = self.octaves.get(octave)
+        if found is None:
+            stretches = self._octave(octave)
+            found = self.octaves[octave] = ([s.start for s in stretches], stretches)
+        starts, stretches = found
+        return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
+
+    def _octave(self, octave: int) -> list[Straight]:
+        stretches = None if self.bends.found else self.lines(octave, False)
+        if not self.bends.settled:
+            self.bends.found = stretches is None
+        stretches = self.lines(octave, True) if stretches is None else stretches
+        if stretches is None:
+            low, high = _ends(octave)
+            raise ValueError(f"a price bends over {MOST_STRETCHES} times between {low} and {high}")
+        return stretches
+
+
+def lines(cost: Callable[[int], Cost], octave: int, curved: bool) -> list[Straight] | None:
+    """The stretches of a cost in an octave, see Lines.
+
+    A stretch is taken as straight where its ends and three points between them lie on a line. That finds
+    every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
+    points is missed.
+    """
+    within, most = (CURVED, MOST_STRETCHES) if curved else (STRAIGHT, FEW)
+    found = list(islice(_stretches(cost, *_ends(octave), within), most + 1))
+    return found if len(found) <= most else None
+
+
+def _stretches(cost: Callable[[int], Cost], low: int, high: int, within: float) -> Iterator[Straight]:
+    first = cost(low)
+    if low == high:
+        yield Straight(low, high, first, NOTHING)
+        return
+    last = cost(high)
+    slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
+    inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
+    if all(_close(cost(x), _add(first, _scaled(slope, x - low)), within) for x in inner):
+        yield Straight(low, high, first, slope)
+        return
+    middle = (low + high) // 2
+    yield from _stretches(cost, low, middle, within)
+    yield from _stretches(cost, middle + 1, high, within)
+
+
+def _ends(octave: int) -> tuple[int, int]:
+    """The least and the largest size of so many binary digits."""
+    return 1 << octave >> 1, (1 << octave) - 1
+
+
+def _close(a: Cost, b: Cost, within: float) -> bool:
+    return all(abs(x - y) <= within * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+
+
+def pieces_of(
+    fixed: Cost,
+    curves: list[tuple[Curve, str, SourceKind]],
+    sizes: Mapping[str, int],
+    advance: Mapping[str, int],
+    replays: int,
+) -> list[Piece]:
+    """Pieces of a burst from the stretches of its curves."""
+    pieces: list[Piece] = []
+    done, before_s = 0, 0.0
+    while done < replays:
+        s, floor, memory, compute = fixed
+        gs = gf = gm = gc = 0.0
+        count = replays - done
+        for curve, name, _ in curves:
+            by = advance[name]
+            size = sizes[name] + done * by
+            stretch = curve.at(size)
+            beyond = size - stretch.start
+            (c0, c1, c2, c3), (m0, m1, m2, m3) = stretch.cost, stretch.slope
+            s, floor = s + c0 + beyond * m0, floor + c1 + beyond * m1
+            memory, compute = memory + c2 + beyond * m2, compute + c3 + beyond * m3
+            gs, gf, gm, gc = gs + by * m0, gf + by * m1, gm + by * m2, gc + by * m3
+            count = min(count, stretch.replays(size, by))
+        piece = Piece(done, count, before_s, (s, floor, memory, compute), (gs, gf, gm, gc))
+        pieces.append(piece)
+        before_s += piece.work_s(count)
+        done += count
+    return pieces

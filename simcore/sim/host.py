@@ -1,0 +1,534 @@
+"""The host's side of the simulated machine: one rank's verbs, and the tickets they give.
+
+A host's clock runs ahead of the event clock by what its verbs cost; a wait catches up:
+
+    host time after a verb      = max(event clock, host time) + cost of the verb
+    a launch may begin at         that time - return_s + start_s
+
+All host loops of a rank share one host thread, and so one clock.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import simpy
+
+from simcore.machine import mesh as layout
+from simcore.machine.machine import Condition, Flag, Program, Setting, Ticket, Wait
+from simcore.machine.trace import Cause, Gauge, Mark, Message
+from simcore.ops.op import Graph
+from simcore.sim.clock import Clock
+from simcore.sim.rows import RowLaunch, Waiter, succeed
+from simcore.sim.sharing import Piece
+
+if TYPE_CHECKING:
+    from simcore.sim.simulation import Simulation
+
+Steps = Generator[simpy.Event, Any, Any]
+CauseSteps = Generator[simpy.Event, Any, Cause]
+Item = tuple[Message | None, object, Cause]
+
+
+def latest(a: Cause, b: Cause) -> Cause:
+    """The later of two causes; the first where they are equal."""
+    return b if b.at_s > a.at_s else a
+
+
+def then(event: simpy.Event, action: Callable[[simpy.Event], object]) -> None:
+    """Calls `action` when an event comes."""
+    assert event.callbacks is not None
+    event.callbacks.append(action)  # type: ignore[arg-type]
+
+
+class SimTicket:
+    """A launch or a host loop that will be done; `end` is its last span and when it ended."""
+
+    __slots__ = ("_env", "_waiters", "end", "ran", "stopper")
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._waiters: list[Waiter] | None = None
+        self.stopper: Callable[[], None] | None = None
+        self.end: Cause | None = None
+        self.ran = 0
+
+    def stop(self) -> None:
+        """Ends a repeated launch at its next replay boundary; one that has not begun runs not once."""
+        if self.stopper is not None and self.end is None:
+            self.stopper()
+
+    def done(self) -> CauseSteps:
+        """Waits until it is done."""
+        if self.end is None:
+            event = self._env.event()
+            self.tell(lambda _: succeed(event))
+            yield event
+        assert self.end is not None
+        return self.end
+
+    def tell(self, waiter: Waiter) -> None:
+        """Calls `waiter` once it is done, which it is not yet."""
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+
+    def finish(self, end: Cause) -> None:
+        """Done: whoever waits goes on."""
+        self.end = end
+        # What is done cannot be stopped; and ticket and launch no longer hold each other.
+        self.stopper = None
+        if self._waiters is not None:
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                waiter(False)
+
+
+class SignalTicket:
+    """The next publication of `name` by rank `source` that rank `waiter` has not taken yet."""
+
+    __slots__ = ("_signals", "name", "ran", "source", "waiter")
+
+    def __init__(self, signals: "Signals", name: str, source: int, waiter: int) -> None:
+        self._signals = signals
+        self.name = name
+        self.source = source
+        self.waiter = waiter
+        self.ran = 1
+
+    def stop(self) -> None:
+        """A signal cannot be stopped: nothing happens."""
+
+    def done(self) -> CauseSteps:
+        """Takes it, once it has come."""
+        return self._signals.take(self.name, self.source, self.waiter)
+
+
+class Signals:
+    """Publications by (name, rank), and how many of them each rank has taken."""
+
+    def __init__(self, env: Clock) -> None:
+        self._env = env
+        self._published: dict[tuple[str, int], list[Cause]] = defaultdict(list)
+        self._taken: dict[tuple[str, int, int], int] = defaultdict(int)
+        self._waiting: dict[tuple[str, int], list[simpy.Event]] = defaultdict(list)
+
+    def publish(self, name: str, source: int, cause: Cause) -> None:
+        """One more publication has arrived; the last thing that its caller does."""
+        self._published[name, source].append(cause)
+        waiting = self._waiting.pop((name, source), ())
+        if len(waiting) == 1:
+            self._env.comes(waiting[0])
+            return
+        for event in waiting:
+            event.succeed()
+
+    def take(self, name: str, source: int, waiter: int) -> CauseSteps:
+        """Waits for the next publication that `waiter` has not taken."""
+        turn = self._taken[name, source, waiter]
+        self._taken[name, source, waiter] += 1
+        while len(self._published[name, source]) <= turn:
+            event = self._env.event()
+            self._waiting[name, source].append(event)
+            yield event
+        return self._published[name, source][turn]
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """A graph on its way through a stream."""
+
+    id: int
+    rank: int
+    stream: str
+    graph: Graph
+    issued: Cause
+    after: tuple[SimTicket, ...]
+    signals: tuple[SignalTicket, ...]
+    sizes: Mapping[str, int]
+    advance: Mapping[str, int] | None
+    repeat: int
+    until: str | None
+    when: Condition | None
+    sets: Mapping[Flag, Setting]
+    ticket: SimTicket
+    stopped: bool = False
+    piece: Piece | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.ticket.end is not None
+
+    def is_plain(self) -> bool:
+        """Nothing happens at its inner boundaries but, perhaps, collectives."""
+        return not (self.when is not None or self.sets or self.signals or self.graph.publishes)
+
+    def is_burst(self) -> bool:
+        """A burst is priced at once: nothing happens at its inner boundaries."""
+        return self.repeat > 1 and self.is_plain() and not self.graph.meets
+
+    def sizes_at(self, replay: int) -> Mapping[str, int]:
+        """The sizes that a replay reads."""
+        if not replay:
+            return self.sizes
+        by = self.advance
+        return {
+            name: value + replay * (1 if by is None else by.get(name, 0))
+            for name, value in self.sizes.items()
+        }
+
+
+class SimMachine:
+    """One rank of a Simulation; implements `simcore.machine.machine.Machine`."""
+
+    def __init__(self, simulation: "Simulation", rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.mesh: layout.Mesh = simulation.mesh
+        self._sim = simulation
+        self._env = simulation.env
+        # What the host waited for last: where the path that leads to its next launch comes from.
+        self._host = Cause(None, 0.0, host=True)
+        self._busy_until_s = 0.0
+        # A launch that the device has not got yet: a host that waits for it at once may need no event.
+        self.kept: RowLaunch | None = None
+        self._along: dict[tuple[str, int], int] = {}
+        # What the device has been told of sizes.
+        self._told: dict[str, int] = {}
+        self._items: dict[str, deque[Item]] = defaultdict(deque)
+        self._watched: dict[str, list[Launch | RowLaunch]] = {}
+        self._receivers: dict[str, deque[simpy.Event]] = defaultdict(deque)
+
+    def now(self) -> float:
+        """The time on this host's clock: the event clock, or later while the host is busy."""
+        now_s: float = self._env.now
+        return now_s if now_s > self._busy_until_s else self._busy_until_s
+
+    def _spend(self, seconds: float) -> float:
+        now_s: float = self._env.now
+        busy_s = self._busy_until_s
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + seconds
+        return busy_s
+
+    def _catch_up(self) -> Steps:
+        left_s = max(0.0, self._busy_until_s - self._env.now)
+        if not self._env.passes(left_s):
+            yield self._env.timeout(left_s)
+
+    def along(self, axis: str, offset: int = 0) -> int:
+        """The rank `offset` places further along `axis`, around the end."""
+        found = self._along.get((axis, offset))
+        if found is None:
+            found = self._along[axis, offset] = layout.along(self.mesh, self.rank, axis, offset)
+        return found
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's place along `axis`."""
+        return layout.coordinate(self.mesh, self.rank, axis)
+
+    def launch(
+        self,
+        graph: Graph,
+        *,
+        stream: str = "main",
+        after: Sequence[Ticket] = (),
+        sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
+        repeat: int = 1,
+        until: str | None = None,
+        when: Condition | None = None,
+        sets: Mapping[Flag, Setting] | None = None,
+    ) -> Ticket:
+        """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
+        if repeat < 1:
+            raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
+        if self.kept is not None:
+            self.let_go()
+        given = {} if sizes is None else sizes
+        sim = self._sim
+        if until is not None and self._items[until]:
+            repeat = 1
+        facts = sim.facts(graph)
+        telling_s = self._telling_s(facts.told, given) if facts.told else 0.0
+        busy_s, now_s = self._busy_until_s, self._env.now
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (facts.launch_s + telling_s)
+        issued_s = busy_s - facts.back_s
+        tickets: Any = ()
+        if after:
+            tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
+        if facts.closed and when is None and sets is None and len(tickets) == len(after):
+            row = RowLaunch(sim, self.rank, stream, facts, issued_s, tickets, given, advance, repeat, until)
+            if tickets:
+                self._submit_row(row)
+            else:
+                self.kept = row
+            return row
+        if not given.keys() >= graph.needs:
+            missing = graph.needs.difference(given)
+            raise ValueError(
+                f"graph {graph.name} needs sizes that its launch does not give: {sorted(missing)}"
+            )
+        ticket = SimTicket(self._env)
+        signals = tuple([t for t in after if isinstance(t, SignalTicket)]) if after else ()
+        launch = Launch(
+            sim.next_launch(), self.rank, stream, graph, Cause(self._host.span, issued_s, True),
+            tickets, signals, given, advance, repeat, until, when, sets or {}, ticket,
+        )  # fmt: skip
+        ticket.stopper = partial(self._stop, launch)
+        self.watch(launch)
+        sim.submit(launch)
+        return ticket
+
+    def let_go(self) -> None:
+        """The device gets the launch that was kept back: its host does something else than wait for it."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            self._submit_row(kept)
+
+    def _submit_row(self, row: RowLaunch) -> None:
+        self.watch(row)
+        self._sim.submit_row(row)
+
+    def watch(self, launch: Launch | RowLaunch) -> None:
+        """Ends a launch once something comes that it runs until; those that are done are forgotten."""
+        inbox = launch.until
+        if inbox is not None and launch.repeat > 1:
+            others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
+            self._watched[inbox] = [*others, launch]
+
+    def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
+        """What it costs to tell the device of the sizes that a graph reads there and that are others than
+        before; the first replay's, for a burst's host has nothing to do between two of them."""
+        fresh = 0
+        for name in told:
+            if name in sizes and self._told.get(name) != sizes[name]:
+                self._told[name] = sizes[name]
+                fresh += 1
+        return fresh * self._sim.overheads.size_s
+
+    def _stop(self, launch: Launch) -> None:
+        self.at_host_time(lambda: self._sim.stop(launch))
+
+    def at_host_time(self, action: Callable[[], None]) -> None:
+        """Does something now, or when the event clock has come to where this host's clock is."""
+        if self._busy_until_s <= self._env.now:
+            action()
+        else:
+            then(self._env.timeout(self._busy_until_s - self._env.now), lambda _: action())
+
+    def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
+        """A flag of this rank or of another. Raises ValueError where the latter is given a value."""
+        flag = Flag(name, self.rank if rank is None else rank)
+        if flag.rank == self.rank:
+            self._sim.flags.setdefault(flag, initial)
+        elif initial:
+            raise ValueError(f"flag {name}: rank {self.rank} cannot say what rank {rank} begins with")
+        return flag
+
+    def signal(self, name: str, rank: int | None = None) -> Ticket:
+        """The next publication of `name` by `rank` that this rank has not taken yet."""
+        return SignalTicket(self._sim.signals, name, self.rank if rank is None else rank, self.rank)
+
+    def wait(self, *tickets: Ticket) -> Wait:
+        """Blocks the host until all tickets are done."""
+        kept = self.kept
+        if kept is not None:
+            if len(tickets) == 1 and tickets[0] is kept:
+                self.kept = None
+                if self._sim.at_once(kept):
+                    return self._back()
+                if kept.awaited is not None:
+                    return kept.awaited
+                self._submit_row(kept)
+            else:
+                self.let_go()
+        if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
+            return self.waits_for(tickets[0])
+        if any(isinstance(ticket, SignalTicket) for ticket in tickets):
+            return self._env.result(self._wait(tickets))
+        waited = cast(Sequence[SimTicket | RowLaunch], tickets)
+        event = self._env.event()
+        missing = [ticket for ticket in waited if ticket.end is None]
+        left = len(missing)
+
+        def one_less(_: bool) -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self._wake(event, waited)
+
+        if not missing:
+            one_less(False)
+        for ticket in missing:
+            ticket.tell(one_less)
+        return event
+
+    def waits_for(self, launch: RowLaunch) -> simpy.Event:
+        """The host goes on with this event, once a launch that is not done has ended."""
+        event = self._env.event()
+        launch.tell(partial(self._wake, event, (launch,)))
+        return event
+
+    def _wake(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:
+        """The host goes on once it has seen that what it waited for is done. `last`: see `Waiter`."""
+        if not self._sim.rows:
+            for ticket in waited:
+                assert ticket.end is not None
+                self._go_on_after(ticket.end)
+        env, delay_s = self._env, self._coming_back_s()
+        if last:
+            env.comes(event, None, delay_s)
+        else:
+            env.later(event, delay_s)
+
+    def _back(self) -> Wait:
+        # What the host waited for has ended just now.
+        env, delay_s = self._env, self._coming_back_s()
+        if env.passes(delay_s):
+            return env.past
+        event = env.event()
+        env.later(event, delay_s)
+        return event
+
+    def _coming_back_s(self) -> float:
+        # Until the host has seen that what it waited for is done.
+        wait_s, now_s = self._sim.overheads.wait_s, self._env.now
+        if wait_s > 0.0 or self._busy_until_s > now_s:
+            return self._spend(wait_s) - now_s
+        return 0.0
+
+    def _wait(self, tickets: Sequence[Ticket]) -> Steps:
+        for ticket in tickets:
+            self._go_on_after((yield from _done(ticket)))
+        self._spend(self._sim.overheads.wait_s)
+        yield from self._catch_up()
+
+    def _go_on_after(self, end: Cause) -> None:
+        if end.at_s >= self.now():
+            self._host = Cause(end.span, end.at_s, host=True)
+
+    def read(self, flag: Flag, after: Ticket) -> Wait:
+        """The host gets a flag's value once `after` is done."""
+        self.let_go()
+        return self._env.result(self._read(flag, after))
+
+    def _read(self, flag: Flag, after: Ticket) -> Steps:
+        end = yield from _done(after)
+        value = self._sim.value_of(flag)
+        self._go_on_after(end)
+        yield from self._wait([])
+        return value
+
+    def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
+        """The next item of an inbox, or None after `timeout_s`."""
+        self.let_go()
+        return self._env.result(self._recv(inbox, timeout_s))
+
+    def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
+        yield from self._catch_up()
+        if not self._items[inbox]:
+            came = self._env.event()
+            self._receivers[inbox].append(came)
+            limit = [] if timeout_s is None else [self._env.timeout(timeout_s)]
+            either = self._env.event()
+            for event in (came, *limit):
+                then(event, lambda _: None if either.triggered else self._env.comes(either))
+            yield either
+            if not came.triggered:
+                self._receivers[inbox].remove(came)
+                return None
+            message, item, cause = cast(Item, came.value)
+            self._host = cause
+        else:
+            message, item, _ = self._items[inbox].popleft()
+        if message is not None:
+            message.received_s = self._env.now
+        self._spend(self._sim.overheads.message_s)
+        yield from self._catch_up()
+        return item
+
+    def poll(self, inbox: str) -> list[Any]:
+        """All items that have come and were not taken yet."""
+        waiting = self._items[inbox]
+        if not waiting:
+            return []
+        found = []
+        if self._sim.rows:
+            # What the host waited for is of no interest there.
+            found = [item for _, item, _ in waiting]
+            waiting.clear()
+            self._spend(self._sim.overheads.message_s * len(found))
+            return found
+        for message, item, cause in waiting:
+            if message is not None:
+                message.received_s = self._env.now
+            self._host = latest(self._host, cause)
+            found.append(item)
+        waiting.clear()
+        self._spend(self._sim.overheads.message_s * len(found))
+        return found
+
+    def send(self, inbox: str, item: object, rank: int) -> None:
+        """Puts an item into the inbox of a rank's host, when this host's clock gets there."""
+        self.let_go()
+        at_s = self._spend(self._sim.overheads.message_s)
+        cause = Cause(self._host.span, at_s, host=True)
+        receiver = self._sim.machines[rank]
+        then(
+            self._env.timeout(max(0.0, at_s - self._env.now)),
+            lambda _: receiver.deliver(inbox, item, cause, last=True),
+        )
+
+    def deliver(self, inbox: str, item: object, cause: Cause, *, last: bool = False) -> None:
+        """An item comes into an inbox of this rank now; `last`: it is the last thing that its caller does."""
+        message = None
+        if not self._sim.rows:
+            message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
+            self._sim.trace.messages.append(message)
+        if receivers := self._receivers[inbox]:
+            if last and inbox not in self._watched:
+                self._env.comes(receivers.popleft(), (message, item, cause))
+                return
+            receivers.popleft().succeed((message, item, cause))
+        else:
+            self._items[inbox].append((message, item, cause))
+        if inbox in self._watched:
+            for launch in self._watched.pop(inbox):
+                self._sim.curtail(launch)
+
+    def spawn(self, program: Program) -> Ticket:
+        """One more host loop, on the same host thread."""
+        self.let_go()
+        ticket = SimTicket(self._env)
+
+        def loop() -> Steps:
+            yield from self._sim.host(self, program)
+            ticket.ran = 1
+            ticket.finish(Cause(self._host.span, self._env.now, host=True))
+
+        self._sim.watch(self.rank, "loop", loop())
+        return ticket
+
+    def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
+        """Notes when the host has come here and the tickets are done."""
+        self.let_go()
+        marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
+        self._sim.watch(self.rank, f"mark {name!r}", marking)
+
+    def _mark(self, name: str, after: Sequence[Ticket], now: Cause) -> Steps:
+        cause = now
+        for ticket in after:
+            cause = latest(cause, (yield from _done(ticket)))
+        self._sim.trace.marks.append(Mark(self.rank, name, cause.at_s, cause))
+
+    def gauge(self, name: str, value: float, limit: float) -> None:
+        """Notes a level and its limit."""
+        self._sim.trace.gauges.append(Gauge(self.rank, name, self.now(), value, limit))
+
+
+def _done(ticket: Ticket) -> CauseSteps:
+    assert isinstance(ticket, SimTicket | SignalTicket | RowLaunch)
+    return ticket.done()

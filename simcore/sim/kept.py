@@ -1,0 +1,181 @@
+"""Prices of graphs kept on disk: worked out once for a model on a device, and not in every run.
+
+    folder $SIMCORE_CACHE, else $XDG_CACHE_HOME/simcore, else ~/.cache/simcore
+    file   prices/<sha256 of the key>.npz
+    key    everything that a price goes by: the device's figures, the profile's contents, links, what the host
+           adds, the rank, the code of simcore and devices, the versions of Python and NumPy
+    of     each group of ops (tariff.py), told apart by what its ops are: costs by sizes, stretches by octave
+
+A price depends on its key and its sizes alone, so that a run by kept prices gives the same bytes as one
+without. What is found broken, or cannot be written, is left aside. SIMCORE_CACHE=none keeps nothing.
+"""
+
+import hashlib
+import os
+import platform
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+
+from simcore.sim.bursts import Straight
+from simcore.sim.tariff import ENDS, MOST_KNOWN, SOURCES, Key, Known, Place, PricedEnds
+
+FORMAT = 1
+OFF = "none"
+# So many files are kept, of which the one that was used least lately goes first; a model on a device takes
+# some megabytes.
+MOST_FILES = 64
+ROOT = Path(__file__).resolve().parents[1]
+# How many numbers a cost has, a stretch (`tariff.straight`), and a place beside the sizes that stay.
+COST, STRETCH, PLACE = 6, 10, 5
+ENDING = ".npz"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrices:
+    """The prices of one device as a scenario uses it; `key`: the text of all that they go by but the code."""
+
+    key: str
+    folder: Path | None = None
+
+    def load(self, ranks: int) -> dict[str, Known]:
+        """What is known of each group, by its name; nothing where none is kept, or what is kept is broken."""
+        path = self._path(ranks)
+        if path is None:
+            return {}
+        try:
+            # NumPy leaves a file open that it cannot read.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                found = {name: _known(name, arrays) for name in arrays["groups"].tolist()}
+            os.utime(path)
+        except (OSError, ValueError, KeyError, EOFError, TypeError, IndexError, zipfile.BadZipFile):
+            return {}
+        return found
+
+    def save(self, ranks: int, groups: Mapping[str, Known]) -> None:
+        """Keeps what is known of each group, in the place of what was kept before."""
+        path = self._path(ranks)
+        if path is None or not groups:
+            return
+        arrays: dict[str, Any] = {"groups": np.array(list(groups))}
+        for name, known in groups.items():
+            arrays.update(_arrays(name, known))
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
+                try:
+                    np.savez(draft, **arrays)
+                    draft.close()
+                    Path(draft.name).replace(path)
+                except BaseException:
+                    Path(draft.name).unlink(missing_ok=True)
+                    raise
+            _forget(path.parent)
+
+    def _path(self, ranks: int) -> Path | None:
+        code = code_digest()
+        if self.folder is None or code is None:
+            return None
+        words = (FORMAT, platform.python_version(), platform.machine(), np.__version__, code, ranks, self.key)
+        name = hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()
+        return self.folder / "prices" / f"{name}{ENDING}"
+
+
+def cache_folder() -> Path | None:
+    """Where prices are kept; None where they are not to be."""
+    given = os.environ.get("SIMCORE_CACHE")
+    if given is not None:
+        return Path(given) if given not in ("", OFF) else None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "simcore"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+@cache
+def code_digest() -> str | None:
+    """A digest of the code that prices go by; None where it cannot be read."""
+    digest = hashlib.sha256()
+    files = sorted(path for room in (ROOT, ROOT.parent / "devices") for path in room.rglob("*.py"))
+    try:
+        for path in files:
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    except OSError:
+        return None
+    return digest.hexdigest() if files else None
+
+
+def _forget(inside: Path) -> None:
+    files = sorted(inside.glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime)
+    for path in files[:-MOST_FILES]:
+        path.unlink(missing_ok=True)
+
+
+def _arrays(name: str, known: Known) -> dict[str, Any]:
+    """What is known of a group, as arrays: of n costs their keys, numbers and seconds by source [n, sources,
+    ends]; of m stretches where they are, how many lines (-1: too many), and these."""
+    costs = list(known.costs.items())[-MOST_KNOWN:]
+    shares = np.full((len(costs), len(SOURCES), len(ENDS)), np.nan)
+    for i, (_, (_, by_source)) in enumerate(costs):
+        for source, seconds in by_source:
+            shares[i, SOURCES.index(source)] = seconds
+    places = [(place, _count(found)) for place, found in known.lines.items()]
+    places += [(place, len(found)) for place, found in known.packed.items()]
+    lines = [
+        (one.start, one.end, *one.cost, *one.slope) for found in known.lines.values() for one in found or ()
+    ]
+    of_places = [
+        (known.reads.index(grows), ENDS.index(end), octave, curved, count, *others)
+        for (grows, others, end, octave, curved), count in places
+    ]
+    width = len(known.reads)
+    return {
+        f"{name}.reads": np.array(known.reads, dtype=np.str_),
+        f"{name}.keys": np.array([key for key, _ in costs], np.int64).reshape(len(costs), width),
+        f"{name}.costs": np.array([each for _, (each, _) in costs], np.float64).reshape(len(costs), COST),
+        f"{name}.shares": shares,
+        f"{name}.places": np.array(of_places, np.int64).reshape(len(places), PLACE + width),
+        f"{name}.lines": np.concatenate(
+            [np.array(lines, np.float64).reshape(len(lines), STRETCH), *known.packed.values()]
+        ),
+    }
+
+
+def _count(lines: list[Straight] | None) -> int:
+    return -1 if lines is None else len(lines)
+
+
+def _known(name: str, arrays: Mapping[str, Any]) -> Known:
+    """The reverse of `_arrays`. Raises ValueError where it is none."""
+    reads = tuple(arrays[f"{name}.reads"].tolist())
+    numbers, shares, lines = (arrays[f"{name}.{part}"] for part in ("costs", "shares", "lines"))
+    if numbers.shape[1:] != (COST,) or lines.shape[1:] != (STRETCH,):
+        raise ValueError("arrays are not what they must be")
+    there = np.isfinite(shares).all(2)
+    if not (np.isfinite(numbers).all() and np.isfinite(lines).all()):
+        raise ValueError("numbers are not finite")
+    costs: dict[Key, PricedEnds] = {}
+    keys, each, of_source = arrays[f"{name}.keys"].tolist(), numbers.tolist(), shares.tolist()
+    for key, row, seconds, known in zip(keys, each, of_source, there.tolist(), strict=True):
+        by_source = [(source, tuple(s)) for source, s, ok in zip(SOURCES, seconds, known, strict=True) if ok]
+        costs[tuple(key)] = tuple(row), tuple(by_source)
+    found = Known(reads, costs)
+    done = 0
+    for grows, end, octave, curved, count, *others in arrays[f"{name}.places"].tolist():
+        place: Place = (reads[grows], tuple(others), ENDS[end], octave, bool(curved))
+        if count < 0:
+            found.lines[place] = None
+        else:
+            found.packed[place] = lines[done : done + count]
+            done += count
+    if done != len(lines):
+        raise ValueError("lines are missing")
+    return found

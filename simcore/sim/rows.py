@@ -1,0 +1,147 @@
+"""Launches worked out in closed form, for runs of millions of steps: an object, a row, an event each.
+
+    ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
+
+The same rules as in `sim.py`, where nothing happens inside a launch: no flag, no signal, no put, and
+collectives only among ranks that are in lockstep.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import simpy
+
+from simcore.machine.trace import Cause
+from simcore.ops.op import Publication
+from simcore.sim.bursts import Ramp
+from simcore.sim.sharing import IDLE
+
+if TYPE_CHECKING:
+    from simcore.sim.host import CauseSteps, SimTicket
+    from simcore.sim.simulation import Facts, Simulation
+
+# Called when something is done; with True where that is the last thing that its caller does.
+Waiter = Callable[[bool], None]
+_NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
+
+
+class RowLaunch:
+    """A launch, its ticket, and its piece of work on the device."""
+
+    __slots__ = (
+        "_sim", "_waiters", "advance", "after", "at_s", "awaited", "begun_s", "demand", "done_with", "end",
+        "facts", "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat",
+        "sizes", "stopped", "stream", "until", "work", "work_s",
+    )  # fmt: skip
+    # Nothing of it leaves the device before its end.
+    publications: ClassVar[deque[tuple[float, Publication]]] = _NOTHING_LEAVES
+    notes: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        sim: "Simulation",
+        rank: int,
+        stream: str,
+        facts: "Facts",
+        issued_s: float,
+        after: "tuple[SimTicket | RowLaunch, ...]",
+        sizes: Mapping[str, int],
+        advance: Mapping[str, int] | None,
+        repeat: int,
+        until: str | None,
+    ) -> None:
+        self._sim = sim
+        self.id = sim.next_launch()
+        self.rank = rank
+        self.stream = stream
+        self.facts = facts
+        self.graph = facts.graph
+        self.issued_s = issued_s
+        self.after = after
+        self.sizes = sizes
+        self.advance = advance
+        self.repeat = repeat
+        self.until = until
+        self.end: Cause | None = None
+        self.ran = 0
+        self.work: Ramp | None = None
+        self._waiters: list[Waiter] | None = None
+        # What its host waits for, where others may come before its end.
+        self.awaited: simpy.Event | None = None
+
+    def enter(self, lane: Any) -> None:
+        """It comes to its stream."""
+        self.lane = lane
+        self.at_s = self.work_s = self.next_s = self.ready_s = self.begun_s = 0.0
+        self.rate = 1.0
+        self.demand = IDLE
+        self.stopped = False
+        self.done_with: Callable[[], None] | None = None
+
+    # -- as a ticket ---------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.end is not None
+
+    def stop(self) -> None:
+        """Ends it at its next replay boundary; one that has not begun runs not once."""
+        if self.end is None:
+            machine = self._sim.machines[self.rank]
+            machine.let_go()
+            machine.at_host_time(partial(self._sim.stop_row, self))
+
+    def done(self) -> "CauseSteps":
+        """Waits until it is done."""
+        if self.end is None:
+            event = self._sim.env.event()
+            self.tell(lambda _: succeed(event))
+            yield event
+        assert self.end is not None
+        return self.end
+
+    def tell(self, waiter: Waiter) -> None:
+        """Calls `waiter` once it is done, which it is not yet."""
+        self._sim.as_event(self)
+        if self._waiters is None:
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
+
+    # -- as a piece of work --------------------------------------------------------------------------
+
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Where its rate changed is not written down."""
+
+    def publish(self, publication: Publication) -> None:
+        """Nothing leaves it before its end."""
+        raise AssertionError(f"a launch in closed form publishes nothing, not {publication.signal}")
+
+    def finish(self) -> None:
+        """Its work is done now."""
+        self._sim.end_row(self)
+        waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            for waiter in waiters:
+                waiter(False)
+        if self.done_with is not None:
+            self.done_with()
+
+    def finish_last(self) -> None:
+        """Its work is done now, and this is the last thing that its caller does."""
+        waiters, go_on = self._waiters, self.done_with
+        if waiters is None or len(waiters) > 1 or go_on is None or go_on is not self.lane.go_on:
+            self.finish()
+            return
+        self._sim.end_row(self)
+        self._waiters = None
+        go_on()
+        waiters[0](True)
+
+
+def succeed(event: simpy.Event) -> None:
+    """Lets an event come now."""
+    event.succeed()

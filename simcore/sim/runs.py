@@ -1,0 +1,82 @@
+"""Who runs a program: what a study asks of a machine, whichever it is.
+
+A study says what is to be run (`Setup`) and gets something that runs it (`Run`): the simulated machine, or a
+real one, which takes the tensors of the model and the wall clock in the place of prices.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from simcore.machine.machine import Machine, Overheads, Program
+from simcore.machine.mesh import Mesh
+from simcore.machine.trace import Trace
+from simcore.ops.op import Pricer, Roofline
+from simcore.sim.contention import Rates, max_min_rates
+from simcore.sim.segments import Cuts
+from simcore.sim.simulation import Outcomes, Route, Simulation, Told, nothing
+from simcore.sim.tariff import Tariff
+
+
+class Run(Protocol):
+    """One run of one program on all ranks of a machine; see Simulation."""
+
+    trace: Trace
+    fed_s: list[float]
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """Runs the program on every rank until all are done."""
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a study runs. `case` names it: runs of the same case do the same, and one of them is reported; it
+    is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
+    graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
+    knows (`context`, `tokens`, `kv_tokens`, ...), and `uncounted`, how many launches come before those by
+    which a real machine tells what verbs and ops take. The others are those of Simulation."""
+
+    model: object
+    price: Pricer
+    roofline: Roofline
+    overheads: Overheads
+    mesh: Mesh = field(default_factory=lambda: {"tensor": 1})
+    outcomes: Outcomes = field(default_factory=dict)
+    rates: Rates = max_min_rates
+    lockstep: Sequence[str] = ()
+    rows: bool = False
+    tariff: Tariff | None = None
+    cuts: Cuts | None = None
+    told: Told = nothing
+    case: str = ""
+    title: str = ""
+    holds: Mapping[str, Any] = field(default_factory=dict)
+    uncounted: int = 0
+
+
+Start = Callable[[Setup], Run]
+
+
+def simulated(setup: Setup) -> Run:
+    """The simulated machine."""
+    return Simulation(
+        setup.price,
+        mesh=setup.mesh,
+        roofline=setup.roofline,
+        overheads=setup.overheads,
+        outcomes=setup.outcomes,
+        rates=setup.rates,
+        lockstep=setup.lockstep,
+        rows=setup.rows,
+        tariff=setup.tariff,
+        cuts=setup.cuts,
+        told=setup.told,
+    )
+
+
+def span_by_span(setup: Setup) -> Run:
+    """The same, whatever rows of numbers its study keeps, as a real machine leaves spans behind."""
+    return simulated(replace(setup, rows=False, tariff=None))

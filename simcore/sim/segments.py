@@ -1,0 +1,131 @@
+"""A graph at given sizes, priced and cut where its rank has to meet others.
+
+    graph  ->  local segment | collective | local segment | ...
+
+A local segment takes the sum of its ops' prices; `demand` is the share of memory and arithmetic that it
+keeps busy while it runs alone (contention.py).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from simcore.machine.trace import PricedOp
+from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
+from simcore.sim.contention import Demand
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Local ops, or one collective. `publications`: (seconds of work after which it leaves, what)."""
+
+    ops: tuple[PricedOp, ...]
+    seconds: float
+    demand: Demand
+    collective: bool
+    publications: tuple[tuple[float, Publication], ...]
+
+
+# An op at its sizes with its price, its floor, and whether ranks meet in it.
+Bound = tuple[PricedOp, Floor, bool]
+
+
+class Cuts:
+    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one.
+    `local`: another one whose prices are the same but for what crosses a link."""
+
+    def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
+        self._price = price
+        self._roofline = roofline
+        self._local = local
+        # Whether a graph, by its id, crosses no link.
+        self._crosses: dict[int, bool] = {}
+        self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
+        # Ops without run-time sizes, by their id.
+        self._bounds: dict[int, Bound] = {}
+        self._graphs: dict[int, Graph] = {}
+
+    def of(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Segment, ...]:
+        """The segments of a graph, in order; an empty graph is one segment that takes no time."""
+        if self._local is not None:
+            crosses = self._crosses.get(id(graph))
+            if crosses is None:
+                self._keep(graph)
+                crosses = self._crosses[id(graph)] = any(map(_crosses, graph.ops))
+            if not crosses:
+                return self._local.of(graph, sizes)
+        key = (id(graph), tuple([sizes[name] for name in graph.needs]))
+        found = self._segments.get(key)
+        if found is None:
+            # A graph that is gone could leave its id, and those of its ops, to another one: keep it.
+            self._keep(graph)
+            found = tuple(self._cut(graph, sizes))
+            self._segments[key] = found
+        return found
+
+    def _keep(self, graph: Graph) -> None:
+        self._graphs[id(graph)] = graph
+        if self._local is not None:
+            self._local._keep(graph)
+
+    def _bound(self, op: Op, sizes: Mapping[str, int], here: dict[int, Bound]) -> Bound:
+        """An op at its sizes; `here`: those of a graph that read some, by their id."""
+        found = self._bounds.get(id(op)) or here.get(id(op))
+        if found is None:
+            if self._local is not None and not _crosses(op):
+                found = self._local._bound(op, sizes, here)
+            else:
+                found = _bound(op.at(sizes), self._price, self._roofline)
+            (here if op.needs else self._bounds)[id(op)] = found
+        return found
+
+    def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
+        early: dict[int, list[Publication]] = defaultdict(list)
+        for publication in graph.publishes:
+            early[publication.op].append(publication)
+        local: list[Bound] = []
+        leaving: list[tuple[float, Publication]] = []
+        done_s = 0.0
+        # Graphs of many tokens have the same ops again and again.
+        here: dict[int, Bound] = {}
+        for i, op in enumerate(graph.ops):
+            found = self._bound(op, sizes, here)
+            priced, _, collective = found
+            if collective:
+                if local:
+                    yield _local(local, leaving)
+                yield Segment((priced,), priced.price.seconds, Demand(0.0, 0.0), True, ())
+                local, leaving, done_s = [], [], 0.0
+                continue
+            if i in early:
+                whole_s, early_s = priced.price.seconds, priced.price.early_s
+                leaves_s = done_s + (whole_s if early_s is None else min(early_s, whole_s))
+                leaving += [(leaves_s, publication) for publication in early[i]]
+            local.append(found)
+            done_s += priced.price.seconds
+        if local or not graph.ops:
+            yield _local(local, leaving)
+
+
+def _crosses(op: Op) -> bool:
+    """Whether an op may cross a link: ranks meet in it or in its parts, or it is a put."""
+    return bool(op.axis or op.parts)
+
+
+def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:
+    bare = op.bare
+    cost = price(bare)
+    floor = roofline(bare).of(cost)
+    return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1
+
+
+def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segment:
+    ops = tuple([priced for priced, _, _ in bound])
+    seconds = sum([priced.price.seconds for priced in ops])
+    if seconds <= 0.0:
+        return Segment(ops, 0.0, Demand(0.0, 0.0), False, tuple(leaving))
+    memory = sum([floor.memory_s for _, floor, _ in bound]) / seconds
+    compute = sum([floor.compute_s for _, floor, _ in bound]) / seconds
+    kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
+    demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
+    return Segment(ops, seconds, demand, False, tuple(leaving))

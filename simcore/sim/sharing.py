@@ -1,0 +1,324 @@
+"""The graphs that run on one device now, each at its share of it.
+
+    work done by a piece = integral of its rate;  rates change only when a piece comes or goes, or, while
+    several run, when one of them comes to replays that ask something else of the device
+
+Only pieces whose rate changes are reckoned anew; of the others it is known when they are due.
+
+No clock of its own: whoever drives it says what time it is and asks when to come back. Alone on the
+device, a burst of any length therefore needs one event.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any, Protocol
+
+from simcore.ops.op import Publication
+from simcore.sim.contention import Crowd, Demand, Rates
+
+# Work that is this close to a boundary, relative to the time it was reckoned at, has reached it.
+ROUNDING = 1e-12
+IDLE = Demand(0.0, 0.0)
+
+
+class Replays(Protocol):
+    """The work of a launch: how its replays follow each other, in seconds of work alone on the device."""
+
+    @property
+    def replays(self) -> int:
+        """How many there are."""
+
+    @property
+    def total_s(self) -> float:
+        """Work of all of them."""
+
+    def end_s(self, replay: int) -> float:
+        """Work after which a replay ends."""
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done."""
+
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """What it asks of the device once so much is done, and the work up to which it asks just that."""
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many."""
+
+
+class Listed:
+    """Replays whose ends and demands are listed one by one."""
+
+    __slots__ = ("_demands", "_ends")
+
+    def __init__(self, ends: list[float], demands: Sequence[Demand]) -> None:
+        self._ends = ends
+        self._demands = demands
+
+    @property
+    def replays(self) -> int:
+        """How many there are."""
+        return len(self._ends)
+
+    @property
+    def total_s(self) -> float:
+        """Work of all of them."""
+        return self._ends[-1]
+
+    def end_s(self, replay: int) -> float:
+        """Work after which a replay ends."""
+        return self._ends[replay]
+
+    def replay_at(self, work_s: float) -> int:
+        """The replay that is at work once so much is done."""
+        return min(bisect_right(self._ends, work_s), len(self._ends) - 1)
+
+    def around(self, work_s: float) -> tuple[float, Demand]:
+        """The replay that is at work: its end, and what it asks of the device."""
+        replay = self.replay_at(work_s)
+        return self._ends[replay], self._demands[replay]
+
+    def shorten(self, replays: int) -> None:
+        """Leaves out all but the first so many."""
+        del self._ends[replays:]
+
+
+class Work(Protocol):
+    """What runs on a device: `work_s` seconds of its `work` were done at `at_s`, and since then it runs at
+    `rate` of its speed alone. Beside others, it asks `demand` of the device until `next_s` of its work, or
+    until something leaves it there. `notes`: whether it notes where its rate changes."""
+
+    at_s: float
+    work_s: float
+    rate: float
+    demand: Demand
+    next_s: float
+
+    @property
+    def notes(self) -> bool:
+        """Whether it notes where its rate changes."""
+
+    @property
+    def work(self) -> Any:
+        """Its replays (`Replays`)."""
+
+    @property
+    def publications(self) -> deque[tuple[float, Publication]]:
+        """What leaves it, and after how much work."""
+
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+
+    def publish(self, publication: Publication) -> None:
+        """Something leaves it now."""
+
+    def finish(self) -> None:
+        """Its work is done."""
+
+    def finish_last(self) -> None:
+        """Its work is done, and this is the last thing that its caller does."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Work in progress. `progress` collects (time, work) where the rate changes."""
+
+    work: Replays
+    finish: Callable[[], None]
+    publish: Callable[[Publication], None]
+    publications: deque[tuple[float, Publication]]
+    # What is called in the place of `finish` where that is the last thing that its caller does.
+    last: Callable[[], None] | None = None
+    at_s: float = 0.0
+    work_s: float = 0.0
+    rate: float = 1.0
+    demand: Demand = IDLE
+    next_s: float = 0.0
+    progress: list[tuple[float, float]] = field(default_factory=list)
+    notes: bool = field(default=True, init=False)
+
+    def finish_last(self) -> None:
+        """Its work is done, and this is the last thing that its caller does."""
+        (self.last or self.finish)()
+
+    def note(self, now_s: float, *, once: bool = False) -> None:
+        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+        if not once or self.progress[-1][0] < now_s:
+            self.progress.append((now_s, self.work_s))
+
+
+class SharedDevice:
+    """See the head of this file. All times in seconds."""
+
+    __slots__ = ("_crowd", "_dues_s", "_rates", "rates", "running")
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.running: list[Work] = []
+        # Of several pieces: what they ask for, at which rates they run, and when something happens to each.
+        self._crowd = Crowd()
+        self._rates: list[float] = []
+        self._dues_s: list[float] = []
+
+    def start(self, piece: Work, now_s: float) -> None:
+        """Adds a piece; everybody's rate may change."""
+        running = self.running
+        if len(running) == 1:
+            _credit(running[0], now_s)
+        piece.at_s = now_s
+        piece.note(now_s)
+        running.append(piece)
+        if len(running) > 1:
+            for other in running if len(running) == 2 else (piece,):
+                _look_ahead(other)
+                self._crowd.join(other.demand)
+                self._rates.append(nan)
+                self._dues_s.append(inf)
+            self._reprice(now_s)
+
+    def leave(self, piece: Work) -> None:
+        """Takes a piece away of which nothing has run, if it is there: then it is alone."""
+        if self.running == [piece]:
+            self.running.clear()
+
+    def stop(self, piece: Work, now_s: float) -> None:
+        """Ends a piece at the first replay boundary that its work has not passed yet."""
+        _credit(piece, now_s)
+        slack = ROUNDING * max(now_s, piece.work_s)
+        work = piece.work
+        replay = work.replay_at(max(0.0, piece.work_s - slack))
+        # Work that has just come to the end of a replay has not passed it.
+        if replay > 0 and work.end_s(replay - 1) >= piece.work_s - slack:
+            replay -= 1
+        self.shorten(piece, replay + 1)
+
+    def shorten(self, piece: Work, replays: int) -> None:
+        """Leaves out all but the first so many replays of a piece."""
+        piece.work.shorten(replays)
+        if len(self.running) > 1 and piece in self.running:
+            i = self.running.index(piece)
+            _look_ahead(piece)
+            self._crowd.change(i, piece.demand)
+            self._dues_s[i] = _due_s(piece)
+
+    def next_due(self) -> tuple[float, Work]:
+        """When something happens, and to which piece; one at least is running."""
+        first = self.running[0]
+        if len(self.running) == 1:
+            return first.at_s + max(0.0, (_target_s(first) - first.work_s) / first.rate), first
+        due_s = min(self._dues_s)
+        return due_s, self.running[self._dues_s.index(due_s)]
+
+    def arrive(self, due: Work, now_s: float) -> None:
+        """The moment that `next_due` told of has come: publishes and finishes what is due."""
+        if len(self.running) > 1:
+            self._arrive_beside_others(due, now_s)
+            return
+        if due.publications:
+            due.work_s, due.at_s = _target_s(due), now_s
+            self._publish(due, now_s)
+            if due.work_s + _slack_s(due, now_s) < due.work.total_s:
+                return
+        self.end_alone(due, now_s)
+        due.finish()
+
+    def end_alone(self, piece: Work, now_s: float) -> None:
+        """All of the only piece is done; whoever asks has to finish it."""
+        self.running.clear()
+        _end(piece, now_s)
+
+    def _arrive_beside_others(self, due: Work, now_s: float) -> None:
+        # Not what its rate makes of the time: rounding could carry it past what is due.
+        due.work_s, due.at_s = due.next_s, now_s
+        if due.publications:
+            self._publish(due, now_s)
+        i = self.running.index(due)
+        if due.work_s + _slack_s(due, now_s) >= due.work.total_s:
+            self._remove(i)
+            _end(due, now_s)
+            due.finish()
+        else:
+            before = due.demand
+            _snap(due, now_s)
+            _look_ahead(due)
+            if due.demand is not before:
+                self._crowd.change(i, due.demand)
+            self._dues_s[i] = _due_s(due)
+        self._reprice(now_s)
+
+    def _publish(self, piece: Work, now_s: float) -> None:
+        while piece.publications and piece.publications[0][0] <= piece.work_s + _slack_s(piece, now_s):
+            piece.publish(piece.publications.popleft()[1])
+
+    def _remove(self, i: int) -> None:
+        del self.running[i]
+        if self._dues_s:
+            self._crowd.leave(i)
+            del self._dues_s[i], self._rates[i]
+
+    def _reprice(self, now_s: float) -> None:
+        """Works out anew when something happens to those whose rate is another than before."""
+        running, before = self.running, self._rates
+        if len(running) < 2:
+            # Alone, a piece is asked nothing.
+            self._crowd, self._rates, self._dues_s = Crowd(), [], []
+            for piece in running:
+                _set_rate(piece, 1.0, now_s)
+            return
+        self._rates = rates = self.rates(self._crowd)
+        for i, rate in enumerate(rates):
+            if rate != before[i]:
+                piece = running[i]
+                _set_rate(piece, rate, now_s)
+                self._dues_s[i] = _due_s(piece)
+
+
+def _set_rate(piece: Work, rate: float, now_s: float) -> None:
+    """A piece runs at a rate from now on; it notes that where it is another."""
+    _credit(piece, now_s)
+    if rate != piece.rate:
+        if piece.notes:
+            piece.note(now_s, once=True)
+        piece.rate = rate
+
+
+def _credit(piece: Work, now_s: float) -> None:
+    """Adds what a piece has done since that was reckoned last."""
+    piece.work_s += (now_s - piece.at_s) * piece.rate
+    piece.at_s = now_s
+
+
+def _due_s(piece: Work) -> float:
+    """When something happens to a piece beside others."""
+    return piece.at_s + max(0.0, (piece.next_s - piece.work_s) / piece.rate)
+
+
+def _end(piece: Work, now_s: float) -> None:
+    piece.work_s, piece.at_s = piece.work.total_s, now_s
+    piece.note(now_s)
+
+
+def _slack_s(piece: Work, now_s: float) -> float:
+    return ROUNDING * max(piece.work_s, now_s)
+
+
+def _target_s(piece: Work) -> float:
+    """The next point of the work of a piece that runs alone at which something happens."""
+    end_s: float = piece.work.total_s
+    return min(piece.publications[0][0], end_s) if piece.publications else end_s
+
+
+def _look_ahead(piece: Work) -> None:
+    """What a piece asks of the device now, and up to where."""
+    piece.next_s, piece.demand = piece.work.around(piece.work_s)
+    if piece.publications:
+        piece.next_s = min(piece.publications[0][0], piece.next_s)
+
+
+def _snap(piece: Work, now_s: float) -> None:
+    """Work that is within rounding of where something changes has come to it."""
+    end_s = piece.work.around(piece.work_s)[0]
+    if end_s <= piece.work_s + _slack_s(piece, now_s):
+        piece.work_s = end_s

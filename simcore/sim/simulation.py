@@ -1,0 +1,768 @@
+"""The simulated machine: SimPy runs the same programs as hardware does, at the prices of a device model.
+
+    launch starts  = max(issued by its host, stream free, tickets done, signal come, last rank there)
+    launch takes   = sum of its ops' prices / its share of the device (sharing.py, contention.py)
+
+The event clock drives host programs, and what works off each stream. A host's own time runs ahead of the
+event clock: each verb adds its cost to it, and the next wait catches up. A burst (`repeat`) without flags,
+signals or collectives is one event however long it is.
+"""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import simpy
+
+from simcore.machine import mesh as layout
+from simcore.machine.machine import (
+    Condition,
+    DeadlockError,
+    Flag,
+    Machine,
+    MismatchError,
+    Overheads,
+    Program,
+    Setting,
+    Verdict,
+    holds,
+)
+from simcore.machine.trace import Cause, PricedOp, Span, State, Trace
+from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
+from simcore.sim.bursts import Origin, Ramp
+from simcore.sim.clock import Clock
+from simcore.sim.contention import Demand, Rates, max_min_rates
+from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
+from simcore.sim.rows import RowLaunch, succeed
+from simcore.sim.segments import Cuts, Segment
+from simcore.sim.sharing import Listed, Piece, SharedDevice, Work
+from simcore.sim.tariff import Tariff
+from simcore.workload.requests import END
+
+# Origins of prices are counted one by one up to so many.
+MOST_TALLIES = 1 << 12
+Route = Callable[[object], Sequence[int]]
+Outcomes = Mapping[str, Callable[..., bool]]
+Told = Callable[[Graph], frozenset[str]]
+
+
+# What a stream may wait for.
+BEFORE_IT = "launch {0.id} of graph {0.graph.name} waits for launches before it"
+A_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
+OTHERS = "{0.kind} {0.name}: {1} of {2} ranks are there"
+
+
+def nothing(graph: Graph) -> frozenset[str]:
+    """No graph reads a size in the device's memory."""
+    del graph
+    return frozenset()
+
+
+def no_floor(op: Op) -> Floor:
+    """The roofline of a device that nothing is known of: no bound at all."""
+    del op
+    return Floor(0.0, 0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    rank: int
+    name: str
+    number: int
+    queue: deque[Launch | RowLaunch] = field(default_factory=deque)
+    working: bool = False
+    free: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    since_s: float = 0.0
+    # A text, and what is filled in there.
+    waiting_for: tuple[Any, ...] = ("a launch that never ends",)
+    go_on: Callable[[], None] = field(init=False)
+
+    def waits_for(self) -> str:
+        """What it waits for, in words."""
+        text, *filled = self.waiting_for
+        return str(text).format(*filled)
+
+
+@dataclass(slots=True, eq=False)
+class Facts:
+    """What holds of all launches of a graph. `launch_s`: host time of one, of which `back_s` comes after it
+    may begin; `told`: the sizes that its host writes for its kernels, where that costs anything; `closed`:
+    whether one that is tied to no flag and no signal is worked out in closed form; `number`: of its name, in
+    rows."""
+
+    graph: Graph
+    launch_s: float
+    back_s: float
+    told: frozenset[str]
+    closed: bool
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """Work whose price comes from one origin."""
+
+    origin: Origin
+    total_s: float = 0.0
+    replays: int = 0
+
+
+class _Demands(Sequence[Demand]):
+    """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
+
+    def __init__(self, segments: Sequence[Segment], demand: Callable[[Segment], Demand]) -> None:
+        self._segments = segments
+        self._demand = demand
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._demand(self._segments[i])
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    id: int
+    op: Op
+    event: simpy.Event
+    arrived: list[int] = field(default_factory=list)
+    latest: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    start_s: float = 0.0
+
+
+class Simulation:
+    """All ranks of one simulated machine.
+
+    `price` and `roofline` say what an op costs and the least it can cost; `overheads` what the verbs
+    cost; `outcomes` gives, by verdict name, what the device decides for a key; `mesh` as in Machine.
+
+    `lockstep` names axes whose ranks do the same at the same time: the first of them is simulated and
+    stands for all. It is up to the caller that they do; their collectives then start when it arrives.
+
+    `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
+    out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
+    messages are not noted. `tariff`, or `cuts` where spans are noted: the same prices, as an earlier run has
+    worked them out.
+
+    `told`: the sizes that kernels of a graph read in the device's memory; hosts write them
+    (`Overheads.size_s`).
+    """
+
+    def __init__(
+        self,
+        price: Pricer,
+        *,
+        mesh: layout.Mesh | None = None,
+        roofline: Roofline = no_floor,
+        overheads: Overheads | None = None,
+        outcomes: Outcomes | None = None,
+        rates: Rates = max_min_rates,
+        lockstep: Sequence[str] = (),
+        rows: bool = False,
+        tariff: Tariff | None = None,
+        cuts: Cuts | None = None,
+        told: Told = nothing,
+    ) -> None:
+        self.env = Clock()
+        self.trace = Trace()
+        self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
+        self.overheads = overheads or Overheads()
+        self.told = told
+        self.signals = Signals(self.env)
+        self.flags: dict[Flag, int] = {}
+        # Host loops and marks that have not come to their end, by rank and what they are.
+        self.loops: dict[simpy.Process, tuple[int, str]] = {}
+        world = prod(self.mesh.values())
+        self.machines = [SimMachine(self, rank, world) for rank in range(world)]
+        # When each item was fed, the end left out.
+        self.fed_s: list[float] = []
+        self._lockstep = frozenset(lockstep)
+        self.rows = rows
+        self._tariff = tariff or Tariff(price, roofline)
+        self._price = price
+        self._roofline = roofline
+        self._outcomes = outcomes or {}
+        self._devices = [SharedDevice(rates) for _ in range(world)]
+        self._alarms = [0] * world
+        # A launch whose host works off what comes before its end.
+        self._held: RowLaunch | None = None
+        # Streams of each rank on which something runs or waits.
+        self._working = [0] * world
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
+        self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
+        self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
+        self._cuts = cuts or Cuts(price, roofline)
+        self._facts: dict[int, Facts] = {}
+        self._tallies: dict[int, _Tally] = {}
+        self._ids = itertools.count()
+        self._launches = itertools.count()
+
+    # -- programs ----------------------------------------------------------------------------------
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """Runs one program on every rank until all are done.
+
+        Raises DeadlockError if something still waits when nothing can happen any more.
+        """
+        running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
+        hosts = [self.env.result(self.host(m, program(m))) for m in running]
+        self.env.run_all()
+        self._count_sources()
+        stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if not h.triggered]
+        working = [stream for stream in self._streams.values() if stream.working]
+        stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
+        kept = [m.kept for m in self.machines if m.kept is not None]
+        stuck += [f"launch {one.id} of graph {one.graph.name}, which its host kept back" for one in kept]
+        stuck += [f"rank {s.rank} stream {s.name}: {s.waits_for()}" for s in working]
+        if stuck:
+            raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
+        self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
+        return self.trace
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says
+        for an item when it comes."""
+
+        def source() -> Steps:
+            env, machines, fed = self.env, self.machines, self.fed_s.append
+            for at_s, item in arrivals:
+                # Who comes at one instant comes before anybody acts on it.
+                if at_s > env.now:
+                    yield env.timeout(at_s - env.now)
+                now_s = env.now
+                if item != END:
+                    fed(now_s)
+                cause = Cause(None, now_s, True)
+                if isinstance(to, int):
+                    machines[to].deliver(inbox, item, cause)
+                else:
+                    for rank in to(item):
+                        machines[rank].deliver(inbox, item, cause)
+
+        self.env.drive(source())
+
+    def watch(self, rank: int, what: str, steps: Steps) -> None:
+        """Runs a host loop or a mark that has to come to its end."""
+        process = self.env.process(steps)
+        self.loops[process] = rank, what
+        then(process, lambda _: self.loops.pop(process))
+
+    def host(self, machine: "SimMachine", program: Program) -> Steps:
+        """A program with its host's last costs at its end."""
+        result = yield from program
+        machine.let_go()
+        left_s = max(0.0, machine.now() - self.env.now)
+        if not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
+        return result
+
+    # -- launches ----------------------------------------------------------------------------------
+
+    def submit(self, launch: Launch) -> None:
+        """Queues a launch; its stream works it off in order."""
+        self._queue(self._stream(launch.rank, launch.stream), launch)
+
+    def facts(self, graph: Graph) -> Facts:
+        """What holds of all launches of a graph."""
+        found = self._facts.get(id(graph))
+        if found is None:
+            launch_s, names = self.overheads.whole_launch_s(graph.kernels), self.trace.rows.graphs
+            alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
+            # A graph that is gone could leave its id to another one: it is kept here.
+            found = self._facts[id(graph)] = Facts(
+                graph,
+                launch_s,
+                launch_s - self.overheads.begins_s(launch_s),
+                self.told(graph) if self.overheads.size_s else frozenset(),
+                self.rows and alone,
+                names.setdefault(graph.name, len(names)) if self.rows and alone else -1,
+            )
+        return found
+
+    def _stream(self, rank: int, name: str) -> _Stream:
+        stream = self._streams.get((rank, name))
+        if stream is None:
+            numbers = self.trace.rows.streams
+            stream = _Stream(rank, name, numbers.setdefault(name, len(numbers)))
+            stream.go_on = partial(self._go_on, stream)
+            self._streams[rank, name] = stream
+        return stream
+
+    def _queue(self, stream: _Stream, launch: Launch | RowLaunch) -> None:
+        stream.queue.append(launch)
+        if not stream.working:
+            self._set_working(stream, True)
+            self.env.drive(self._work_off(stream))
+
+    def _set_working(self, stream: _Stream, working: bool) -> None:
+        if stream.working != working:
+            stream.working = working
+            self._working[stream.rank] += 1 if working else -1
+
+    def _go_on(self, stream: _Stream) -> None:
+        """What has been queued meanwhile has its turn."""
+        if stream.queue:
+            self.env.drive(self._work_off(stream))
+        else:
+            stream.working = False
+            self._working[stream.rank] -= 1
+
+    def _work_off(self, stream: _Stream) -> Steps:
+        while stream.queue:
+            launch = stream.queue.popleft()
+            if isinstance(launch, RowLaunch):
+                yield from self._row(stream, launch)
+            else:
+                yield from self._execute(stream, launch)
+        self._set_working(stream, False)
+
+    def _execute(self, stream: _Stream, launch: Launch) -> Steps:
+        left_s = launch.issued.at_s - self.env.now
+        if left_s > 0.0 and not self.env.passes(left_s):
+            yield self.env.timeout(left_s)
+        cause = launch.issued if launch.issued.at_s > stream.free.at_s else stream.free
+        stream.waiting_for = (BEFORE_IT, launch)
+        for ticket in launch.after:
+            cause = latest(cause, (yield from ticket.done()))
+        if self.env.now > stream.free.at_s:
+            stream.since_s = self.env.now
+        burst = launch.is_burst()
+        for replay in itertools.count():
+            # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            if replay and not self.env.passes(0.0):
+                yield self.env.timeout(0.0)
+            # Asked anew each time: what it runs until may have come.
+            if launch.stopped or replay >= (1 if burst else launch.repeat):
+                break
+            if launch.when is not None and not holds(launch.when, self.value_of):
+                cause = yield from self._skip(stream, launch, cause, replay)
+                continue
+            for signal in launch.signals:
+                stream.waiting_for = (A_SIGNAL, launch, signal)
+                cause = latest(cause, (yield from signal.done()))
+            if burst:
+                cause = yield from self._burst(stream, launch, cause)
+            else:
+                cause = yield from self._replay(stream, launch, cause, replay)
+            if launch.sets:
+                self._write_flags(launch.sets)
+        stream.free = cause
+        launch.ticket.finish(cause)
+
+    # -- launches in closed form ---------------------------------------------------------------------
+
+    def at_once(self, launch: RowLaunch) -> bool:
+        """Runs a launch to its end, and works off what comes before; the last thing that its caller does at
+        this moment. False where its end has to be an event, which is `launch.awaited` if it has begun."""
+        stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
+        if stream.working or self._working[rank] or self._devices[rank].running:
+            return False
+        work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        now_s, start_s = env.now, launch.issued_s
+        start_s = max(start_s, now_s)
+        if not env.passes(start_s - now_s + work.total_s):
+            return env.can_hold() and self._reach(stream, launch)
+        launch.lane = stream
+        launch.ready_s, launch.begun_s = stream.free.at_s, start_s
+        if start_s > launch.ready_s:
+            stream.since_s = start_s
+        self.end_row(launch)
+        return True
+
+    def _reach(self, stream: _Stream, launch: RowLaunch) -> bool:
+        """Runs a launch to its end, and works off what comes before."""
+        launch.enter(stream)
+        self.machines[launch.rank].watch(launch)
+        self._held = launch
+        self._take_up(stream, launch)
+        reached = self.env.reach()
+        self._held = None
+        if not reached:
+            return False
+        self._devices[launch.rank].end_alone(launch, self.env.now)
+        self.end_row(launch)
+        stream.go_on()
+        return True
+
+    def as_event(self, launch: RowLaunch) -> None:
+        """The end of a launch is an event from here on: not only its host may have to do with it."""
+        if launch is not self._held:
+            return
+        self._held = None
+        rank = launch.rank
+        launch.awaited = self.machines[rank].waits_for(launch)
+        then(self.env.let_go(), partial(self._ring, rank, self._alarms[rank], launch))
+
+    def submit_row(self, launch: RowLaunch) -> None:
+        """Queues a launch in closed form; it begins at once where nothing is in its way."""
+        stream = self._stream(launch.rank, launch.stream)
+        launch.enter(stream)
+        if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
+            self._queue(stream, launch)
+            return
+        self._take_up(stream, launch)
+
+    def _take_up(self, stream: _Stream, launch: RowLaunch) -> None:
+        """A stream that does nothing begins a launch; it works off itself what is queued meanwhile."""
+        self._set_working(stream, True)
+        launch.done_with = stream.go_on
+        self._begin(stream, launch)
+
+    def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
+        """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
+        work = launch.work
+        if work is None:
+            work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        free_s = ready_s = stream.free.at_s
+        for ticket in launch.after:
+            if ticket.end is not None and ticket.end.at_s > ready_s:
+                ready_s = ticket.end.at_s
+        now_s, start_s = self.env.now, launch.issued_s
+        start_s = max(start_s, now_s)
+        launch.ready_s, launch.begun_s = ready_s, start_s
+        if start_s > free_s:
+            stream.since_s = start_s
+        work.since_s = stream.since_s
+        work.kernels = launch.graph.kernels
+        work.launch_s = launch.facts.launch_s
+        rank, device = launch.rank, self._devices[launch.rank]
+        if not device.running and self._working[rank] == 1:
+            # Nobody else can begin before it: it may as well begin a little later than now.
+            device.start(launch, start_s)
+            self._alarm(rank, start_s - now_s + work.total_s, launch)
+        elif start_s > now_s:
+            then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
+        else:
+            self._join(launch)
+
+    def _join(self, launch: RowLaunch) -> None:
+        if launch.end is None:
+            self._start(launch.rank, launch)
+
+    def _row(self, stream: _Stream, launch: RowLaunch) -> Steps:
+        """A launch in closed form that had to queue."""
+        if launch.issued_s > self.env.now:
+            yield self.env.timeout(launch.issued_s - self.env.now)
+        stream.waiting_for = (BEFORE_IT, launch)
+        for ticket in launch.after:
+            yield from ticket.done()
+        if launch.stopped:
+            launch.end = Cause(None, self.env.now)
+            launch.finish()
+            return
+        done = self.env.event()
+        launch.done_with = partial(succeed, done)
+        self._begin(stream, launch)
+        yield done
+
+    def end_row(self, launch: RowLaunch) -> None:
+        """The work of a launch in closed form is done now: writes its row."""
+        work = launch.work
+        if work is None or launch.end is not None:
+            return
+        end_s, rows = self.env.now, self.trace.rows
+        rows.numbers.extend(
+            (
+                launch.id, launch.rank, launch.lane.number, launch.facts.number, launch.issued_s,
+                launch.ready_s, launch.begun_s, end_s, work.total_s, work.floor_s(), work.replays,
+            )
+        )  # fmt: skip
+        self._tally(work)
+        launch.ran = work.replays
+        launch.end = launch.lane.free = Cause(None, end_s)
+
+    def _tally(self, work: Ramp) -> None:
+        """Counts work by where its price comes from."""
+        tally = self._tallies.get(id(work.origin))
+        if tally is None:
+            if len(self._tallies) >= MOST_TALLIES:
+                self._count_sources()
+            tally = self._tallies[id(work.origin)] = _Tally(work.origin)
+        tally.total_s += work.total_s
+        tally.replays += work.replays
+
+    def _count_sources(self) -> None:
+        for tally in self._tallies.values():
+            tally.origin.count(tally.total_s, tally.replays, self.trace.rows.sources)
+        self._tallies.clear()
+
+    def curtail(self, launch: Launch | RowLaunch) -> None:
+        """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
+        if isinstance(launch, Launch):
+            if launch.is_burst() and launch.piece is not None:
+                self.stop(launch)
+            else:
+                launch.repeat = launch.ticket.ran + 1
+        elif launch.end is not None:
+            return
+        elif launch.work is None:
+            launch.repeat = 1
+        elif launch.begun_s < self.env.now:
+            self._devices[launch.rank].stop(launch, self.env.now)
+            self._set_alarm(launch.rank)
+        else:
+            self._devices[launch.rank].shorten(launch, 1)
+            self._set_alarm(launch.rank)
+
+    def stop_row(self, launch: RowLaunch) -> None:
+        """Ends a launch in closed form at its next replay boundary."""
+        # Whoever waits for it has to be there before it ends.
+        self.as_event(launch)
+        launch.stopped = True
+        device, work = self._devices[launch.rank], launch.work
+        if launch.end is not None or work is None:
+            return
+        if launch.begun_s <= self.env.now and launch in device.running:
+            device.stop(launch, self.env.now)
+        else:
+            # Not begun: nothing of it runs.
+            device.leave(launch)
+            launch.end = Cause(None, self.env.now)
+            launch.finish()
+        self._set_alarm(launch.rank)
+
+    def _replay(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
+        for segment in self._cut(launch, replay):
+            if segment.collective:
+                cause = yield from self._meet(stream, launch, segment, cause, replay)
+            else:
+                cause = yield from self._run(stream, launch, [segment], cause, replay)
+        launch.ticket.ran += 1
+        return cause
+
+    def _burst(self, stream: _Stream, launch: Launch, cause: Cause) -> CauseSteps:
+        replays = [segment for i in range(launch.repeat) for segment in self._cut(launch, i)]
+        return (yield from self._run(stream, launch, replays, cause, 0))
+
+    def _run(
+        self, stream: _Stream, launch: Launch, replays: Sequence[Segment], cause: Cause, replay: int
+    ) -> CauseSteps:
+        id_ = next(self._ids)
+        start_s = self.env.now
+        if len(replays) == 1:
+            ends = [replays[0].seconds]
+        else:
+            ends = list(itertools.accumulate(segment.seconds for segment in replays))
+        if not replays[0].publications and self._alone(launch.rank, ends[-1]):
+            ops = replays[0].ops
+            if len(replays) > 1:
+                launch.ticket.ran = len(replays)
+                ops = tuple(priced for segment in replays for priced in segment.ops)
+            progress = ((start_s, 0.0), (self.env.now, ends[-1]))
+            self._record(id_, launch, stream.name, "run", start_s, cause, ops, progress, replay)
+            return Cause(id_, self.env.now)
+        done = self.env.event()
+        demand = partial(self._demand, launch, stream.since_s)
+        piece = Piece(
+            Listed(ends, _Demands(replays, demand)),
+            partial(succeed, done),
+            lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
+            deque(replays[0].publications),
+            partial(self.env.comes, done),
+        )
+        launch.piece = piece
+        self._start(launch.rank, piece)
+        yield done
+        launch.piece = None
+        if launch.is_burst():
+            launch.ticket.ran = piece.work.replays
+        ops = replays[0].ops
+        if len(replays) > 1:
+            ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
+        self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
+        return Cause(id_, self.env.now)
+
+    def _alone(self, rank: int, work_s: float) -> bool:
+        """Does so much work where a device does nothing else and nothing can happen before it is done; else
+        does nothing and returns False."""
+        return not self._devices[rank].running and self.env.passes(work_s)
+
+    def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
+        """What a segment asks of the device, with the share of the host's thread that launching it takes."""
+        graph_s = sum(other.seconds for other in self._cut(launch, 0))
+        launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
+        share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
+        return replace(segment.demand, launch=share, since_s=since_s)
+
+    def stop(self, launch: Launch) -> None:
+        """Ends a repeated launch at its next replay boundary."""
+        launch.stopped = True
+        if launch.piece is not None and launch.is_burst():
+            self._devices[launch.rank].stop(launch.piece, self.env.now)
+            self._set_alarm(launch.rank)
+
+    def _start(self, rank: int, piece: Work) -> None:
+        """A piece begins now on a device, beside what runs there."""
+        if self._held is not None and self._held.rank == rank:
+            self.as_event(self._held)
+        self._devices[rank].start(piece, self.env.now)
+        self._set_alarm(rank)
+
+    def _set_alarm(self, rank: int) -> None:
+        """Comes back when something is due on a device; an alarm set before is void."""
+        device = self._devices[rank]
+        if not device.running:
+            self._alarms[rank] += 1
+            return
+        due_s, piece = device.next_due()
+        self._alarm(rank, max(0.0, due_s - self.env.now), piece)
+
+    def _alarm(self, rank: int, delay_s: float, piece: Work) -> None:
+        number = self._alarms[rank] = self._alarms[rank] + 1
+        if piece is self._held:
+            self.env.hold(delay_s)
+        else:
+            then(self.env.timeout(delay_s), partial(self._ring, rank, number, piece))
+
+    def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
+        if number != self._alarms[rank]:
+            return
+        device = self._devices[rank]
+        if len(device.running) == 1 and not piece.publications:
+            self._alarms[rank] += 1
+            device.end_alone(piece, self.env.now)
+            # Whatever waits for it has to be the last here.
+            piece.finish_last()
+            return
+        device.arrive(piece, self.env.now)
+        self._set_alarm(rank)
+
+    def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
+        start_s = self.env.now
+        seconds = self.overheads.gate_s * len(launch.graph.ops)
+        if not self.env.passes(seconds):
+            yield self.env.timeout(seconds)
+        id_ = next(self._ids)
+        progress = [(start_s, 0.0), (self.env.now, seconds)]
+        self._record(id_, launch, stream.name, "skipped", start_s, cause, (), progress, replay)
+        return Cause(id_, self.env.now)
+
+    # -- ranks that meet, signals, flags -----------------------------------------------------------
+
+    def _meet(
+        self, stream: _Stream, launch: Launch, segment: Segment, cause: Cause, replay: int
+    ) -> CauseSteps:
+        op = segment.ops[0].op
+        members = self._members(launch.rank, op.axis)
+        meeting = self._meeting(op, stream, launch.rank, members)
+        meeting.arrived.append(launch.rank)
+        meeting.latest = latest(meeting.latest, cause)
+        stream.waiting_for = (OTHERS, op, len(meeting.arrived), len(members))
+        if len(meeting.arrived) == len(members):
+            meeting.start_s = self.env.now
+            if len(members) == 1 and self.env.passes(segment.seconds):
+                return self._met_at(stream, launch, segment, meeting, members, replay)
+            then(self.env.timeout(segment.seconds), lambda _: self.env.comes(meeting.event))
+        yield meeting.event
+        return self._met_at(stream, launch, segment, meeting, members, replay)
+
+    def _met_at(
+        self,
+        stream: _Stream,
+        launch: Launch,
+        segment: Segment,
+        meeting: _Meeting,
+        members: tuple[int, ...],
+        replay: int,
+    ) -> Cause:
+        """A collective has ended now."""
+        id_ = next(self._ids)
+        progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
+        self._record(
+            id_, launch, stream.name, "collective", meeting.start_s, meeting.latest, segment.ops, progress,
+            replay, meeting.id, members,
+        )  # fmt: skip
+        return Cause(id_, self.env.now)
+
+    def _members(self, rank: int, axis: str) -> tuple[int, ...]:
+        key = (rank, axis)
+        if key not in self._groups:
+            alone = axis in self._lockstep
+            self._groups[key] = (rank,) if alone else layout.members(self.mesh, rank, axis)
+        return self._groups[key]
+
+    def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
+        """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
+        size = self.mesh.get(op.axis, 1)
+        if size != op.ranks:
+            raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
+        turn = self._met[op.axis, stream.name, rank]
+        self._met[op.axis, stream.name, rank] += 1
+        meetings = self._meetings[op.axis, stream.name, members]
+        if turn == len(meetings):
+            meetings.append(_Meeting(next(self._ids), op, self.env.event()))
+        other = meetings[turn].op
+        if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
+            raise MismatchError(
+                f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
+            )
+        return meetings[turn]
+
+    def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
+        put, rank = publication.put, launch.rank
+        price = self._price(put)
+        cause = latest(cause, self._wire_free[rank])
+        id_, start_s = next(self._ids), cause.at_s
+        self._wire_free[rank] = Cause(id_, start_s + price.seconds)
+        priced = PricedOp(put, price, self._roofline(put).wire_s)
+
+        def arrive(_: simpy.Event) -> None:
+            progress = [(start_s, 0.0), (self.env.now, price.seconds)]
+            self._record(id_, launch, "wire", "wire", start_s, cause, (priced,), progress, 0)
+            self.signals.publish(publication.signal, rank, Cause(id_, self.env.now))
+
+        then(self.env.timeout(start_s + price.seconds - self.env.now), arrive)
+
+    def value_of(self, flag: Flag) -> int:
+        """What a flag holds now."""
+        return self.flags.get(flag, 0)
+
+    def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
+        self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
+
+    def _evaluate(self, setting: Setting) -> int:
+        if isinstance(setting, Condition):
+            return int(holds(setting, self.value_of))
+        if isinstance(setting, Verdict):
+            return setting.yes if self._outcomes[setting.name](*setting.key) else setting.no
+        return setting
+
+    # -- prices and records ------------------------------------------------------------------------
+
+    def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
+        """The launch's graph at the sizes of one replay, priced once."""
+        return self._cuts.of(launch.graph, launch.sizes_at(replay))
+
+    def _record(
+        self,
+        id_: int,
+        launch: Launch,
+        stream: str,
+        state: State,
+        start_s: float,
+        cause: Cause,
+        ops: tuple[PricedOp, ...],
+        progress: Sequence[tuple[float, float]],
+        replay: int,
+        meeting: int | None = None,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        after: tuple[int, ...] = ()
+        if launch.after:
+            after = tuple([t.end.span for t in launch.after if t.end and t.end.span is not None])
+        span = Span(
+            id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
+            self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,
+        )  # fmt: skip
+        self.trace.spans.append(span)
+
+    def next_launch(self) -> int:
+        """A number for the next launch."""
+        return next(self._launches)

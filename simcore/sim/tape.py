@@ -1,0 +1,208 @@
+"""The machine that prints: the simulated one at one second an op and nothing for everything else.
+
+A line a launch, in the order in which the hosts issue them:
+
+    rank 0  main  between: o attn_residual ... | when priority != 0 | sets holds = priority > rank 1 priority
+
+For reading a strategy, and for tests: a strategy's tape is compared with a reviewed one and its op counts
+with a closed form.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simcore.machine.machine import Condition, Flag, Machine, Program, Setting, Ticket, Verdict, Wait
+from simcore.machine.mesh import Mesh
+from simcore.models.decoder import TENSOR
+from simcore.ops.op import Graph, Op, Price
+from simcore.sim.simulation import Outcomes, Simulation
+from simcore.workload.requests import END, REQUESTS, Request
+
+
+def one_second(op: Op) -> Price:
+    """Every op takes a second; an early part leaves after half of it."""
+    del op
+    return Price(1.0, 1.0, 1.0, "assumed", "tape", early_s=0.5)
+
+
+@dataclass(slots=True)
+class Tape:
+    """What was launched: printed lines, and the graphs by rank for counting."""
+
+    lines: list[str] = field(default_factory=list)
+    graphs: list[tuple[int, Graph, int]] = field(default_factory=list)
+
+    def op_count(self, rank: int) -> int:
+        """Ops launched on a rank, replays counted, gated ones too."""
+        return sum(len(graph.ops) * repeat for r, graph, repeat in self.graphs if r == rank)
+
+
+def record(
+    program: Callable[[Machine], Program],
+    *,
+    mesh: Mesh | None = None,
+    outcomes: Outcomes | None = None,
+    inbox: Sequence[Request] = (),
+) -> Tape:
+    """Runs a program on every rank and keeps what it launches; on one of each tensor-parallel group where
+    `inbox` holds requests, which rank 0 gets as they come."""
+    simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes, lockstep=(TENSOR,) if inbox else ())
+    if inbox:
+        coming: list[tuple[float, object]] = [(request.arrival_s, request) for request in inbox]
+        simulation.feed(0, REQUESTS, [*coming, (coming[-1][0], END)])
+    tape = Tape()
+    simulation.run(lambda m: program(_TapeMachine(m, tape)))
+    return tape
+
+
+# Layers are folded where there are at least so many.
+FOLDED = 4
+
+
+def folded(ops: Sequence[Op]) -> str:
+    """The names of ops, in order; a run of the same ones over and over (layers) is written once.
+
+    >>> from simcore.ops.op import norm
+    >>> a, b = (norm(name, tokens=1, hidden=1, dtype="bf16") for name in "ab")
+    >>> folded([b, a, b, a, b, a, b, a, b])
+    '4 x (b a) b'
+    """
+    words, i = [], 0
+    while i < len(ops):
+        period = next((p for p in range(1, len(ops) - i) if ops[i + p] is ops[i]), 0)
+        times = 1
+        while period and _same(ops, i, i + times * period, period):
+            times += 1
+        if times >= FOLDED:
+            words.append(f"{times} x ({' '.join(op.name for op in ops[i : i + period])})")
+            i += times * period
+        else:
+            words.append(ops[i].name)
+            i += 1
+    return " ".join(words)
+
+
+def _same(ops: Sequence[Op], i: int, j: int, count: int) -> bool:
+    return j + count <= len(ops) and all(ops[i + k] is ops[j + k] for k in range(count))
+
+
+class _TapeMachine:
+    """A machine that notes each launch before it passes it on."""
+
+    def __init__(self, machine: Machine, tape: Tape) -> None:
+        self._machine = machine
+        self._tape = tape
+        self.rank = machine.rank
+        self.world = machine.world
+        self.mesh = machine.mesh
+        self._tickets: dict[int, str] = {}
+
+    def launch(
+        self,
+        graph: Graph,
+        *,
+        stream: str = "main",
+        after: Sequence[Ticket] = (),
+        sizes: Mapping[str, int] | None = None,
+        advance: Mapping[str, int] | None = None,
+        repeat: int = 1,
+        until: str | None = None,
+        when: Condition | None = None,
+        sets: Mapping[Flag, Setting] | None = None,
+    ) -> Ticket:
+        """Prints the launch."""
+        ticket = self._machine.launch(
+            graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
+            when=when, sets=sets,
+        )  # fmt: skip
+        parts = [f"rank {self.rank}  {stream}  {graph.name}: {folded(graph.ops) or '-'}"]
+        if after:
+            parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
+        if read := {name: value for name, value in (sizes or {}).items() if name in graph.needs}:
+            parts.append(", ".join(f"{name} {value}" for name, value in read.items()))
+        if repeat > 1:
+            parts.append(f"repeat {repeat}" + (f" until {until}" if until else ""))
+        if when:
+            parts.append("when " + self._condition(when))
+        if sets:
+            parts.append(
+                "sets " + ", ".join(f"{self._flag(f)} = {self._setting(v)}" for f, v in sets.items())
+            )
+        self._tape.lines.append(" | ".join(parts))
+        self._tape.graphs.append((self.rank, graph, repeat))
+        return self._named(ticket, graph.name)
+
+    def _named(self, ticket: Ticket, name: str) -> Ticket:
+        # The tape holds no ticket: an id may come back, and then it names the newer one.
+        self._tickets[id(ticket)] = name
+        return ticket
+
+    def _flag(self, flag: Flag) -> str:
+        return flag.name if flag.rank == self.rank else f"rank {flag.rank} {flag.name}"
+
+    def _condition(self, condition: Condition) -> str:
+        right = condition.right
+        shown = self._flag(right) if isinstance(right, Flag) else str(right)
+        return f"{self._flag(condition.left)} {condition.comparison} {shown}"
+
+    def _setting(self, setting: Setting) -> str:
+        if isinstance(setting, Condition):
+            return self._condition(setting)
+        if isinstance(setting, Verdict):
+            key = ", ".join(map(str, setting.key))
+            return f"{setting.yes} if {setting.name}({key}) else {setting.no}"
+        return str(setting)
+
+    def signal(self, name: str, rank: int | None = None) -> Ticket:
+        """See Machine."""
+        source = self.rank if rank is None else rank
+        return self._named(self._machine.signal(name, rank), f"signal {name} of rank {source}")
+
+    def now(self) -> float:
+        """See Machine."""
+        return self._machine.now()
+
+    def along(self, axis: str, offset: int = 0) -> int:
+        """See Machine."""
+        return self._machine.along(axis, offset)
+
+    def coordinate(self, axis: str) -> int:
+        """See Machine."""
+        return self._machine.coordinate(axis)
+
+    def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
+        """See Machine."""
+        return self._machine.flag(name, rank, initial)
+
+    def wait(self, *tickets: Ticket) -> Wait:
+        """See Machine."""
+        return self._machine.wait(*tickets)
+
+    def read(self, flag: Flag, after: Ticket) -> Wait:
+        """See Machine."""
+        return self._machine.read(flag, after)
+
+    def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
+        """See Machine."""
+        return self._machine.recv(inbox, timeout_s)
+
+    def poll(self, inbox: str) -> list[Any]:
+        """See Machine."""
+        return self._machine.poll(inbox)
+
+    def send(self, inbox: str, item: object, rank: int) -> None:
+        """See Machine."""
+        self._machine.send(inbox, item, rank)
+
+    def spawn(self, program: Program) -> Ticket:
+        """See Machine."""
+        return self._machine.spawn(program)
+
+    def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
+        """See Machine."""
+        self._machine.mark(name, after)
+
+    def gauge(self, name: str, value: float, limit: float) -> None:
+        """See Machine."""
+        self._machine.gauge(name, value, limit)

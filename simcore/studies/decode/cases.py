@@ -1,0 +1,197 @@
+"""The points of a decode scenario: every strategy variant at every context, batch and rate of hits.
+
+cases = sum over strategies of ranks * contexts * batches * hit rates, and the baseline's
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from simcore.input.fields import MOST_RUNS
+from simcore.input.files import InputError, unknown_name
+from simcore.models.decoder import why_not
+from simcore.studies.common import Axes
+from simcore.studies.decode.bench import Bench, Case, HitRow, Hits
+from simcore.studies.decode.scenario import (
+    AlSpec,
+    AlSpecPipelined,
+    DecodeScenario,
+    LayerHits,
+    PublishedHits,
+    RateHits,
+    Strategy,
+    TensorParallel,
+    variants,
+)
+from simcore.studies.decode.speculation import LayerHits as LayerPattern
+from simcore.studies.decode.speculation import RateHits as RatePattern
+from simcore.studies.decode.speculation import balanced, hit_draws
+
+# Groups of plain two-group speculation.
+PAIR = 2
+
+
+def hits_of(
+    strategy: AlSpec | AlSpecPipelined, scenario: DecodeScenario, layers: int, tables: Sequence[HitRow]
+) -> list[Hits]:
+    """The values that a strategy's hits take. Raises InputError where a list has not a probability a
+    layer, or a task or a threshold is not in the paper's tables."""
+    hits = strategy.hits
+    seeds = [scenario.seed + replica for replica in range(scenario.replicas)]
+    if isinstance(hits, LayerHits):
+        if len(hits.probabilities) != layers:
+            raise InputError(
+                f"hits.probabilities: has {len(hits.probabilities)} values, the model has {layers} layers"
+            )
+        patterns = [LayerPattern(tuple(hits.probabilities), seed) for seed in seeds]
+        draws = tuple((1.0 / len(seeds), pattern) for pattern in patterns)
+        rate = mean(hits.probabilities)
+        return [Hits(rate, draws, True, f"a probability for each layer, {rate:.1%} on average, at random")]
+    if isinstance(hits, RateHits):
+        return [_rate_hits(rate, hits.draw, layers, seeds, None) for rate in hits.value]
+    found = [_table_row(hits, threshold, tables) for threshold in hits.threshold]
+    return [_rate_hits(row.hit_rate, hits.draw, layers, seeds, row) for row in found]
+
+
+def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: HitRow | None) -> Hits:
+    origin = f", from {row.task} at threshold {row.threshold:g}" if row else ""
+    if draw == "random":
+        draws = tuple((1.0 / len(seeds), RatePattern(rate, seed)) for seed in seeds)
+        return Hits(rate, draws, True, f"{rate:.1%} of the layers, drawn at random{origin}", row)
+    counted = tuple(balanced(hit_draws(rate, layers, draw)))
+    text = f"{rate:.1%} of {layers} layers, counted ({draw}){origin}"
+    return Hits(rate, counted, False, text, row)
+
+
+def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) -> HitRow:
+    tasks = sorted({row.task for row in tables})
+    if not tasks:
+        raise InputError(
+            "hits.kind: ALSpec's tables are for llama-3.1-8b and llama-3.1-70b, not for this model"
+        )
+    if hits.task not in tasks:
+        raise InputError(f"hits.task: {unknown_name('task', hits.task, tasks)}")
+    rows = {row.threshold: row for row in tables if row.task == hits.task}
+    if threshold not in rows:
+        raise InputError(
+            f"hits.threshold: no {threshold:g} in the tables (allowed: {', '.join(map(str, rows))})"
+        )
+    return rows[threshold]
+
+
+def label_of(kind: str, ranks: int, groups: int, *, chunk: int | None = None, overlap: bool = True) -> str:
+    """What people call a strategy on so many devices."""
+    devices = ranks * groups
+    if kind == "tensor_parallel":
+        return "tensor parallel, 1 device" if devices == 1 else f"tensor parallel, {devices} devices"
+    name = f"ALSpec, {ranks}+{ranks} devices" if kind == "alspec" else f"ALSpec pipelined, {groups} devices"
+    chunked = "" if chunk is None else f", chunk {chunk}"
+    return name + chunked + ("" if overlap else ", last layer not overlapped")
+
+
+def cases(bench: Bench, tables: Sequence[HitRow]) -> list[Case]:
+    """All points of a scenario, the baseline included. Raises InputError where one cannot be run."""
+    scenario = bench.scenario
+    _check_contexts(bench)
+    found: list[Case] = []
+    for i, strategy in enumerate(scenario.strategies):
+        for kind, ranks, groups in variants(strategy):
+            _check(bench, ranks, groups, f"strategies[{i}]")
+            for context in scenario.context_tokens:
+                for batch in scenario.batch:
+                    axes = Axes(kind, _strategy_label(strategy, ranks, groups), ranks, groups, context, batch)
+                    found += _with_hits(bench, strategy, axes, f"strategies[{i}]", tables)
+    if scenario.baseline is not None:
+        _check(bench, scenario.baseline.ranks, 1, "baseline")
+        here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
+        found += [case for case in here if case not in found]
+    if len(found) > MOST_RUNS:
+        raise InputError(f"the lists multiply into {len(found):,} runs; at most {MOST_RUNS:,} are allowed")
+    if len(set(found)) < len(found):
+        twice = next(case.axes.label for case in found if found.count(case) > 1)
+        raise InputError(f"strategies: {twice} is given twice")
+    return found
+
+
+def _check_contexts(bench: Bench) -> None:
+    """Raises InputError where a context is longer than the model is made for."""
+    limit, scenario = bench.config.limit, bench.scenario
+    if limit is None or scenario.beyond_model_context:
+        return
+    # The first of the tokens attends over itself too.
+    grown = scenario.tokens - 1
+    reason = limit.exceeded(max(scenario.context_tokens) + grown)
+    if reason:
+        of = f" with tokens {scenario.tokens:,}" if grown else ""
+        raise InputError(f"context_tokens: {max(scenario.context_tokens):,}{of}: {reason}")
+
+
+def _strategy_label(strategy: Strategy, ranks: int, groups: int) -> str:
+    chunk = None if isinstance(strategy, TensorParallel) else strategy.chunk_tokens
+    overlap = strategy.overlap_last_layer if isinstance(strategy, AlSpec) else True
+    return label_of(strategy.kind, ranks, groups, chunk=chunk, overlap=overlap)
+
+
+def _with_hits(
+    bench: Bench, strategy: Strategy, axes: Axes, where: str, tables: Sequence[HitRow]
+) -> Iterator[Case]:
+    if isinstance(strategy, TensorParallel):
+        yield Case(axes, None, bench.hardware.chunk)
+        return
+    overlap = strategy.overlap_last_layer if isinstance(strategy, AlSpec) else True
+    chunk = strategy.chunk_tokens or bench.hardware.chunk
+    try:
+        for hits in hits_of(strategy, bench.scenario, bench.config.layers, tables):
+            yield Case(replace(axes, hit_rate=hits.rate), hits, chunk, overlap)
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from None
+
+
+def _baseline_axes(scenario: DecodeScenario) -> list[Axes]:
+    assert scenario.baseline is not None
+    ranks = scenario.baseline.ranks
+    label = label_of("tensor_parallel", ranks, 1)
+    return [
+        Axes("tensor_parallel", label, ranks, 1, context, batch)
+        for context in scenario.context_tokens
+        for batch in scenario.batch
+    ]
+
+
+def _check(bench: Bench, ranks: int, groups: int, where: str) -> None:
+    field = "ranks" if groups <= PAIR else "groups"
+    if reason := cannot_run(bench, ranks, groups):
+        raise InputError(f"{where}.{field}: {reason}")
+
+
+def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
+    """Why the model or the device cannot serve groups of so many ranks, or None where they can."""
+    if reason := why_not(bench.config, ranks) or bench.hardware.usable(ranks):
+        return reason
+    devices, most = ranks * groups, bench.hardware.max_devices
+    if devices > most:
+        return f"{devices} devices are needed, and the link of {bench.hardware.name} connects {most}"
+    return None
+
+
+def does_not_fit(bench: Bench, case: Case) -> str | None:
+    """Why a case does not fit into the memory of its devices, or None where it does."""
+    model = bench.model(case)
+    needed = model.weight_bytes + model.kv_bytes(case.context + bench.scenario.tokens - 1)
+    have = bench.hardware.memory_bytes
+    if needed <= have:
+        return None
+    return f"weights and KV cache take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
+
+
+def rival_of(bench: Bench, case: Case) -> Case | None:
+    """Tensor parallelism on the same number of devices, where the model and the device allow it."""
+    devices = case.axes.devices
+    if cannot_run(bench, devices, 1):
+        return None
+    label = label_of("tensor_parallel", devices, 1)
+    axes = replace(case.axes, strategy="tensor_parallel", label=label, ranks=devices, groups=1, hit_rate=None)
+    chunk, latency_s = bench.hardware.chunk, case.link_latency_s
+    rival = Case(axes, None, chunk, link_latency_s=latency_s, free=case.free)
+    return None if does_not_fit(bench, rival) else rival

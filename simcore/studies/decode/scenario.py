@@ -1,0 +1,137 @@
+"""What a decode scenario says: strategies, contexts, batches, hits.
+
+runs = product over fields of the number of values given
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from simcore.input.fields import FieldError, Many, Strict, distinct
+from simcore.studies.fields import Common, Ranks
+
+# The longest context, batch and token count that a file may ask for: what is beyond is a slip of the hand.
+MOST_CONTEXT = 100_000_000
+MOST_BATCH = 1_000_000
+MOST_TOKENS = 100_000
+
+Groups = Annotated[int, Field(ge=2, le=1024)]
+Context = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Chunk = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
+
+
+class RateHits(Strict):
+    """A share of the speculations hits. `draw`: `fractional`, `floor` and `ceil` count hits per token as
+    the paper's formula does (fractional: the mean of both, weighted); `random` draws each one."""
+
+    kind: Literal["rate"]
+    value: Many[Share]
+    draw: Literal["fractional", "floor", "ceil", "random"] = "fractional"
+
+
+class LayerHits(Strict):
+    """One probability a layer, first layer first; drawn at random."""
+
+    kind: Literal["layers"]
+    probabilities: Annotated[list[Share], Field(min_length=1)]
+
+
+class PublishedHits(Strict):
+    """The hit rates that ALSpec's Tables 1 and 2 give for the scenario's model, a task and a threshold."""
+
+    kind: Literal["published"]
+    task: str
+    threshold: Many[Annotated[float, Field(gt=0.0)]]
+    draw: Literal["fractional", "floor", "ceil", "random"] = "fractional"
+
+
+Hits = Annotated[RateHits | LayerHits | PublishedHits, Field(discriminator="kind")]
+
+
+class TensorParallel(Strict):
+    """Every rank holds a slice of every layer."""
+
+    kind: Literal["tensor_parallel"]
+    ranks: Many[Ranks] = [1]
+
+
+class AlSpec(Strict):
+    """Attention-level speculation on two groups of `ranks` devices each. `chunk_tokens`: the speculation
+    attends over the first and the last so many tokens (default: the profile's, else 128)."""
+
+    kind: Literal["alspec"]
+    ranks: Many[Ranks] = [1]
+    hits: Hits
+    overlap_last_layer: bool = True
+    chunk_tokens: Chunk | None = None
+
+
+class AlSpecPipelined(Strict):
+    """Attention-level speculation around a ring of `groups` single devices."""
+
+    kind: Literal["alspec_pipelined"]
+    groups: Many[Groups]
+    hits: Hits
+    chunk_tokens: Chunk | None = None
+
+
+Strategy = Annotated[TensorParallel | AlSpec | AlSpecPipelined, Field(discriminator="kind")]
+
+
+class Baseline(Strict):
+    """What speed-ups are reckoned against, at the same context and batch."""
+
+    kind: Literal["tensor_parallel"]
+    ranks: Ranks
+
+
+class ErrorBounds(Strict):
+    """Constants of ALSpec's error bounds (App. A), none of which the paper gives. The defaults are the
+    mildest possible: layers that amplify nothing (alpha = beta = 0), and Azuma's constant c = 1."""
+
+    alpha: Annotated[float, Field(ge=0.0)] = 0.0
+    beta: Annotated[float, Field(ge=0.0)] = 0.0
+    f_r: Annotated[float, Field(ge=0.0)] = 1.0
+    c: Annotated[float, Field(gt=0.0)] = 1.0
+    failure_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+
+
+CrossoverAxis = Literal["context_tokens", "hit_rate", "link_latency_s"]
+
+
+class DecodeScenario(Common):
+    """Study `decode`: latency per token of one stream of tokens, by strategy, context, batch, hit rate.
+    `part`: what of the model: all of it, or one layer, without embedding and LM head."""
+
+    study: Literal["decode"]
+    strategies: Annotated[list[Strategy], Field(min_length=1)]
+    context_tokens: Many[Context]
+    batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = [1]
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 1
+    part: Literal["model", "layer"] = "model"
+    baseline: Baseline | None = None
+    crossover: Annotated[list[CrossoverAxis], AfterValidator(distinct)] = []
+    error_bounds: ErrorBounds = ErrorBounds()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DecodeScenario":
+        if self.part == "model":
+            return self
+        for i, strategy in enumerate(self.strategies):
+            if not isinstance(strategy, TensorParallel):
+                only = "part: layer is for tensor_parallel alone"
+                raise FieldError(f"strategies[{i}].kind", f"is {strategy.kind!r}; {only}")
+        if self.published:
+            raise FieldError("published", "figures are of whole models: part: model is needed")
+        return self
+
+
+def variants(strategy: Strategy) -> Iterator[tuple[str, int, int]]:
+    """(kind, ranks of a group, groups) of each variant that a strategy's lists multiply into."""
+    if isinstance(strategy, AlSpecPipelined):
+        yield from ((strategy.kind, 1, groups) for groups in strategy.groups)
+    else:
+        groups = 2 if isinstance(strategy, AlSpec) else 1
+        yield from ((strategy.kind, ranks, groups) for ranks in strategy.ranks)

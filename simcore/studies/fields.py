@@ -1,0 +1,117 @@
+"""Fields that the scenarios of several studies have: formats, ranks, overheads, the devices, the model."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_serializer, model_validator
+
+from simcore.input.fields import Device, DeviceChoice, FieldError, Many, OneDevice, Strict, distinct
+from simcore.input.files import Name, Seconds, nearest, shown
+from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS
+
+DTYPE_KEYS = ("qkv", "o", "gate", "up", "down", "lm_head", "embedding", "kv")
+
+
+def _weight_dtype(name: str) -> str:
+    if name not in DTYPE_BYTES:
+        raise ValueError(f"unknown dtype {shown(name)}{nearest(name, DTYPE_BYTES)}")
+    return name
+
+
+def _dtype(name: str) -> str:
+    plain = [dtype for dtype in DTYPE_BYTES if dtype not in MULTIPLIED_AS]
+    if name not in plain:
+        raise ValueError(f"unknown dtype {shown(name)}{nearest(name, plain)}")
+    return name
+
+
+def _matrix(name: str) -> str:
+    if name not in DTYPE_KEYS:
+        raise ValueError(f"no such matrix{nearest(name, DTYPE_KEYS)}")
+    return name
+
+
+Dtype = Annotated[str, AfterValidator(_dtype)]
+# Of matrices: formats too that are stored in another way than they are multiplied in.
+WeightDtype = Annotated[str, AfterValidator(_weight_dtype)]
+Matrix = Annotated[str, AfterValidator(_matrix)]
+Ranks = Annotated[int, Field(ge=1, le=1024)]
+
+
+OnCpu = Annotated[
+    dict[str, Any],
+    Field(description="fields that take other values where the scenario runs on the CPU, by dotted path"),
+]
+
+
+# What a launch takes besides `launch_s`.
+WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s"
+
+
+class HostOverheads(Strict):
+    """Costs of the machine's verbs in seconds, in the place of the device's own."""
+
+    launch_s: Seconds | None = None
+    launch_kernel_s: Seconds | None = None
+    return_s: Seconds | None = None
+    start_s: Seconds | None = None
+    size_s: Seconds | None = None
+    wait_s: Seconds | None = None
+    message_s: Seconds | None = None
+    gate_s: Seconds | None = None
+    in_graph_s: Seconds | None = None
+
+    def given(self) -> dict[str, float]:
+        """What is said, in seconds by name: who says `launch_s` says all of a launch but what is said
+        besides."""
+        said: dict[str, float] = self.model_dump(exclude_none=True)
+        return {**dict.fromkeys(WITH_LAUNCH, 0.0), **said} if "launch_s" in said else said
+
+
+class OnDevices(Strict):
+    """What every study says: its name, and the devices that it is run for, one after the other."""
+
+    name: Name
+    study: str
+    device: Many[Device]
+
+    @field_serializer("device")
+    def _one_or_several(self, device: list[DeviceChoice]) -> Any:
+        each = [choice.model_dump() for choice in device]
+        return each[0] if len(each) == 1 else each
+
+    @property
+    def devices_in_use(self) -> list[OneDevice]:
+        """The devices that it runs on, one after the other."""
+        return [one for choice in self.device for one in choice.each()]
+
+
+class Common(OnDevices):
+    """What studies of a whole model say: the model, what to compare with, how often to draw."""
+
+    model: str
+    profile: str | None = Field(None, description="a profile of the device, 'none', or the device's default")
+    link: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a link of the device, or its default"
+    )
+    dtype: WeightDtype | None = Field(
+        None, description="of weights and KV cache: the profile's, the model's quantization_config, or bf16"
+    )
+    dtypes: dict[Matrix, WeightDtype] = Field(
+        {}, description="by matrix: qkv, o, gate, up, down, lm_head, embedding, kv"
+    )
+    beyond_model_context: bool = Field(
+        False, description="whether contexts longer than the model's max_position_embeddings are run"
+    )
+    overheads: HostOverheads = HostOverheads()
+    published: Annotated[list[str], AfterValidator(distinct)] = []
+    on_cpu: OnCpu = {}
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _cache_has_a_format_of_its_own(self) -> "Common":
+        if (kv := self.dtypes.get("kv")) in MULTIPLIED_AS:
+            raise FieldError(
+                "dtypes.kv", f"is {kv!r}, a format of weights; bf16, fp8 or int8, say, is needed"
+            )
+        return self

@@ -1,0 +1,111 @@
+"""What a study has to know of the device that it runs on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from simcore.machine.machine import Overheads
+from simcore.models.decoder import Dtypes, Style
+from simcore.ops.op import Op, Price, Pricer, Roofline
+from simcore.sim.contention import Rates, max_min_rates
+from simcore.sim.kept import KeptPrices
+from simcore.sim.runs import Start, simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device, put together where the scenario is resolved.
+
+    `price(ranks, link_latency_s, free)`: prices at a tensor-parallel rank count, at another start-up
+    latency of the link if one is given, and with or without what the profile assumes to be free.
+    `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
+    many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
+    `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
+    `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
+    ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
+    `leaves_s`: seconds of each kernel in which another stream's may begin (`sim.contention`). `law_off`:
+    how many times as fast graphs may be beside each other, by end; 1 where no more is known than the reach.
+    `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
+    `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
+    machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
+    `processors`: how many run the blocks of a kernel. `jobs`: how many processes may simulate. `kept`: where
+    prices of graphs are kept for other runs.
+    """
+
+    name: str
+    price: Callable[[int, float | None, bool], Pricer]
+    roofline: Roofline
+    overheads: Overheads
+    memory_bytes: float
+    hbm_bytes_per_s: float
+    max_devices: int
+    link_latency_s: float | None
+    style: Callable[[int], Style]
+    usable: Callable[[int], str | None]
+    dtypes: Dtypes
+    chunk: int
+    parts: bool
+    memory_reach: Mapping[str, float]
+    law_off: Mapping[str, float]
+    whole: bool = False
+    leaves_s: float = inf
+    start: Start = simulated
+    repeats: int = 1
+    processors: int = 0
+    jobs: int = 1
+    kept: KeptPrices | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are measured, not predicted."""
+        return self.start is not simulated
+
+    @property
+    def doing(self) -> str:
+        """What a run here is, for its progress."""
+        return "measuring" if self.measured else "simulating"
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDevice:
+    """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
+    chosen, whatever the run is charged (`price`). `in_cache`: prices of ops whose operands are in the L2
+    cache, where `stays_bytes` stay until they are used again; None where nobody has measured that.
+    `profile`: the name of the fits in use, or None; `rates`: how graphs slow each other down; `start`,
+    `repeats`, `jobs` as in Hardware."""
+
+    name: str
+    price: Pricer
+    choose: Pricer
+    roofline: Roofline
+    overheads: Overheads
+    memory_bytes: float
+    in_cache: Pricer | None = None
+    stays_bytes: float = 0.0
+    profile: str | None = None
+    rates: Rates = max_min_rates
+    start: Start = simulated
+    repeats: int = 1
+    jobs: int = 1
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are measured, not predicted."""
+        return self.start is not simulated
+
+    @property
+    def doing(self) -> str:
+        """What a run here is, for its progress."""
+        return "measuring" if self.measured else "simulating"
+
+
+def at_end(price: Pricer, end: str) -> Pricer:
+    """Prices as they are ("value"), or all at the `low` or the `high` end of their intervals."""
+    if end == "value":
+        return price
+
+    def priced(op: Op) -> Price:
+        found = price(op)
+        return replace(found, seconds=found.low_s if end == "low" else found.high_s)
+
+    return priced

@@ -1,0 +1,21 @@
+"""The studies `linear_attention` and `decode_attention`: latency and memory of single operators, by method.
+
+latency   = host time of a launch + price of the op, as one launch on the machine
+fits      = inputs, output and temporaries within the memory of the device
+crossover = the number of tokens at which one method passes another
+"""
+
+from simcore.studies.operators.answer import errors
+from simcore.studies.operators.bench import Bench
+from simcore.studies.operators.published import OperatorPublished, compare, read_operator_published
+from simcore.studies.operators.study import run, tape
+
+__all__ = [
+    "Bench",
+    "OperatorPublished",
+    "compare",
+    "errors",
+    "read_operator_published",
+    "run",
+    "tape",
+]

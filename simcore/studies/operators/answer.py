@@ -1,0 +1,200 @@
+"""What an operator study says in words: which method is fastest where, and what to be warned of."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from simcore.studies.common import OperatorAxes, Standing, ranged
+from simcore.studies.operators.bench import Bench
+from simcore.studies.operators.crossovers import Lead, leads, not_ranked, settings
+from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
+
+
+def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
+    """Which method is fastest where, and at how many tokens the next one passes it: one sentence."""
+    verdicts: dict[str, list[OperatorAxes]] = {}
+    for setting, members in settings(cases).items():
+        verdicts.setdefault(_verdict(leads(bench, members)), []).append(setting)
+    alone = len({case.strategy for case in cases}) == 1
+    if alone:
+        return f"On {bench.device.name}, {_alone(bench, cases)}."
+    every = [lead for members in settings(cases).values() for lead in leads(bench, members)]
+    if len({lead.label for lead in every}) == 1 and len(every) == len(settings(cases)):
+        span = f"{min(lead.first for lead in every):,} to {max(lead.last for lead in every):,} tokens"
+        text = f"{every[0].label} everywhere, {span}"
+    else:
+        of = list(settings(cases))
+        text = "; ".join(f"{_where(members, of)}{verdict}" for verdict, members in verdicts.items())
+    return f"Fastest on {bench.device.name}: {text}{_ratio(bench, cases)}{_left_out(bench, cases)}."
+
+
+def _left_out(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
+    """The methods that cannot be ranked with the others."""
+    out = not_ranked(bench, cases)
+    if not out:
+        return ""
+    names = ", ".join(dict.fromkeys(case.label for case in cases if case in out))
+    return (
+        f"; not ranked, for the datasheet alone says what they take and the others were measured: {names}"
+        f" ({len(out)} of {len(cases)} cases)"
+    )
+
+
+def standings(bench: Bench, cases: Sequence[OperatorAxes]) -> list[Standing]:
+    """The fastest method at each setting and length, of those that are priced on the same basis."""
+    best: dict[tuple[Any, ...], tuple[float, OperatorAxes]] = {}
+    out = not_ranked(bench, cases)
+    for case in cases:
+        if case in out:
+            continue
+        latency_s, place = bench.run(case).latency_s, (case.length or 0, case.batch, case.decay or 0)
+        if latency_s is not None and latency_s < best.get(place, (float("inf"), case))[0]:
+            best[place] = latency_s, case
+    return [_standing(*best[place]) for place in sorted(best)]
+
+
+def _standing(latency_s: float, case: OperatorAxes) -> Standing:
+    decay = "" if case.decay is None else f", {_decay(case)}"
+    return Standing(
+        at=f"At {case.length:,} tokens and batch {case.batch:,}{decay}",
+        load=(case.length or 0, case.batch, case.decay or 0),
+        label=case.label,
+        figure=f"takes {_time(latency_s)}",
+        rank=(latency_s,),
+        seconds=latency_s,
+        where={
+            "length" if case.kv_heads is None else "context_tokens": case.length,
+            "batch": case.batch,
+            **({} if case.decay is None else {"decay": case.decay}),
+        },
+    )
+
+
+def _alone(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
+    fitting = [case for case in cases if bench.run(case).latency_s is not None]
+    last = max(fitting, key=lambda case: (case.length or 0, case.batch))
+    latency_s = bench.run(last).latency_s or 0.0
+    return f"{last.label} takes {_time(latency_s)} at {last.length:,} tokens and batch {last.batch:,}"
+
+
+def _time(seconds: float) -> str:
+    unit, scale = next(
+        (u, s) for u, s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * s >= 1 or u == "us"
+    )
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def _where(members: Sequence[OperatorAxes], of: Sequence[OperatorAxes]) -> str:
+    """The settings that share a verdict, in words; nothing where they are all that there are."""
+    if len(members) == len(of):
+        return ""
+    words = []
+    for batch in dict.fromkeys(axes.batch for axes in members):
+        decays = [_decay(axes) for axes in members if axes.batch == batch]
+        whole = len(decays) == sum(axes.batch == batch for axes in of)
+        words += [f"batch {batch:,}"] if whole else [f"batch {batch:,}, {decay}" for decay in decays]
+    return f"{' and '.join(words)}: "
+
+
+def _decay(axes: OperatorAxes) -> str:
+    return "decay" if axes.decay else "no decay"
+
+
+def _verdict(found: Sequence[Lead]) -> str:
+    if not found:
+        return "nothing fits into memory"
+    if len(found) == 1:
+        lead = found[0]
+        span = (
+            f"{lead.first:,} tokens" if lead.first == lead.last else f"{lead.first:,} to {lead.last:,} tokens"
+        )
+        return f"{lead.label} ({span})"
+    words = [found[0].label]
+    for lead in found[1:]:
+        place = lead.first if lead.passes is None else round(lead.passes)
+        words.append(f"{lead.label} from {place:,} tokens on")
+    return ", ".join(words)
+
+
+def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
+    """Of decode attention: how many times as fast as the other one Flash-Decoding is."""
+    by: dict[tuple[int, int | None], dict[str, float]] = defaultdict(dict)
+    for case in cases:
+        latency_s = bench.run(case).latency_s
+        if latency_s is not None:
+            by[case.batch, case.length][case.strategy] = latency_s
+    both = [v for v in by.values() if {"flash_attention_2", "flash_decoding"} <= v.keys()]
+    ratios = [v["flash_attention_2"] / v["flash_decoding"] for v in both]
+    if not ratios:
+        return ""
+    return f"; Flash-Decoding is {ranged(ratios)} times as fast as FlashAttention-2"
+
+
+def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
+    """Prices that rest on no measurement, and what does not fit into memory."""
+    found: list[str] = []
+    sources: dict[str, int] = defaultdict(int)
+    out: dict[tuple[str, int], int] = {}
+    for case in cases:
+        result = bench.run(case)
+        if result.price is not None:
+            sources[result.price.source] += 1
+        elif (case.label, case.batch) not in out:
+            out[case.label, case.batch] = case.length or 0
+    total = sum(sources.values())
+    if sources["extrapolated"]:
+        found.append(
+            f"{sources['extrapolated']} of {total} cases lie outside of what their prices were fitted to"
+        )
+    if sources["roofline"]:
+        found.append(
+            f"{sources['roofline']} of {total} cases are priced by datasheet and roofline, not by"
+            f" measurements of {bench.device.name}"
+        )
+    places: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for (label, batch), tokens in out.items():
+        places[batch, tokens].append(label)
+    found += [
+        f"out of memory at batch {batch:,} from {tokens:,} tokens on: {', '.join(labels)}"
+        for (batch, tokens), labels in places.items()
+    ]
+    return found
+
+
+def errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Median absolute errors of the latencies that nothing was fitted to, all together, by method and by
+    source, with the worst; and how many cells' memory is predicted right."""
+    predicted = [line for line in lines if line["metric"] == LATENCY and line["role"] != "fitted"]
+    notes = []
+    if predicted:
+        notes.append(f"predicted latencies against published ones: {_summed(predicted)}")
+    for title, named in (("by method", _method), ("by table", _tables)):
+        groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for line in predicted:
+            for name in named(line):
+                groups[name].append(line)
+        if len(groups) > 1:
+            notes.append(f"{title}: {'; '.join(f'{name} {_summed(of)}' for name, of in groups.items())}")
+    memory = [line for line in lines if line["metric"] == OUT_OF_MEMORY]
+    if memory:
+        wrong = [line for line in memory if line["error_pct"]]
+        names = ", ".join(dict.fromkeys(str(line["source"]) for line in wrong))
+        text = f"out of memory or not: {len(memory) - len(wrong)} of {len(memory)} published cells right"
+        notes.append(f"{text}{f'; wrong: {names}' if wrong else ''}")
+    return notes
+
+
+def _method(line: Mapping[str, Any]) -> list[str]:
+    return [str(line["strategy"])]
+
+
+def _tables(line: Mapping[str, Any]) -> list[str]:
+    """The tables that print a figure: "LeetDecoding Table 3, FA; LeetDecoding Table 9, FA" stands in two."""
+    sources = str(line["source"]).split("; ")
+    return list(dict.fromkeys(source.rpartition(",")[0] or source for source in sources))
+
+
+def _summed(lines: Sequence[Mapping[str, Any]]) -> str:
+    found = [line["error_pct"] for line in lines]
+    return f"median {median(map(abs, found)):.1f} %, worst {max(found, key=abs):+.1f} % ({len(found)})"

@@ -1,0 +1,141 @@
+"""At which number of tokens one method passes another, and which is fastest where.
+
+    gain(tokens) = latency of the one - latency of the other,   crossover = where it changes its sign
+
+Searched between neighbours of the scenario's lengths at which both fit into memory (`common.crossing`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from simcore.studies.common import BY_DATASHEET, Crossing, OperatorAxes, Row, crossing
+from simcore.studies.operators.bench import Bench
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A method that is fastest from `first` to `last` tokens of a scenario's grid; `passes` is where it
+    passes the one before it, None for the first."""
+
+    label: str
+    first: int
+    last: int
+    passes: float | None
+
+
+def settings(cases: Sequence[OperatorAxes]) -> dict[OperatorAxes, list[OperatorAxes]]:
+    """The cases by what they have in common besides method and tokens, in order."""
+    found: dict[OperatorAxes, list[OperatorAxes]] = {}
+    for case in cases:
+        found.setdefault(replace(case, length=None, strategy="", label=""), []).append(case)
+    return found
+
+
+def crossovers(bench: Bench, cases: Sequence[OperatorAxes]) -> Iterator[Row]:
+    """A row for each place at which one method passes another; its axes are those of the one that is faster
+    below that place, its `rival` the one that is faster above."""
+    for members in settings(cases).values():
+        out = not_ranked(bench, members)
+        ranked = [case for case in members if case not in out]
+        methods = list(dict.fromkeys(case.strategy for case in ranked))
+        for one, other in combinations(methods, 2):
+            ours = {case.length: case for case in ranked if case.strategy == one}
+            theirs = {case.length: case for case in ranked if case.strategy == other}
+            yield from _between(bench, ours, theirs)
+
+
+def _between(
+    bench: Bench, ours: dict[int | None, OperatorAxes], theirs: dict[int | None, OperatorAxes]
+) -> Iterator[Row]:
+    grid = _grid(bench, ours, theirs)
+    if len(grid) < 2:
+        return
+    one, other = ours[grid[0]], theirs[grid[0]]
+    where = _search(bench, one, other, grid)
+    unit, searched = "tokens", f"{grid[0]:,} to {grid[-1]:,} tokens"
+    behind = not where.ahead_at_low
+    for place in where.places:
+        below, above = (one, other) if behind else (other, one)
+        text = f"{below.label} is faster below, {above.label} from there on ({searched})"
+        axes = replace(below, length=None, rival=above.strategy)
+        yield Row(axes, "crossover_tokens", float(place), unit, source=text)
+        behind = not behind
+
+
+def _grid(
+    bench: Bench, ours: dict[int | None, OperatorAxes], theirs: dict[int | None, OperatorAxes]
+) -> list[int]:
+    """The tokens at which both fit."""
+    both = sorted(tokens for tokens in ours.keys() & theirs.keys() if tokens is not None)
+    cases = {tokens: (ours[tokens], theirs[tokens]) for tokens in both}
+    return [n for n in both if all(bench.run(case).latency_s is not None for case in cases[n])]
+
+
+def _search(bench: Bench, one: OperatorAxes, other: OperatorAxes, grid: Sequence[int]) -> Crossing:
+    """Where `other` becomes faster than `one`, or slower."""
+
+    def gain(tokens: float) -> float:
+        return bench.seconds(replace(one, length=round(tokens))) - bench.seconds(
+            replace(other, length=round(tokens))
+        )
+
+    return crossing(gain, grid, whole=True)
+
+
+def not_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> set[OperatorAxes]:
+    """The cases that are priced by the datasheet where others of the same setting and length were measured:
+    kernels reach a part of a datasheet's rates, so that these look faster than they are."""
+    out: set[OperatorAxes] = set()
+    for members in settings(cases).values():
+        prices = {case: bench.run(case).price for case in members}
+        sources = {case: price.source for case, price in prices.items() if price is not None}
+        seen = {case.length for case, source in sources.items() if source != BY_DATASHEET}
+        out |= {case for case, source in sources.items() if source == BY_DATASHEET and case.length in seen}
+    return out
+
+
+def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
+    """The labels of the methods none of whose cases can be ranked."""
+    out = not_ranked(bench, cases)
+    ranked = {case.label for case in cases if case not in out and bench.run(case).price is not None}
+    return list(dict.fromkeys(case.label for case in cases if case in out and case.label not in ranked))
+
+
+def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
+    """Which method is fastest from where to where, of the cases of one setting that can be ranked; shortest
+    first."""
+    best: dict[int, OperatorAxes] = {}
+    out = not_ranked(bench, members)
+    for case in members:
+        if case in out:
+            continue
+        latency_s = bench.run(case).latency_s
+        assert case.length is not None
+        if latency_s is None:
+            continue
+        known = best.get(case.length)
+        if known is None or latency_s < (bench.run(known).latency_s or 0.0):
+            best[case.length] = case
+    found: list[Lead] = []
+    before: OperatorAxes | None = None
+    for tokens in sorted(best):
+        case = best[tokens]
+        if found and case.label == found[-1].label:
+            found[-1] = replace(found[-1], last=tokens)
+        else:
+            found.append(Lead(case.label, tokens, tokens, _passes(bench, before, case)))
+        before = case
+    return found
+
+
+def _passes(bench: Bench, before: OperatorAxes | None, case: OperatorAxes) -> float | None:
+    """Where a method passes the one that led at the neighbour below; None where that one is out of memory."""
+    if bench.device.measured or before is None or before.length is None or case.length is None:
+        return None
+    low = before.length
+    if not all(
+        bench.fits(bench.op(c)) for c in (replace(before, length=case.length), replace(case, length=low))
+    ):
+        return None
+    return _search(bench, before, case, [low, case.length]).at

@@ -1,0 +1,15 @@
+"""The study `serving`: latency and throughput of requests by strategy, load and number of devices.
+
+    TTFT, TPOT, ITL, E2E, throughput and goodput by vLLM's formulas (figures.py)
+    total iterations, overlap and speed-up by Flover's
+
+A figure is a mean over replicas with its 95 % interval; arrivals and lengths come from random streams of
+their own, so that every strategy is asked for the same requests.
+"""
+
+from simcore.studies.serving.bench import Bench
+from simcore.studies.serving.compare import compare
+from simcore.studies.serving.laws import LAWS
+from simcore.studies.serving.study import run, tape
+
+__all__ = ["LAWS", "Bench", "compare", "run", "tape"]

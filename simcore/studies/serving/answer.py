@@ -1,0 +1,374 @@
+"""What a serving study says in words: which way of serving wins, and why; what to be warned of.
+
+The winner at the heaviest load keeps most promises where there are any (`slo`), and has the lowest mean E2E
+latency where there are none, or where others keep as many. Promises are kept where `NEARLY_ALL` of the
+requests get all of them: where no way does that, the answer says so, and names the nearest.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
+from simcore.studies.serving import certainty
+from simcore.studies.serving.bench import Bench, Case
+from simcore.studies.serving.figures import over_replicas
+from simcore.studies.serving.found import Found
+from simcore.studies.serving.scenario import ContinuousBatching
+from simcore.workload import arrivals
+
+# Attainments that differ by less than this are the same.
+SAME = 0.005
+
+
+def answer(bench: Bench, found: Sequence[Found]) -> str:
+    """One sentence: the winner at the heaviest load, by how much, and what makes the difference."""
+    here = _heaviest(found)
+    if not any(one.value("completed") for one in here):
+        requests = here[0].case.axes.requests
+        return f"{_load(here[0].case)}, nothing is served: all {requests:,} requests are rejected."
+    promises = _promises(bench)
+    ranked = _ranked(here, bool(promises))
+    best, others = ranked[0], ranked[1:]
+    several = _several_counts(found)
+    text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
+    if others:
+        text += f" ({_next(best, others[0], bool(promises))})"
+    text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
+    text += _elsewhere(best, found) if promises and _kept(best) < NEARLY_ALL else ""
+    text += _unsettled(best)
+    text += "; requests seem to come faster than they are answered" if certainty.growing(best) else ""
+    return f"{text}; {_tail(bench, best)}."
+
+
+def _unsettled(best: Found) -> str:
+    """That sessions last too long for the run to come to the load that they would make in the end."""
+    axes = best.case.axes
+    if axes.arriving == "requests" or not best.windows[0].unrated:
+        return ""
+    return f"; the run is too short for a steady state at {axes.rate_per_s:.3g} {axes.arriving}/s"
+
+
+def standings(bench: Bench, found: Sequence[Found]) -> list[Standing]:
+    """The best way of serving at each load and number of devices."""
+    promised = bool(_promises(bench))
+    points: dict[Any, list[Found]] = {}
+    for one in found:
+        points.setdefault(repr(one.case.point), []).append(one)
+    best = [_ranked(here, promised)[0] for here in points.values()]
+    several = _several_counts(found)
+    return [_standing(one, promised, several) for one in best if one.value("completed")]
+
+
+def _several_counts(found: Sequence[Found]) -> bool:
+    """Whether cases differ in the number of their devices, so that it has to be named."""
+    return len({one.case.axes.devices for one in found}) > 1
+
+
+# What tells one place of a study from another, by the columns of results.csv.
+PLACE = ("devices", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
+
+
+def _place(one: Found) -> tuple[float, ...]:
+    """How heavy the load of a case is, and of those that are as heavy for each device, which one it is: few
+    devices stand for the heavier."""
+    axes = one.case.axes
+    rate = axes.rate_per_s or 0.0
+    return (*_weight(one), -axes.devices, rate, axes.prompt_tokens, axes.output_tokens)
+
+
+def _standing(one: Found, promised: bool, several: bool) -> Standing:
+    axes, e2e_s = one.case.axes, one.value("e2e_mean_s")
+    figure = f"takes {_time(one, 'e2e_mean_s')} a request on average"
+    if promised:
+        figure = f"keeps {_share(one)} of the promises, mean E2E {_time(one, 'e2e_mean_s')}"
+    count = (
+        f" on {axes.devices} device{'s' if axes.devices > 1 else ''}" if several or axes.devices > 1 else ""
+    )
+    # Who keeps nearly all is as good as who keeps all; the latency decides then.
+    lost = 0.0 if not promised or _kept(one) >= NEARLY_ALL else 1.0 - _kept(one)
+    return Standing(
+        at=f"{_load(one.case)}{count}",
+        load=_place(one),
+        label=axes.label,
+        figure=figure,
+        rank=(lost, float("inf") if e2e_s is None else e2e_s),
+        seconds=e2e_s,
+        enough=lost == 0.0,
+        where={name: getattr(axes, name) for name in PLACE},
+    )
+
+
+# A share of promises that a planner takes for all.
+NEARLY_ALL = 0.99
+
+
+def _verdict(ranked: Sequence[Found], promises: str) -> str:
+    """Who is best, and in what."""
+    best, several = ranked[0], len(ranked) > 1
+    name, nearly = best.case.axes.label, f"{NEARLY_ALL:.0%} of the requests"
+    if not promises:
+        return (
+            f"{name}{', is best' if several else ''}: a request takes {_time(best, 'e2e_mean_s')} on average"
+        )
+    if _kept(best) >= NEARLY_ALL:
+        return f"{name}{', is best' if several else ''}: {_share(best)} of the requests keep {promises}"
+    if not several:
+        return f"{name} does not keep {promises} for {nearly}: {_share(best)} get it"
+    if not _kept(best):
+        return f"none of the {len(ranked)} ways keeps {promises} for any request; the quickest is {name}"
+    none = f"none of the {len(ranked)} ways keeps {promises} for {nearly}"
+    return f"{none}; the nearest is {name}, with {_share(best)}"
+
+
+def _tail(bench: Bench, best: Found) -> str:
+    """The slowest of the winner's requests, and on how many of them that rests."""
+    text = f"p99 TTFT {_time(best, 'ttft_p99_s')}"
+    if bench.scenario.slo.tpot_s is not None and best.value("tpot_p99_s") is not None:
+        text += f", p99 TPOT {_time(best, 'tpot_p99_s')}"
+    few = certainty.slowest(best)
+    return f"{text} ({few})" if few else text
+
+
+def _elsewhere(best: Found, found: Sequence[Found]) -> str:
+    """What was tried that keeps the promises, where nothing does here: more devices, or a lighter load; or
+    what comes nearest with more devices."""
+    axes, point = best.case.axes, best.case.point
+    more = [
+        one
+        for one in found
+        if one.case.axes.devices > axes.devices and one.case.point.workload == point.workload
+    ]
+    text = ""
+    if enough := [one for one in more if _kept(one) >= NEARLY_ALL]:
+        least = min(enough, key=lambda one: (one.case.axes.devices, -_kept(one)))
+        text = f"; {least.case.axes.devices} devices keep {_share(least)} ({least.case.axes.label})"
+    elif more:
+        nearest = max(more, key=_kept)
+        text = f"; nor do more devices: {nearest.case.axes.devices} keep {_share(nearest)}"
+        text += f" ({nearest.case.axes.label})"
+    lighter = [one for one in found if _lighter(one, best) and _kept(one) >= NEARLY_ALL]
+    if lighter:
+        most = max(lighter, key=lambda one: (_rate(one), _kept(one)))
+        load = _load(most.case)
+        text += f"; {load[0].lower()}{load[1:]} {most.case.axes.label} keeps {_share(most)}"
+    return text
+
+
+def _rate(one: Found) -> float:
+    """How heavy a load is beside others of the same requests: its rate, or its clients."""
+    return float(one.case.point.clients or one.case.axes.rate_per_s or 0.0)
+
+
+def _lighter(one: Found, than: Found) -> bool:
+    """Whether a case has the same devices and requests, which come more slowly."""
+    if one.case.point.devices != than.case.point.devices or not _rate(one) < _rate(than):
+        return False
+    ours, theirs = ({**vars(of.case.point.workload), "arrivals": None} for of in (one, than))
+    return ours == theirs
+
+
+def _promises(bench: Bench) -> str:
+    """What is promised, in words; empty where nothing is."""
+    limits = bench.scenario.slo.model_dump()
+    words = [f"{name[:-2].upper()} {seconds(limit)}" for name, limit in limits.items() if limit is not None]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def _next(best: Found, other: Found, promised: bool) -> str:
+    """The next best: how far behind, and why."""
+    name = other.case.axes.label
+    decided = "e2e_mean_s"
+    if promised and abs(_kept(best) - _kept(other)) >= SAME:
+        text, decided = f"{_share(other)} with {name}", "slo_attainment"
+    elif promised:
+        text = f"as many with {name}, mean E2E {_time(other, 'e2e_mean_s')}"
+    else:
+        text = f"{_time(other, 'e2e_mean_s')} with {name}"
+    chance = ", which chance may have done" if _too_close(best, other, decided) else ""
+    return text + _why(best, other) + chance
+
+
+def _too_close(best: Found, other: Found, figure: str) -> bool:
+    """Whether the replicas leave open which of two is ahead in a figure: the interval of their paired
+    differences holds zero. Where none differs, that is no chance."""
+    pairs = zip(best.replicas, other.replicas, strict=True)
+    both = [(ours[figure][0], theirs[figure][0]) for ours, theirs in pairs]
+    lost = [{"lost": (b - a, "")} for a, b in both if a is not None and b is not None]
+    if not any(difference for each in lost for difference, _ in each.values()):
+        return False
+    _, low, high = over_replicas(lost)["lost"]
+    return low is not None and high is not None and low <= 0.0 <= high
+
+
+def _heaviest(found: Sequence[Found]) -> list[Found]:
+    """The cases at the load with most tokens a second for each device."""
+    heaviest = max(found, key=_weight).case.point
+    return [one for one in found if one.case.point == heaviest]
+
+
+def _weight(one: Found) -> tuple[float, float, float]:
+    """How heavy the load of a case is: tokens a second for each device, clients, requests."""
+    axes = one.case.axes
+    tokens = axes.prompt_tokens + axes.output_tokens
+    clients = one.case.point.clients or 0
+    return (axes.rate_per_s or 0.0) * tokens / axes.devices, clients, axes.requests
+
+
+def _ranked(here: Sequence[Found], promised: bool) -> list[Found]:
+    """Best first: those that keep nearly as many promises as the best by their latency, then the others by
+    the promises that they keep."""
+    most = max(_kept(one) for one in here) if promised else 0.0
+
+    def rank(one: Found) -> tuple[float, float]:
+        behind = most - _kept(one) if promised else 0.0
+        latency_s = one.value("e2e_mean_s")
+        return (0.0 if behind < SAME else behind), float("inf") if latency_s is None else latency_s
+
+    return sorted(here, key=rank)
+
+
+def _kept(one: Found) -> float:
+    return one.value("slo_attainment") or 0.0
+
+
+def _load(case: Case) -> str:
+    axes = case.axes
+    if case.point.clients is not None:
+        clients = case.point.clients
+        return f"With {clients:,} client{'s' if clients > 1 else ''} in a closed loop"
+    if axes.rate_per_s is None:
+        return f"With {axes.requests:,} request{'s' if axes.requests > 1 else ''} at once"
+    return f"At {axes.rate_per_s:.3g} {axes.arriving}/s"
+
+
+def _devices(bench: Bench, case: Case, several: bool) -> str:
+    count = case.axes.devices
+    return bench.hardware.name if count == 1 and not several else f"{count} {bench.hardware.name}"
+
+
+def _share(one: Found) -> str:
+    share = one.value("slo_attainment")
+    if share is None:
+        return "none"
+    # What is not quite all, or nothing, is not said to be.
+    if 0.9995 <= share < 1.0:
+        return "over 99.9%"
+    return "under 0.1%" if 0.0 < share < 0.0005 else f"{share:.1%}"
+
+
+def _time(one: Found, name: str) -> str:
+    value = one.value(name)
+    return "no time" if value is None else seconds(value)
+
+
+def seconds(value: float) -> str:
+    """A time as people write it.
+
+    >>> seconds(0.0123), seconds(2.5), seconds(0.0)
+    ('12.3 ms', '2.5 s', '0 ms')
+    """
+    return f"{value:.3g} s" if value >= 1.0 else f"{value * 1e3:.3g} ms"
+
+
+def _why(best: Found, other: Found) -> str:
+    """Where the time goes that the next best takes more: waiting, the first token, or each further one."""
+    parts = {
+        "wait": ("queue_mean_s", 1.0),
+        "prefill": ("ttft_mean_s", 1.0),
+        "decode": ("tpot_mean_s", max(0.0, best.case.axes.output_tokens - 1.0)),
+    }
+
+    def lost_s(name: str, times: float) -> float:
+        ours, theirs = best.value(name), other.value(name)
+        return 0.0 if ours is None or theirs is None else (theirs - ours) * times
+
+    lost = {part: lost_s(*of) for part, of in parts.items()}
+    lost["prefill"] -= lost["wait"]
+    part = max(lost, key=lambda name: lost[name])
+    if lost[part] <= 0.0:
+        return ""
+    if part == "wait":
+        ours, theirs = _time(best, "queue_mean_s"), _time(other, "queue_mean_s")
+        return f", whose requests wait {theirs} for their turn, not {ours}"
+    if part == "prefill":
+        return ", whose first tokens come later once their prompts are begun"
+    ours, theirs = _time(best, "tpot_mean_s"), _time(other, "tpot_mean_s")
+    return f", whose tokens take {theirs} each, not {ours}"
+
+
+def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
+    """What a reader has to know to read the figures."""
+    told = ["figures are means over replicas; requests and levels over time are those of the first one"]
+    rooms = {one.case.axes.label: one for one in found}
+    for name, one in rooms.items():
+        room, strategy = one.room, one.case.strategy
+        if isinstance(strategy, ContinuousBatching):
+            of = f"of {strategy.block_tokens} tokens, {room.kv_tokens:,} tokens in all,"
+            told.append(f"{name}: {room.limit:,} KV blocks {of} a server")
+        else:
+            told.append(f"{name}: {room.limit:,} slots of {room.slot_tokens:,} tokens a server")
+    for one in found:
+        share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
+        if share is not None:
+            told.append(
+                f"{_load(one.case)}, {one.case.axes.label}: {share:.1%} of the prompt tokens come from"
+                " the cache and are not computed"
+            )
+    if bench.scenario.replicas == 1:
+        told.append("one replica: no interval says how far chance goes; set replicas")
+    return told
+
+
+def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
+    """KV blocks that a scenario gives a server and no device has room for."""
+    if bench.scenario.kv_blocks is None:
+        return []
+    needed = [
+        (one.room.kv_tokens * model.kv_bytes_per_token + model.weight_bytes, one.case.axes.label)
+        for one in found
+        for model in (bench.model(one.case.axes.ranks),)
+    ]
+    most, name = max(needed)
+    have = bench.hardware.memory_bytes
+    if most <= have:
+        return []
+    return [
+        f"kv_blocks: {name}: they and the weights take {most / 1e9:,.0f} GB, and {bench.hardware.name} has"
+        f" {have / 1e9:.0f}"
+    ]
+
+
+def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) -> list[str]:
+    """What to be warned of: requests that were turned away, work done twice, prices that nobody measured."""
+    told = []
+    for one in found:
+        name, place = one.case.axes.label, _load(one.case)
+        turned_away = one.value("rejected")
+        if turned_away:
+            of = one.case.axes.requests
+            told.append(f"{place}, {name}: {turned_away:.0f} of {of:,} requests fit on no server: rejected")
+        again = one.value("preemptions")
+        if again and again > 0.01 * one.case.axes.requests:
+            told.append(
+                f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
+            )
+    told += certainty.warnings(found, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
+    workloads = {id(one.case.point.workload): one.case.point.workload for one in found}
+    told += list(
+        dict.fromkeys(doubt for workload in workloads.values() for doubt in arrivals.doubts(workload))
+    )
+    told += _beyond_memory(bench, found)
+    left_out = max(one.left_out for one in found)
+    if left_out:
+        told.append(f"{left_out:,} recorded requests without prompt or answer are left out")
+    told += unmeasured(shares, bench.hardware.name)
+    unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
+    if unseen > 0.05:
+        told.append(
+            f"percentiles of ITL leave out {unseen:.0%} of the time between tokens, in which requests stood"
+            f" still ({name}); the mean has it in"
+        )
+    far = shares.get("extrapolated", 0.0)
+    if far > MOST_EXTRAPOLATED:
+        told.append(f"{far:.0%} of the device time is extrapolated beyond what was measured")
+    return told

@@ -1,0 +1,174 @@
+"""Serving engines as they are shipped: what stands for the fields that a strategy which names one leaves out.
+
+    field of a strategy = what the scenario gives, else the preset's case that holds on the device (the first
+                          that does), else the preset's own
+
+A preset is a file of `catalog/`, named after the engine and its version; the engine's name alone means the
+newest version there.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass
+
+from simcore.input.fields import FieldError
+from simcore.input.files import STRICT, InputError, Name, read_yaml, unknown_name, validated
+from simcore.studies.serving.scenario import ContinuousBatching, ServingScenario, check_distinct
+
+ENGINES = Path(__file__).resolve().parent / "catalog"
+GIB = 2.0**30
+# What a preset has to say: all that an engine decides by itself. The others stay as a strategy has them.
+DECIDED = (
+    "token_budget",
+    "max_sequences",
+    "block_tokens",
+    "order",
+    "prefill",
+    "ahead",
+    "prefix_caching",
+    "memory",
+)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Case:
+    """Fields that are different on devices of at least `memory_gib[0]` and less than `memory_gib[1]` GiB,
+    whose names contain none of `except_devices`."""
+
+    memory_gib: tuple[float, float]
+    fields: dict[str, Any]
+    except_devices: tuple[str, ...] = ()
+
+    def holds(self, device: str, memory_bytes: float) -> bool:
+        """Whether a device of this name and memory is one of them."""
+        low, high = self.memory_gib
+        return low <= memory_bytes / GIB < high and not any(name in device for name in self.except_devices)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Engine:
+    """One version of an engine: `fields` of continuous_batching, `cases` of devices where some differ,
+    and where each field comes from (`sources`)."""
+
+    name: Name
+    engine: Name
+    description: str
+    fields: dict[str, Any]
+    cases: tuple[Case, ...]
+    sources: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for name in DECIDED:
+            if name not in self.fields:
+                raise InputError(f"missing key 'fields.{name}'")
+            if name not in self.sources:
+                raise InputError(f"missing key 'sources.{name}'")
+        for fields in (self.fields, *(case.fields for case in self.cases)):
+            for name in fields:
+                if name not in DECIDED:
+                    raise InputError(f"fields: {unknown_name('field', name, DECIDED)}")
+            try:
+                _strategy(fields)
+            except ValidationError as error:
+                raise InputError(f"fields: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+
+    def on(self, device: str, memory_bytes: float) -> dict[str, Any]:
+        """The fields on a device of this name and memory."""
+        case = next((case for case in self.cases if case.holds(device, memory_bytes)), None)
+        return _over(self.fields, case.fields) if case else self.fields
+
+    @property
+    def anywhere(self) -> Iterator[ContinuousBatching]:
+        """The strategies that this engine is, on one device or another."""
+        yield _strategy(self.fields)
+        for case in self.cases:
+            yield _strategy(_over(self.fields, case.fields))
+
+
+def engine_names() -> list[str]:
+    """The presets, by engine, the oldest version first."""
+    return sorted((path.stem for path in ENGINES.glob("*.yaml")), key=_by_version)
+
+
+def _by_version(name: str) -> tuple[str, tuple[int, ...]]:
+    engine, _, version = name.rpartition("-")
+    return engine, tuple(map(int, re.findall(r"\d+", version)))
+
+
+@cache
+def load_engine(name: str) -> Engine:
+    """The preset of this name, the newest one where it names no version. Raises InputError where none is."""
+    names = engine_names()
+    versions = [each for each in names if each == name or each.rpartition("-")[0] == name]
+    if not versions:
+        engines = dict.fromkeys(each.rpartition("-")[0] for each in names)
+        raise InputError(unknown_name("engine", name, [*engines, *names]))
+    path = ENGINES / f"{versions[-1]}.yaml"
+    found = validated(Engine, read_yaml(path), str(path))
+    if found.name != path.stem:
+        raise InputError(f"{path}: name: is {found.name!r}; the file's name is needed")
+    return found
+
+
+def with_engines(scenario: ServingScenario, device: str, memory_bytes: float) -> ServingScenario:
+    """The scenario with every field of its engines written out, for a device of this name and memory.
+
+    Raises InputError where an engine is unknown, or two strategies turn out to be the same.
+    """
+    strategies = list(scenario.strategies)
+    for place, strategy in enumerate(strategies):
+        if isinstance(strategy, ContinuousBatching) and strategy.engine is not None:
+            try:
+                strategies[place] = _filled(strategy, load_engine(strategy.engine).on(device, memory_bytes))
+            except InputError as error:
+                raise InputError(f"strategies[{place}].engine: {error}") from None
+    if strategies == scenario.strategies:
+        return scenario
+    found = scenario.model_copy(update={"strategies": strategies})
+    try:
+        check_distinct(found)
+    except FieldError as error:
+        raise InputError(str(error)) from None
+    return found
+
+
+def pinned(scenario: ServingScenario) -> ServingScenario:
+    """The scenario with the version of each of its engines, whose fields are filled in for each of several
+    devices. Raises InputError where an engine is unknown."""
+    strategies = [
+        strategy.model_copy(update={"engine": load_engine(strategy.engine).name})
+        if isinstance(strategy, ContinuousBatching) and strategy.engine
+        else strategy
+        for strategy in scenario.strategies
+    ]
+    return scenario.model_copy(update={"strategies": strategies})
+
+
+def usual(strategy: ContinuousBatching) -> list[ContinuousBatching]:
+    """What a strategy is compared with to say what is unusual about it: its engine as shipped, on one device
+    or another; the defaults where it names none."""
+    return list(load_engine(strategy.engine).anywhere) if strategy.engine else [_strategy({})]
+
+
+def _filled(strategy: ContinuousBatching, fields: Mapping[str, Any]) -> ContinuousBatching:
+    assert strategy.engine is not None
+    given = {name: getattr(strategy, name) for name in strategy.model_fields_set}
+    given["memory"] = strategy.memory.model_dump(exclude_unset=True)
+    plain = _strategy({}).model_dump()
+    name = load_engine(strategy.engine).name
+    return ContinuousBatching.model_validate({**plain, **_over(fields, given), "engine": name})
+
+
+def _over(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given in the place of what stands in `fields`; of memory, field by field."""
+    memory = {**fields.get("memory", {}), **given.get("memory", {})}
+    return {**fields, **given, "memory": memory}
+
+
+def _strategy(fields: Mapping[str, Any]) -> ContinuousBatching:
+    return ContinuousBatching.model_validate({"kind": "continuous_batching", **fields})

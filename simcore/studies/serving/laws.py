@@ -1,0 +1,185 @@
+"""What must hold in every serving run. Each law reads the requests and the journal and says what breaks it.
+
+1  conservation  every arrival is finished or rejected, once; tokens in the journal = tokens of the answers
+2  causality     arrival_s <= scheduled_s <= first_token_s <= finish_s
+3  clock         times are finite and not negative, and no step ends before it starts
+4  capacity      a server never holds more KV than it has
+5  in turn       on each server the order of first scheduling is that of arrival, so nobody starves
+                 (not asked where `in_turn` is off: shortest first)
+6  Little        area under the number in the system = sum of the times spent in it:
+                     integral N(t) dt = sum(finish_s - arrival_s),  N counted while the run lasts
+7  decoding      steps decode no longer than requests are between their first and their last token:
+                     sum(decoding * (end_s - start_s)) <= sum(finish_s - first_token_s)
+8  reuse         the last token of a prompt is computed, from which the answer comes:
+                     0 <= cached_prompt_tokens < prompt_tokens
+
+Law 6 over the duration is L = lambda W, with what the machine let in and out on one side and the times that
+requests keep on the other; law 7 is the same of the requests that decode, with the journal as witness.
+Times that are equal but for rounding count as equal, as in `simcore.machine.laws`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from simcore.machine.laws import MOST_PER_LAW, ROUNDING, broken_laws
+from simcore.machine.machine import LawError
+from simcore.studies.serving.served import Bools, Floats, Ints, Occupancy, Served, Steps
+
+# What is left of sums of times, relative to them, once others are taken off.
+CANCELLED = 1e-12
+REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What laws are asked of. `kv_limit`: units of KV of one server; `in_turn`: whether the order of arrival
+    is kept; `occupancy`: requests counted as they came and went, where somebody did."""
+
+    served: Served
+    journal: Steps
+    kv_limit: float
+    in_turn: bool = True
+    occupancy: Occupancy | None = None
+
+
+def conservation(run: Run) -> Iterator[str]:
+    """Law 1."""
+    served, journal = run.served, run.journal
+    ordered = np.sort(served.id)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    yield from _named(np.ones(len(twice), np.bool_), twice, "came twice")
+    lost = ~served.rejected & ~served.finished
+    yield from _named(lost, served.id, "neither finished nor was rejected")
+    begun = np.isfinite(served.scheduled_s) | np.isfinite(served.first_token_s) | np.isfinite(served.finish_s)
+    yield from _named(served.rejected & begun, served.id, "was rejected and yet served")
+    given = float((journal["replays"] * journal["decoding"]).sum() + journal["first_tokens"].sum())
+    wanted = int(served.output_tokens[served.finished].sum())
+    if given != wanted:
+        yield f"steps gave {given:.0f} tokens, answers have {wanted}"
+
+
+def causality(run: Run) -> Iterator[str]:
+    """Law 2."""
+    for earlier, later in pairwise(REQUEST_TIMES):
+        early = _before(getattr(run.served, later), getattr(run.served, earlier))
+        yield from _named(early, run.served.id, f"has its {later} before its {earlier}")
+
+
+def clock(run: Run) -> Iterator[str]:
+    """Law 3."""
+    served, journal = run.served, run.journal
+    for name in REQUEST_TIMES:
+        asked = served.finished if name != "arrival_s" else np.ones(len(served), np.bool_)
+        wrong = asked & ~_is_time(getattr(served, name))
+        yield from _named(wrong, served.id, f"has a {name} that is negative or not finite")
+    steps = np.arange(len(journal["start_s"]))
+    wrong = ~(_is_time(journal["start_s"]) & _is_time(journal["end_s"]))
+    yield from _named(wrong, steps, "has a time that is negative or not finite", "step")
+    yield from _named(_before(journal["end_s"], journal["start_s"]), steps, "ends before its start", "step")
+
+
+def capacity(run: Run) -> Iterator[str]:
+    """Law 4."""
+    used, peak = run.journal["kv_used"], run.journal["kv_peak"]
+    inside = (used >= 0.0) & (used <= peak) & (peak <= run.kv_limit)
+    yield from _named(~inside, np.arange(len(used)), f"holds KV outside of 0 to {run.kv_limit:g}", "step")
+
+
+def in_turn(run: Run) -> Iterator[str]:
+    """Law 5."""
+    if not run.in_turn:
+        return
+    served = run.served
+    done = np.flatnonzero(served.finished)
+    order = done[np.lexsort((served.scheduled_s[done], served.arrival_s[done], served.instance[done]))]
+    scheduled_s, instance = served.scheduled_s[order], served.instance[order]
+    overtaken = _before(scheduled_s[1:], scheduled_s[:-1]) & (instance[1:] == instance[:-1])
+    yield from _named(overtaken, served.id[order[:-1]], "was scheduled after one that came later")
+
+
+def little(run: Run) -> Iterator[str]:
+    """Law 6."""
+    if run.occupancy is None or not len(run.served):
+        return
+    served, counted = run.served, run.occupancy
+    if counted.number:
+        yield f"{counted.number} requests have come and not gone, or gone and not come"
+    if served.rejected.any():
+        # When those went is not among the times that requests keep.
+        return
+    stays_s = float((served.finish_s - served.arrival_s).sum())
+    # The area is a difference of sums of times, which are rounded each.
+    slack_s = ROUNDING * stays_s + CANCELLED * sum(counted.went_s)
+    if not abs(counted.area_s - stays_s) <= slack_s:
+        yield f"the area under the number in the system is {counted.area_s} s, requests stayed {stays_s} s"
+
+
+def decoding(run: Run) -> Iterator[str]:
+    """Law 7."""
+    served, journal = run.served, run.journal
+    done = served.finished
+    decoded_s = _sum_s(journal["decoding"], journal["start_s"], journal["end_s"])
+    open_s = float((served.finish_s[done] - served.first_token_s[done]).sum())
+    if not decoded_s <= open_s + ROUNDING * max(open_s, served.window_s[1]):
+        yield f"steps decoded for {decoded_s} s, requests had {open_s} s between their tokens"
+
+
+def reuse(run: Run) -> Iterator[str]:
+    """Law 8."""
+    served = run.served
+    cached = served.cached_prompt_tokens
+    wrong = (cached < 0) | (cached >= served.prompt_tokens)
+    yield from _named(wrong, served.id, "has no token of its prompt to compute, or more than it has")
+
+
+LAWS: Mapping[str, Callable[[Run], Iterator[str]]] = {
+    "conservation": conservation,
+    "causality": causality,
+    "clock": clock,
+    "capacity": capacity,
+    "in turn": in_turn,
+    "Little": little,
+    "decoding": decoding,
+    "reuse": reuse,
+}
+
+
+def violations(run: Run) -> dict[str, list[str]]:
+    """The laws that a run breaks, each with its violations (empty: all hold)."""
+    return broken_laws(LAWS, run)
+
+
+def enforce(run: Run) -> None:
+    """Raises LawError if a run breaks a law."""
+    if broken := violations(run):
+        raise LawError("; ".join(f"{name}: {'; '.join(found)}" for name, found in broken.items()))
+
+
+def _named(broken: Bools, ids: Ints, text: str, what: str = "request") -> Iterator[str]:
+    """A line for each of the first that break a law, and one that counts the rest."""
+    found = ids[np.flatnonzero(broken)]
+    for number in found[:MOST_PER_LAW].tolist():
+        yield f"{what} {number} {text}"
+    if len(found) > MOST_PER_LAW:
+        yield f"and {len(found) - MOST_PER_LAW} more: {what} {text}"
+
+
+def _before(earlier_s: Floats, later_s: Floats) -> Bools:
+    """Which times are really before the others; none where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        early: Bools = earlier_s < later_s - ROUNDING * np.maximum(1e-3, np.abs(later_s))
+    return early
+
+
+def _sum_s(number: Floats | Ints, start_s: Floats, end_s: Floats) -> float:
+    # Times may be infinite here: that is what law 3 is about.
+    with np.errstate(invalid="ignore"):
+        return float((number * (end_s - start_s)).sum())
+
+
+def _is_time(at_s: Floats) -> Bools:
+    valid: Bools = np.isfinite(at_s) & (at_s >= 0.0)
+    return valid

@@ -1,0 +1,405 @@
+"""From the cases of a serving scenario to its figures.
+
+speedup            = duration of concurrent instances / duration, same load, same replica (Flover)
+measured           = means over time, rates and latencies are those of a window (`window.py`), beside which
+                     those of the whole run stand under names that end in "_whole_run"
+mean and interval  = over replicas, 95 % by Student's t
+price interval     = the first replica run again with every price at the fast, and at the slow, end of its own
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from simcore.input.files import InputError
+from simcore.machine.laws import digest
+from simcore.machine.machine import LawError
+from simcore.machine.trace import Trace
+from simcore.ops.op import SourceKind
+from simcore.sim.tariff import End, Known
+from simcore.studies.common import Outcome, Progress, Row, ServingAxes
+from simcore.studies.processes import in_processes
+from simcore.studies.serving.answer import answer, notes, standings, warnings
+from simcore.studies.serving.bench import Bench, Case, Result, Room, label, price_shares
+from simcore.studies.serving.certainty import intervals
+from simcore.studies.serving.figures import (
+    Figure,
+    both,
+    latencies,
+    over_replicas,
+    prefix_hit_share,
+    unseen_gaps_s,
+)
+from simcore.studies.serving.found import Found
+from simcore.studies.serving.levels import levels
+from simcore.studies.serving.scenario import Point, WholeRun, points, serving_variants
+from simcore.studies.serving.window import Window, steady, whole_run
+from simcore.workload import arrivals
+from simcore.workload.requests import Journal
+
+# Requests that are served twice, to see whether the run repeats.
+REPEATED = 2000
+# Longer runs are made at both ends of the prices' intervals only where that is asked for.
+MOST_AT_ENDS = 5000
+BASELINE = "concurrent_instances"
+# Figures that are given at both ends of the prices' intervals too.
+PRICED = ("ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "e2e_p50_s", "duration_s", "goodput_per_s")
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    """Every strategy at every load, in the order of the file."""
+    several = len({point.clients for point in points(bench.scenario)}) > 1
+    for point in points(bench.scenario):
+        drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
+        for strategy in bench.scenario.strategies:
+            for variant in serving_variants(strategy):
+                name = label(variant, variant.ranks[0])
+                if several and point.clients is not None:
+                    name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
+                yield Case(_axes(point, drawn, name, variant), point, variant)
+
+
+def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: Any) -> ServingAxes:
+    return ServingAxes(
+        variant.kind,
+        name,
+        point.devices,
+        variant.ranks[0],
+        len(drawn.prompt_tokens),
+        arrivals.offered_rate_per_s(point.workload, drawn),
+        arrivals.mean_prompt_tokens(drawn),
+        arrivals.mean_output_tokens(drawn),
+        arriving="requests" if drawn.turns is None else "sessions",
+    )
+
+
+def run(bench: Bench, progress: Progress) -> Outcome:
+    """Runs a serving scenario. Raises InputError where nothing of it can be run."""
+    wanted = list(cases(bench))
+    refused: dict[str, str] = {}
+    runnable: list[Case] = []
+    for case in wanted:
+        reason = refusal(bench, case)
+        if reason is not None:
+            refused.setdefault(reason, case.axes.label)
+        else:
+            runnable.append(case)
+    found = _all_found(bench, runnable, partial(progress, bench.hardware.doing))
+    if not found:
+        raise InputError(f"nothing can be run; {next(iter(refused))}")
+    trace = _check_repeatable(bench, found[0])
+    bench.keep_prices()
+    shares = _shares(found)
+    return Outcome(
+        rows=[row for one in found for row in _rows(one, found)],
+        answer=answer(bench, found),
+        warnings=[*refused, *warnings(bench, found, shares)],
+        notes=notes(bench, found),
+        baseline=next((one.case.axes.label for one in found if one.case.axes.strategy == BASELINE), ""),
+        sources=shares,
+        tables={
+            "requests.parquet": _stacked([({**_place(one), "replica": 0}, one.requests) for one in found]),
+            "levels.parquet": _stacked([(_place(one), one.levels) for one in found]),
+        },
+        slo=bench.scenario.slo.model_dump(),
+        trace=trace,
+        standings=standings(bench, found),
+    )
+
+
+def refusal(bench: Bench, case: Case) -> str | None:
+    """Why a case cannot be run, or None where it can."""
+    ranks, hardware = case.axes.ranks, bench.hardware
+    if ranks > hardware.max_devices:
+        most = hardware.max_devices
+        return f"{case.axes.label}: {ranks} ranks are more than the {most} that the link connects"
+    if hardware.measured and case.axes.devices > hardware.max_devices:
+        return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
+    reason = hardware.usable(ranks)
+    if reason is not None:
+        return f"{case.axes.label}: {reason}"
+    try:
+        bench.check_lengths(case)
+        bench.room(case, bench.draw(case, 0))
+    except InputError as error:
+        return str(error)
+    except ValueError as error:  # a model that cannot be sharded so
+        return f"{case.axes.label}: {error}"
+    return None
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What a replica gave; of the first, all else that is found of its case."""
+
+    figures: Mapping[str, Figure]
+    window: Window
+    measured: int
+    sources: dict[SourceKind, float]
+    found: Found | None
+    prices: Mapping[int, Mapping[str, Known]] = field(default_factory=dict)
+
+
+def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
+    """What all replicas of all cases gave, worked out on as many cores as there are.
+
+    The first run by each set of prices finds out which of them are curves; only then do processes share the
+    others out, so that what they give does not depend on who runs what.
+    """
+    places = [(case, replica) for case in wanted for replica in range(bench.scenario.replicas)]
+    seen: set[tuple[int, str]] = set()
+    first: list[int] = []
+    others: list[int] = []
+    for i, (case, replica) in enumerate(places):
+        prices = {(case.axes.ranks, end) for end in ("value", *(_ends(bench, case) if not replica else ()))}
+        (others if prices <= seen else first).append(i)
+        seen |= prices
+
+    def work(i: int) -> _Replica:
+        case, replica = places[i]
+        one = _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
+        return replace(one, prices=bench.found_out())
+
+    def told(before: int, done: int) -> None:
+        progress(before + done, len(places))
+
+    begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(told, 0))
+    gave = dict(zip(first, begun, strict=True))
+    for _, tariff in bench.prices.values():
+        tariff.settle()
+    rest = in_processes(
+        lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(told, len(first))
+    )
+    gave.update(zip(others, rest, strict=True))
+    found: list[Found] = []
+    for i in range(len(places)):
+        one = gave[i]
+        bench.take_over(one.prices)
+        if one.found is not None:
+            found.append(one.found)
+        last = found[-1]
+        last.replicas.append(one.figures)
+        last.windows.append(one.window)
+        last.measured.append(one.measured)
+        for name, seconds in one.sources.items():
+            last.sources[name] = last.sources.get(name, 0.0) + seconds
+    return found
+
+
+def _ends(bench: Bench, case: Case) -> tuple[End, ...]:
+    """The ends of the prices' intervals at which a case is run too."""
+    asked = False if bench.hardware.measured else bench.scenario.price_interval
+    short = asked is None and case.axes.requests <= MOST_AT_ENDS
+    return ("low", "high") if asked or short else ()
+
+
+def _again(bench: Bench, case: Case, replica: int) -> _Replica:
+    result = bench.run(case, replica)
+    window = _window(bench, case, result)
+    sources = dict(result.trace.rows.sources)
+    return _Replica(_figures(bench, result, case, window), window, _answered(result, window), sources, None)
+
+
+def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
+    first = bench.run(case, 0)
+    served, journal = first.served, first.journal
+    between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
+    window = _window(bench, case, first)
+    found = Found(
+        case,
+        [],
+        [],
+        [],
+        {},
+        first.room,
+        first.left_out,
+        unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
+        _requests(first, window),
+        levels(served, journal, kv_limit=first.room.limit, servers=case.servers),
+        first.trace if keep_trace else None,
+    )
+    if bench.scenario.replicas == 1:
+        found.chance = intervals(latencies(served.only(window.came)))
+    for end in _ends(bench, case):
+        result = bench.run(case, 0, end)
+        # Of the same requests, where they come whatever the answers take.
+        waits = case.point.clients is not None or result.opens is not None
+        same = _window(bench, case, result) if waits else window
+        found.ends[end] = _figures(bench, result, case, _placed(same, result))
+    figures, sources = _figures(bench, first, case, window), dict(first.trace.rows.sources)
+    return _Replica(figures, window, _answered(first, window), sources, found)
+
+
+def _window(bench: Bench, case: Case, result: Result) -> Window:
+    measure = bench.scenario.measure
+    if isinstance(measure, WholeRun):
+        return whole_run(result.served)
+    return steady(result.served, measure.warmup_share, case.point.clients, result.opens)
+
+
+def _answered(result: Result, window: Window) -> int:
+    return int((window.came & result.served.finished).sum())
+
+
+def _placed(window: Window, result: Result) -> Window:
+    """The window in another run of the same requests; the whole of it, where it is a whole run."""
+    if not window.whole:
+        return window
+    return whole_run(result.served, window.whole, unrated=window.unrated)
+
+
+def _figures(bench: Bench, result: Result, case: Case, window: Window) -> Mapping[str, Figure]:
+    found = both(
+        result.served,
+        result.journal,
+        kv_limit=result.room.limit,
+        servers=case.servers,
+        slo=bench.scenario.slo,
+        window=window,
+    )
+    if getattr(case.strategy, "prefix_caching", False):
+        found["prefix_hit_share"] = prefix_hit_share(result.served)
+    return found
+
+
+def _check_repeatable(bench: Bench, found: Found) -> Trace:
+    """The trace of a case. Raises LawError where a second run, of the first requests at least, leaves other
+    bytes."""
+    assert found.trace is not None
+    if bench.hardware.measured:
+        return found.trace
+    few = found.case.axes.requests <= REPEATED
+    first = found.trace if few else bench.run(found.case, 0, most=REPEATED).trace
+    if digest(bench.run(found.case, 0, most=REPEATED).trace) != digest(first):
+        raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
+    return found.trace
+
+
+def _shares(found: Sequence[Found]) -> dict[str, float]:
+    total: dict[Any, float] = {}
+    for one in found:
+        for name, seconds in one.sources.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return price_shares(total)
+
+
+def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
+    axes, count = one.case.axes, len(one.replicas)
+    room = float(one.room.kv_tokens)
+    # The same in all replicas.
+    end = room if count > 1 else None
+    yield Row(axes, "kv_tokens", room, "tokens", end, end, "KV cache of a server")
+    source = f"95 % interval over {count} replicas" if count > 1 else "one replica"
+    for name, (value, low, high) in over_replicas(one.replicas).items():
+        unit = one.replicas[0][name][1]
+        if name in one.chance:
+            text = f"one replica; 95 % interval by the order of {one.measured[0]:,} requests, if independent"
+            yield Row(axes, name, value, unit, *one.chance[name], text)
+        else:
+            yield Row(axes, name, value, unit, low, high, source if value is not None else "there is none")
+    baseline = next((b for b in found if b.case.axes.strategy == BASELINE and _same_load(b, one)), None)
+    if baseline is not None:
+        speedups = [
+            {"speedup": (_ratio(theirs["duration_s"][0], ours["duration_s"][0]), "x")}
+            for theirs, ours in zip(baseline.replicas, one.replicas, strict=True)
+        ]
+        value, low, high = over_replicas(speedups)["speedup"]
+        yield Row(axes, "speedup", value, "x", low, high, f"duration against {baseline.case.axes.label}")
+    for name in PRICED if one.ends else ():
+        ends = [values[name][0] for values in (one.replicas[0], *one.ends.values())]
+        known = [value for value in ends if value is not None]
+        if known:
+            text = "first replica, all prices at the fast and at the slow end of their 90 % intervals"
+            value, unit = one.replicas[0][name]
+            yield Row(axes, f"{name}_by_prices", value, unit, min(known), max(known), text)
+
+
+def _same_load(a: Found, b: Found) -> bool:
+    return a.case.point == b.case.point and a.case.axes.ranks == b.case.axes.ranks
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def _place(one: Found) -> dict[str, Any]:
+    axes = one.case.axes
+    return {
+        "label": axes.label,
+        "strategy": axes.strategy,
+        "devices": axes.devices,
+        "ranks": axes.ranks,
+        "requests": axes.requests,
+        "rate_per_s": np.nan if axes.rate_per_s is None else axes.rate_per_s,
+        "prompt_mean": axes.prompt_tokens,
+        "output_mean": axes.output_tokens,
+    }
+
+
+def _requests(result: Result, window: Window) -> dict[str, Any]:
+    """The requests of a run, as columns; `measured`: whether they came in its window."""
+    served = result.served
+    return {
+        "request": served.id,
+        "instance": served.instance,
+        "arrival_s": served.arrival_s,
+        "scheduled_s": served.scheduled_s,
+        "first_token_s": served.first_token_s,
+        "finish_s": served.finish_s,
+        "prompt_tokens": served.prompt_tokens,
+        "output_tokens": served.output_tokens,
+        "preemptions": served.preemptions,
+        "cached_prompt_tokens": served.cached_prompt_tokens,
+        "status": np.where(served.rejected, "rejected", "finished"),
+        "measured": window.came,
+    }
+
+
+def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Tables one below the other, each with its place repeated in every row; places as dictionaries."""
+    # Arrow takes longer to import than all else that `--help` needs.
+    import pyarrow as pa  # noqa: PLC0415
+
+    lengths = [len(next(iter(columns.values()))) for _, columns in parts]
+    which = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
+    stacked: dict[str, Any] = {}
+    for name in parts[0][0]:
+        values = pa.array([place[name] for place, _ in parts])
+        stacked[name] = pa.DictionaryArray.from_arrays(pa.array(which), values).dictionary_decode()
+    for name in parts[0][1]:
+        stacked[name] = np.concatenate([columns[name] for _, columns in parts])
+    return stacked
+
+
+# -- the tape ----------------------------------------------------------------------------------------
+
+MOST_PRINTED = 4
+
+
+def tape(bench: Bench, record: Any) -> list[str]:
+    """What each strategy launches for the first few requests, all there from the start, on the machine that
+    prints."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for case in cases(bench):
+        if case.axes.label in seen or refusal(bench, case) is not None:
+            continue
+        seen.add(case.axes.label)
+        drawn = bench.draw(case, 0)
+        room: Room = bench.room(case, drawn)
+        few = [r for r, _ in zip(arrivals.requests(drawn), range(MOST_PRINTED), strict=False)]
+        for request in few:
+            request.arrival_s = 0.0
+        found = record(
+            lambda m, case=case, room=room: bench.program(case, room, m, Journal()),
+            mesh={"server": 1, "tensor": case.axes.ranks},
+            inbox=few,
+        )
+        lines += [f"# {case.axes.label}, {len(few)} requests at once", *found.lines]
+    return lines

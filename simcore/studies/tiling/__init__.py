@@ -1,0 +1,13 @@
+"""The study `tiling`: a generation of a long-convolution model by schedule (Flash Inference, section 4).
+
+    lazy, eager     O(L^2) mixer work          fractal, generic, relaxed     O(L log^2 L)
+
+Times come from simulated (or real) runs of the schedules; FLOPs and bytes from all ops that they launch.
+"""
+
+from simcore.studies.tiling.bench import AT_ONCE, LAW, Bench
+from simcore.studies.tiling.cases import Case, cases
+from simcore.studies.tiling.published import TilingPublished, compare, inside
+from simcore.studies.tiling.study import run, tape
+
+__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "compare", "inside", "run", "tape"]

@@ -1,0 +1,161 @@
+"""What a tiling study says in words: the fastest schedule, what Hybrid takes, what all of it rests on."""
+
+from collections.abc import Mapping, Sequence
+
+from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
+from simcore.studies.tiling.bench import Bench
+from simcore.studies.tiling.found import Found
+from simcore.studies.tiling.implementations import Choice, ranges
+from simcore.studies.tiling.scenario import Fractal
+
+LAZY = "lazy"
+
+
+def answer(found: Sequence[Found]) -> str:
+    """The fastest strategy, per token and over lazy, and what its tiles are computed by."""
+    groups = list(_by_point(found).values())
+    if len(groups) == 1:
+        return _single(_fastest(groups[0]), found)
+    # A point at which one strategy alone fits into memory says nothing of which is faster.
+    compared = [group for group in groups if len(group) > 1] or groups
+    winners: dict[str, list[Found]] = {}
+    for one in map(_fastest, compared):
+        winners.setdefault(one.case.axes.label, []).append(one)
+    told = [_several(label, own, len(compared), found) for label, own in winners.items()]
+    alone = len(groups) - len(compared)
+    more = f" At {alone} more, only one fits into memory." if alone else ""
+    return f"{'; '.join(told)}.{more}"
+
+
+def standings(found: Sequence[Found]) -> list[Standing]:
+    """The fastest strategy at each point."""
+    return [_standing(_fastest(group)) for _, group in sorted(_by_point(found).items())]
+
+
+def _standing(best: Found) -> Standing:
+    axes, token_s = best.case.axes, best.value("total_s") / best.case.generated
+    size = f"{axes.layers} layers of {axes.channels} channels"
+    return Standing(
+        at=f"Over {axes.tokens:,} tokens of {size}, batch {axes.batch}",
+        load=(axes.tokens, axes.batch, axes.layers, axes.channels),
+        label=axes.label,
+        figure=f"takes {token_s * 1e3:.3g} ms a token",
+        rank=(token_s,),
+        seconds=token_s,
+        where={name: getattr(axes, name) for name in ("layers", "channels", "tokens", "batch")},
+    )
+
+
+def _fastest(group: Sequence[Found]) -> Found:
+    return min(group, key=lambda one: one.value("total_s"))
+
+
+def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) -> str:
+    told = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
+    known = [gain for one in won if (gain := _gain(one, found)) is not None]
+    if known and label != LAZY:
+        told += f", {ranged(known)} times as fast as lazy"
+    each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
+    same = len({_taken(one) for one in won}) == 1
+    return f"{told}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
+
+
+def _single(best: Found, found: Sequence[Found]) -> str:
+    axes, gain = best.case.axes, _gain(best, found)
+    told = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
+    if gain is not None and axes.label != LAZY:
+        told += f", {gain:.3g} times as fast as lazy"
+    return (
+        f"{told}, over {axes.tokens:,} tokens of {axes.layers} layers, {axes.channels} channels, batch"
+        f" {axes.batch}{_taken(best)}."
+    )
+
+
+def _taken(one: Found) -> str:
+    strategy = one.case.strategy
+    if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid":
+        return ""
+    # With half storage the largest is the carry.
+    taken = one.tiles[:-1] if strategy.half_storage[0] else one.tiles
+    return f"; its tiles: {in_words(taken)}" if taken else ""
+
+
+def in_words(choice: Choice) -> str:
+    """What computes tiles of which sides.
+
+    >>> in_words(((1, "conv"), (2, "fft"), (4, "fft")))
+    'conv of side 1, fft from 2 to 4'
+    """
+    told = []
+    for name, first, last in ranges(choice):
+        span = f"of side {first}" if first == last else f"from {first} to {last}"
+        told.append(f"{name} {span}")
+    return ", ".join(told)
+
+
+def _gain(one: Found, found: Sequence[Found]) -> float | None:
+    lazy = next((b for b in found if b.case.axes.label == LAZY and b.case.point == one.case.point), None)
+    return lazy.value("total_s") / one.value("total_s") if lazy else None
+
+
+def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
+    groups: dict[tuple[int, ...], list[Found]] = {}
+    for one in found:
+        groups.setdefault(one.case.point, []).append(one)
+    return groups
+
+
+def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
+    """What the figures rest on, and what Hybrid takes at each point."""
+    told = [] if bench.device.measured else _assumptions(bench, found)
+    chosen: dict[str, list[str]] = {}
+    for one in found:
+        strategy, axes = one.case.strategy, one.case.axes
+        if isinstance(strategy, Fractal) and strategy.tiles[0] == "hybrid" and one.tiles:
+            where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {axes.tokens:,} tokens"
+            chosen.setdefault(f"{axes.label} takes {in_words(one.tiles)}", []).append(where)
+    for choice, places in chosen.items():
+        more = f" and {len(places) - 1} other points" if len(places) > 1 else ""
+        told.append(f"{choice} (at {places[0]}{more})")
+    return told
+
+
+def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
+    if bench.scenario.launching == "eager":
+        launching = (
+            "every kernel is launched by itself and costs a launch (launch_s, launch_kernel_s) besides its"
+            " work, as in PyTorch without captured graphs; the host's own time is in that"
+        )
+    else:
+        launching = "every launch is a captured graph: a kernel costs kernel_s besides its work"
+    return [
+        launching,
+        "each op of the model is one kernel: red cell (multiply and add), what the block has, noise with"
+        " the next input, each writing where its result belongs. A framework that takes more kernels has a"
+        " slower block, and smaller speed-ups",
+        "mixer seconds are the red cells' too: one kernel a layer and position, whatever the schedule",
+        "lazy and eager read and write each number once, at the rate of device memory; fused tiles keep what"
+        f" is between on the chip; {_in_cache(bench, found)}",
+    ]
+
+
+def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
+    stays = [one for one in found if one.stays]
+    if not stays:
+        return "nothing is found in a cache"
+    cases = "; ".join(f"{one.case.axes.label} of {one.case.axes.tokens:,} tokens" for one in stays)
+    which = "all cases" if len(stays) == len(found) else cases
+    return (
+        f"nothing but the weights of steps is found in a cache, where less than"
+        f" {bench.device.stays_bytes / 1e6:.0f} MB are moved from step to step: {which}"
+    )
+
+
+def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
+    """Prices that nobody measured, or not so far."""
+    if bench.device.measured:
+        return []
+    told, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)
+    if far > MOST_EXTRAPOLATED:
+        told.append(f"{far:.0%} of the device time is from extrapolated prices")
+    return told

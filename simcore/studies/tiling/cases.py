@@ -1,0 +1,175 @@
+"""What there is to run: a strategy, variant by variant, at every size of model, batch and length.
+
+The program of a case is a schedule of `simcore/schedules/`, over a model whose tiles have an implementation
+for each side.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.input.fields import single_valued
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import DEFAULT_RANK, LongConvolution, Mixer
+from simcore.ops.op import Pricer
+from simcore.schedules.eager import eager
+from simcore.schedules.fractal_tiling import fractal_tiling
+from simcore.schedules.generic_tiling import generic_tiling
+from simcore.schedules.lazy import lazy
+from simcore.schedules.relaxed_tiling import relaxed_tiling
+from simcore.studies.common import TilingAxes
+from simcore.studies.tiling.implementations import Choice, Lanes, cheapest, sides
+from simcore.studies.tiling.memory import Memory, memory
+from simcore.studies.tiling.scenario import (
+    Eager,
+    Fractal,
+    Generic,
+    Lazy,
+    Relaxed,
+    TilingScenario,
+    TilingStrategy,
+    label,
+    tiling_variants,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One strategy, all lists of which have one value, at one point. `axes` say where, `dtype` of what."""
+
+    axes: TilingAxes
+    strategy: TilingStrategy
+    dtype: str
+
+    @property
+    def generated(self) -> int:
+        """Positions that are computed one by one."""
+        return self.axes.tokens - self.axes.prompt_tokens
+
+    @property
+    def point(self) -> tuple[int, int, int, int]:
+        """(layers, channels, batch, tokens): what cases are compared at."""
+        return (self.axes.layers, self.axes.channels, self.axes.batch, self.axes.tokens)
+
+
+def cases(scenario: TilingScenario) -> Iterator[Case]:
+    """Every strategy at every point, in the order of the file."""
+    for model in single_valued(scenario.model):
+        for batch in scenario.batch:
+            for tokens in scenario.tokens:
+                for strategy in scenario.strategies:
+                    for variant in tiling_variants(strategy):
+                        axes = TilingAxes(
+                            variant.kind,
+                            label(variant),
+                            model.layers[0],
+                            model.channels[0],
+                            model.block,
+                            tokens,
+                            scenario.prompt_tokens,
+                            batch,
+                        )
+                        yield Case(axes, variant, scenario.dtype)
+
+
+def lanes(case: Case, side: int) -> Lanes:
+    """How the tiles of a side are launched: all layers at once, or one after the other."""
+    axes, strategy = case.axes, case.strategy
+    together = True
+    if isinstance(strategy, Fractal):
+        first = strategy.sequential_from
+        together = strategy.parallel[0] and (first is None or side < first)
+    layers = axes.layers
+    shape = (layers, 1) if together else (1, layers)
+    return Lanes(*shape, axes.batch, axes.channels, case.dtype)
+
+
+def choice(case: Case, price: Pricer) -> Choice:
+    """The implementation of each side of a case's tiles; none where it has no such tiles."""
+    if not isinstance(case.strategy, Fractal):
+        return ()
+    own, tiles = sides(case.generated), case.strategy.tiles[0]
+    if tiles != "hybrid":
+        return tuple((side, tiles) for side in own)
+    return cheapest({side: lanes(case, side) for side in own}, case.generated, price)
+
+
+def model_of(case: Case, tiles: Choice) -> LongConvolution:
+    """The model of a case. Raises ValueError where nothing is to be generated."""
+    axes, strategy = case.axes, case.strategy
+    mixer: Mixer = "convolution"
+    rank = DEFAULT_RANK
+    if isinstance(strategy, Relaxed):
+        mixer = "data_dependent_convolution"
+    elif isinstance(strategy, Generic):
+        mixer, rank = strategy.mixer, strategy.rank or DEFAULT_RANK
+    return LongConvolution(
+        axes.layers,
+        axes.channels,
+        axes.tokens,
+        batch=axes.batch,
+        prompt=axes.prompt_tokens,
+        block=axes.block,
+        mixer=mixer,
+        dtype=case.dtype,
+        tiles=tiles,
+        rank=rank,
+    )
+
+
+def program(case: Case, model: LongConvolution, m: Machine, ended_s: list[float]) -> Program:
+    """The schedule of a case on one machine; `ended_s` gets when each position is done."""
+    strategy = case.strategy
+    match strategy:
+        case Lazy():
+            return lazy(m, model, ended_s, parallel=strategy.parallel[0])
+        case Eager():
+            return eager(m, model, ended_s, parallel=strategy.parallel[0])
+        case Fractal():
+            return fractal_tiling(
+                m,
+                model,
+                ended_s,
+                parallel=strategy.parallel[0],
+                half_storage=strategy.half_storage[0],
+                sequential_from=strategy.sequential_from,
+            )
+        case Generic():
+            return generic_tiling(m, model, ended_s)
+        case Relaxed():
+            return relaxed_tiling(m, model, ended_s)
+
+
+def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:
+    """What a case holds in device memory; `instead`: storage options that take the place of its own."""
+    strategy = case.strategy
+    if not isinstance(strategy, Fractal):
+        return memory(model, fractal=False)
+    own: dict[str, Any] = {
+        "parallel": strategy.parallel[0],
+        "half_storage": strategy.half_storage[0],
+        "sequential_from": strategy.sequential_from,
+    }
+    return memory(model, fractal=True, **{**own, **instead})
+
+
+def refusal(case: Case, model: LongConvolution, most_bytes: float) -> str | None:
+    """Why a case does not fit into memory, and what would help; None where it fits."""
+    needed = memory_of(case, model).total
+    if needed <= most_bytes:
+        return None
+    axes = case.axes
+    where = f"{axes.layers} layers of {axes.channels} channels, batch {axes.batch}, {axes.tokens:,} tokens"
+    text = f"{axes.label}, {where}: needs {_gb(needed)}, more than the device's {_gb(most_bytes)}"
+    if not isinstance(case.strategy, Fractal):
+        return f"{text}; it is left out"
+    one, half = memory_of(case, model, sequential_from=1), memory_of(case, model, half_storage=True)
+    both = memory_of(case, model, half_storage=True, sequential_from=1)
+    return (
+        f"{text}; half_storage would need {_gb(half.total)}, sequential_from: 1 {_gb(one.total)}, both"
+        f" {_gb(both.total)}; it is left out"
+    )
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

@@ -1,0 +1,216 @@
+"""When the launches of an order begin and end, for all of them at once: what the simulated machine does with
+one host, one stream and nobody beside them.
+
+    a launch begins     max(its host has issued it, the one before has ended)
+    a wait is over      max(host's clock, end of what it waits for) + wait_s
+
+What is launched between two waits is a block. All of it follows from one number, its lag: by how much the
+stream is busy beyond the moment at which the block begins. So lags are guessed to be none, each block gives
+the lag of the next, and what is guessed wrongly is worked out again, until nothing changes: as a rule a lag
+is forgotten at the next wait. Chains that are longer are followed block by block.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.machine.machine import Overheads
+from simcore.machine.trace import ROW, Rows, Trace
+from simcore.ops.op import Graph, SourceKind
+from simcore.sim.simulation import Told
+from simcore.sim.tariff import Tariff
+from simcore.studies.tiling.launches import spread
+from simcore.studies.tiling.order import Order
+
+Seconds = NDArray[np.float64]
+# Blocks of very different lengths are not put side by side: so many places a launch, at most.
+MOST_PLACES = 8
+# Blocks are worked out all at once so often, at most: then one after the other.
+MOST_SWEEPS = 24
+# Lags that differ by no more than this, relative to what the block before takes, are the same: where the
+# stream is never idle they are differences of the same sums, each rounded.
+ROUNDING = 1e-15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """What each launch takes [launches]: of its host, of which the last `back_s` come after it was issued;
+    and of the device. `floor_s`: the least; `sources`: device seconds by where their price comes from."""
+
+    host_s: Seconds
+    back_s: Seconds
+    work_s: Seconds
+    floor_s: Seconds
+    sources: Mapping[SourceKind, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """When each launch was issued, began and ended [launches], and each wait was over [waits]."""
+
+    issued_s: Seconds
+    start_s: Seconds
+    end_s: Seconds
+    over_s: Seconds
+
+
+def can_be_worked_out(order: Order) -> bool:
+    """Whether an order is one of plain launches and waits, and its blocks are about equally long."""
+    launches, blocks = len(order.numbers), len(order.waits) + 1
+    even = blocks * int(_lengths(order).max()) <= MOST_PLACES * (launches + blocks)
+    return order.plain and launches > 0 and even
+
+
+def _lengths(order: Order) -> NDArray[np.int64]:
+    return np.diff(order.waits, prepend=0, append=len(order.numbers))
+
+
+def costs(order: Order, graphs: Sequence[Graph], tariff: Tariff, overheads: Overheads, told: Told) -> Costs:
+    """What the launches of an order cost, `graphs` being its graphs. Raises what the prices raise."""
+    launches = len(order.numbers)
+    work_s, floor_s = np.empty(launches), np.empty(launches)
+    sources: dict[SourceKind, float] = {}
+    for i, graph in enumerate(graphs):
+        spread(order, i, graph, tariff, work_s, floor_s, sources)
+    launch_s = [overheads.whole_launch_s(graph.kernels) for graph in graphs]
+    back_s = [seconds - overheads.begins_s(seconds) for seconds in launch_s]
+    host_s = np.array(launch_s)[order.numbers]
+    if overheads.size_s:
+        host_s = host_s + overheads.size_s * _told(order, graphs, told)
+    return Costs(host_s, np.array(back_s)[order.numbers], work_s, floor_s, sources)
+
+
+def _told(order: Order, graphs: Sequence[Graph], told: Told) -> NDArray[np.int64]:
+    """Of how many sizes each launch has to tell the device: those that are others than it was told last."""
+    found = np.zeros(len(order.numbers), np.int64)
+    tells = [told(graph) for graph in graphs]
+    for name in sorted(frozenset().union(*tells)):
+        among = [i for i, names in enumerate(tells) if name in names and name in order.sizes[i]]
+        if not among:
+            continue
+        places = np.concatenate([order.places[i] for i in among])
+        values = np.concatenate([order.sizes[i][name] for i in among])
+        in_order = np.argsort(places)
+        fresh = np.diff(values[in_order], prepend=0) != 0
+        fresh[0] = True
+        found[places[in_order]] += fresh
+    return found
+
+
+class _Blocks:
+    """The launches of each block side by side: arrays [place in its block, block]."""
+
+    def __init__(self, order: Order, cost: Costs, wait_s: float) -> None:
+        lengths = _lengths(order)
+        self.count, self.wait_s = len(lengths), wait_s
+        first = np.concatenate(([0], order.waits))
+        place = np.arange(lengths.max(initial=0))[:, None]
+        self.there = place < lengths
+        # Where no launch stands nothing is issued, and nothing takes time.
+        which = np.where(self.there, first + place, 0)
+        self.host_s = np.where(self.there, cost.host_s[which], 0.0)
+        self.back_s = np.where(self.there, cost.back_s[which], np.inf)
+        self.work_s = np.where(self.there, cost.work_s[which], 0.0)
+        waited = np.concatenate((order.waited, [-1])) - first
+        self.waited = place == waited
+
+    def took(self, lag_s: Seconds, which: NDArray[np.int64]) -> tuple[Seconds, Seconds]:
+        """Seconds from the beginning of some blocks to that of the next, and the next one's lag."""
+        host_s, free_s = np.zeros(len(lag_s)), lag_s
+        seen_s = np.full(len(lag_s), -np.inf)
+        parts = (self.host_s, self.back_s, self.work_s, self.waited)
+        for host, back, work, waited in zip(*(part[:, which] for part in parts), strict=True):
+            host_s = host_s + host
+            free_s = np.maximum(free_s, host_s - back) + work
+            seen_s = np.where(waited, free_s, seen_s)
+        took_s = np.maximum(host_s, seen_s) + self.wait_s
+        return took_s, free_s - took_s
+
+    def lags(self) -> tuple[Seconds, Seconds]:
+        """The lag of each block, and how long each takes."""
+        lag_s, took_s = np.zeros(self.count), np.zeros(self.count)
+        which = np.arange(self.count)
+        for _ in range(MOST_SWEEPS):
+            took_s[which], next_s = self.took(lag_s[which], which)
+            after = which + 1
+            by_s = np.abs(next_s - lag_s[np.minimum(after, self.count - 1)])
+            changed = (after < self.count) & (by_s > ROUNDING * took_s[which])
+            which = after[changed]
+            if not len(which):
+                return lag_s, took_s
+            lag_s[which] = next_s[changed]
+        self._one_by_one(lag_s, took_s, which)
+        return lag_s, took_s
+
+    def _one_by_one(self, lag_s: Seconds, took_s: Seconds, which: NDArray[np.int64]) -> None:
+        """Follows each chain of changed lags from where it begins to where nothing changes."""
+        done = 0
+        rows = range(len(self.host_s))
+        host, back, work = (part.T.tolist() for part in (self.host_s, self.back_s, self.work_s))
+        waited = self.waited.T.tolist()
+        for start in which.tolist():
+            block = max(start, done)
+            if block > start:
+                continue
+            while block < self.count:
+                host_s, free_s, seen_s = 0.0, float(lag_s[block]), -np.inf
+                for i in rows:
+                    host_s += host[block][i]
+                    free_s = max(free_s, host_s - back[block][i]) + work[block][i]
+                    if waited[block][i]:
+                        seen_s = free_s
+                took_s[block] = max(host_s, seen_s) + self.wait_s
+                next_s = free_s - took_s[block]
+                block += 1
+                if block == self.count or abs(next_s - lag_s[block]) <= ROUNDING * took_s[block - 1]:
+                    break
+                lag_s[block] = next_s
+            done = block
+
+
+def worked_out(order: Order, cost: Costs, wait_s: float) -> Times:
+    """The times of all launches and waits of an order that can be worked out."""
+    blocks = _Blocks(order, cost, wait_s)
+    lag_s, took_s = blocks.lags()
+    over_s = np.cumsum(took_s)
+    begins_s = np.concatenate(([0.0], over_s[:-1]))
+    shape = blocks.there.shape
+    issued_s, start_s, end_s = np.empty(shape), np.empty(shape), np.empty(shape)
+    host_s, free_s = begins_s.copy(), begins_s + lag_s
+    for i in range(shape[0]):
+        host_s += blocks.host_s[i]
+        issued_s[i] = host_s - blocks.back_s[i]
+        start_s[i] = np.maximum(free_s, issued_s[i])
+        free_s = end_s[i] = start_s[i] + blocks.work_s[i]
+    there = blocks.there.T
+    return Times(issued_s.T[there], start_s.T[there], end_s.T[there], over_s[:-1])
+
+
+def traced(order: Order, graphs: Sequence[Graph], cost: Costs, times: Times) -> Trace:
+    """What the simulated machine leaves behind of such a run where it keeps rows of numbers."""
+    launches = len(order.numbers)
+    rows = Rows()
+    if launches:
+        rows.streams["main"] = 0
+    for graph in graphs:
+        rows.graphs.setdefault(graph.name, len(rows.graphs))
+    named = np.array([rows.graphs[graph.name] for graph in graphs], np.float64)
+    table = np.zeros((launches, len(ROW)))
+    columns = {
+        "launch": np.arange(launches),
+        "graph": named[order.numbers] if launches else (),
+        "issued_s": times.issued_s,
+        "ready_s": np.concatenate(([0.0], times.end_s))[:-1],
+        "start_s": times.start_s,
+        "end_s": times.end_s,
+        "work_s": cost.work_s,
+        "floor_s": cost.floor_s,
+        "replays": 1.0,
+    }
+    for name, values in columns.items():
+        table[:, ROW.index(name)] = values
+    rows.numbers.frombytes(table.tobytes())
+    rows.sources.update(cost.sources)
+    return Trace(rows=rows)

@@ -1,0 +1,89 @@
+"""Figures of one generation, from its token times and from what its ops do.
+
+    latency of a token    when it was done - when the one before was (the first: when the prompt was)
+    mixer_s, block_s      device seconds of the mixers' ops, and of all others
+    activation positions  positions that mixers read or add to, per layer and generated token (section 3.6)
+
+Tokens a second count generated tokens over the whole time, the prompt's included.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops.convolution import MIXER_KINDS
+from simcore.ops.op import Op
+from simcore.studies.tiling.bench import Result
+from simcore.studies.tiling.launches import Burst, work
+
+# name -> (value, unit)
+Figures = Mapping[str, tuple[float, str]]
+
+
+def mixer_s(by_kind: Mapping[str, float]) -> float:
+    """Device seconds of the mixers."""
+    return sum(seconds for kind, seconds in by_kind.items() if kind in MIXER_KINDS)
+
+
+def times(result: Result) -> Figures:
+    """What follows from when the tokens were done, and what their ops took."""
+    latency_s = np.diff(result.ended_s, prepend=result.begun_s)
+    p50_s, p99_s = np.quantile(latency_s, [0.5, 0.99]).tolist()
+    return {
+        **sums(result.by_kind, float(result.ended_s[-1]), len(latency_s)),
+        "token_p50_s": (p50_s, "s"),
+        "token_p99_s": (p99_s, "s"),
+        "token_max_s": (float(latency_s.max()), "s"),
+    }
+
+
+def sums(by_kind: Mapping[str, float], total_s: float, generated: int) -> Figures:
+    """What follows from the whole time and the seconds of each kind of op."""
+    mixing_s = mixer_s(by_kind)
+    return {
+        "total_s": (total_s, "s"),
+        "mixer_s": (mixing_s, "s"),
+        "block_s": (sum(by_kind.values()) - mixing_s, "s"),
+        "tokens_per_s": (generated / total_s, "tokens/s"),
+    }
+
+
+def counts(model: LongConvolution, bursts: Sequence[Burst]) -> Figures:
+    """What follows from the launches alone, whatever runs them."""
+    mixing = work(bursts, lambda op: op.kind in MIXER_KINDS)
+    everything = work(bursts, lambda _: True)
+    touched = sum(value for burst in bursts for _, value in burst.total(touched_positions))
+    return {
+        "mixer_flops": (mixing.flops, "FLOP"),
+        "mixer_hbm_bytes": (mixing.hbm_bytes, "B"),
+        "flops": (everything.flops, "FLOP"),
+        "hbm_bytes": (everything.hbm_bytes, "B"),
+        "launches": (float(sum(burst.count for burst in bursts)), "launches"),
+        "activation_positions_per_token": (touched / (model.layers * model.generated), "positions"),
+    }
+
+
+def touched_positions(op: Op) -> float:
+    """Positions of the activations that an op of a mixer reads or adds to, over all of its layers; a straight
+    line in the sizes that grow."""
+    if op.kind not in MIXER_KINDS:
+        return 0.0
+    sizes = dict(op.shape)
+    layers = int(sizes.get("layers", 1))  # type: ignore[arg-type]
+    match op.kind:
+        case "conv_row":
+            positions = op["inputs"] + 1
+        case "conv_column":
+            positions = 1 + op["outputs"]
+        case "conv_cell" | "generic_cell" | "relaxed_cell":
+            positions = 2
+        case "conv_prefill" | "conv_carry":
+            positions = op["inputs"] + op["outputs"]
+        case "relaxed_tile":
+            positions = op["products"] * op["side"] + op["outputs"]
+        case "filter_tap" | "generic_read" | "slot_shift":
+            positions = 0
+        case _:
+            positions = op["side"] + op["outputs"]
+    return float(layers * positions)

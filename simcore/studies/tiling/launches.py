@@ -1,0 +1,145 @@
+"""All launches of a schedule, without running it: what its work is reckoned from.
+
+Launches of a graph that differ in one size that grows evenly (a history, a column) are one entry:
+
+    flops, bytes of n launches  =  n (first + last) / 2         both are straight lines in that size
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.machine.machine import Machine, Program
+from simcore.ops.op import Graph, Op, SourceKind, Work
+from simcore.sim.bursts import Ramp
+from simcore.sim.tariff import Tariff
+from simcore.studies.tiling.order import Ints, Order, recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Burst:
+    """`count` launches of one graph, each with the sizes of the one before and `advance`."""
+
+    graph: Graph
+    sizes: Mapping[str, int]
+    advance: Mapping[str, int]
+    count: int
+
+    @property
+    def last(self) -> dict[str, int]:
+        """The sizes of the last launch."""
+        return {
+            name: size + self.advance.get(name, 0) * (self.count - 1) for name, size in self.sizes.items()
+        }
+
+    @cached_property
+    def ops(self) -> Mapping[Op, int]:
+        """The ops of the graph, wherever they work, and how often each is there."""
+        return Counter(op.bare for op in self.graph.ops)
+
+    def total(self, of: Callable[[Op], float]) -> Iterator[tuple[Op, float]]:
+        """Each op with what it adds up to over all launches, `of` being a straight line in the sizes."""
+        for op, times in self.ops.items():
+            ends = of(op.at(self.sizes)) + of(op.at(self.last))
+            yield op, times * self.count * ends / 2.0
+
+
+def launches(program: Callable[[Machine], Program]) -> list[Burst]:
+    """All that a schedule launches, in the order in which each graph is launched first."""
+    order = recorded(program, [], {})
+    return bursts(order, order.made(None))
+
+
+def bursts(order: Order, graphs: Sequence[Graph]) -> list[Burst]:
+    """The launches of an order, `graphs` being its graphs."""
+    return [burst for i, graph in enumerate(graphs) for burst in _bursts(order, i, graph)]
+
+
+def _bursts(order: Order, i: int, graph: Graph) -> Iterator[Burst]:
+    """Launches of one graph at the values of the one size that it reads, if it reads any."""
+    if not graph.reads:
+        yield Burst(graph, {}, {}, len(order.places[i]))
+        return
+    (name,) = graph.reads
+    values = order.sizes[i][name]
+    for start, count, by in _stretches(values):
+        yield Burst(graph, {name: int(values[start])}, {name: by} if by else {}, count)
+
+
+def _stretches(values: Ints) -> Iterator[tuple[int, int, int]]:
+    """Values that grow evenly: where a stretch of them starts, how many they are, by how much they grow."""
+    steps = np.diff(values)
+    # Where one step is another than the one before.
+    turns = np.flatnonzero(np.diff(steps)) + 1
+    start = 0
+    while start < len(values):
+        by = int(steps[start]) if start < len(steps) else 0
+        later = turns[np.searchsorted(turns, start, side="right") :]
+        end = int(later[0]) + 1 if len(later) else len(values)
+        yield start, end - start, by
+        start = end
+
+
+def spread(
+    order: Order,
+    i: int,
+    graph: Graph,
+    tariff: Tariff,
+    work_s: NDArray[np.float64],
+    floor_s: NDArray[np.float64],
+    sources: dict[SourceKind, float],
+) -> None:
+    """Writes what each launch of an order's graph `i` takes, and the least that it can take, to its place in
+    `work_s` and `floor_s` [launches]; adds to `sources` where its price comes from."""
+    places = order.places[i]
+    for start, ramp in _ramps(order, i, graph, tariff):
+        for piece in ramp.pieces:
+            first = start + piece.first
+            own, grown = places[first : first + piece.count], np.arange(piece.count)
+            work_s[own] = piece.cost[0] + piece.growth[0] * grown
+            floor_s[own] = piece.cost[1] + piece.growth[1] * grown
+        ramp.origin.count(ramp.total_s, ramp.replays, sources)
+
+
+def _ramps(order: Order, i: int, graph: Graph, tariff: Tariff) -> Iterator[tuple[int, Ramp]]:
+    """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
+    at powers of two, as the simulated machine does, which asks for each launch by itself."""
+    if not graph.reads:
+        yield 0, tariff.ramp(graph, {}, {}, len(order.places[i]))
+        return
+    (name,) = graph.reads
+    values, grows = order.sizes[i][name], order.advance[i].get(name, 0)
+    for begin, count, by in _stretches(values):
+        octaves = np.frexp(np.maximum(values[begin : begin + count], 1).astype(np.float64))[1]
+        # What its launch does not say to grow is priced at each size by itself.
+        cuts = np.flatnonzero(np.diff(octaves)) + 1 if grows else np.arange(1, count)
+        ends = [*cuts.tolist(), count]
+        for start, end in zip([0, *ends], ends, strict=False):
+            advance = {name: by or grows} if grows else {}
+            sizes = {name: int(values[begin + start])}
+            yield begin + start, tariff.ramp(graph, sizes, advance, end - start)
+
+
+def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
+    """FLOPs and bytes of all ops that `of` holds for, by their formulas."""
+    flops = hbm_bytes = 0.0
+    for burst in bursts:
+        flops += sum(value for op, value in burst.total(lambda op: op.work.flops) if of(op))
+        hbm_bytes += sum(value for op, value in burst.total(lambda op: op.work.hbm_bytes) if of(op))
+    return Work(flops, hbm_bytes)
+
+
+def seconds_by_kind(bursts: Iterable[Burst], tariff: Tariff) -> dict[str, float]:
+    """Device seconds of all launches by kind of op, each op alone on its device."""
+    found: dict[str, float] = {}
+    for burst in bursts:
+        for kind in dict.fromkeys(op.kind for op in burst.graph.ops):
+            part = Graph(burst.graph.name, tuple(op for op in burst.graph.ops if op.kind == kind))
+            advance = {name: by for name, by in burst.advance.items() if name in part.reads}
+            seconds = tariff.ramp(part, burst.sizes, advance, burst.count).total_s
+            found[kind] = found.get(kind, 0.0) + seconds
+    return found

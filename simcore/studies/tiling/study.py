@@ -1,0 +1,270 @@
+"""From the cases of a tiling scenario to its figures.
+
+speedup_over_lazy        = total of lazy / total, at the same layers, channels, batch and length
+mixer_speedup_over_lazy  = mixer's device seconds of lazy / mixer's device seconds
+interval of a figure     = the same run with all prices at the fast, and at the slow, end of their own;
+                           of a measured one the least and the largest of its runs, of which the one of
+                           median total is reported
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from simcore.input.files import InputError
+from simcore.machine.laws import digest
+from simcore.machine.machine import LawError
+from simcore.machine.trace import Trace
+from simcore.ops.convolution import MIXER_KINDS
+from simcore.studies.common import Outcome, Progress, Row, middle_first
+from simcore.studies.processes import SHORT_S, in_processes
+from simcore.studies.tiling import tables
+from simcore.studies.tiling.answer import answer, notes, standings, warnings
+from simcore.studies.tiling.bench import Bench, Result
+from simcore.studies.tiling.cases import Case, cases, memory_of, program, refusal
+from simcore.studies.tiling.figures import Figures, counts, sums, times
+from simcore.studies.tiling.found import Found
+from simcore.studies.tiling.launches import seconds_by_kind
+from simcore.studies.tiling.scenario import Fractal
+
+# The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to
+# fewer.
+REPEATED, LAUNCH_BY_LAUNCH = 4096, 256
+# Cases up to the first length are run at both ends of the prices' intervals. Of longer ones the ends are sums
+# of prices where the device is never idle, for then that is their time; else they are run, up to the second.
+SHORT, MOST_AT_ENDS = 1 << 14, 1 << 17
+NEVER_IDLE = 1e-9
+BASELINES = {"speedup_over_lazy": "lazy", "speedup_over_lazy_by_layers": "lazy, layer by layer"}
+MEASURED = "median of {} runs, the least and the largest"
+PREDICTED = "all prices at the fast and at the slow end of their 90 % intervals"
+AS_PRICED = "prices as they are"
+EXACT = "formulas of the launched ops"
+
+
+def run(bench: Bench, progress: Progress) -> Outcome:
+    """Runs a tiling scenario. Raises InputError where nothing of it fits into memory."""
+    wanted = list(cases(bench.scenario))
+    refused: list[str] = []
+    runnable: list[Case] = []
+    for case in wanted:
+        reason = refusal(case, bench.model(case), bench.device.memory_bytes)
+        if reason is not None:
+            refused.append(reason)
+        else:
+            runnable.append(case)
+    if not runnable:
+        raise InputError(f"nothing can be run; {refused[0]}")
+    found, growing = _all_found(bench, runnable, partial(progress, bench.device.doing))
+    _check_repeatable(bench, found[0].case)
+    for case in {one.case.axes.label: one.case for one in found}.values():
+        _check_at_once(bench, case)
+    areas, trace = _areas(bench, found)
+    shares = _shares(found)
+    return Outcome(
+        rows=[row for one in found for row in _rows(one, found)],
+        answer=answer(found),
+        warnings=[*refused, *warnings(bench, shares)],
+        notes=notes(bench, found),
+        baseline="lazy" if any(one.case.axes.label == "lazy" for one in found) else "",
+        sources=shares,
+        tables=_tables(bench, found, areas, growing),
+        trace=trace,
+        standings=standings(found),
+    )
+
+
+def _all_found(
+    bench: Bench, runnable: Sequence[Case], progress: Callable[[int, int], None]
+) -> tuple[list[Found], list[dict[str, Any]]]:
+    """What all cases gave, on as many cores as there are, and how they grow with the length."""
+    # Growth is shown at the first point of a label; longer cases come later.
+    longest = max(bench.scenario.tokens)
+    grown = {
+        case.axes.label: i for i, case in reversed([*enumerate(runnable)]) if case.axes.tokens == longest
+    }
+
+    def work(i: int) -> tuple[Found, list[dict[str, Any]]]:
+        case = runnable[i]
+        found, first = _found(bench, case)
+        return found, [*tables.growth(bench, case, first)] if grown.get(case.axes.label) == i else []
+
+    count, jobs = len(runnable), bench.device.jobs
+    if jobs > 1:
+        # Many cases launch the same: what that is, is recorded once, before there are several processes.
+        for case in runnable:
+            if bench.full:
+                break
+            bench.order(case, bench.model(case))
+    gave = in_processes(work, count, jobs, lambda done: progress(done, count), SHORT_S)
+    found = [replace(one, case=case) for case, (one, _) in zip(runnable, gave, strict=True)]
+    return found, [record for _, records in gave for record in records]
+
+
+def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
+    model, bursts = bench.launches(case)
+    measured = bench.device.measured
+    repeats = bench.device.repeats if measured else 1
+    results = middle_first([bench.run(case) for _ in range(repeats)], lambda run: float(run.ended_s[-1]))
+    first = results[0]
+    runs, by_kind = [times(result) for result in results], [result.by_kind for result in results]
+    for timed, kinds in [] if measured else _ends(bench, case, first):
+        runs.append(timed)
+        by_kind.append(kinds)
+    found = Found(
+        case,
+        bench.tiles(case),
+        counts(model, bursts),
+        runs,
+        by_kind,
+        memory_of(case, model).total,
+        first.sources,
+        tables.steps(case, first),
+        measured,
+        bench.stays(case),
+    )
+    return found, first
+
+
+def _ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mapping[str, float]]]:
+    """Figures of time, and seconds by kind of op, with all prices at the low and at the high end."""
+    asked, length = bench.scenario.price_interval, case.axes.tokens
+    idle_s = result.ended_s[-1] - sum(result.by_kind.values())
+    summed = asked is None and length > SHORT and idle_s <= NEVER_IDLE * result.ended_s[-1]
+    if asked is False or (asked is None and not summed and length > MOST_AT_ENDS):
+        return []
+    found: list[tuple[Figures, Mapping[str, float]]] = []
+    for end in ("low", "high"):
+        if summed:
+            kinds = seconds_by_kind(bench.launches(case)[1], bench.price(case, end)[1])
+            found.append((sums(kinds, sum(kinds.values()), case.generated), kinds))
+        else:
+            again = bench.run(case, end)
+            found.append((times(again), again.by_kind))
+    return found
+
+
+def _check_repeatable(bench: Bench, case: Case) -> None:
+    """Raises LawError where a second run leaves other bytes."""
+    if bench.device.measured:
+        return
+    few = _cut(case, REPEATED)
+    if digest(bench.run(few).trace) != digest(bench.run(few).trace):
+        raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+
+
+def _check_at_once(bench: Bench, case: Case) -> None:
+    """Raises LawError where the machine, launch by launch, takes other times."""
+    if not bench.device.measured:
+        bench.check_at_once(_cut(case, LAUNCH_BY_LAUNCH))
+
+
+def _cut(case: Case, most: int) -> Case:
+    """The same with at most so many generated tokens, and half as many of a prompt."""
+    prompt = min(case.axes.prompt_tokens, most // 2)
+    tokens = min(case.axes.tokens, most + prompt)
+    return replace(case, axes=replace(case.axes, tokens=tokens, prompt_tokens=prompt))
+
+
+def _shares(found: Sequence[Found]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for one in found:
+        for source, seconds in one.sources.items():
+            total[source] = total.get(source, 0.0) + seconds
+    everything = sum(total.values())
+    return {source: seconds / everything for source, seconds in total.items()} if everything else {}
+
+
+# -- rows --------------------------------------------------------------------------------------------
+
+
+def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
+    axes = one.case.axes
+    source = MEASURED.format(len(one.runs)) if one.measured else PREDICTED if len(one.runs) > 1 else AS_PRICED
+    for name, (_, unit) in one.runs[0].items():
+        yield _row(one, name, one.values(name), unit, source)
+    for metric, baseline in BASELINES.items():
+        other = next(
+            (b for b in found if b.case.axes.label == baseline and b.case.point == one.case.point), None
+        )
+        if other is None:
+            continue
+        yield _ratio(other, one, "total_s", metric, f"against {baseline}; {source}")
+        if metric == "speedup_over_lazy":
+            yield _ratio(other, one, "mixer_s", "mixer_speedup_over_lazy", f"against {baseline}; {source}")
+    for name, (value, unit) in one.counts.items():
+        yield Row(axes, name, value, unit, value, value, EXACT)
+    yield Row(axes, "memory_bytes", one.memory_bytes, "B", one.memory_bytes, one.memory_bytes, "formula")
+    for kind in one.by_kind[0]:
+        part = "mixer" if kind in MIXER_KINDS else "block"
+        values = [run.get(kind, 0.0) for run in one.by_kind]
+        yield replace(_row(one, "seconds", values, "s", f"{part}; {source}"), op_kind=kind)
+
+
+def _row(one: Found, name: str, values: Sequence[float], unit: str, source: str) -> Row:
+    if len(values) == 1:
+        # Known as it is, and at no end of any interval.
+        return Row(one.case.axes, name, values[0], unit, source=source.replace(PREDICTED, AS_PRICED))
+    return Row(one.case.axes, name, values[0], unit, min(values), max(values), source)
+
+
+def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
+    """A ratio of two cases: of predicted ones at the same end of all prices; measured runs belong to nobody
+    else's, so the interval is that of the least over the largest to the largest over the least."""
+    ours, theirs = of.values(name), to.values(name)
+    if to.measured:
+        ratios = [ours[0] / theirs[0], min(ours) / max(theirs), max(ours) / min(theirs)]
+    else:
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return _row(to, metric, ratios, "x", source)
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def _areas(bench: Bench, found: Sequence[Found]) -> tuple[list[dict[str, Any]], Trace]:
+    """What the launches of each strategy cover in a short run; and the trace of the first tiled one."""
+    areas: list[dict[str, Any]] = []
+    traces: dict[str, Trace] = {}
+    for one in found:
+        label = one.case.axes.label
+        if label not in traces:
+            short = tables.drawn(one.case)
+            traces[label] = bench.trace(short, bench.model(short), [], rows=False)
+            areas += tables.covered(short, traces[label])
+    tiled = next((one.case.axes.label for one in found if isinstance(one.case.strategy, Fractal)), None)
+    return areas, traces[tiled or found[0].case.axes.label]
+
+
+def _tables(
+    bench: Bench, found: Sequence[Found], areas: Sequence[dict[str, Any]], growing: Sequence[dict[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    tiled = {one.case.point: one.case for one in found if isinstance(one.case.strategy, Fractal)}
+    prices = [record for case in tiled.values() for record in tables.tiles(bench, case)]
+    return {
+        "steps.parquet": tables.stacked([one.steps for one in found]),
+        "cells.parquet": tables.columns(areas),
+        "growth.parquet": tables.columns(growing),
+        **({"tiles.parquet": tables.columns(prices)} if prices else {}),
+    }
+
+
+# -- the tape ----------------------------------------------------------------------------------------
+
+PRINTED = 8
+
+
+def tape(bench: Bench, record: Any) -> list[str]:
+    """What each strategy launches for its first few positions, on the machine that prints."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for case in cases(bench.scenario):
+        if case.axes.label in seen:
+            continue
+        seen.add(case.axes.label)
+        prompt = min(case.axes.prompt_tokens, PRINTED // 2)
+        short = replace(case, axes=replace(case.axes, tokens=PRINTED, prompt_tokens=prompt))
+        model = bench.model(short)
+        found = record(lambda m, short=short, model=model: program(short, model, m, []))
+        lines += [f"# {case.axes.label}, {PRINTED} positions, {case.axes.layers} layers", *found.lines]
+    return lines

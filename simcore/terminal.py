@@ -1,0 +1,487 @@
+"""What a person sees in the terminal: the table, the answer, the progress."""
+
+import math
+import os
+import sys
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+
+from simcore.input.files import LONGEST_LIST, one_line, plain
+from simcore.studies.common import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
+
+# Exit codes: a law is broken, or something else in simcore; bad input; Ctrl-C.
+BROKEN, USAGE, INTERRUPTED = 1, 2, 130
+# A run that takes longer than this shows its progress.
+SILENT_FOR_S = 1.0
+A_LINE_EVERY_S = 5.0
+# From so many seconds on, the time left is told in minutes.
+MINUTES_FROM_S = 120.0
+# Where nobody says how wide the reader's window is: in a pipe, a file, a CI log.
+PLAIN_WIDTH = 80
+# Words are put on several lines where they make a table too wide, but no narrower than this.
+WORDS_AT_LEAST = 20
+# Between two columns, and behind the last.
+GAP = 2
+# What tells loads apart beside their rate: in words, of one and of several.
+COUNTED: Mapping[str, tuple[str, str]] = {
+    "devices": ("device", "devices"),
+    "requests": ("request", "requests"),
+    "output_tokens": ("token out", "tokens out"),
+}
+
+
+def note(text: str) -> None:
+    """A line on stderr; a stderr that is closed or full is no reason to fail."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def failed(message: str, code: int) -> int:
+    """Tells in one line why a command fails; its exit code."""
+    note(f"error: {one_line(message)}")
+    return code
+
+
+def told(error: Exception) -> tuple[str, int]:
+    """What is told of an error, and the exit code: of files, of the command line, which typer tells.
+    Any other is a fault of simcore, and where that is."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}", USAGE
+    if hasattr(error, "format_message"):
+        return str(error.format_message()), USAGE
+    *_, place = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
+    return f"a fault of simcore, in {where}: {says} (SIMCORE_TRACEBACK=1 shows all of it)", BROKEN
+
+
+def progress() -> Callable[[str, int, int], None]:
+    """Counts on stderr, once a run takes more than a second: in place on a terminal, else a line now and
+    then."""
+    begun_s = last_s = time.perf_counter()
+
+    def show(doing: str, done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
+            return
+        text = f"{doing} {done} of {total}{_left(now_s - begun_s, done, total)}"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif now_s - last_s >= A_LINE_EVERY_S:
+            last_s = now_s
+            note(text)
+
+    return show
+
+
+def _left(elapsed_s: float, done: int, total: int) -> str:
+    """How long the rest takes if it goes on like this.
+
+    >>> _left(30.0, 3, 12), _left(30.0, 0, 12), _left(30.0, 12, 12), _left(100.0, 1, 6)
+    (', about 90 s left', '', '', ', about 8 min left')
+    """
+    if not 0 < done < total:
+        return ""
+    left_s = elapsed_s * (total - done) / done
+    return (
+        f", about {left_s:.0f} s left" if left_s < MINUTES_FROM_S else f", about {left_s / 60.0:.0f} min left"
+    )
+
+
+def show(
+    study: str, outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path, *, quiet: bool
+) -> None:
+    """Prints a run: its table, how it compares, warnings, and the answer last, where the eye is."""
+    if quiet:
+        for warning in outcome.warnings:
+            note(f"warning: {warning}")
+        _console().print(escape(outcome.answer), soft_wrap=True)
+        return
+    for table, keys in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
+        _print_table(table, keys)
+    for warning in outcome.warnings:
+        _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
+    _print_words(f"\n[bold]{escape(outcome.answer)}[/bold]\n")
+    _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+def width() -> int | None:
+    """Columns of the reader's window: COLUMNS, else the terminal's; None where there is neither."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return Console().width if sys.stdout is not None and sys.stdout.isatty() else None
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=False, width=width() or PLAIN_WIDTH)
+
+
+def _print_words(text: str) -> None:
+    """Prints sentences: broken between words where the window's width is known, else one line."""
+    _console().print(text, soft_wrap=width() is None)
+
+
+def listing(name: str, text: str, indent: int) -> str:
+    """A line of a list, "name  text"; where the window's width is known, further lines are indented."""
+    whole = f"{name:<{indent - 1}} {text}"
+    columns = width()
+    if columns is None:
+        return whole
+    return textwrap.fill(
+        whole, max(columns, 2 * indent), subsequent_indent=" " * indent, break_on_hyphens=False
+    )
+
+
+def _print_table(table: Table, keys: int) -> None:
+    """Prints a table within the window. Numbers are never cut: words are put on several lines first; then the
+    table comes in parts, each with the first `keys` columns, which say what a row is of."""
+    console = _console()
+    if table.title:
+        console.print(f"[italic]{table.title}[/italic]", soft_wrap=width() is None)
+    for part in _parts(table, keys, console.width):
+        # One number and its keys can be wider than the window: it runs over the edge.
+        Console(highlight=False, width=max(console.width, _needed(table, part))).print(_part(table, part))
+        console.print()
+
+
+def _parts(table: Table, keys: int, columns: int) -> list[list[int]]:
+    """The columns of each part of a table."""
+    parts = [list(range(keys))]
+    for i in range(keys, len(table.columns)):
+        if len(parts[-1]) > keys and _needed(table, [*parts[-1], i]) > columns:
+            parts.append(list(range(keys)))
+        parts[-1].append(i)
+    return parts
+
+
+def _needed(table: Table, chosen: Sequence[int]) -> int:
+    """The least width of these columns beside each other."""
+    return sum(_least(table.columns[i]) + GAP for i in chosen)
+
+
+def _least(column: Column) -> int:
+    """The least width of a column: of words WORDS_AT_LEAST or their longest, of numbers the widest."""
+    cells = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+    widest = max(cell_len(cell) for cell in cells)
+    if column.no_wrap or column.justify == "right":
+        return widest
+    longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+    return max(longest, min(widest, WORDS_AT_LEAST))
+
+
+def _part(table: Table, chosen: Sequence[int]) -> Table:
+    """These columns of a table, as they are printed; the title stands above all of them."""
+    part = Table(
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for i in chosen:
+        column = table.columns[i]
+        words = not column.no_wrap and column.justify != "right"
+        part.add_column(
+            column.header,
+            justify=column.justify,
+            no_wrap=not words,
+            min_width=_least(column),
+            overflow="fold",
+        )
+    cells = zip(*(table.columns[i].cells for i in chosen), strict=True)
+    for row, line in zip(table.rows, cells, strict=True):
+        part.add_row(*line, end_section=row.end_section)
+    return part
+
+
+# Tables, and how many of their first columns say what a row is of.
+Keyed = tuple[Table, int]
+
+
+def _table(outcome: Outcome) -> Keyed:
+    """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
+    found = {
+        (row.axes, row.axes.context_tokens or 0): row.value
+        for row in outcome.rows
+        if row.metric == "token_latency_s" and isinstance(row.axes, Axes)
+    }
+    contexts = sorted({context for _, context in found})
+    batches = {axes.batch for axes, _ in found}
+    # What is the same in all lines stands above them once.
+    labels = {axes.label for axes, _ in found}
+    speculates = any(axes.hit_rate is not None for axes, _ in found)
+    title = "latency per token, ms" + ("" if len(labels) > 1 else f": {escape(next(iter(labels)))}")
+    table = Table(title=title)
+    if len(labels) > 1:
+        table.add_column("strategy")
+    if len(batches) > 1 or len(labels) == 1:
+        table.add_column("batch", justify="right")
+    if speculates:
+        table.add_column("hits", justify="right", no_wrap=True)
+    for context in contexts:
+        table.add_column(tokens(context), justify="right", no_wrap=True)
+    best: dict[tuple[int, int], float] = {}
+    for (axes, context), value in found.items():
+        if value is not None and axes.label not in outcome.unranked:
+            best[context, axes.batch] = min(value, best.get((context, axes.batch), value))
+    lines: dict[tuple[str, int, float | None], dict[int, str]] = {}
+    for (axes, context), value in found.items():
+        cells = lines.setdefault((axes.label, axes.batch, axes.hit_rate), {})
+        cells[context] = _cell(value, best.get((context, axes.batch)))
+    for (label, batch, rate), cells in lines.items():
+        hits = "" if rate is None else f"{rate:.1%}"
+        which = [escape(label)] if len(labels) > 1 else []
+        which += [f"{batch:,}"] if len(batches) > 1 or len(labels) == 1 else []
+        which += [hits] if speculates else []
+        table.add_row(*which, *(cells.get(context, "-") for context in contexts))
+    return table, len(table.columns) - len(contexts)
+
+
+# Title, metrics that share its column, and the factor to what is shown.
+SERVED = (
+    ("TTFT p50, p99", ("ttft_p50_s", "ttft_p99_s"), 1e3),
+    ("TPOT p50, p99", ("tpot_p50_s", "tpot_p99_s"), 1e3),
+    ("E2E p50, p99", ("e2e_p50_s", "e2e_p99_s"), 1e3),
+    ("tokens/s", ("output_throughput_tokens_per_s",), 1.0),
+    ("SLOs", ("slo_attainment",), 100.0),
+    ("reused", ("prefix_hit_share",), 100.0),
+    ("speed-up", ("speedup",), 1.0),
+)
+
+
+def _served(outcome: Outcome) -> Keyed:
+    """Latencies of a serving study: a block of lines per load, a line per strategy."""
+    found: dict[ServingAxes, dict[str, float]] = {}
+    for row in outcome.rows:
+        assert isinstance(row.axes, ServingAxes)
+        if row.value is not None:
+            found.setdefault(row.axes, {})[row.metric] = row.value
+    shown = [column for column in SERVED if any(column[1][0] in values for values in found.values())]
+    reuses = any("prefix_hit_share" in values for values in found.values())
+    table = Table(title="latency in ms, SLOs and reuse in %" if reuses else "latency in ms, SLOs in %")
+    table.add_column("strategy")
+    for title, _, _ in shown:
+        table.add_column(title, justify="right")
+    blocks: dict[str, list[ServingAxes]] = {}
+    for axes in found:
+        blocks.setdefault(_load(axes, found), []).append(axes)
+    for load, members in blocks.items():
+        table.add_section()
+        table.add_row(f"[bold]{load}[/bold]", *("" for _ in shown))
+        for axes in members:
+            cells = [_joined(found[axes], names, scale) for _, names, scale in shown]
+            table.add_row(escape(axes.label), *cells)
+    return table, 1
+
+
+def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
+    """A load in words: its rate, and what else tells it from others."""
+    words = ["closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} {axes.arriving}/s"]
+    for name, (one, many) in COUNTED.items():
+        if len({getattr(other, name) for other in all_axes}) > 1:
+            count = getattr(axes, name)
+            words.append(f"{count:,.4g} {one if count == 1 else many}")
+    return ", ".join(words)
+
+
+def _joined(values: Mapping[str, float], names: Sequence[str], scale: float) -> str:
+    known = [values[name] * scale for name in names if name in values]
+    return ", ".join(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in known) or "-"
+
+
+def _operators(outcome: Outcome) -> Keyed:
+    """Latency of linear attention: a block of lines per batch and decay, a line per method, a column per
+    number of tokens, the best bold; "OOM" where it does not fit."""
+    found = {
+        row.axes: row.value
+        for row in outcome.rows
+        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes)
+    }
+    lengths = sorted({axes.length or 0 for axes in found})
+    table = Table(title="latency, ms")
+    for name in ("method", "batch", "decay"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for length in lengths:
+        table.add_column(tokens(length), justify="right")
+    best = _best_cases(outcome)
+    blocks: dict[tuple[int, int | None], dict[str, dict[int, str]]] = {}
+    for axes, value in found.items():
+        block = blocks.setdefault((axes.batch, axes.decay), {})
+        block.setdefault(axes.label, {})[axes.length or 0] = _operator_cell(value, best=axes in best)
+    for (batch, decay), lines in blocks.items():
+        table.add_section()
+        for label, cells in lines.items():
+            word = "-" if decay is None else "yes" if decay else "no"
+            table.add_row(escape(label), f"{batch:,}", word, *(cells.get(length, "-") for length in lengths))
+    return table, len(table.columns) - len(lengths)
+
+
+def _points(outcome: Outcome) -> Keyed:
+    """Latency of decode attention: a line per batch and number of cached tokens, a column per method."""
+    points: dict[tuple[int, int], dict[str, str]] = {}
+    best = _best_cases(outcome)
+    for row in outcome.rows:
+        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes):
+            point = points.setdefault((row.axes.batch, row.axes.length or 0), {})
+            point[row.axes.label] = _operator_cell(row.value, best=row.axes in best)
+    labels = list(dict.fromkeys(label for values in points.values() for label in values))
+    table = Table(title="latency, ms")
+    for name in ("batch", "tokens", *labels):
+        table.add_column(name, justify="right")
+    for (batch, length), values in points.items():
+        table.add_row(f"{batch:,}", tokens(length), *(values.get(label, "-") for label in labels))
+    return table, len(table.columns) - len(labels)
+
+
+def _best_cases(outcome: Outcome) -> set[OperatorAxes]:
+    """The cases with the least latency at their place, of those that can be ranked."""
+    places: dict[tuple[Any, ...], list[tuple[float, OperatorAxes]]] = {}
+    for row in outcome.ranked("latency_s"):
+        axes = row.axes
+        if row.value is not None and isinstance(axes, OperatorAxes):
+            places.setdefault((axes.batch, axes.decay, axes.length), []).append((row.value, axes))
+    return {
+        axes
+        for cases in places.values()
+        for value, axes in cases
+        if value == min(value for value, _ in cases)
+    }
+
+
+def _operator_cell(value: float | None, *, best: bool) -> str:
+    """The cell of one latency, bold where it is the best."""
+    if value is None:
+        return "OOM"
+    text = f"{value * 1e3:,.0f}" if value >= 1.0 else f"{value * 1e3:.4g}"
+    return f"[bold green]{text}[/bold green]" if best else text
+
+
+# Title, metric, and the factor to what is shown.
+TILED = (
+    ("total, s", "total_s", 1.0),
+    ("token p50, ms", "token_p50_s", 1e3),
+    ("p99", "token_p99_s", 1e3),
+    ("max", "token_max_s", 1e3),
+    ("mixer, %", "mixer_share", 100.0),
+    ("speed-up", "speedup_over_lazy", 1.0),
+    ("of mixer", "mixer_speedup_over_lazy", 1.0),
+    ("memory, GB", "memory_bytes", 1e-9),
+)
+
+
+def _tiled(outcome: Outcome) -> Keyed:
+    """Times of a tiling study: a block of lines per model, batch and length, a line per strategy."""
+    found: dict[TilingAxes, dict[str, float]] = {}
+    for row in outcome.rows:
+        if isinstance(row.axes, TilingAxes) and row.value is not None and not row.op_kind:
+            found.setdefault(row.axes, {})[row.metric] = row.value
+    for values in found.values():
+        values["mixer_share"] = values["mixer_s"] / (values["mixer_s"] + values["block_s"])
+    table = Table(title="one generation")
+    table.add_column("strategy")
+    for title, _, _ in TILED:
+        table.add_column(title, justify="right")
+    before = ""
+    for axes, values in found.items():
+        where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {tokens(axes.tokens)} tokens"
+        if where != before:
+            table.add_section()
+            table.add_row(f"[bold]{where}[/bold]", *("" for _ in TILED))
+        before = where
+        table.add_row(escape(axes.label), *(_joined(values, (name,), scale) for _, name, scale in TILED))
+    return table, 1
+
+
+TABLES = {
+    "decode": _table,
+    "serving": _served,
+    "tiling": _tiled,
+    "linear_attention": _operators,
+    "decode_attention": _points,
+}
+
+
+def _cell(value: float | None, best: float | None) -> str:
+    if value is None:
+        return "-"
+    text = f"{value * 1e3:.3f}"
+    return f"[bold green]{text}[/bold green]" if value == best else text
+
+
+def tokens(count: int) -> str:
+    """A number of tokens as people write it: 1K is 1024."""
+    if count >= 1 << 20 and count % (1 << 20) == 0:
+        return f"{count >> 20}M"
+    return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
+
+
+# Figures that are named one by one.
+FEW = 3
+OFF = "% by which the larger of predicted and measured exceeds the smaller"
+
+
+def show_rungs(
+    rungs: Sequence[Mapping[str, Any]],
+    comparison: Sequence[Mapping[str, Any]],
+    warnings: Sequence[str],
+    target: Path,
+) -> None:
+    """Prints the validation ladder: what is judged, and whether it holds; of the figures in `comparison`
+    those whose error is infinite are named."""
+    table = Table(title=f"Errors: {OFF}")
+    for name in ("rung", "of", "n", "median", "p95", "worst", "bound", ""):
+        table.add_column(name, justify="left" if name in ("rung", "of", "") else "right", no_wrap=True)
+    for rung in rungs:
+        if rung["passed"] is None:
+            continue
+        numbers = (rung[name] for name in ("median_pct", "p95_pct", "worst_pct", "bound_pct"))
+        verdict = "[green]holds[/green]" if rung["passed"] else "[bold red]broken[/bold red]"
+        cells = ("-" if number is None else _error(number) for number in numbers)
+        table.add_row(f"{rung['rung']} {rung['name']}", rung["what"], str(rung["n"]), *cells, verdict)
+    _print_table(table, 2)
+    none = [line for line in comparison if 0.0 in (line["predicted"], line.get("replayed"))]
+    if none:
+        names = [f"{line['metric']} of {line['label']}" for line in none[:FEW]]
+        more = [f"{len(none) - FEW} more"] if len(none) > FEW else []
+        _print_words(f"inf: took time, and none is predicted: {escape('; '.join([*names, *more]))}")
+    for warning in warnings:
+        _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
+    _console().print(f"\nreport: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+def _error(pct: float) -> str:
+    """An error in a few characters; one of what was predicted to take no time is infinite."""
+    return f"{pct:,.0f}" if 1000 <= pct < math.inf else f"{pct:.2g}" if pct < 1e-3 else f"{pct:.3g}"
+
+
+def _errors(comparison: Sequence[Mapping[str, Any]]) -> Keyed:
+    """Errors against published figures, by role: what was fitted is no evidence."""
+    table = Table(title="error against published figures")
+    for name in ("metric", "role", "n", "median", "worst"):
+        table.add_column(name, justify="left" if name in ("metric", "role") else "right")
+    groups: dict[tuple[str, str], list[float]] = {}
+    ranges = {c["metric"] for c in comparison if c.get("reference_low", 0.0) < c.get("reference_high", 0.0)}
+    for line in comparison:
+        groups.setdefault((line["metric"], line["role"]), []).append(line["error_pct"])
+    for (metric, role), errors in groups.items():
+        middle = median(abs(error) for error in errors)
+        within = sum(error == 0.0 for error in errors)
+        name = f"{metric}: {within} of {len(errors)} inside" if metric in ranges else metric
+        worst = max(errors, key=abs)
+        table.add_row(name, role, str(len(errors)), f"{middle:.2f} %", f"{worst:+.2f} %")
+    return table, 2

@@ -1,0 +1,1 @@
+"""Which requests come, when, and how long they are."""

@@ -1,0 +1,323 @@
+"""Rung 1 on a CUDA card by itself: prices of a profile against times of shapes that it was not made of.
+
+    python -m validate.accuracy.held_out --count 100 --seed 7 --out prices.csv
+    python -m validate.accuracy.held_out --count 100 --seed 7 --measured prices.csv --device h200-sxm
+
+Shapes are drawn by the seed from the ranges that a calibration covers (`cuda_grid`), kind by kind,
+measured as a calibration measures, and priced. Of each kind: how many, median, 95th percentile and worst
+error, its shape, and the share of times that lie inside their price's 90 % interval. The second judges the
+times of an earlier run, by prices as they are now, and needs no card.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+
+from devices.corrected import Took, place_of
+from devices.fitted import FittedProfile
+from devices.making import Point, shape_text
+from devices.price import launches_and_floor, pricer, roofline
+from devices.profile import Profile, load_profile
+from devices.spec import DeviceSpec, load_device
+from kernels.table import TABLE
+from simcore.input.files import Count, InputError, read_cells, unknown_name, validated
+from simcore.ops.op import Op, Price, Pricer
+from simcore.terminal import BROKEN
+from validate.benchmarks.cases import BORN
+from validate.benchmarks.timing import Card, birth, measure_card, one_line
+from validate.calibration.cpu import NAME
+from validate.calibration.cuda import this_card
+from validate.calibration.cuda_grid import drawn
+from validate.ladder.rungs import off_pct
+from validate.program import check_out, run, write_csv
+from validate.timing import cuda_times as card_measure
+from validate.timing.allocator import take_memory_in_segments
+from validate.timing.compile_ahead import as_compiled
+
+MEDIAN_PCT, P95_PCT = 3.0, 10.0
+MOST_DECODED = 512
+COMPILING_S = 120.0
+# How many times as many shapes are drawn to find those again that were drawn before.
+TIMES_AS_MANY = 4
+LEAST_COVER, MOST_COVER = 0.85, 0.95
+
+
+Born = Mapping[str, object]
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Row:
+    """What a line of a file of `write` has of a time."""
+
+    kind: str
+    shape: str
+    dtype: str
+    median_s: Took
+    p10_s: Took
+    p90_s: Took
+    n: Count
+    cache: str
+    device: str
+    driver: str
+    torch: str
+    triton: str
+    date_utc: str
+    sm_clock_mhz: str
+    memory_clock_mhz: str
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A held-out shape, measured and priced."""
+
+    point: Point
+    price: Price
+
+    @property
+    def error_pct(self) -> float:
+        """By how much the larger of price and median exceeds the smaller."""
+        return off_pct(self.price.seconds, self.point.median_s)
+
+    @property
+    def covered(self) -> bool:
+        """Whether the median lies inside the price's interval."""
+        return self.price.low_s <= self.point.median_s <= self.price.high_s
+
+
+def held_out(kinds: Sequence[str], count: int, seed: int, profile: Profile | FittedProfile) -> list[Op]:
+    """So many ops of each family, none of which a profile was made of, or checked by."""
+    points = profile.points if isinstance(profile, FittedProfile) else ()
+    known = {(point.kind, tuple(point.dimensions.items()), point.dtype) for point in points}
+    return [op for op in drawn(kinds, count, seed, known) if card_measure.has_format(op)]
+
+
+def tried(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, card: Card) -> Iterator[Tried]:
+    """Each shape that can be measured, with its price."""
+    floor = roofline(spec)
+    for op in shapes:
+        try:
+            yield Tried(card_measure.measured(TABLE[op.kind], op, floor, card), price(op))
+        except card_measure.FAILURES as error:
+            typer.echo(f"  {op.kind} {shape_text(op)}: {one_line(error)}", err=True)
+            card_measure.go_on()
+
+
+def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
+    """A row for each kind, and one for all of them."""
+    groups: dict[str, list[Tried]] = {}
+    for one in found:
+        op = one.point.op
+        shape = {name: op[name] for name, _ in op.shape}
+        groups.setdefault(label(op.kind, op.dtype, shape), []).append(one)
+    return [_row(*group) for group in (*sorted(groups.items()), ("all", found)) if group[1]]
+
+
+def label(kind: str, dtype: str, shape: Mapping[str, int]) -> str:
+    """What ops are judged together: products of prompts apart from those of steps that decode."""
+    prompts = " of prompts" if kind == "matmul" and shape["m"] > MOST_DECODED else ""
+    return f"{kind} {dtype}{prompts}"
+
+
+def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
+    errors = [one.error_pct for one in found]
+    worst = max(found, key=lambda one: one.error_pct)
+    return {
+        "kind": kind,
+        "n": len(found),
+        "median_pct": median(errors),
+        "p95_pct": float(np.percentile(errors, 95)),
+        "worst_pct": max(errors),
+        "covered": sum(one.covered for one in found) / len(found),
+        "worst_shape": shape_text(worst.point.op),
+    }
+
+
+def told_apart(found: Sequence[Tried], profile: Profile | FittedProfile) -> list[Tried]:
+    """Those that a card can tell from every shape that prices were made of (`devices.corrected.place`)."""
+    points = profile.points if isinstance(profile, FittedProfile) else ()
+    known = {point.place for point in points if point.role == "fit"}
+    return [one for one in found if place_of(one.point.op) not in known]
+
+
+def met(row: dict[str, Any]) -> bool:
+    """Whether a kind's prices are as good as they have to be."""
+    close = row["median_pct"] < MEDIAN_PCT and row["p95_pct"] < P95_PCT
+    return bool(close and LEAST_COVER <= row["covered"] <= MOST_COVER)
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The table for people."""
+    yield f"{'kind':38} {'n':>4} {'median':>8} {'p95':>8} {'worst':>8} {'inside':>7}  worst shape"
+    for row in rows:
+        yield (
+            f"{row['kind']:38} {row['n']:>4} {row['median_pct']:>6.2f} % {row['p95_pct']:>6.2f} % "
+            f"{row['worst_pct']:>6.1f} % {100 * row['covered']:>5.0f} %  {row['worst_shape']}"
+        )
+
+
+def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Row]) -> list[Tried]:
+    """Those shapes that rows are of, by their times. Raises InputError where a row is of another one."""
+    left = {(row.kind, row.shape, row.dtype): row for row in rows}
+    floor, found = roofline(spec), list[Tried]()
+    for op in shapes:
+        row = left.pop((op.kind, shape_text(op), op.dtype), None)
+        if row is not None:
+            launches, floor_s = launches_and_floor(op, floor)
+            times = row.median_s, row.p10_s, row.p90_s
+            found.append(Tried(Point(op, launches, floor_s, *times, row.n, row.cache), price(op)))
+    if left:
+        raise InputError(
+            f"--seed, --count, --kinds: have to be those of the run that wrote --measured; {len(left)} of "
+            f"its {len(rows)} shapes are not drawn by these, as {' '.join(next(iter(left)))}"
+        )
+    return found
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The lines of a file of `write`. Raises InputError where it is none, has a shape twice, or times of
+    several births."""
+    head, lines = read_cells(path)
+    rows = list[Row]()
+    for name in (each for each in COLUMNS if each not in head):
+        raise InputError(f"{path}: has no column {name}")
+    for number, cells in enumerate(lines, 2):
+        line = dict(zip(head, cells, strict=True))
+        rows.append(validated(Row, {name: line[name] for name in COLUMNS}, f"{path}: line {number}"))
+        for name in BORN:
+            if (own := getattr(rows[-1], name)) != (first := getattr(rows[0], name)):
+                raise InputError(
+                    f"{path}: line {number}: {name}: is {own}, of the first {first}: one run a file"
+                )
+    if not rows:
+        raise InputError(f"{path}: has no line")
+    if len({(row.kind, row.shape, row.dtype) for row in rows}) < len(rows):
+        raise InputError(f"{path}: has a shape twice")
+    return rows
+
+
+def _judged_again(
+    rows: Sequence[Row], shapes: Iterable[Op], spec: DeviceSpec, of: Profile | FittedProfile, where: Path
+) -> list[Tried]:
+    """Rows that a profile was not made of, nor checked by. Raises InputError where they are of another
+    card."""
+    if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != rows[0].device:
+        raise InputError(f"{where}: device: is {rows[0].device}, that of the profile {of.birth.processor}")
+    points = of.points if isinstance(of, FittedProfile) else ()
+    known = {(point.kind, point.shape, point.dtype) for point in points}
+    found = tried_before(shapes, spec, pricer(spec, profile=of), rows)
+    new = [
+        one for one in found if (one.point.op.kind, shape_text(one.point.op), one.point.op.dtype) not in known
+    ]
+    if len(new) < len(found):
+        typer.echo(f"left out: {len(found) - len(new)} shapes that the profile was made of, or checked by")
+    return new
+
+
+def write(found: Sequence[Tried], born: Born, path: Path) -> None:
+    """All of it as a file, whole or not at all, with the birth record of its times."""
+    rows = [
+        {
+            "kind": one.point.op.kind,
+            "shape": shape_text(one.point.op),
+            "dtype": one.point.op.dtype,
+            "predicted_s": one.price.seconds,
+            "low_s": one.price.low_s,
+            "high_s": one.price.high_s,
+            "source": one.price.source,
+            "median_s": one.point.median_s,
+            "p10_s": one.point.p10_s,
+            "p90_s": one.point.p90_s,
+            "n": one.point.runs,
+            "cache": one.point.cache,
+            **born,
+        }
+        for one in found
+    ]
+    write_csv(rows, path)
+
+
+def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[list[Tried], Born]:
+    """Each shape measured on this card, and the birth record."""
+    take_memory_in_segments()
+    card = measure_card(lambda text: None)
+    # As in a calibration: a card that is loaded and then not has to rest each time.
+    shapes = sorted(shapes, key=lambda op: card_measure.loads(op, roofline(spec)))
+    ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
+    found, born = list(tried(ready, spec, price, card)), asdict(birth(card))
+    return found, {name: born[name] for name in BORN}
+
+
+def main(
+    count: Annotated[int, typer.Option(min=1, max=1000, help="shapes of each kind")] = 100,
+    seed: Annotated[int, typer.Option(help="by which they are drawn")] = 7,
+    profile: Annotated[str, typer.Option(help="name, or folder, of the profile")] = NAME,
+    kinds: Annotated[str, typer.Option(help="kinds of op, with commas between [all]")] = "",
+    out: Annotated[Path | None, typer.Option(help="a CSV file to write")] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option("--measured", help="a file of --out, of these --count, --seed and --kinds: its times"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="of the catalogue, whose times --measured has")] = "",
+) -> None:
+    """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
+    further off than they may be."""
+    asked = kinds.split(",") if kinds else list(TABLE)
+    for kind in asked:
+        if kind not in TABLE:
+            raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
+    check_out(out)
+    if bool(device) != (again is not None):
+        raise InputError(
+            "--device: is given with --measured, and only there: what is measured is of this card"
+        )
+    name = device or this_card()
+    spec, of = load_device(name), load_profile(name, profile)
+    if again is None:
+        found, born = _measured_here(held_out(asked, count, seed, of), spec, pricer(spec, profile=of))
+    else:
+        rows = [row for row in read_rows(again) if row.kind in asked]
+        # Some were not drawn then, for the grid or the profile had them: the next were.
+        shapes = drawn(asked, TIMES_AS_MANY * count, seed, beside_grid=False)
+        found = _judged_again(rows, shapes, spec, of, again) if rows else []
+        born = {name: getattr(rows[0], name) for name in BORN} if rows else {}
+    if not found:
+        raise InputError(f"--kinds {kinds}: nothing could be measured")
+    if out:
+        write(found, born, out)
+    if not _told(found, of):
+        raise typer.Exit(BROKEN)
+
+
+def _told(found: Sequence[Tried], of: Profile | FittedProfile) -> bool:
+    """Prints the table and what it comes to; whether every kind is as good as it has to be."""
+    rows = summary(found)
+    for line in lines(rows):
+        typer.echo(line)
+    apart = told_apart(found, of)
+    for row in summary(apart)[-1:]:
+        typer.echo(
+            f"{len(found) - len(apart)} of {len(found)} shapes are launched as a measured one is; without "
+            f"them median {row['median_pct']:.2f} %, 95th percentile {row['p95_pct']:.2f} %"
+        )
+    off = [row["kind"] for row in rows[:-1] if not met(row)]
+    if off:
+        typer.echo(
+            f"median under {MEDIAN_PCT:g} %, 95th percentile under {P95_PCT:g} %, {100 * LEAST_COVER:.0f} to "
+            f"{100 * MOST_COVER:.0f} % inside: not so for {', '.join(off)}"
+        )
+    return not off
+
+
+if __name__ == "__main__":
+    run(main)

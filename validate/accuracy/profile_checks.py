@@ -1,0 +1,77 @@
+"""How far off a measured profile's prices are, by the shapes that its calibration measured to check them.
+
+    python -m validate.accuracy.profile_checks h200-sxm [--profile local]
+
+    error = 100 (max(price, measured) / min(price, measured) - 1)        in percent
+
+No card is needed. Of each kind of op: how many shapes, median, 95th percentile and worst error, and the shape
+of the worst. No price is made of these shapes, but the intervals are: how many lie inside says nothing here
+(`validate.accuracy.held_out` measures others).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from devices.corrected import Measured
+from devices.fitted import FittedProfile
+from devices.profile import load_profile
+from devices.spec import load_device
+from simcore.input.files import InputError
+from validate.accuracy.held_out import MEDIAN_PCT, P95_PCT, label
+from validate.program import run
+
+Errors = Mapping[str, Sequence[tuple[float, Measured]]]
+
+
+def by_kind(profile: FittedProfile) -> Errors:
+    """Errors in percent and their shapes, by kind and dtype."""
+    found: dict[str, list[tuple[float, Measured]]] = {}
+    for point, off in profile.errors():
+        name = label(point.kind, point.dtype, point.dimensions)
+        found.setdefault(name, []).append((100.0 * (math.exp(abs(off)) - 1.0), point))
+    return found
+
+
+def is_close(errors: Sequence[float]) -> bool:
+    """Whether prices are as close as `validate.accuracy.held_out` asks of a kind."""
+    return median(errors) < MEDIAN_PCT and float(np.percentile(errors, 95)) < P95_PCT
+
+
+def lines(found: Errors) -> Iterator[str]:
+    """The table for people, all kinds together last."""
+    yield f"{'kind':40} {'n':>4} {'median':>8} {'p95':>8} {'worst':>8}  worst shape"
+    every = [each for group in found.values() for each in group]
+    for kind, group in [*sorted(found.items()), ("all", every)]:
+        errors = [error for error, _ in group]
+        worst_pct, worst = max(group, key=lambda each: each[0])
+        yield (
+            f"{kind:40} {len(group):>4} {median(errors):>6.2f} % {np.percentile(errors, 95):>6.2f} % "
+            f"{worst_pct:>6.1f} %  {worst.shape}"
+        )
+
+
+def main(
+    device: Annotated[str, typer.Argument(help="of the catalogue")],
+    profile: Annotated[str, typer.Option(help="name, or folder, of a measured profile")] = "local",
+) -> None:
+    """Prints how far off the prices of a measured profile are."""
+    of = load_profile(load_device(device).name, profile)
+    found = by_kind(of) if isinstance(of, FittedProfile) else {}
+    if not found:
+        raise InputError(f"--profile {profile}: has no shapes that were measured to check prices")
+    for line in lines(found):
+        typer.echo(line)
+    close = sum(is_close([error for error, _ in group]) for group in found.values())
+    typer.echo(
+        f"{close} of {len(found)} kinds have a median under {MEDIAN_PCT:g} % and a 95th percentile under "
+        f"{P95_PCT:g} %"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

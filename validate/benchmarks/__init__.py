@@ -1,0 +1,1 @@
+"""Kernels, checked, then timed beside public ones on a CUDA device."""

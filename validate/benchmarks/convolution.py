@@ -1,0 +1,370 @@
+"""The benchmark's parts about long convolutions: square tiles beside torch's ways, and the baselines' rows.
+
+    tile      z_(U+v) += sum over u of  y_u k_(U+v-u)          bytes: y and taps read, z read and written
+    lazy      z_t     += sum over i < t of  y_i k_(t-i)        bytes: y and taps read
+    eager     z_(t+j) += y_t k_j                               bytes: taps read, z read and written
+
+for all layers and channels at once, one sequence, fp32. torch's ways are what Flash Inference compares
+(section 4.1): a transform with the spectra cached, a depthwise convolution, the sum as it stands, compiled.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.long_convolution.triton_direct import direct_tile
+from kernels.long_convolution.triton_fft import (
+    LEAST,
+    LONGEST_SIDE,
+    fft_config_for,
+    fft_space,
+    fft_tile,
+    right_angle_spectrum,
+)
+from kernels.long_convolution.triton_rows import RowConfig, conv_column, conv_row, row_config_for, row_space
+from kernels.long_convolution.triton_toeplitz import PRECISIONS, toeplitz_config, toeplitz_tile
+from validate.benchmarks import cases
+from validate.benchmarks.cases import OURS, Bar, Compared, Row
+from validate.benchmarks.peers import Candidate
+from validate.benchmarks.run import SEED, Bench, compared_part, take_turns, tried
+
+WORD = 4
+# Sides up to here are tried as direct sums too.
+DIRECT_SIDE = 128
+# As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
+TOEPLITZ_SIDE = 512
+# torch's sums, whose work grows like that too, up to here: there they take 3 (compiled) and 8 times (as a
+# convolution) as long as its transforms on an H200. Transforms from here on, where they still take 5 times as
+# long as sums.
+SUM_SIDE, TRANSFORM_SIDE = 512, 16
+# A graph need not be longer than this by its floor.
+GRAPH_S = 2e-3
+FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
+EXACT = 1e-5
+ERROR_BARS = {"direct": 1e-5, "transform": 1e-5, "row": 1e-5, "column": 1e-5}
+ERROR_BARS |= {"toeplitz tf32x3": 1e-5, "toeplitz tf32": 1e-3, "toeplitz bf16": 1e-2}
+MODELS = ((18, 256), (36, 768))
+POSITIONS = (1024, 16384, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A square tile of all layers."""
+
+    layers: int
+    channels: int
+    side: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """y, 2 side taps, z read and written: each number once."""
+        return WORD * self.layers * self.channels * 5 * self.side
+
+    def __str__(self) -> str:
+        return f"{self.layers} x {self.channels}, side {self.side}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One position of a baseline: `kind` "lazy" or "eager", over so many others."""
+
+    kind: str
+    layers: int
+    channels: int
+    positions: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Lazy reads two numbers a position, eager reads two and writes one."""
+        return WORD * self.layers * self.channels * self.positions * (2 if self.kind == "lazy" else 3)
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.layers} x {self.channels} at {self.positions}"
+
+
+# The longest first: a run that is cut short has them.
+TILES = tuple(Tile(*model, 1 << power) for model in reversed(MODELS) for power in reversed(range(15)))
+LINES = tuple(
+    Line(kind, *model, positions) for kind in ("lazy", "eager") for model in MODELS for positions in POSITIONS
+)
+
+
+class Operands(NamedTuple):
+    """One set of buffers: y, taps from lag 0 on, z, and what was in z before."""
+
+    y: Tensor
+    taps: Tensor
+    z: Tensor
+    before: Tensor
+
+
+Add = Callable[[], Tensor]  # adds to the z of one set, and gives it
+Ways = Iterator[tuple[str, str, list[Add]]]  # name, layout, and one call a set
+
+
+def drawn(
+    layers: int, channels: int, inputs: int, lags: int, outputs: int, generator: torch.Generator
+) -> Operands:
+    """Random numbers; taps fall off, so that all outputs are of one size."""
+
+    def normal(positions: int) -> Tensor:
+        size = layers, 1, positions, channels
+        return torch.randn(size, generator=generator, device=generator.device)
+
+    taps = normal(lags) / torch.arange(1, lags + 1, device=generator.device)[:, None]
+    before = normal(outputs)
+    return Operands(normal(inputs), taps, before.clone(), before)
+
+
+def tile_truth(one: Operands) -> Tensor:
+    """The tile in float64, by a transform so long that nothing wraps, layer by layer."""
+    side = one.y.shape[2]
+    order = 4 * side
+    found = []
+    for y, taps, z in zip(one.y, one.taps, one.before, strict=True):
+        bins = torch.fft.rfft(y.double(), order, dim=1) * torch.fft.rfft(taps.double(), order, dim=1)
+        found.append(z + torch.fft.irfft(bins, order, dim=1)[:, side : 2 * side])
+    return torch.stack(found)
+
+
+def line_truth(kind: str, one: Operands) -> Tensor:
+    """A baseline's position in float64, layer by layer."""
+    found = []
+    for y, taps, z in zip(one.y.double(), one.taps.double(), one.before.double(), strict=True):
+        more = (y * taps[:, 1:].flip(1)).sum(1, keepdim=True) if kind == "lazy" else y * taps[:, 1:]
+        found.append(z + more)
+    return torch.stack(found)
+
+
+# -- torch's ways ----------------------------------------------------------------------------------------
+
+
+def by_transform(y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
+    """The cyclic transform of order 2 side with cached spectra (App. C)."""
+    side = y.shape[2]
+    both = torch.fft.irfft(torch.fft.rfft(y, 2 * side, dim=2) * cached, 2 * side, dim=2)
+    return z.add_(both[:, :, side:])
+
+
+def turned(taps: Tensor) -> Tensor:
+    """Taps as the weights of a depthwise convolution: [layers channels, 1, 2 side - 1]."""
+    return taps[:, 0, 1:].flip(1).transpose(1, 2).flatten(0, 1)[:, None].contiguous()
+
+
+def by_convolution(y: Tensor, weight: Tensor, z: Tensor) -> Tensor:
+    """A depthwise convolution with `turned` taps."""
+    layers, batch, side, channels = y.shape
+    rows = functional.pad(y.permute(1, 0, 3, 2).reshape(batch, layers * channels, side), (side - 1,) * 2)
+    made = functional.conv1d(rows, weight, groups=layers * channels)
+    return z.add_(made.view(batch, layers, channels, side).permute(1, 0, 3, 2))
+
+
+def by_sum(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """The sum as it stands, over windows of the taps."""
+    windows = taps[:, :, 1:].unfold(2, y.shape[2], 1)
+    return z.add_((windows * y.flip(2).transpose(2, 3)[:, :, None]).sum(-1))
+
+
+def by_row(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """Lazy: all inputs before a position."""
+    return z.add_((y * taps[:, :, 1:].flip(2)).sum(2, keepdim=True))
+
+
+def by_column(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    """Eager: all outputs behind a position."""
+    return z.addcmul_(y, taps[:, :, 1:])
+
+
+def _calls(
+    add: Callable[[Tensor, Tensor, Tensor], Tensor], sets: Sequence[Operands], filters: Sequence[Tensor]
+) -> list[Add]:
+    return [partial(add, one.y, k, one.z) for one, k in zip(sets, filters, strict=True)]
+
+
+def _compiled(add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return torch.compile(add, fullgraph=True, dynamic=False)
+
+
+def positions_last(sets: Sequence[Operands]) -> list[Operands]:
+    """The same with the positions of a channel beside each other, as torch's transforms and convolutions
+    would have them: views of the same shapes."""
+    return [Operands(*(x.mT.contiguous().mT for x in one)) for one in sets]
+
+
+def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
+    """torch's ways to make a tile."""
+    taps = [one.taps for one in sets]
+    if side >= TRANSFORM_SIDE:
+        cached = [torch.fft.rfft(k, dim=2) for k in taps]
+        yield "FFT", "", _calls(by_transform, sets, cached)
+        yield "compiled FFT", "", _calls(_compiled(by_transform), sets, cached)
+    if side <= SUM_SIDE:
+        yield "conv1d", "", _calls(by_convolution, sets, [turned(k) for k in taps])
+        yield "compiled sum", "", _calls(_compiled(by_sum), sets, taps)
+
+
+def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
+    """Our tiles: by the sum; in each precision as products of Toeplitz matrices; by transforms."""
+    if side <= DIRECT_SIDE:
+        yield "direct", "", _calls(direct_tile, sets, [one.taps[:, :, 1:] for one in sets])
+    if not LEAST <= side <= LONGEST_SIDE:
+        return
+    if side <= TOEPLITZ_SIDE:
+        for precision in PRECISIONS:
+            toeplitz = toeplitz_config(side=side, outputs=side, precision=precision)
+            add_products = partial(toeplitz_tile, precision=precision, config=toeplitz)
+            taps = [one.taps[:, :, 1:] for one in sets]
+            yield f"toeplitz {precision}", str(toeplitz), _calls(add_products, sets, taps)
+    config = fft_config_for(sets[0].y)
+    spectra = [right_angle_spectrum(one.taps, side) for one in sets]
+    space = None if config.fused else fft_space(sets[0].y, config)
+    yield "transform", str(config), _calls(partial(fft_tile, config=config, space=space), sets, spectra)
+
+
+def all_torch_tiles(sets: Sequence[Operands], last: Sequence[Operands], side: int) -> Ways:
+    """torch's ways in both orders of memory."""
+    yield from torch_tiles(sets, side)
+    for name, config, adds in torch_tiles(last, side):
+        yield f"{name}, positions last", config, adds
+
+
+def torch_lines(sets: Sequence[Operands], kind: str) -> Ways:
+    """torch's ways to a baseline's position."""
+    taps, add = [one.taps for one in sets], by_row if kind == "lazy" else by_column
+    yield "eager torch", "", _calls(add, sets, taps)
+    yield "compiled", "", _calls(_compiled(add), sets, taps)
+
+
+def own_lines(sets: Sequence[Operands], kind: str) -> Ways:
+    """Ours."""
+    if kind == "lazy":
+        config = row_config_for(sets[0].y, sets[0].taps)
+        space = row_space(sets[0].y, config)
+        row = partial(_row, space=space, config=config)
+        yield "row", "", [partial(row, one.y, one.taps[:, :, 1:], one.z) for one in sets]
+    else:
+        yield "column", "", [partial(_column, one.y, one.taps[:, :, 1:], one.z) for one in sets]
+
+
+def _row(y: Tensor, taps: Tensor, z: Tensor, *, space: Tensor, config: RowConfig) -> Tensor:
+    conv_row(y, taps, z[:, :, 0], space=space, config=config)
+    return z
+
+
+def _column(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
+    conv_column(y[:, :, 0], taps, z)
+    return z
+
+
+# -- one case --------------------------------------------------------------------------------------------
+
+
+def compared(
+    of: Tile | Line,
+    sets: Sequence[Operands],
+    truths: Sequence[Tensor],
+    ours: Ways,
+    theirs: Ways,
+    bench: Bench,
+    others_sets: Sequence[Operands] = (),
+) -> tuple[Compared, list[Row]]:
+    """All ways, checked, then timed in turns; the fastest of ours that is as exact as torch's counts, and the
+    rest of ours beside it.
+    `truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
+
+    What is checked begins with z as it was; in a graph each set's z is added to several times."""
+    floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
+    calls = cases.calls_of(len(sets), cases.least_calls(floor_s, GRAPH_S))
+    in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
+
+    def restore() -> None:
+        for one in (*sets, *others_sets):
+            one.z.copy_(one.before)
+
+    entries = [
+        tried(_row_of(of, name, version), [Candidate(config, adds)], truths, calls, restore, in_graph)
+        for ways, version in ((ours, "simcore"), (theirs, f"torch {torch.__version__}"))
+        for name, config, adds in ways
+    ]
+    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
+    mine = [row for row in rows if row.version == "simcore"]
+    for row in mine:
+        bench.judge(row)
+    exact = [row for row in mine if row.error_bar <= EXACT]
+    best = min(exact, key=lambda row: row.times.median_s if row.times else float("inf"))
+    others = [row for row in rows if row.version != "simcore"]
+    return Compared(str(of), best, others, floor_s), [row for row in mine if row is not best]
+
+
+def _row_of(of: Tile | Line, name: str, version: str) -> Row:
+    mine = version == "simcore"
+    return Row(
+        op="tile" if isinstance(of, Tile) else f"{of.kind} position",
+        implementation=f"{OURS}, {name}" if mine else name,
+        version=version,
+        shape={**asdict(of), "dtype": "fp32"},
+        hbm_bytes=of.hbm_bytes,
+        error=None,
+        error_bar=ERROR_BARS[name] if mine else cases.PEER_ERROR_BAR,
+    )
+
+
+def tile_case(of: Tile, bench: Bench) -> tuple[Compared, list[Row]]:
+    """Our tiles and torch's."""
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    shape = of.layers, of.channels, of.side, 2 * of.side, of.side
+    sets = [drawn(*shape, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
+    truths = [tile_truth(sets[0]), tile_truth(sets[-1])]
+    last = positions_last(sets)
+    theirs = all_torch_tiles(sets, last, of.side)
+    return compared(of, sets, truths, own_tiles(sets, of.side), theirs, bench, last)
+
+
+def line_case(of: Line, bench: Bench) -> tuple[Compared, list[Row]]:
+    """A baseline's position, ours and torch's."""
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    inputs, outputs = (of.positions, 1) if of.kind == "lazy" else (1, of.positions)
+    shape = of.layers, of.channels, inputs, of.positions + 1, outputs
+    sets = [drawn(*shape, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
+    truths = [line_truth(of.kind, sets[0]), line_truth(of.kind, sets[-1])]
+    return compared(of, sets, truths, own_lines(sets, of.kind), torch_lines(sets, of.kind), bench)
+
+
+# -- parts -----------------------------------------------------------------------------------------------
+
+
+def tiles(bench: Bench) -> list[Bar]:
+    """The part `tiles`."""
+    return tile_bars(compared_part("tiles", "convolution", TILES, tile_case, bench))
+
+
+def baselines(bench: Bench) -> list[Bar]:
+    """The part `baselines`."""
+    found = compared_part("baselines", "convolution", LINES, line_case, bench)
+    return [cases.at_least("baselines never slower than torch's", found, 1.0)]
+
+
+def tile_bars(found: Sequence[Compared]) -> list[Bar]:
+    """What tiles have to reach, by side."""
+    sides = {one.name: int(str(one.ours.shape["side"])) for one in found}
+    middle = [one for one in found if 64 <= sides[one.name] <= 1024]
+    long = [one for one in found if sides[one.name] > 1024]
+    near = [one for one in found if 256 <= sides[one.name] <= 1024]
+    worst = max(near, key=lambda one: one.over_floor or float("inf"), default=None)
+    over = None if worst is None else worst.over_floor
+    name = "sides 256 to 1024 within 3 times the floor"
+    floor = Bar(name, "not measured", None)
+    if worst is not None:
+        words = f"{cases.number(over, '.2f')} at {worst.name}"
+        floor = Bar(name, words, over is not None and over <= OVER_FLOOR)
+    return [
+        cases.at_least("tiles never slower than torch's", found, 1.0),
+        cases.at_least(f"sides 64 to 1024 {FASTER} times as fast", middle, FASTER),
+        cases.at_least(f"longer sides {FASTER_BEYOND} times as fast", long, FASTER_BEYOND),
+        floor,
+    ]

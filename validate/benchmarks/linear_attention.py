@@ -1,0 +1,293 @@
+"""The benchmark's parts about causal linear attention beside flash-linear-attention: sequences, one token.
+
+    out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i       bytes: q, k, v read, out written, each number once
+    one token                                              bytes: the state read and written
+
+bf16 with states in fp32, 32 heads of 128, one decay a head, of sequences from 2048 tokens on also ones close
+to 1: rows that a state has forgotten are not read for it, and then none is. All are given [batch, length,
+heads, 128], which is how flash-linear-attention lays its tensors out.
+"""
+
+import gc
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.runtime.autotuner import Autotuner
+
+from kernels.linear_attention.api import causal_linear_attention
+from kernels.linear_attention.triton_chunked import chunked_linear_attention
+from kernels.linear_attention.triton_step import linear_attention_step
+from validate.benchmarks import cases
+from validate.benchmarks.cases import OURS, Bar, Compared, Row
+from validate.benchmarks.peers import Candidate
+from validate.benchmarks.run import SEED, Bench, compared_part, say, take_turns, tried
+from validate.benchmarks.timing import capture, one_line, replayed, version_of
+
+HEADS, WIDTH = 32, 128
+FASTER, STEP_FASTER, STEP_SHARE = 1.8, 1.15, 0.85
+ERROR_BAR = 1e-2
+# Head by head where a sequence is longer: in float64 they would not fit beside each other.
+LONGEST_TOGETHER = 1 << 17
+COPIED_BYTES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """So many sequences of one length; decays lie between `least_decay` and 1."""
+
+    batch: int
+    length: int
+    least_decay: float = 0.9
+
+    @property
+    def hbm_bytes(self) -> int:
+        """q, k, v and out, bf16."""
+        return 4 * 2 * self.batch * self.length * HEADS * WIDTH
+
+    def __str__(self) -> str:
+        close = "" if self.least_decay <= 0.9 else f", decays from {self.least_decay}"
+        return f"{self.batch} x {self.length}{close}"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of so many sequences."""
+
+    batch: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """The state in fp32, read and written, and q, k, v and out."""
+        return self.batch * HEADS * WIDTH * (2 * 4 * WIDTH + 4 * 2)
+
+    def __str__(self) -> str:
+        return f"one token of {self.batch}"
+
+
+# A state of 100,000 tokens has forgotten none of them: 0.99999^100000 is above 2^-2.
+LASTING = 0.99999
+SHORT, LONG = (64, 128, 512), ((1, 100000), (1, 32768), (1, 8192), (1, 2048), (16, 2048))
+SEQUENCES = (
+    *(Sequences(1, n) for n in SHORT),
+    *(Sequences(*size, least) for size in LONG for least in (0.9, LASTING)),
+)
+TOKENS = tuple(Token(batch) for batch in (1, 16, 64))
+
+
+class Operands(NamedTuple):
+    """q, k, v, out [batch, length, heads, width]; decay [heads]; of one token also its state, fp32 [batch,
+    heads, width, width], and what that was before."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    decay: Tensor
+    state: Tensor
+    before: Tensor
+
+
+Ways = Iterator[tuple[str, str, list[Callable[[], Tensor]]]]
+
+
+def drawn(
+    batch: int, length: int, generator: torch.Generator, *, with_state: bool, least_decay: float = 0.9
+) -> Operands:
+    """Random numbers; keys are scaled so that outputs stay of one size."""
+    device = generator.device
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device)
+
+    q, k, v = (normal(batch, length, HEADS, WIDTH) for _ in range(3))
+    decay = 1.0 - (1.0 - least_decay) * torch.rand(HEADS, generator=generator, device=device)
+    before = normal(batch if with_state else 0, HEADS, WIDTH, WIDTH)
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k * WIDTH**-0.5, v))
+    out = torch.empty(batch, length, HEADS, WIDTH, dtype=torch.bfloat16, device=device)
+    return Operands(q, k, v, out, decay, before.clone(), before)
+
+
+def truth(one: Operands) -> Tensor:
+    """In float64: [batch, length, heads, width]."""
+    state = one.before if len(one.before) else None
+    each = HEADS if one.q.shape[1] <= LONGEST_TOGETHER else 1
+    found = []
+    for first in range(0, HEADS, each):
+        some = slice(first, first + each)
+        q, k, v = (x[:, :, some].transpose(1, 2).double() for x in one[:3])
+        given = None if state is None else state[:, some].double()
+        out, _ = causal_linear_attention(q, k, v, one.decay[some].double(), "block_based", given)
+        found.append(out.transpose(1, 2))
+    return torch.cat(found, 2)
+
+
+def own_sequences(sets: Sequence[Operands]) -> Ways:
+    """Ours, by chunks."""
+
+    def call(one: Operands) -> Tensor:
+        q, k, v, out = (x.transpose(1, 2) for x in one[:4])
+        chunked_linear_attention(q, k, v, one.decay, out=out)
+        return one.out
+
+    yield "chunked", "", [partial(call, one) for one in sets]
+
+
+def own_tokens(sets: Sequence[Operands]) -> Ways:
+    """Ours, one token."""
+
+    def call(one: Operands) -> Tensor:
+        linear_attention_step(one.q[:, 0], one.k[:, 0], one.v[:, 0], one.state, one.decay, out=one.out[:, 0])
+        return one.out
+
+    yield "step", "", [partial(call, one) for one in sets]
+
+
+def fla(name: str) -> Callable[..., Any]:
+    """A function of flash-linear-attention. Raises ImportError where it is not there."""
+    found: Callable[..., Any] = getattr(importlib.import_module("fla.ops.simple_gla"), name)
+    return found
+
+
+def tune_again() -> None:
+    """Has flash-linear-attention choose its layouts anew, for the next shape. Its autotuners know nothing of
+    a sequence's length and keep what was fastest at the first: tuned on 64 tokens, on an H200 it once took
+    1.4 times as long for 32768 as another time."""
+    with suppress(ImportError, AttributeError):
+        fla("chunk_simple_gla")
+    for found in gc.get_objects():
+        if issubclass(type(found), Autotuner):
+            found.cache.clear()
+            found.cache_results = False
+
+
+def fla_ways(sets: Sequence[Operands], names: Sequence[str]) -> Ways:
+    """flash-linear-attention's functions that are here."""
+    for name in names:
+        try:
+            run = fla(name)
+        except (ImportError, AttributeError) as error:
+            say(f"fla {name}: {one_line(error)}")
+            continue
+        yield f"fla {name}", "", [partial(_fla_call, run, one, one.decay.log()) for one in sets]
+
+
+def _fla_call(run: Callable[..., Any], one: Operands, log_decay: Tensor) -> Tensor:
+    options: dict[str, Any] = {"g_gamma": log_decay, "scale": 1.0, "output_final_state": True}
+    if len(one.state):
+        options["initial_state"] = one.state
+    out: Tensor = run(one.q, one.k, one.v, **options)[0]
+    return out
+
+
+def compared(
+    of: Sequences | Token, sets: Sequence[Operands], ours: Ways, theirs: Ways, bench: Bench
+) -> tuple[Compared, list[Row]]:
+    """All ways, checked, then timed in turns."""
+    truths = [truth(sets[0]), truth(sets[-1])]
+
+    def poison() -> None:
+        for one in sets:
+            one.out.fill_(math.nan)
+            one.state.copy_(one.before)
+
+    calls = cases.calls_of(len(sets))
+    entries = []
+    for ways, version in ((ours, "simcore"), (theirs, f"fla {version_of('fla-core')}")):
+        for name, config, made in ways:
+            mine = version == "simcore"
+            row = Row(
+                op="linear_attention" if isinstance(of, Sequences) else "linear_attention_step",
+                implementation=f"{OURS}, {name}" if mine else name,
+                version=version,
+                shape={**asdict(of), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"},
+                hbm_bytes=of.hbm_bytes,
+                error=None,
+                error_bar=ERROR_BAR if mine else cases.PEER_ERROR_BAR,
+            )
+            in_graph = _after(sets[-1], calls // len(sets)) if mine and isinstance(of, Token) else None
+            entries.append(tried(row, [Candidate(config, made)], truths, calls, poison, in_graph))
+    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
+    mine_rows = [row for row in rows if row.version == "simcore"]
+    for row in mine_rows:
+        bench.judge(row)
+    others = [row for row in rows if row.version != "simcore"]
+    return Compared(str(of), mine_rows[0], others, of.hbm_bytes / bench.card.read_bytes_per_s), []
+
+
+def _after(one: Operands, tokens: int) -> Tensor:
+    """The output of the last of so many equal tokens, in float64: ours carry their state on in place."""
+    q, k, v = (x.expand(-1, tokens, -1, -1).transpose(1, 2).double() for x in one[:3])
+    out, _ = causal_linear_attention(q, k, v, one.decay.double(), "block_based", one.before.double())
+    return out[:, :, -1:].transpose(1, 2)
+
+
+def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
+    """Whole sequences."""
+    tune_again()
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
+    sets = [
+        drawn(of.batch, of.length, generator, with_state=False, least_decay=of.least_decay)
+        for _ in range(count)
+    ]
+    theirs = fla_ways(sets, ("chunk_simple_gla", "fused_chunk_simple_gla"))
+    return compared(of, sets, own_sequences(sets), theirs, bench)
+
+
+def token_case(of: Token, bench: Bench) -> tuple[Compared, list[Row]]:
+    """One token."""
+    tune_again()
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
+    sets = [drawn(of.batch, 1, generator, with_state=True) for _ in range(count)]
+    return compared(of, sets, own_tokens(sets), fla_ways(sets, ("fused_recurrent_simple_gla",)), bench)
+
+
+def linear_attention(bench: Bench) -> list[Bar]:
+    """The part `linear_attention`."""
+    found = compared_part("sequences", "linear_attention", SEQUENCES, sequences_case, bench)
+    long = [one for one in found if int(str(one.ours.shape["length"])) >= 2048]
+    lasting = [one for one in long if one.ours.shape["least_decay"] == LASTING]
+    title = f"sequences from 2048 tokens on {FASTER} times as fast as fla"
+    return [
+        cases.at_least(title, [one for one in long if one not in lasting], FASTER),
+        cases.at_least(f"{title}, decays from {LASTING}", lasting, FASTER),
+        cases.at_least("no sequence slower than fla", found, 1.0),
+    ]
+
+
+def linear_step(bench: Bench) -> list[Bar]:
+    """The part `linear_step`."""
+    found = compared_part("steps", "linear_attention", TOKENS, token_case, bench)
+    bars = [cases.at_least(f"one token {STEP_FASTER} times as fast as fla", found, STEP_FASTER)]
+    last = next((one for one in found if one.name == str(TOKENS[-1])), None)
+    name = f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied"
+    times = None if last is None else last.ours.times
+    if last is None or times is None:
+        return [*bars, Bar(name, "not measured", None)]
+    rate = last.ours.hbm_bytes / times.median_s
+    # A state is read and written, as much of one as of the other: so is what torch copies.
+    copied = copied_bytes_per_s(quick=bench.quick)
+    words = (
+        f"{100 * rate / copied:.1f} % of {copied / 1e12:.3f} TB/s; of the fastest reader "
+        f"{100 * rate / bench.card.read_bytes_per_s:.1f} %"
+    )
+    return [*bars, Bar(name, words, rate >= STEP_SHARE * copied)]
+
+
+def copied_bytes_per_s(*, quick: bool) -> float:
+    """Bytes that torch reads and writes a second, far more of them than the L2 cache holds: by a copy, or by
+    a kernel that turns signs, whichever is faster."""
+    x = torch.zeros(COPIED_BYTES // 4, dtype=torch.float32, device="cuda")
+    y = torch.empty_like(x)
+    ways = (lambda: y.copy_(x), lambda: torch.neg(x, out=y))
+    seconds = min(statistics.median(replayed(capture([way] * 4), 4, quick=quick)) for way in ways)
+    return 2 * COPIED_BYTES / seconds

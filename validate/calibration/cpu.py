@@ -1,0 +1,142 @@
+"""Fits a price profile of this machine: two constants for each kind of op and dtype, and what the host costs.
+
+    seconds = launches * kernel_s + floor_s / efficiency          (devices.fit)
+    seconds = median of the kernel (cpu_times) + what the machine spends around it (cpu_host)
+
+Torch computes on one thread, here as in runs.
+"""
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+
+from devices.fitted import Birth, FitRow, FittedProfile
+from devices.making import Point, check_target, fits, write_whole
+from devices.price import pricer, roofline
+from devices.profile import PROFILES
+from devices.spec import load_device
+from kernels.table import TABLE, Kernel
+from simcore.input.files import InputError
+from simcore.ops.op import Op
+from simcore.studies.common import Progress
+from validate.calibration.cpu_grid import grid
+from validate.calibration.cpu_host import host_costs, operand_costs
+from validate.machines.cpu.machine import one_thread
+from validate.timing.cpu_times import CACHE, Clock, measure, rates
+
+__all__ = ["NAME", "calibrate", "processor", "profile_path"]
+
+NAME = "local"
+# Seconds that the measurements of all shapes take together.
+TOTAL_S, QUICK_S = 24.0, 4.0
+
+
+def profile_path(device: str) -> Path:
+    """Where the profile of a calibration belongs."""
+    return PROFILES / device / NAME
+
+
+def calibrate(
+    device: str,
+    target: Path,
+    quick: bool,
+    progress: Progress,
+    *,
+    table: Mapping[str, Kernel] = TABLE,
+    shapes: Sequence[Op] | None = None,
+    total_s: float | None = None,
+    clock: Clock = time.perf_counter,
+) -> FittedProfile:
+    """Measures, fits and writes the profile folder `target`, whole or not at all.
+
+    `table`: the kernels; `shapes`: the ops to measure, `cpu_grid` of all kinds if left out; `total_s`:
+    what that takes, about, by the `clock`. Raises InputError where the device is no CPU, or `target` holds
+    anything but an earlier calibration.
+    """
+    if device != "cpu":
+        raise InputError(f"--on {device}: only cpu can be calibrated")
+    check_target(target, device)
+    one_thread()
+    spec, shapes = load_device(device), grid(table, quick=quick) if shapes is None else shapes
+    points = measure(
+        table, shapes, roofline(spec), total_s or (QUICK_S if quick else TOTAL_S), progress, clock
+    )
+    progress("runs of small models", len(points), len(shapes))
+    op_s, launch_s, wait_s = host_costs()
+    # What kernels take alone comes first: what is around them is what runs take besides.
+    alone = _profile(device, quick, points, fits(points, {}, 0.0, CACHE))
+    around_s = operand_costs(pricer(spec, profile=alone)) if table is TABLE else {}
+    profile: FittedProfile = replace(
+        cast(Any, alone),
+        fits=fits(points, around_s, op_s, CACHE),
+        overheads={"launch_s": launch_s, "wait_s": wait_s},
+        birth=_birth(points, {**rates(quick), "host_op_s": op_s}),
+        notes=_notes(points, table),
+    )
+    write_whole(profile, points, target)
+    return profile
+
+
+def measured_on(processor: str, date: str, on: str, quick: bool, shapes: int) -> str:
+    """Where a profile is from, to readers on any machine: the processor, and the day of an ISO `date`."""
+    day = date.partition("T")[0]
+    return f"measured on one {processor}, {day}: calibrate --on {on}{' --quick' * quick}, {shapes} shapes"
+
+
+def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[FitRow, ...]) -> FittedProfile:
+    """A profile that has fits and its name only."""
+    return FittedProfile(
+        name=NAME,
+        title=f"{processor()}, {torch.get_num_threads()} thread of torch",
+        source=measured_on(processor(), datetime.now(UTC).isoformat(), device, quick, len(points)),
+        device=device,
+        granularity="fitted",
+        fits=found,
+        overheads={},
+    )
+
+
+# -- birth record --------------------------------------------------------------------------------------
+
+
+def _birth(points: Sequence[Point], noted: dict[str, float]) -> Birth:
+    return Birth(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor(),
+        threads=torch.get_num_threads(),
+        versions={name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()},
+        points=len(points),
+        runs=min(point.runs for point in points),
+        spread=median(point.spread for point in points),
+        rates=noted,
+    )
+
+
+def processor() -> str:
+    """The name of the processor, as the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _notes(points: Sequence[Point], table: Mapping[str, Kernel]) -> tuple[str, ...]:
+    """What a reader should know: kinds without a fit, and shapes that beat the datasheet."""
+    notes = [f"operands come from the {CACHE} where they fit into it"]
+    left_out = sorted(set(table) - {point.op.kind for point in points})
+    if left_out:
+        notes.append(f"not measured, priced by the roofline: {', '.join(left_out)}")
+    fast = sum(point.median_s < point.floor_s for point in points)
+    if fast:
+        notes.append(f"{fast} of {len(points)} shapes were faster than the device's figures allow")
+    return tuple(notes)

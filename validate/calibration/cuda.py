@@ -1,0 +1,503 @@
+"""Measures what ops cost on a CUDA card, and writes the profile by which they are priced.
+
+    a line for each kind of op         two constants                       devices.fit
+    and for each matrix, each set of
+    heads, ... that models have        two constants, corrected by what
+                                       was measured near an op's shape     devices.corrected
+    intervals                          by shapes drawn besides, by kind
+
+What was measured is kept beside the profile until it is whole: a calibration that was interrupted goes on
+where it stopped, on the same card with the same software.
+"""
+
+import csv
+import hashlib
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from devices.corrected import Role, correction
+from devices.fit import Fit, fit_two
+from devices.fitted import Birth, FittedProfile, SharedUse
+from devices.making import (
+    ALIKE,
+    COLUMNS,
+    Point,
+    as_read,
+    cells,
+    check_target,
+    fits,
+    shape_text,
+    write_whole,
+)
+from devices.price import launches_and_floor, roofline
+from devices.profile import load_profile
+from devices.spec import load_device
+from kernels.linear_attention.api import default_device
+from kernels.table import TABLE, Kernel
+from simcore.input.files import InputError
+from simcore.ops.op import Op, Roofline
+from simcore.studies.common import Progress
+from validate.benchmarks.timing import Card, birth, measure_card, one_line
+from validate.calibration import cuda_host as card_host
+from validate.calibration import cuda_nodes as card_nodes
+from validate.calibration import cuda_sharing as card_sharing
+from validate.calibration.cpu import NAME, measured_on, profile_path
+from validate.calibration.cuda_grid import Family, drawn, families, grid
+from validate.program import partial_of
+from validate.timing import cuda_times as card_measure
+from validate.timing.allocator import take_memory_in_segments
+from validate.timing.compile_ahead import as_compiled
+
+CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
+# Between two shapes more is measured where a price there would be further off than this (a logarithm), so
+# often at most, and for so long a kind.
+REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
+# Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
+CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
+NOTED_FAILURES = 5
+# Seconds, and at most which share of all, that are left for what verbs cost, kernels take in graphs, and
+# graphs take beside each other.
+ENDING_S, ENDING_SHARE = 75.0, 0.3
+# Of the time of measuring: by then, what is not compiled is compiled where it is measured.
+COMPILING_SHARE = 0.8
+MOST_FAILURES = 20
+# What decides how long an op takes here, and what its floor is.
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("kernels", "simcore", "validate")
+
+Key = tuple[str, str, str]
+
+
+def calibrate_card(
+    target: Path | None,
+    quick: bool,
+    progress: Progress,
+    *,
+    table: Mapping[str, Kernel] = TABLE,
+    within_s: float,
+) -> tuple[Path, FittedProfile]:
+    """Measures, fits and writes the profile folder `target` (the device's own, if left out), whole or not at
+    all; gives both. Shapes whose turn does not come `within_s` are left out, and noted. Raises InputError
+    where there is no CUDA card, or the catalogue has not got it."""
+    begun_s = time.perf_counter()
+    device = this_card()
+    target = target or profile_path(device)
+    check_target(target, device)
+    progress("what the card reaches", 0, 1)
+    memory = f"memory was taken {take_memory_in_segments()}"
+    card = measure_card(lambda text: None)
+    reached = card_measure.rates(card)
+    torch.cuda.empty_cache()
+    measuring = Measuring(device, partial_of(target), table, card)
+    measured_s = within_s - min(ENDING_S, ENDING_SHARE * within_s)
+    left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
+    points, failed = list(measuring.found.values()), list(measuring.failed.values())
+    if not points:
+        if not measuring.goes_on:
+            partial_of(target).unlink(missing_ok=True)
+        raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
+    costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
+    profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
+    notes = (*profile.notes, memory, *told)
+    profile = replace(profile, notes=notes, contention=_contention(target, device))
+    # Whatever becomes of the rest, what has been measured so far is a profile.
+    write_whole(profile, points, target)
+    partial_of(target).unlink(missing_ok=True)
+    if _shares(table):
+        shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
+        profile = replace(profile, notes=(*notes, *said), contention=shared)
+        write_whole(profile, points, target)
+    return target, profile
+
+
+def _overheads(
+    floor: Roofline, card: Card, progress: Progress, *, graphs: bool
+) -> tuple[dict[str, float], list[str]]:
+    """What verbs cost and, if `graphs`, kernels in them, after all else: other processes have ended then, and
+    the host is known well; and what is to be told of it."""
+    costs, told = dict[str, float](), list[str]()
+    progress("the host, and kernels in graphs", 0, 1)
+    try:
+        costs |= card_host.host_costs()
+        if graphs:
+            found = card_nodes.node_costs_here(floor, card)
+            costs["in_graph_s"] = card_nodes.node_cost(found)
+            told.append(card_nodes.told(found))
+    except card_measure.FAILURES as error:
+        missing = "in_graph_s" if costs else "what verbs cost"
+        told.append(f"{missing} could not be measured: {one_line(error)}")
+        card_measure.go_on()
+    return costs, told
+
+
+def _shared_use(
+    profile: FittedProfile, quick: bool, progress: Progress, end_s: float
+) -> tuple[SharedUse | None, list[str]]:
+    """How graphs share the card, and what is to be told of it; as the profile has it already where that
+    cannot be measured."""
+    cases, done = len(card_sharing.cases(quick=quick)), itertools.count(1)
+    progress("graphs beside each other: case", 0, cases)
+
+    def say(text: str) -> None:
+        progress(f"{text}: case", next(done), cases)
+
+    try:
+        return card_sharing.shared_use_here(profile, quick=quick, end_s=end_s, say=say)
+    except card_measure.FAILURES as error:
+        kept = " (they are those of the profile before)" if profile.contention else ""
+        told = f"constants of contention could not be measured{kept}: {one_line(error)}"
+        card_measure.go_on()
+        return profile.contention, [told]
+
+
+def _contention(target: Path, device: str) -> SharedUse | None:
+    """What is known of contention by the profile that stood here."""
+    try:
+        before = load_profile(device, str(target / "profile.yaml"))
+    except InputError:
+        return None
+    return before.contention if isinstance(before, FittedProfile) else None
+
+
+def this_card() -> str:
+    """The device of the catalogue that the CUDA card here is. Raises InputError where there is none."""
+    if not torch.cuda.is_available():
+        raise InputError("--on cuda: torch finds no CUDA device here")
+    try:
+        return default_device(torch.device("cuda"))
+    except ValueError as error:
+        raise InputError(f"--on cuda: {error}") from None
+
+
+def profile_of(
+    device: str,
+    points: Sequence[Point],
+    born: Birth,
+    costs: Mapping[str, float],
+    failed: Sequence[str] = (),
+    left_out: int = 0,
+    quick: bool = False,
+) -> FittedProfile:
+    """The profile that measured points make. `failed`: what could not be measured; `left_out`: how many
+    shapes there was no time for."""
+    return FittedProfile(
+        name=NAME,
+        title=f"{born.processor}, kernels of this project and torch's, in captured graphs",
+        source=measured_on(born.processor, born.date, "cuda", quick, len(points)),
+        device=device,
+        granularity="measured",
+        # What a captured graph costs around a kernel is in its time already.
+        fits=fits(points, {}, 0.0, CACHE, own_line),
+        overheads=dict(costs),
+        birth=born,
+        notes=tuple(_notes(points, failed, left_out, born.rates)),
+        points=tuple(as_read(point) for point in points),
+    )
+
+
+def own_line(op: Op) -> Iterator[str]:
+    """The dimensions that models choose, where a kind has such: ops that have them in common get a line."""
+    # What ALIKE tells apart is in every line's condition.
+    if names := [name for name in _own_lines().get(op.kind, ()) if name not in ALIKE]:
+        yield ";".join(f"{name}={op[name]}" for name in names)
+
+
+def _own_lines() -> Mapping[str, Sequence[str]]:
+    return {
+        family.kind: tuple(family.choices[0]) if family.lines is None else family.lines
+        for family in families()
+    }
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+class Measuring:
+    """What is measured, kept in a file as it comes; what the file has from an interrupted calibration is not
+    measured again. `failed`: one line for each op that could not be measured; `floor`: of the device."""
+
+    def __init__(self, device: str, path: Path, table: Mapping[str, Kernel], card: Card) -> None:
+        self.found: dict[Key, Point] = {}
+        self.failed: dict[Key, str] = {}
+        self.floor: Roofline = roofline(load_device(device))
+        self._path, self._table, self._card = path, table, card
+        self._left = _read_partial(path, card)
+        if not self._left:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(_identity(card)) + "\n", encoding="utf-8")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether an interrupted calibration has left something."""
+        return bool(self._left)
+
+    @property
+    def nothing_works(self) -> bool:
+        """Whether many shapes of several kinds have failed and none has not: it is not the shapes."""
+        kinds = {kind for kind, _, _ in self.failed}
+        return not self.found and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
+
+    def known(self, op: Op) -> Point | None:
+        """What was measured of an op."""
+        return self.found.get(_key(op))
+
+    def is_left(self, op: Op) -> bool:
+        """Whether an interrupted calibration has measured an op already."""
+        return _key(op) in self._left
+
+    def one(self, op: Op, role: Role = "fit") -> Point | None:
+        """The point of an op, measured unless it is there; None where that failed."""
+        key = _key(op)
+        if key in self.found or key in self.failed:
+            return self.found.get(key)
+        if key in self._left:
+            self.found[key] = _point(op, self._left[key], self.floor)
+            return self.found[key]
+        try:
+            point = card_measure.measured(self._table[op.kind], op, self.floor, self._card)
+        except card_measure.FAILURES as error:
+            self.failed[key] = f"{op.kind} {shape_text(op)}: {one_line(error)}"
+            card_measure.go_on()
+            return None
+        self.found[key] = replace(point, role=role)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(cells(self.found[key]))
+        return self.found[key]
+
+
+def measure_all(
+    kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
+) -> int:
+    """What graphs that share the card are made of, as far as it is not in the grid (to compile it then would
+    take the time that they have); the grid and the shapes that only check, kind by kind, what has to be
+    compiled when it has been; then what lies between points of the grid where that has to be known. Gives how
+    many shapes there was no time for before `end_s`."""
+    shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
+    first = shared_shapes(kinds, quick, shapes)
+    until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
+
+    def to_compile(shape: tuple[Op, Role]) -> Op | None:
+        return None if measuring.is_left(shape[0]) else shape[0]
+
+    turns = [*first, *in_turn(shapes, lambda op: card_measure.loads(op, measuring.floor))]
+    for done, (op, role) in enumerate(as_compiled(turns, to_compile, until_s)):
+        now_s = time.perf_counter()
+        if now_s > end_s or measuring.nothing_works:
+            return len(turns) - done
+        left_s = min((now_s - begun_s) / max(1, done) * (len(turns) - done), end_s - now_s)
+        progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(turns))
+        measuring.one(op, role)
+    refined = [] if quick else [family for family in families() if family.kind in kinds and family.refined]
+    for i, family in enumerate(refined):
+        progress(f"{family.kind}, between what was measured: kind", i, len(refined))
+        now_s = time.perf_counter()
+        # What one kind does not need is for those after it.
+        _refine(family, measuring, now_s + min(REFINING_S, (end_s - now_s) / (len(refined) - i)))
+    return 0
+
+
+def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> Iterator[tuple[Op, Role]]:
+    """Kind by kind, the one with most shapes last, and after all those what loads the card; in any order, so
+    that what there is no time for lies between what was measured, and what is left takes as long as what is
+    done. What only checks comes together, at another time than what it checks: what changes with time is an
+    error of prices too."""
+    groups: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
+    for op, role in shapes:
+        groups.setdefault((loads(op), op.kind if role == "fit" else role), []).append((op, role))
+    for _, group in sorted(groups.items(), key=lambda each: (each[0][0], len(each[1]), each[0][1])):
+        random.Random(CHECK_SEED).shuffle(group)
+        yield from group
+
+
+def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
+    """The grid, and the shapes that only check, in number formats that the card has."""
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
+    shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
+    return [(op, role) for op, role in shapes if card_measure.has_format(op)]
+
+
+def _shares(kinds: Collection[str]) -> bool:
+    """Whether graphs that share the card can be run with these kinds of op."""
+    return {op.kind for op in card_sharing.ops(quick=True)} <= {*kinds}
+
+
+def shared_shapes(
+    kinds: Collection[str], quick: bool, shapes: Iterable[tuple[Op, Role]]
+) -> list[tuple[Op, Role]]:
+    """What graphs that share the card are made of, and is not among the shapes."""
+    known = {_key(op) for op, _ in shapes}
+    each = card_sharing.ops(quick=quick) if _shares(kinds) else []
+    return [(op, "fit") for op in each if _key(op) not in known]
+
+
+def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
+    """Measures in the middle of two shapes that differ in one dimension, and where that is not what they say,
+    in the middle of both halves."""
+    for axis in family.refined:
+        lines = [*_lines_along(family, axis, measuring)]
+        # In any order: there may not be time for all of them.
+        random.Random(CHECK_SEED).shuffle(lines)
+        for line in lines:
+            constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in line.points])
+            pairs = [(*pair, 0) for pair in pairwise(line.points)]
+            while pairs and time.perf_counter() < end_s:
+                low, high, depth = pairs.pop()
+                middle = _between(line, low[0], high[0], measuring)
+                if middle is None or depth == MOST_HALVINGS:
+                    continue
+                if abs(_off(constants, low, high, middle)) > REFINED_UNTIL:
+                    pairs += [(low, middle, depth + 1), (middle, high, depth + 1)]
+
+
+def _between(line: "_Line", low: int, high: int, measuring: Measuring) -> "At | None":
+    """The point in the middle of two values, or next to it: what only checks is not fitted to, and says
+    nothing of what is."""
+    middle = round(math.sqrt(low * high))
+    for value in (middle, middle + 1, middle - 1):
+        op = line.at(value) if low < value < high else None
+        point = measuring.one(op) if op else None
+        if point is not None and point.role == "fit":
+            return value, point
+    return None
+
+
+At = tuple[int, Point]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Measured points along one dimension, all else the same; `at` makes the op of another value."""
+
+    points: Sequence[At]
+    at: Callable[[int], Op | None]
+
+
+def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[_Line]:
+    found: dict[tuple[object, ...], tuple[list[At], Callable[[int], Op | None]]] = {}
+    for choice, values in family.places():
+        op = family.at(choice, values)
+        point = measuring.known(op) if op else None
+        if point is not None:
+            fixed = {name: value for name, value in values.items() if name != axis}
+            key = (*choice.items(), *fixed.items())
+            make: Callable[[int], Op | None] = partial(_at, family, choice, fixed, axis)
+            found.setdefault(key, ([], make))[0].append((values[axis], point))
+    for points, make in found.values():
+        if len(points) > 1:
+            yield _Line(sorted(points, key=lambda at: at[0]), make)
+
+
+def _at(
+    family: Family, choice: Mapping[str, int], fixed: Mapping[str, int], axis: str, value: int
+) -> Op | None:
+    return family.at(choice, {**fixed, axis: value})
+
+
+def _off(constants: Fit, low: At, high: At, middle: At) -> float:
+    """log(measured / what `devices.corrected` has between two points); 0 where they say nothing of it."""
+    near = correction(constants, [as_read(low[1]), as_read(high[1])])
+    return near.error(constants, as_read(middle[1])) or 0.0
+
+
+def _key(op: Op) -> Key:
+    return op.kind, shape_text(op), op.dtype
+
+
+def _identity(card: Card) -> dict[str, str]:
+    """What has to be the same for measurements to go on: the card, its software, and ours."""
+    born = asdict(birth(card))
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    code = hashlib.sha256()
+    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+        code.update(path.read_bytes())
+    own = {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
+    return {**own, "uuid": uuid, "code": code.hexdigest()}
+
+
+def _read_partial(path: Path, card: Card) -> dict[Key, Mapping[str, str]]:
+    """The lines that an interrupted calibration of the same card has left; none where it cannot be read."""
+    try:
+        first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if json.loads(first) != _identity(card):
+            return {}
+    except (OSError, ValueError):
+        return {}
+    # The last line may have been cut off.
+    whole = (
+        dict(zip(COLUMNS, row, strict=False)) for row in csv.reader(x for x in lines if x.endswith("\n"))
+    )
+    rows = [row for row in whole if _is_point(row)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(first)
+        csv.writer(file, lineterminator="\n").writerows(row.values() for row in rows)
+    return {(row["kind"], row["shape"], row["dtype"]): row for row in rows}
+
+
+def _is_point(row: Mapping[str, str]) -> bool:
+    try:
+        seconds = [float(row[name]) for name in ("median_s", "p10_s", "p90_s")]
+        return min(seconds) > 0.0 and int(row["n"]) > 0 and row["role"] in ("fit", "check")
+    except (KeyError, ValueError):
+        return False
+
+
+def _point(op: Op, row: Mapping[str, str], floor: Roofline) -> Point:
+    median_s, p10_s, p90_s = (float(row[name]) for name in ("median_s", "p10_s", "p90_s"))
+    warm_s = float(row["warm_s"]) if row["warm_s"] else None
+    role: Role = "check" if row["role"] == "check" else "fit"
+    launches, floor_s = launches_and_floor(op, floor)
+    spread = median_s, p10_s, p90_s, int(row["n"])
+    return Point(op, launches, floor_s, *spread, row["cache"], warm_s, role)
+
+
+# -- birth record --------------------------------------------------------------------------------------------
+
+
+def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) -> Birth:
+    born = birth(card)
+    versions = {"torch": born.torch, "triton": born.triton, "driver": born.driver}
+    versions |= {"sm_clock_mhz": born.sm_clock_mhz, "memory_clock_mhz": born.memory_clock_mhz}
+    return Birth(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=born.device,
+        threads=1,
+        versions={name: text for name, text in versions.items() if text},
+        points=len(points),
+        runs=min(point.runs for point in points),
+        spread=median(point.spread for point in points),
+        rates=dict(reached),
+    )
+
+
+def _notes(
+    points: Sequence[Point], failed: Sequence[str], left_out: int, rates: Mapping[str, float]
+) -> Iterator[str]:
+    """What a reader should know."""
+    yield f"operands come from {CACHE}; the column cache says which"
+    for name in ("bf16", "fp8"):
+        if under_load := rates.get(card_measure.loaded(name)):
+            slower = rates[f"{name}_flops_per_s"] / under_load
+            yield f"times are of a card at rest; under load {name} products take {slower:.2f} times as long"
+    missing = sorted({*TABLE} - {point.op.kind for point in points})
+    if missing:
+        yield f"not measured, priced by the roofline: {', '.join(missing)}"
+    fast = sum(point.median_s < point.floor_s for point in points)
+    if fast:
+        yield f"{fast} of {len(points)} shapes were faster than the device's figures allow"
+    if left_out:
+        yield f"{left_out} shapes were left out: there was no time for them"
+    if failed:
+        yield f"{len(failed)} shapes could not be measured"
+        yield from failed[:NOTED_FAILURES]

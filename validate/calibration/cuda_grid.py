@@ -1,0 +1,453 @@
+"""The shapes of a CUDA card: those at which a calibration measures, and others of the same ranges.
+
+A family is one kind of op. Some dimensions of it are taken as models have them (`choices`: the matrices of
+Llama 3.1 8B and 70B on 1 to 8 ranks and of CodeLlama 34B on one, say), the others lie in a range, of which
+`ranges` names the values that are measured:
+
+    grid(...)     choices x ranges
+    drawn(...)    a choice, and of each range any number in it, by its logarithm: none of them in the grid
+
+Between two values of a range a price is interpolated (`devices.corrected`): they stand close where kernels
+change, as products do beyond a tile's rows.
+"""
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+
+from devices.corrected import operand_bytes, place_of
+from simcore.models.decoder import Decoder, why_not
+from simcore.models.decoder_config import load_config
+from simcore.ops import convolution as conv
+from simcore.ops import linear_attention as linear
+from simcore.ops import op as ops
+from simcore.ops.op import Op, Shape
+
+MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
+LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
+RANKS = (1, 2, 4, 8)
+# Rows of a step that decodes: those of kernels of our own, then those that products are padded to.
+ROWS = (
+    1, 2, 3, 4, 6, 8, 10, 12, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64,
+    *range(72, 257, 8), *range(272, 513, 16),
+)  # fmt: skip
+FP8_ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, *ROWS[18:])
+PROMPT_ROWS = (*range(576, 1025, 64), *range(1152, 4097, 128), *range(4352, 8193, 256))
+FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Programs of attention fill a card unevenly: about every number of sequences and KV heads has to be there.
+SEQUENCES = (
+    *range(1, 13), 14, 16, 17, 20, 22, 24, 28, 32, 33, 36, 40, 44, 48, 56, 64, 66, 67, 72, 80, 88, 96, 112,
+    128, 132, 133, 160, 192, 256,
+)  # fmt: skip
+# On both sides of where layouts change, and of 256, 512 and 1024, where each program of a short context has
+# one whole block (512 takes a tenth less than 511 and 518); no round numbers else: contexts are none.
+CONTEXT = (
+    131, 255, 256, 257, 511, 512, 513, 777, 1023, 1024, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
+)  # fmt: skip
+SPECULATED_CONTEXT = (
+    521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
+    12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
+)  # fmt: skip
+SIDES = tuple(1 << power for power in range(15))
+# Layers of a tile, by its method; of sides up to SHORT_SIDE those between as well, where that is not all yet.
+LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 12, 24), 256
+FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
+FEWEST_LAYERS = (1, 2, 3, 9, 36)
+# Up to so many bytes ops find their inputs in the cache where they are measured, beyond not: calls go round
+# 128 sets of them (`validate.timing.cuda_times`), and an H200 keeps 60 MiB.
+KEPT_BYTES = 60 * 2**20 // 128
+# Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
+# and beside round numbers, of which groups are alike, others.
+FEW_SEQUENCES, MANY_SEQUENCES = (1, 2, 3, 4), tuple(range(5, 17))
+LENGTHS = (
+    64, 128, 192, 256, 320, 384, 448, 500, 512, 520, 640, 740, 768, 780, 1000, 1024, 1040, 1200, 1700, 1960,
+    2048, 2300, 3000, 4096, 4300, 6000, 8192, 8700, 12000, 16384, 16500, 19000, 23000, 32768, 33000, 46000,
+    65536,
+)  # fmt: skip
+FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 16500, 65536)
+# Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
+# finer question of how many sequences. On both sides of where they take one more step.
+SLOW_LENGTHS = {
+    "block_based": (
+        64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 320, 384, 512, 768, 1024, 2048,
+    ),
+    "fleet": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 2048, 4096),
+    "recursion": (64, 65, 96, 128, 129, 160, 192, 193, 224, 256),
+    "vanilla": (
+        64, 65, 96, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 641, 768, 769, 896, 897,
+        1024, 1025, 1280, 1281, 1536, 1537, 2048,
+    ),
+}  # fmt: skip
+# Sequences of one token; rows of elementwise ops, of which each remainder by four has numbers of its own.
+ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
+# Tokens of prompts and tokens cached before them: up to one tile of queries, where only blocks of keys count;
+# beyond, one token more than whole tiles, behind which the last tile has no block of its own.
+SHORT_PROMPTS, SHORT_CACHED = (16, 64, 65, 128), (0, 64, 128, 256, 512, 2048, 8192)
+PROMPTS = (
+    129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 576, 640, 641, 768, 769, 896, 897, 1024, 1152, 1280,
+    1536, 1792, 2048, 2176, 2816, 3584, 4224, 4352, 4608, 6144, 8192,
+)  # fmt: skip
+CACHED = (0, 48, 496, 2032, 8176)
+MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
+# Positions that a history or a column has; few sequences.
+SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
+LAGS = (
+    1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 192, 256, 384, 512,
+    1024, 2048, 4096, 8192, 16384,
+)  # fmt: skip
+FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+ROWS_BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
+BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
+# Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
+MOST_BYTES = 36e9
+MOST_CONV_BYTES = 2e9
+SPARSE_BYTES = 2e10
+TRIES = 1000
+# Of draws from a range that begins at 0.
+NOTHING_SHARE = 0.5
+
+Dims = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of op in one number format; see the head of this file. `make` takes a choice and one number of
+    each range. `steps`: ranges of which only the values named exist (powers of two, say). `refined`: ranges
+    in which a calibration measures between two values as well where it has to. `lines`: choices that get a
+    line of fits of their own; all of them, if left out. `most`: the largest an op's dimension may be.
+    `besides`: of a choice and a value of each range, others to measure at.
+    """
+
+    kind: str
+    make: Callable[..., Op]
+    choices: Sequence[Dims]
+    ranges: Mapping[str, Sequence[int]]
+    steps: frozenset[str] = frozenset()
+    most_bytes: float = MOST_BYTES
+    options: Mapping[str, object] = field(default_factory=dict)
+    refined: tuple[str, ...] = ()
+    lines: tuple[str, ...] | None = None
+    most: Mapping[str, int] = field(default_factory=dict)
+    besides: Callable[[Dims, Dims], Iterable[Dims]] | None = None
+
+    def at(self, choice: Dims, values: Dims) -> Op | None:
+        """The op of these dimensions; None for one that is too large."""
+        op = self.make(**choice, **values, **self.options)
+        small = all(op[name] <= most for name, most in self.most.items())
+        return op if small and op.work.hbm_bytes <= self.most_bytes else None
+
+    def _is_measured(self, op: Op) -> bool:
+        """Of what takes long, only powers of two of sequences: the times of others are in proportion."""
+        batch = dict(op.shape).get("batch", 1)
+        return op.work.hbm_bytes < SPARSE_BYTES or (isinstance(batch, int) and batch.bit_count() == 1)
+
+    def grid(self) -> Iterator[Op]:
+        """All choices at all values that are measured."""
+        for choice, values in self.places():
+            op = self.at(choice, values)
+            if op is not None and self._is_measured(op):
+                yield op
+
+    def places(self) -> Iterator[tuple[Dims, Dims]]:
+        """A choice, and a value of each range, each once."""
+        for choice in self.choices:
+            every = [dict(zip(self.ranges, values, strict=True)) for values in product(*self.ranges.values())]
+            more = [each for values in every for each in self.besides(choice, values)] if self.besides else []
+            ends = [
+                end for axis in self.refined for values in every if (end := self._end(choice, values, axis))
+            ]
+            found = dict.fromkeys(tuple(each.items()) for each in (*every, *more, *ends))
+            yield from ((choice, dict(values)) for values in found)
+
+    def _end(self, choice: Dims, values: Dims, axis: str) -> Dims | None:
+        """Where the last value of a range makes an op too large, the largest that does not: what is drawn
+        lies below it. Once for all values of that range: by the first of them."""
+        known = self.ranges[axis]
+
+        def too_large(value: int) -> bool:
+            return self.at(choice, {**values, axis: value}) is None
+
+        if values[axis] != known[0] or too_large(known[0]) or not too_large(known[-1]):
+            return None
+        above = bisect_left(range(known[-1]), True, known[0], key=too_large)
+        return {**values, axis: above - 1}
+
+    def draw(self, draw: random.Random) -> Op | None:
+        """One op of the ranges."""
+        values = {name: self._value(name, draw) for name in self.ranges}
+        return self.at(draw.choice(self.choices), values)
+
+    def _value(self, name: str, draw: random.Random) -> int:
+        known = self.ranges[name]
+        if name in self.steps:
+            return draw.choice(known)
+        if not known[0] and draw.random() < NOTHING_SHARE:
+            return 0
+        return round(math.exp(draw.uniform(math.log(max(1, known[0])), math.log(known[-1]))))
+
+
+# -- what models launch ------------------------------------------------------------------------------------
+
+
+@cache
+def _decoders(*names: str) -> tuple[Decoder, ...]:
+    """The decoders of these names, on any number of ranks; one that only one scenario has on one."""
+    found = list[Decoder]()
+    for name, ranks in product(names, RANKS):
+        config = load_config(MODELS / f"{name}.json")
+        if why_not(config, ranks) is None and (ranks == 1 or name != CODELLAMA):
+            found.append(Decoder(config, ranks=ranks))
+    return tuple(found)
+
+
+def _launched(
+    kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA), only: str = ""
+) -> list[Dims]:
+    """The dimensions of a kind of op in the decoders, each once; of `only` the ops of that name."""
+    found: dict[tuple[int, ...], Dims] = {}
+    for model in _decoders(*names):
+        for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
+            if op.kind == kind and only in ("", op.name):
+                shape = dict(op.shape)
+                values = {name: size for name in dimensions if isinstance(size := shape[name], int)}
+                found.setdefault(tuple(values.values()), values)
+    return list(found.values())
+
+
+def _matmul(dtype: str) -> Callable[..., Op]:
+    def make(*, m: int, n: int, k: int) -> Op:
+        return ops.matmul("matmul", m=m, n=n, k=k, dtype=dtype)
+
+    return make
+
+
+def _speculative(**shape: int) -> Op:
+    return ops.speculative_attention(chunk=min(128, shape["context"] // 2), dtype="bf16", **shape)
+
+
+def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
+    pairs = prompts * (length * cached + length * (length + 1) // 2)
+    tokens = prompts * length
+    return ops.prefill_attention(
+        tokens=tokens,
+        kv_tokens=tokens + prompts * cached,
+        pairs=pairs,
+        dtype="bf16",
+        **heads,
+    )
+
+
+def _heads_of() -> list[Dims]:
+    return _launched("rotary", "q_heads", "kv_heads", "head_dim")
+
+
+def _decoder() -> Iterator[Family]:
+    for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
+        matrices = _launched("matmul", "n", "k", names=names)
+        yield Family("matmul", _matmul(dtype), matrices, {"m": rows})
+        # Of a prompt only the last token has logits.
+        heads = _launched("matmul", "n", "k", names=names, only="lm_head")
+        layers = [each for each in matrices if each not in heads]
+        yield Family("matmul", _matmul(dtype), layers, {"m": PROMPT_ROWS})
+    yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
+    yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
+    yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
+    yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
+    yield _rows("rotary", ops.rotary, _heads_of())
+    # K and V of a token, from and to.
+    yield replace(
+        _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim")),
+        besides=_both_sides("tokens", lambda op: 8 * op["kv_heads"] * op["head_dim"]),
+    )
+    yield replace(
+        _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}]),
+        besides=_both_sides("tokens", lambda op: 4 * op["width"]),
+    )
+    yield _rows("receive_speculation", ops.receive_speculation, _received(), BATCH[:6])
+    yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
+    yield Family(
+        "decode_attention", ops.decode_attention, _heads_of(), {"batch": SEQUENCES, "context": CONTEXT},
+        options=BF16, lines=(),
+    )  # fmt: skip
+    yield Family(
+        "speculative_attention", _speculative, _heads_of(),
+        {"batch": BATCH[:5], "context": SPECULATED_CONTEXT},
+        # It is compiled for each batch.
+        frozenset({"batch"}), refined=("context",), lines=(),
+    )  # fmt: skip
+    for lengths, cached in ((SHORT_PROMPTS, SHORT_CACHED), (PROMPTS, CACHED)):
+        yield Family(
+            "prefill_attention", _prefill, _heads_of(),
+            {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
+            frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
+        )  # fmt: skip
+
+
+def _both_sides(
+    axis: str, step_bytes: Callable[[Dims], int], fixed_steps: float = 0.0
+) -> Callable[[Dims, Dims], Iterator[Dims]]:
+    """The largest value of a range at which inputs stay in the cache, and the next, where they take
+    `step_bytes` for each and for `fixed_steps` more: time jumps there."""
+
+    def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
+        kept = math.floor(KEPT_BYTES / step_bytes(choice) - fixed_steps)
+        if kept >= 1:
+            yield from ({**values, axis: value} for value in (kept, kept + 1))
+
+    return besides
+
+
+def _received() -> list[Dims]:
+    return [
+        {"width": width} for width in sorted({each["q_heads"] * each["head_dim"] for each in _heads_of()})
+    ]
+
+
+def _rows(
+    kind: str, make: Callable[..., Op], choices: Sequence[Dims], tokens: Sequence[int] = FEW_ROWS
+) -> Family:
+    return Family(kind, make, choices, {"tokens": tokens}, options=BF16, refined=("tokens",))
+
+
+# -- sequence operators --------------------------------------------------------------------------------------
+
+# Of the papers' long convolutions: layers of one launch, and channels.
+LANES = tuple({"layers": layers, "channels": c} for layers, c in ((1, 256), (18, 256), (1, 768), (36, 768)))
+CHANNELS = tuple({"channels": channels} for channels in (256, 768))
+# The MLPs between those layers have twice as many inner units, and as many rows as there are sequences.
+WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
+LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
+
+
+def _tile(implementation: conv.Implementation) -> Callable[..., Op]:
+    def make(*, side: int, **lanes: int) -> Op:
+        return conv.tile(implementation, side=side, outputs=side, dtype="fp32", **lanes)
+
+    return make
+
+
+def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims], Iterator[Dims]]:
+    """The most layers of one launch that find their inputs in the cache, and one more: time jumps there."""
+    make = _tile(implementation)
+
+    def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
+        one = make(**choice, **{**values, "layers": 1})
+        of_a_layer = operand_bytes(one.kind, {name: one[name] for name, _ in one.shape})
+        assert of_a_layer, one.kind
+        kept = KEPT_BYTES // of_a_layer
+        layers = [kept, kept + 1] if 1 <= kept < LAYERS[-1] else []
+        if implementation == "flash_fft" and values["side"] <= SHORT_SIDE:
+            layers += LAYERS_BETWEEN
+        yield from ({**values, "layers": count} for count in layers)
+
+    return besides
+
+
+def _linear(method: str) -> Callable[..., Op]:
+    def make(*, batch: int, heads: int, length: int, rank: int, dim: int) -> Op:
+        return linear.linear_attention(
+            method, batch=batch, heads=heads, length=length, rank=rank, dim=dim, dtype="bf16", decay=True
+        )
+
+    return make
+
+
+def _sequence_operators() -> Iterator[Family]:
+    for name in conv.IMPLEMENTATIONS:
+        # Sums grow with the square of the side: nobody takes them for long ones.
+        sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
+        layers = FEW_LAYERS.get(name, FEWEST_LAYERS)
+        yield Family(
+            f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
+            frozenset({"batch", "side"}), MOST_CONV_BYTES, refined=("layers",),
+            besides=_layers_besides(name),
+        )  # fmt: skip
+    for kind, make, lags in (
+        ("conv_row", conv.conv_row, "inputs"),
+        ("conv_column", conv.conv_column, "outputs"),
+    ):
+        yield Family(
+            kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,),
+            # An input and a weight a channel for each lag, and what the sum is added to.
+            besides=_both_sides(lags, lambda op: 8 * op["layers"] * op["channels"], 0.5),
+        )  # fmt: skip
+    inner = [(each["channels"], WIDER * each["channels"]) for each in CHANNELS]
+    matrices = [{"n": n, "k": k} for pair in inner for n, k in (pair, pair[::-1])]
+    yield Family("matmul", _matmul("fp32"), matrices, {"m": SEQUENCES_OF_TILES})
+    yield Family(
+        "activation", ops.activation, [{"width": width, "gated": 0} for _, width in inner],
+        {"tokens": SEQUENCES_OF_TILES}, options=FP32,
+    )  # fmt: skip
+    yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
+    for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
+        yield Family(kind, elementwise, CHANNELS, {"rows": ROWS_BY_FOUR}, options=FP32)
+    for method in linear.METHODS:
+        yield from _linear_attention(method)
+    yield Family(
+        "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": ONE_TOKEN},
+        options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
+    )  # fmt: skip
+
+
+def _linear_attention(method: str) -> Iterator[Family]:
+    batches: Sequence[tuple[Sequence[int], Sequence[int]]] = (
+        (FEW_SEQUENCES, LENGTHS), (MANY_SEQUENCES, FEW_LENGTHS)
+    )  # fmt: skip
+    slow = method in SLOW_LENGTHS
+    for batch, lengths in [((1, 4, 16), SLOW_LENGTHS[method])] if slow else batches:
+        yield Family(
+            f"linear_attention_{method}", _linear(method), LINEAR[:1] if slow else LINEAR,
+            {"batch": batch, "length": lengths}, frozenset({"batch"} if slow else ()),
+            MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
+        )  # fmt: skip
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """All of them."""
+    return (*_decoder(), *_sequence_operators())
+
+
+def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
+    """The ops to measure of some kinds, of those with the same coordinates (`devices.corrected`) the first;
+    `quick`: every third value of a range, and the last."""
+    found: dict[tuple[object, ...], Op] = {}
+    for family in families():
+        if family.kind in kinds:
+            for op in (_thinned(family) if quick else family).grid():
+                found.setdefault(place_of(op), op)
+    return list(found.values())
+
+
+def _thinned(family: Family) -> Family:
+    ranges = {name: (*values[:-1:3], values[-1]) for name, values in family.ranges.items()}
+    return replace(family, ranges=ranges, refined=(), besides=None)
+
+
+def drawn(
+    kinds: Collection[str],
+    count: int,
+    seed: int,
+    without: Collection[tuple[str, Shape, str]] = (),
+    *,
+    beside_grid: bool = True,
+) -> list[Op]:
+    """`count` ops of each family, by a seed; fewer where there are not so many. None is among those of kind,
+    shape and dtype as in `without`, nor, if `beside_grid`, in the full grid."""
+    known = {*without, *((op.kind, op.shape, op.dtype) for op in grid(kinds if beside_grid else ()))}
+    found: list[Op] = []
+    for family in families():
+        draw, tries, left = random.Random(f"{seed} {family.kind}"), TRIES, count
+        while family.kind in kinds and left and tries:
+            op, tries = family.draw(draw), tries - 1
+            if op is not None and (key := (op.kind, op.shape, op.dtype)) not in known:
+                known.add(key)
+                found.append(op)
+                left, tries = left - 1, TRIES
+    return found

@@ -1,0 +1,183 @@
+"""What the verbs of the machine on a card cost (`machine.Overheads`), measured with its own programs.
+
+    launch_kernel_s = (launches of rounds of SOME nodes - of ONE) / ((SOME - ONE) / 2)
+    launch_s        = a launch of rounds of ONE node - its launch_kernel_s
+    return_s, size_s            what they took in both of these, on average
+    start_s         = a graph of ONE node since the host had given it - a node of one of SOME
+    wait_s          = what a wait took behind SOME nodes (a host may come when ONE is done)
+    message_s       = (a loop of send, recv)                      / (2 rounds)
+    gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
+
+The first six are of `rounds`, most as `card_machine.verbs_of` tells them apart: a launch of one node that has
+not been launched for ROUNDS rounds, as a tile's at its position, and a wait; one of more nodes, the same each
+time, which reads a size; a mark; a wait, as for a token. A host that launches one graph again at once is
+faster: 26 us, with waits between 27, with another graph before each wait 29.5, where runs of decoders and
+tilings take 33 to 34 and what their kernels take besides (an H200's host). Graphs are made once, as
+models make theirs: to look at a new one takes a host longer the more ops it has. Medians over runs in turns,
+the first of which, which captures, is thrown away. Beyond SOME nodes nothing is known: a first launch of
+twenty thousand takes a host 3 ms.
+"""
+
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache, partial
+from statistics import fmean, median
+from typing import Any
+
+from torch import Tensor
+
+from kernels.streams import current_gate
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.ops.op import Graph, Op, Publication, Size, Work
+from validate.machines.cuda.layer import CudaLayer, Layer
+from validate.machines.cuda.machine import Card
+from validate.timing.pace import pace
+
+ROUNDS, MESSAGES, RUNS = 100, 200, 9
+ONE, SOME, MANY = 1, 201, 501
+ROUND = "round"
+WITH_LAUNCHES = "launch_s", "return_s", "size_s"
+TOLD_S = "told_s"
+
+
+class _Counting:
+    """A state whose every op is a kernel of one program that counts up, where its gate lets it. `round`:
+    what launches are told, in the card's memory."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.count, self.round = layer, layer.zeros(1), layer.zeros(1)
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        return graph.needs
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        del graph
+        return frozenset()
+
+    def sizes(self, stream: str) -> Mapping[str, Tensor]:
+        del stream
+        return {ROUND: self.round}
+
+    def key(self) -> Hashable:
+        return 0
+
+    def restore(self, key: Hashable) -> None:
+        assert key == 0
+
+    def execute(self, op: Op) -> None:
+        del op
+        self.layer.verbs.publish(self.count, current_gate())
+
+    def skip(self, op: Op) -> None:
+        pass
+
+    def put(self, publication: Publication, to: Any) -> None:
+        raise AssertionError(publication.signal)
+
+    def meet(self, op: Op, states: Sequence[Any]) -> None:
+        raise AssertionError(op.name)
+
+
+def counting_card(layer: Layer) -> Card:
+    """A card of one rank, on which every op counts up."""
+    return Card([_Counting(layer)], layer)
+
+
+def host_costs(layer: Layer | None = None) -> dict[str, float]:
+    """`Overheads` of this host and card, in seconds. Raises ValueError where a wait cannot be timed."""
+    card = counting_card(CudaLayer() if layer is None else layer)
+    turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
+    names = *WITH_LAUNCHES, TOLD_S
+    few = {name: median(verbs[name] for verbs, _, _ in turns) for name in names}
+    many = {name: median(verbs[name] for _, verbs, _ in turns) for name in names}
+    waits_s = [verbs["wait_s"] for _, verbs, _ in turns if "wait_s" in verbs]
+    if not waits_s:
+        raise ValueError(f"this host is too slow to wait for a graph of {SOME} nodes")
+    # Of two launches a round, one is of ONE node in both.
+    kernel_s = max(0.0, (many["launch_s"] - few["launch_s"]) / ((SOME - ONE) / 2))
+    launch_s = max(0.0, few["launch_s"] - ONE * kernel_s)
+    return {
+        "launch_s": launch_s,
+        "launch_kernel_s": kernel_s,
+        "return_s": min(launch_s, fmean((few["return_s"], many["return_s"]))),
+        "start_s": max(0.0, few[TOLD_S] - ONE * (many[TOLD_S] - few[TOLD_S]) / (SOME - ONE)),
+        "size_s": fmean((few["size_s"], many["size_s"])),
+        "wait_s": median(waits_s),
+        "message_s": median(message_s for *_, message_s in turns),
+        "gate_s": _gate_s(card),
+    }
+
+
+def _nothing(op: Op) -> Work:
+    del op
+    return Work(0.0, 0.0)
+
+
+def _nodes(count: int) -> Graph:
+    return Graph(f"{count} nodes", tuple(Op("count", f"{i}", (), "int32", _nothing) for i in range(count)))
+
+
+@cache
+def _seldom(i: int) -> Graph:
+    """ONE node, in a graph of its own."""
+    return Graph(f"of round {i}", _nodes(ONE).ops)
+
+
+@cache
+def _told(count: int) -> Graph:
+    """So many nodes, of which the last one reads a size."""
+    last = Op("count", "told", ((ROUND, Size(ROUND)),), "int32", _nothing)
+    return _nodes(count - 1) + Graph("told", (last,))
+
+
+def rounds(m: Machine, *, nodes: int) -> Program:
+    """See the head of this file."""
+    graph = _told(nodes)
+    for i in range(ROUNDS):
+        yield m.wait(m.launch(_seldom(i)))
+        ticket = m.launch(graph, sizes={ROUND: i})
+        m.mark(f"round {i}", [ticket])
+        yield m.wait(ticket)
+
+
+def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
+    """What verbs took in a run of rounds of so many nodes, of a host at its pace, and the graph of them."""
+    trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
+    told_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == _told(nodes).name)
+    return {**trace.verbs, TOLD_S: told_s}
+
+
+def _messages_s(card: Card) -> float:
+    """Seconds of a message, of a host at its pace."""
+    took_s: list[float] = []
+
+    def program(m: Machine) -> Program:
+        begun_s = time.perf_counter()
+        for i in range(MESSAGES):
+            m.send("in", i, m.rank)
+            yield m.recv("in")
+        took_s.append(time.perf_counter() - begun_s)
+
+    pace().keeps(lambda: card.start().run(program))
+    return took_s[-1] / (2 * MESSAGES)
+
+
+def _gate_s(card: Card) -> float:
+    """What one more node of a launch that is skipped takes on the card."""
+    few_s, many_s = ([_skipped_s(card, _nodes(n)) for _ in range(1 + RUNS)][1:] for n in (ONE, MANY))
+    return max(0.0, (median(many_s) - median(few_s)) / (MANY - ONE))
+
+
+def _skipped_s(card: Card, graph: Graph) -> float:
+    """Seconds of a launch behind another one, so that no time of the host is in it."""
+
+    def program(m: Machine) -> Program:
+        never = m.flag("never")
+        for _ in range(3):
+            ticket = m.launch(graph, when=never.nonzero())
+        yield m.wait(ticket)
+
+    trace: Trace = card.start().run(program)
+    last = max(trace.spans, key=lambda span: span.id)
+    return last.end_s - last.start_s

@@ -1,0 +1,104 @@
+"""What a kernel takes in a captured graph beyond what it takes by itself (`in_graph_s` of `Overheads`).
+
+    in_graph_s = median over cases of ((step - start of a graph) - sum of its ops by themselves) / its kernels
+
+A step is that of a few layers of a decoder, run as studies run them. By themselves ops stand behind one small
+kernel (`cuda_times`); in a step behind others of many kinds, whose code and pages of memory have
+taken the place of theirs in the card's caches.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import median
+from typing import Any
+
+from kernels.table import TABLE
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.models.decoder import TENSOR, Decoder
+from simcore.models.decoder_config import load_config
+from simcore.ops.op import Op, Roofline
+from validate.benchmarks.timing import Card as Reached
+from validate.calibration.cuda_grid import LLAMA, MODELS
+from validate.machines.buffers.cuda_decoder import card_decoder_states, card_weights
+from validate.machines.cuda.layer import CudaLayer
+from validate.machines.cuda.machine import Card
+from validate.timing import cuda_times as card_measure
+
+# Batches and contexts; tokens of a run, of which the later half counts; runs, of which the last does.
+CASES = ((1, 1021), (4, 3989), (16, 1531), (32, 2039))
+LAYERS, TOKENS, RUNS, SEED = 8, 24, 3, 0
+KINDS = frozenset({
+    "norm", "matmul", "rotary", "kv_append", "decode_attention", "residual", "activation",
+})  # fmt: skip
+
+# The seconds of a step of so many sequences and tokens of context, and its ops.
+Step = Callable[[int, int], tuple[float, Sequence[Op]]]
+
+
+def node_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[float]:
+    """in_graph_s of each case."""
+    for case in CASES:
+        took_s, ops = step(*case)
+        yield (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops)
+
+
+def node_cost(found: Sequence[float]) -> float:
+    """in_graph_s by that of several cases; at least 0, for where steps take less than their ops, these share
+    what kernels take by themselves."""
+    return max(0.0, median(found))
+
+
+def told(found: Sequence[float]) -> str:
+    """What a profile says of it."""
+    each = ", ".join(f"{1e6 * seconds:.2f}" for seconds in found)
+    cases = ", ".join(f"{batch} x {context}" for batch, context in CASES)
+    return f"in_graph_s: {each} us, {LAYERS} layers of {LLAMA[0]} at batch x context of {cases}"
+
+
+def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
+    """in_graph_s of each case on this card. Raises what the card raises."""
+
+    @cache
+    def alone_s(op: Op) -> float:
+        return card_measure.measured(TABLE[op.kind], op, floor, reached).median_s
+
+    start_s, _ = card_measure.between().seconds(again=True)
+    return list(node_costs(_steps(), start_s, alone_s))
+
+
+def _steps() -> Step:
+    config = replace(load_config(MODELS / f"{LLAMA[0]}.json"), layers=LAYERS)
+    weights = card_weights(Decoder(config, outside=False), SEED)
+
+    def step(batch: int, context: int) -> tuple[float, Sequence[Op]]:
+        model = Decoder(config, batch=batch, outside=False)
+        states = card_decoder_states(model, {TENSOR: 1}, SEED, context, TOKENS, weights=weights)
+        return of_later_tokens(run_on(Card(states, CudaLayer()), model, context))
+
+    return step
+
+
+def run_on(card: Card, model: Decoder, context: int) -> Trace:
+    """The last run of a decoder on a card."""
+
+    def program(m: Machine) -> Program:
+        # None is waited for but the last, so that no time of the host is in that of a step.
+        tickets = [m.launch(model.token_step, sizes={"context": context + i}) for i in range(TOKENS)]
+        yield m.wait(tickets[-1])
+
+    for _ in range(RUNS):
+        state: Any
+        for state in card.states:
+            state.reset()
+        trace = card.start().run(program)
+    return trace
+
+
+def of_later_tokens(trace: Trace) -> tuple[float, Sequence[Op]]:
+    """The median time of a token's graph in the second half of a run, and its ops: those of the token in the
+    middle of that half."""
+    later = sorted(trace.spans, key=lambda span: span.start_s)[TOKENS // 2 :]
+    ops = [priced.op.bare for priced in later[len(later) // 2].ops]
+    return median(span.end_s - span.start_s for span in later), ops

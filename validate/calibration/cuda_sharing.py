@@ -1,0 +1,112 @@
+"""How graphs share a card, as a calibration measures it: a part of what `validate.accuracy.contention` does.
+
+    streams   1 to 32 decode steps of one model at a time
+    beside    one tile after the other beside token steps
+
+The law's two constants are fitted to every second case; the others judge them (`contention_fit`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from devices.fitted import FittedProfile, SharedUse
+from devices.spec import load_device
+from simcore.ops.op import Op
+from validate.accuracy.contention_cases import BESIDE, OWN, SHARED, Case, Row, jobs, measured
+from validate.benchmarks.timing import one_line
+from validate.calibration.contention_fit import (
+    LEAST_S,
+    MOST_PCT,
+    cases_of,
+    fit,
+    judged,
+    medians,
+    models_of,
+    most_reach,
+    role_is,
+    shared_use,
+    simulated_on,
+)
+from validate.machines.cuda.runs import this_machine
+from validate.timing.cuda_times import FAILURES
+
+LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
+# Every second one is fitted to: of the few, what fills the card, and what does not judges it.
+STREAMS, QUICK_STREAMS = (1, 2, 4, 8, 16, 32), (1, 16, 2)
+# Longer tiles keep a step waiting, shorter ones wait for its programs, which the law does not know.
+SIDES, QUICK_SIDES = (256, 512, 1024), (512, 256)
+REPEATS = 2
+# How often a search for constants may simulate all cases; what both take on a slow host.
+TRIES, FITTING_S = 30, 14.0
+
+
+def cases(*, quick: bool) -> list[Case]:
+    """What runs together."""
+    streams, sides = (QUICK_STREAMS, QUICK_SIDES) if quick else (STREAMS, SIDES)
+    return [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
+
+
+def ops(*, quick: bool) -> list[Op]:
+    """What is launched in them, each op once, with the sizes that it is launched with."""
+    models = models_of(1)
+    each = [replace(case, steps=1, tiles=1, count=1) for case in cases(quick=quick)]
+    found = [op.at(dict(job.sizes)) for case in each for job in jobs(case, models) for op in job.graph.ops]
+    return list({(op.kind, op.shape, op.dtype): op.bare for op in found}.values())
+
+
+def shared_use_here(
+    profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]
+) -> tuple[SharedUse, list[str]]:
+    """The constants of this card, by the prices and verbs of the profile that was just measured, and what is
+    to be told of them. No case begins after `end_s` (time.perf_counter). Raises ValueError where what could
+    be measured makes no constants."""
+    rows, told = rows_here(profile, cases(quick=quick), end_s, say)
+    try:
+        found = fitted(rows, profile)
+    except ValueError as error:
+        raise ValueError("; ".join([str(error), *told])) from None
+    if found.reach == most_reach(load_device(profile.device), profile):
+        told = [*told, "contention: reach is what reading alone reaches, more than which none can be"]
+    return found, told
+
+
+def rows_here(
+    profile: FittedProfile, asked: Sequence[Case], end_s: float, say: Callable[[str], None]
+) -> tuple[list[Row], list[str]]:
+    """The rows of whole cases, and what is to be told of the others."""
+    start = simulated_on(load_device(profile.device), profile)
+    rows, why = list[Row](), "there was no time"
+    real = this_machine(REPEATS)
+    try:
+        there = replace(start, start=real.start)
+        for row in measured(
+            asked, models_of(LAYERS), there, REPEATS, say, lambda: time.perf_counter() > end_s
+        ):
+            rows.append(row)
+    except FAILURES as error:
+        why = one_line(error)
+    finally:
+        real.release()
+    left_out = len(asked) - len({(row.case.kind, row.case.count, row.case.side) for row in rows})
+    return rows, [f"{left_out} of {len(asked)} cases of contention were left out: {why}"] * (left_out > 0)
+
+
+def fitted(rows: Sequence[Row], profile: FittedProfile) -> SharedUse:
+    """The constants that rows give. Raises ValueError where none are left of a kind to fit to or to judge by,
+    or where constants are no good."""
+    spec, models = load_device(profile.device), models_of(LAYERS)
+    here, chosen = simulated_on(spec, profile), role_is("fit", rows)
+    judging = role_is("judged", rows)
+    for kind in (SHARED, BESIDE):
+        for some, what in ((chosen, "fit to"), (judging, "judge by")):
+            if not any(row.case.kind == kind for row in some):
+                raise ValueError(f"no case of {kind} to {what} was measured")
+    constants = fit(chosen, models, here, spec.hbm_efficiency.value, most_reach(spec, profile), TRIES)
+    found = judged(rows, models, here, constants, True)
+    worst_pct = max(medians(found).values())
+    if worst_pct >= MOST_PCT or constants.leaves_s <= LEAST_S or constants.reach >= 1.0:
+        raise ValueError(f"the law says nothing of them: {constants.text}, {worst_pct:.1f} % off")
+    born = profile.birth.processor if profile.birth else profile.title
+    return shared_use(constants, found, born, datetime.now(UTC).isoformat(timespec="seconds"))

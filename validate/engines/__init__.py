@@ -1,0 +1,1 @@
+"""Measured engines that nobody here wrote, beside the simulator."""

@@ -1,0 +1,255 @@
+"""The simulator beside measured engines that nobody here wrote: rows of TTFT and TPOT.
+
+    python -m validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0]
+
+FILE is a table of measured runs with the columns of `validate.engines.rows`. Its dense Llama-3.1 8B and 70B
+rows on H100 and H200 are predicted, each as the closed loop that it was, by the engine's own rules of
+batching, at the prices that its card has by default, or those of another profile. A tenth of the rows of each
+series, drawn by the seed, gives its one constant (`validate.engines.predict`); the others are judged:
+
+    error = |predicted - measured| / measured
+
+Rows faster than the card's datasheet allows are named, and figures given with and without them. Exit code 1
+where a bar is missed, 2 for a file that cannot be used.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import typer
+
+from devices.in_use import prices_of
+from devices.profile import NO_PROFILE, profile_names
+from simcore.input.files import InputError, unknown_name
+from validate.calibration.cpu import NAME
+from validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
+from validate.engines.rows import Row, impossible, inconsistent, read_rows
+from validate.program import check_out, run, write_csv
+
+# What aiconfigurator 0.12 reaches on such rows, and the bars, in percent.
+BARS = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}
+OTHERS = {"tpot_median": 8.2, "tpot_mean": 16.4, "ttft_mean": 52.0}
+TOLERANCE = 1e-9
+# Shares that explain an error of more than so many percent.
+LARGE_PCT, MUCH = 20.0, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measured row beside its prediction. `impossible`: why it cannot be true; `why`: what else the table
+    itself says of it; `is_fitted`: whether its engine's constant was fitted to it."""
+
+    row: Row
+    predicted: Predicted
+    impossible: str
+    why: str
+    is_fitted: bool
+
+    @property
+    def tpot_pct(self) -> float:
+        """Error of TPOT, with its sign."""
+        return 100.0 * (self.predicted.tpot_s / self.row.tpot_s - 1.0)
+
+    @property
+    def ttft_pct(self) -> float:
+        """Error of TTFT, with its sign."""
+        return 100.0 * (self.predicted.ttft_s / self.row.ttft_s - 1.0)
+
+
+def compared(
+    rows: Sequence[Row], profile: str, seed: int, jobs: int | None = None
+) -> tuple[list[Compared], dict[str, float]]:
+    """All rows beside their predictions, and the constants of their series in seconds a step and sequence."""
+    chosen = drawn(rows, seed)
+    host_s = fitted(chosen, profile, jobs)
+    known = {row.id for mine in chosen.values() for row in mine}
+    found = predict_all([(row, host_s[row.series.name]) for row in rows], profile, jobs)
+    every = [
+        Compared(row, ours, _cannot_be(row, floor), "", row.id in known)
+        for row, ours, floor in zip(rows, found, least(rows, jobs), strict=True)
+    ]
+    return [replace(one, why=_why(one, host_s[one.row.series.name], rows)) for one in every], host_s
+
+
+def _cannot_be(row: Row, floor: Predicted) -> str:
+    """Which bound of the datasheet a row breaks: those of the whole, else that of its ops one by one."""
+    whole, least_s = impossible(row), floor.cycle_s(row)
+    if whole or least_s <= row.cycle_s * (1.0 + TOLERANCE):
+        return whole
+    factor = least_s / row.cycle_s
+    words = f"faster than its ops one by one at the datasheet's rates ({factor:.2f} times the peak)"
+    kept = row.series.distinct_prompts
+    return words + (f", unless prompts come again; predicted with {kept} distinct ones" if kept else "")
+
+
+def _why(one: Compared, host_s: float, rows: Sequence[Row]) -> str:
+    """What the table says against a row, and what makes up a prediction that is far from it."""
+    row, ours = one.row, one.predicted
+    words = [found for found in [inconsistent(row, rows)] if found]
+    if ours.preemptions:
+        words.append(f"KV cache full: {ours.preemptions} preemptions simulated")
+    # Of a closed loop's clients nearly all have a sequence in a step.
+    waiting, host = ours.waiting_s / ours.ttft_s, row.clients * host_s / ours.tpot_s
+    if abs(one.ttft_pct) > LARGE_PCT and waiting > MUCH:
+        words.append(f"{100 * waiting:.0f} % of the predicted TTFT is waiting in line")
+    if abs(one.tpot_pct) > LARGE_PCT and host > MUCH:
+        words.append(f"{100 * host:.0f} % of the predicted TPOT is the engine's constant")
+    if ours.extrapolated > MUCH:
+        words.append(f"{100 * ours.extrapolated:.0f} % of its time at extrapolated prices")
+    return "; ".join(words)
+
+
+# -- figures -----------------------------------------------------------------------------------------------
+
+
+def figures(found: Sequence[Compared]) -> dict[str, float]:
+    """Median and mean of the errors, percent."""
+    tpot, ttft = [abs(one.tpot_pct) for one in found], [abs(one.ttft_pct) for one in found]
+    return {
+        "n": len(found), "tpot_median": median(tpot), "tpot_mean": fmean(tpot),
+        "ttft_median": median(ttft), "ttft_mean": fmean(ttft),
+    }  # fmt: skip
+
+
+def groups(found: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """The rows of each series, model and card."""
+    by: dict[str, list[Compared]] = {}
+    for one in sorted(
+        found, key=lambda one: (one.row.engine, one.row.model, one.row.card, one.row.series.name)
+    ):
+        by.setdefault(f"{one.row.series.name} | {one.row.model} | {one.row.card}", []).append(one)
+    return by
+
+
+def missed(found: dict[str, float]) -> list[str]:
+    """Which bars the figures miss."""
+    return [name for name, bar in BARS.items() if found[name] >= bar]
+
+
+def lines(found: Sequence[Compared], host_s: dict[str, float], worst: int) -> Iterator[str]:
+    """All that is printed of judged rows."""
+    judged = [one for one in found if not one.is_fitted]
+    yield from _constants(found, host_s)
+    yield ""
+    yield "| series | model | card | n | TPOT median | mean | TTFT median | mean |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, mine in groups(judged).items():
+        yield f"| {name} | {_cells(figures(mine))}"
+    yield ""
+    yield from _overall(judged)
+    yield ""
+    yield from _worst(judged, worst)
+    yield from _named(found)
+
+
+def _cells(got: dict[str, float]) -> str:
+    names = ("tpot_median", "tpot_mean", "ttft_median", "ttft_mean")
+    return f"{got['n']:.0f} | " + " | ".join(f"{got[name]:.1f} %" for name in names) + " |"
+
+
+def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[str]:
+    for series, seconds in host_s.items():
+        fits = [one for one in found if one.is_fitted and one.row.series.name == series]
+        of = sum(one.row.series.name == series for one in found)
+        # More is not looked for.
+        cost = f"host {1e6 * seconds:.1f} us a sequence of a step{' or more' * (seconds == HOST_S[-1])}"
+        yield f"{series}: {cost}, fitted to {len(fits)} of {of} rows"
+
+
+def _overall(judged: Sequence[Compared]) -> Iterator[str]:
+    true = [one for one in judged if not one.impossible]
+    yield "| rows | n | TPOT median | mean | TTFT median | mean |"
+    yield "|---|---|---|---|---|---|"
+    yield f"| all | {_cells(figures(judged))}"
+    for card in sorted({one.row.card for one in judged}):
+        yield f"| {card} | {_cells(figures([one for one in judged if one.row.card == card]))}"
+    if true:
+        yield f"| without those that cannot be true | {_cells(figures(true))}"
+    for name, bars in (("bars: below", BARS), ("aiconfigurator 0.12", OTHERS)):
+        cells = f"{bars['tpot_median']:g} % | {bars['tpot_mean']:g} % | | {bars['ttft_mean']:g} %"
+        yield f"| {name} | | {cells} |"
+
+
+def _worst(judged: Sequence[Compared], most: int) -> Iterator[str]:
+    yield "Worst rows, by TPOT and by TTFT:"
+    yield "| row | TPOT ms, predicted | TTFT ms, predicted | what the table says of it |"
+    yield "|---|---|---|---|"
+    by_tpot = sorted(judged, key=lambda one: -abs(one.tpot_pct))[:most]
+    by_ttft = sorted(judged, key=lambda one: -abs(one.ttft_pct))[:most]
+    for one in {one.row.id: one for one in (*by_tpot, *by_ttft)}.values():
+        row, ours = one.row, one.predicted
+        words = "; ".join(filter(None, (one.impossible, one.why))) or "nothing against it found"
+        yield (
+            f"| {row.label} | {1e3 * row.tpot_s:.2f}, {1e3 * ours.tpot_s:.2f} ({one.tpot_pct:+.0f} %) | "
+            f"{1e3 * row.ttft_s:.0f}, {1e3 * ours.ttft_s:.0f} ({one.ttft_pct:+.0f} %) | {words} |"
+        )
+
+
+def _named(found: Sequence[Compared]) -> Iterator[str]:
+    cannot = [one for one in found if one.impossible]
+    yield ""
+    yield f"Rows that cannot be true: {len(cannot)}"
+    for one in cannot:
+        yield f"  {one.row.label} ({one.row.id}): {one.impossible}"
+
+
+def _line(one: Compared) -> dict[str, Any]:
+    row, ours = one.row, one.predicted
+    return {
+        "id": row.id, "series": row.series.name, "engine": row.engine, "model": row.model, "card": row.card,
+        "weights": row.weights, "kv": row.series.kv_dtype, "ranks": row.ranks, "clients": row.clients,
+        "isl": row.isl, "osl": row.osl,
+        "ttft_s": row.ttft_s, "predicted_ttft_s": ours.ttft_s, "ttft_error_pct": one.ttft_pct,
+        "tpot_s": row.tpot_s, "predicted_tpot_s": ours.tpot_s, "tpot_error_pct": one.tpot_pct,
+        "fitted": int(one.is_fitted), "extrapolated_share": ours.extrapolated, "impossible": one.impossible,
+        "why": one.why,
+    }  # fmt: skip
+
+
+def write(found: Sequence[Compared], path: Path) -> None:
+    """All rows with their predictions, as a CSV file."""
+    write_csv([_line(one) for one in found], path)
+
+
+def _origins(rows: Sequence[Row], profile: str) -> Iterator[str]:
+    """Where each card's prices come from. Raises InputError for a profile that was asked for by name and that
+    no card has; the usual one may not be measured yet."""
+    origins = {card: prices_of(card, profile).origin for card in sorted({row.card for row in rows})}
+    if profile not in (NAME, NO_PROFILE) and not any(ours.startswith("profile") for ours in origins.values()):
+        known = sorted({name for card in origins for name in profile_names(card)})
+        raise InputError(f"--profile: {unknown_name('measured profile', profile, [NO_PROFILE, *known])}")
+    for card, origin in origins.items():
+        yield f"{card}: {origin}"
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="the table of measured runs")],
+    profile: Annotated[str, typer.Option(help="of the cards; 'none' for their datasheets")] = NAME,
+    out: Annotated[Path | None, typer.Option(help="a CSV file for all rows")] = None,
+    seed: Annotated[int, typer.Option(help="by which the fitted rows are drawn")] = 0,
+    worst: Annotated[int, typer.Option(min=0, help="how many of the worst rows to print")] = 10,
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes; as many as cores, if left out")] = None,
+) -> None:
+    """Prints how predictions compare with measured engines, row by row."""
+    check_out(out)
+    rows, others = read_rows(file)
+    for line in _origins(rows, profile):
+        typer.echo(line)
+    typer.echo(f"{len(rows)} rows; {others} others are of other models, cards or modes")
+    found, host_s = compared(rows, profile, seed, jobs)
+    for line in lines(found, host_s, worst):
+        typer.echo(line)
+    if out is not None:
+        write(found, out)
+    broken = missed(figures([one for one in found if not one.is_fitted]))
+    for name in broken:
+        typer.echo(f"missed: {name.replace('_', ' ')} is not below {BARS[name]:g} %")
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,269 @@
+"""Rows of a table of measured engines: what was run, how it came about, and what no card can have done.
+
+A row is a closed loop of `clients`, prompts of `isl` and answers of `osl` tokens, on `ranks` cards. By the
+datasheet alone, whatever an engine does, with n = clients * (osl - 1) TPOT / cycle sequences that decode,
+cycle = TTFT + (osl - 1) TPOT, W bytes of matrices, b bytes cached of a token, F(p) operations of p tokens:
+
+    TPOT  >= (W + n b (isl + osl / 2)) / (ranks * bytes a second)
+    TTFT  >= F(isl) / (ranks * operations a second)
+    cycle >= clients F(isl + osl) / (ranks * operations a second)
+
+`series` of measurements and what is documented of them stand in `engines.yaml`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic.dataclasses import dataclass as checked
+
+from devices.spec import load_device
+from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
+from simcore.models.decoder_config import DecoderConfig, load_config
+from simcore.ops.op import DTYPE_BYTES
+
+HERE = Path(__file__).resolve().parent
+ENGINES = HERE / "engines.yaml"
+MODELS = HERE.parents[1] / "scenarios" / "models"
+CARDS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
+NAMES = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b"}
+FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "": "bf16", "bf16": "bf16", "float16": "bf16"}
+COLUMNS = (
+    "id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode",
+    "batch_size", "tp_size", "pp_size", "silicon_ttft_ms", "silicon_tpot_ms",
+)  # fmt: skip
+
+
+@checked(frozen=True, config=STRICT)
+class Wait:
+    """Batch waiting: up to `steps` steps, or until a step has `share` of its budget, for these lengths on
+    fewer than `below_ranks` cards."""
+
+    lengths: str
+    below_ranks: Count
+    steps: Count
+    share: Share
+
+
+@checked(frozen=True, config=STRICT)
+class Series:
+    """How some rows came about; the head of `engines.yaml` says what the fields mean."""
+
+    name: str
+    source: str
+    backend: str
+    prefill: Literal["chunked", "whole", "first"]
+    token_budget: Count
+    max_sequences: Count | Literal["clients"]
+    kv_dtype: str
+    memory_share: Share
+    ahead: int
+    rounds: Count
+    warm_up: int
+    shortest: Share
+    facts: str
+    by_lengths: dict[str, Count] = field(default_factory=dict)
+    wait: Wait | None = None
+    distinct_prompts: Count | None = None
+
+
+@checked(frozen=True, config=STRICT)
+class _Document:
+    series: tuple[Series, ...]
+
+
+@cache
+def series() -> tuple[Series, ...]:
+    """What is known of engines and their measurements."""
+    return validated(_Document, read_yaml(ENGINES), str(ENGINES)).series
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured row; times in seconds, `weights` the number format of the matrices of the layers."""
+
+    id: str
+    engine: str
+    model: str
+    card: str
+    ranks: int
+    clients: int
+    isl: int
+    osl: int
+    weights: str
+    series: Series
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def lengths(self) -> str:
+        """Of prompt and answer, as one word."""
+        return f"{self.isl}x{self.osl}"
+
+    @property
+    def cycle_s(self) -> float:
+        """From one request of a client to its next."""
+        return self.ttft_s + (self.osl - 1) * self.tpot_s
+
+    @property
+    def label(self) -> str:
+        """What it is called in a table."""
+        return f"{self.engine} {self.model} {self.card} TP{self.ranks} {self.lengths} c{self.clients}"
+
+
+def read_rows(path: Path) -> tuple[list[Row], int]:
+    """The dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and how many others there are. Raises
+    InputError where the file is no such table, a number is none, or a row is of no known series."""
+    head, rows = read_cells(path)
+    lines = [dict(zip(head, row, strict=True)) for row in rows]
+    missing = [name for name in COLUMNS if name not in head]
+    if missing:
+        raise InputError(f"{path}: column {missing[0]!r} is missing; columns needed: {', '.join(COLUMNS)}")
+    found = [_row(path, number, line) for number, line in enumerate(lines, 2) if _is_ours(line)]
+    if not found:
+        raise InputError(
+            f"{path}: model_path: no row is of Llama-3.1 8B or 70B on {', '.join(CARDS)} in mode agg"
+        )
+    return found, len(lines) - len(found)
+
+
+def _model(path: str) -> str | None:
+    return next((name for part, name in NAMES.items() if part in path.lower()), None)
+
+
+def _is_ours(line: dict[str, str]) -> bool:
+    return bool(line["mode"] == "agg" and line["system"] in CARDS and _model(line["model_path"]))
+
+
+def _row(path: Path, number: int, line: dict[str, str]) -> Row:
+    where = f"{path}: line {number}"
+    if _count(where, line, "pp_size") != 1:
+        raise InputError(f"{where}: pp_size: is {line['pp_size']}; 1 is allowed")
+    given = line["gemm_quant_mode"]
+    if given not in FORMATS:
+        raise InputError(f"{where}: gemm_quant_mode: {given!r} is unknown (allowed: {', '.join(FORMATS)})")
+    model, source = _model(line["model_path"]), line["silicon_data_source"]
+    known = (each for each in series() if each.source in source and each.backend == line["backend"])
+    one = next(known, None)
+    if one is None or model is None:
+        raise InputError(
+            f"{where}: silicon_data_source: no series of {line['backend']} in {ENGINES.name} is like it"
+        )
+    return Row(
+        id=line["id"],
+        engine=line["backend"],
+        model=model,
+        card=CARDS[line["system"]],
+        ranks=_count(where, line, "tp_size"),
+        clients=_count(where, line, "batch_size"),
+        isl=_count(where, line, "isl"),
+        osl=_count(where, line, "osl"),
+        weights=FORMATS[given],
+        series=one,
+        ttft_s=_positive(where, line, "silicon_ttft_ms") * 1e-3,
+        tpot_s=_positive(where, line, "silicon_tpot_ms") * 1e-3,
+    )
+
+
+def _positive(where: str, line: dict[str, str], name: str) -> float:
+    try:
+        value = float(line[name] or "nan")
+    except ValueError:
+        value = math.nan
+    if not (value > 0.0 and math.isfinite(value)):
+        raise InputError(f"{where}: {name}: {line[name]!r} is no number above 0")
+    return value
+
+
+def _count(where: str, line: dict[str, str], name: str) -> int:
+    value = _positive(where, line, name)
+    if value != int(value):
+        raise InputError(f"{where}: {name}: {line[name]!r} is no whole number")
+    return int(value)
+
+
+# -- what cannot be --------------------------------------------------------------------------------------
+
+
+@cache
+def config_of(model: str) -> DecoderConfig:
+    """The dimensions of a model of the catalogue."""
+    return load_config(MODELS / f"{model}.json")
+
+
+def impossible(row: Row) -> str:
+    """Which bound of the datasheet a row breaks, and by how much; empty where it breaks none. Lengths are the
+    means of what its series draws."""
+    spec, share = load_device(row.card), (1.0 + row.series.shortest) / 2.0
+    prompt, answer = row.isl * share, row.osl * share
+    decode_s = (answer - 1.0) * row.tpot_s
+    cycle_s = row.ttft_s + decode_s
+    matrix_s = _matrix_bytes(row) / (row.ranks * spec.hbm_bytes_per_s)
+    decoding = row.clients * decode_s / cycle_s
+    cached_s = decoding * (prompt + answer / 2.0) * _cached_bytes(row) / (row.ranks * spec.hbm_bytes_per_s)
+    rate = row.ranks * spec.peak_flops_per_s(row.weights)
+    prompt_s = _flops(row, prompt) / rate
+    bounds = (
+        (matrix_s + cached_s, row.tpot_s, "TPOT below reading weights and KV cache"),
+        (prompt_s, row.ttft_s, "TTFT below the arithmetic of its prompt"),
+        (row.clients * _flops(row, prompt + answer) / rate, cycle_s, "more tokens a second than arithmetic"),
+    )
+    broken = [(least / found, what) for least, found, what in bounds if least > found]
+    return f"{max(broken)[1]} allows ({max(broken)[0]:.2f} times the card's peak)" if broken else ""
+
+
+def _matrix_bytes(row: Row) -> float:
+    """Weights that a step reads, of all ranks; the LM head is in bf16."""
+    config = config_of(row.model)
+    layers = config.layers * sum(config.layer_weights.values()) * DTYPE_BYTES[row.weights]
+    return layers + config.vocab * config.hidden * DTYPE_BYTES["bf16"]
+
+
+def _cached_bytes(row: Row) -> float:
+    """KV cache of a token, on all ranks."""
+    config = config_of(row.model)
+    width = 2 * max(config.kv_heads, row.ranks) * config.head_dim * config.layers
+    return width * DTYPE_BYTES[row.series.kv_dtype]
+
+
+def _flops(row: Row, tokens: float) -> float:
+    """Operations of the matrices of the layers over tokens: attention and the LM head are left out."""
+    config = config_of(row.model)
+    return 2.0 * tokens * config.layers * sum(config.layer_weights.values())
+
+
+# -- rows beside each other ------------------------------------------------------------------------------
+
+# A time may be so much out of order among rows that differ in one thing before it is called inconsistent.
+NOISE = 1.15
+
+
+def inconsistent(row: Row, rows: Sequence[Row]) -> str:
+    """The row that differs in clients or cards alone and contradicts this one most: more clients, or fewer
+    cards, and yet faster, or the other way round. Empty where there is none."""
+    found: list[tuple[float, str]] = []
+    for other in rows:
+        for factor, text in _contradictions(row, other):
+            if factor > NOISE:
+                found.append((factor, text))
+    return max(found)[1] if found else ""
+
+
+def _contradictions(row: Row, other: Row) -> list[tuple[float, str]]:
+    if (row.series, row.model, row.card, row.isl, row.osl) != (
+        other.series, other.model, other.card, other.isl, other.osl,
+    ):  # fmt: skip
+        return []
+    harder = row.clients >= other.clients and row.ranks <= other.ranks
+    easier = row.clients <= other.clients and row.ranks >= other.ranks
+    if harder == easier:
+        return []
+    where = f"TP{other.ranks} c{other.clients}"
+    pairs = (("TTFT", row.ttft_s, other.ttft_s), ("TPOT", row.tpot_s, other.tpot_s))
+    return [
+        (mine / theirs if easier else theirs / mine, f"{name} is {1e3 * theirs:.3g} ms at {where}")
+        for name, mine, theirs in pairs
+    ]

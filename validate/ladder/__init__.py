@@ -1,0 +1,1 @@
+"""The validation ladder: numerics, prices, schedules, end to end."""

@@ -1,0 +1,218 @@
+"""Climbs the validation ladder with a scenario: runs it on this machine, replays it, predicts it, compares.
+
+measured    the torch machine, on the wall clock
+replayed    the simulated machine, fed with the op times of the run               rung 2
+            and, on a card, with what the verbs of its host took there, case by case
+predicted   the simulated machine, at the prices of the device's profile          rung 3
+
+A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
+one by one afterwards, too, and a replay at those times, at what kernels of a decoder take in graphs beyond
+them, and at what graphs take to start (`in_graph_s`, `start_s`), is held to the same bound. By the run's own
+times, which have in them what kernels did to one another, a replay of one thing after the other says only
+that the schedule adds up; the other one says whether ops and verbs, each by itself, make the whole.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from statistics import median
+from typing import Any, Protocol
+
+from devices.price import roofline
+from devices.spec import load_device
+from simcore.assembly import Parts, Place, assemble
+from simcore.machine.machine import Overheads
+from simcore.machine.trace import Trace
+from simcore.ops.op import Op, Price, Pricer, Roofline
+from simcore.scenario import Scenario
+from simcore.sim.runs import Run, Setup, Start, span_by_span
+from simcore.studies.common import FIGURE, Outcome, Progress, Row, flat, of_whole_runs
+from simcore.studies.fields import HostOverheads
+from validate.ladder.recorded import longest, price_rows, simulated_too
+from validate.ladder.rungs import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
+from validate.machines.here import Real
+from validate.timing.op_times import plain
+
+ROLE = "measured on this machine"
+# Figures that split the time of a graph among its ops: on a card nobody has measured these.
+SPLIT = frozenset({"attention_s_per_layer", "non_attention_s_per_layer", "mixer_s", "block_s"})
+# What a comparison has columns of its own for, or none.
+DROPPED = frozenset({*FIGURE, "study", "op_kind"})
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What was found: the measured run, its rungs, each figure predicted beside it, each op's price beside
+    its time; `predicted`: the case of the outcome's trace, simulated."""
+
+    parts: Parts
+    outcome: Outcome
+    place: Place
+    rungs: list[dict[str, Any]]
+    comparison: list[dict[str, Any]]
+    prices: list[dict[str, Any]]
+    predicted: Trace
+
+    @property
+    def holds(self) -> bool:
+        """Whether every rung that is judged has passed."""
+        return holds(self.rungs)
+
+
+class Measuring(Protocol):
+    """A real machine: it starts runs and keeps their traces."""
+
+    started: dict[str, list[Trace]]
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Of each case the run that is reported."""
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a provenance says of it."""
+
+    def host_costs(self, case: str) -> Mapping[str, float]:
+        """What the verbs cost here in a case (`machine.Overheads`), as far as op times do not show
+        it."""
+
+    def start(self, setup: Setup) -> Run:
+        """See `simcore.sim.runs.Start`."""
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """Op times beside their prices; prices for a replay by them, and for ops that no run had; what to warn
+    of. `saved_s`: by trace and op, without place and name, how many seconds less than by these prices."""
+
+    points: list[OpPoint]
+    prices: Pricer
+    told: list[str] = field(default_factory=list)
+    saved_s: Sequence[Mapping[Op, float]] = ()
+
+
+# From traces and predicted prices.
+Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], OpTimes]
+
+
+def in_the_run(traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress) -> OpTimes:
+    """Op times of the run itself; nothing beside them."""
+    del progress
+    return OpTimes(op_points(traces, price, floor), price)
+
+
+def climb(
+    scenario: Scenario,
+    where: str,
+    *,
+    on: str,
+    repeats: int,
+    bounds: Bounds,
+    progress: Progress,
+    real: Measuring | None = None,
+    ops: Ops = in_the_run,
+    device: str | None = None,
+) -> Climb:
+    """Runs a scenario that is meant for `device` (`on`, if left out) in all three ways, on the CPU unless a
+    `real` machine is given. Raises what the runs raise."""
+    floor = roofline(load_device(device or on))
+    real = real or Real(repeats)
+    place = Place(on, real.start, repeats)
+    parts = assemble(scenario, where, place)
+    outcome = parts.study.run(progress)
+    price = parts.price()
+    alone = ops(real.traces, price, floor, progress)
+    points, prices = alone.points, alone.prices
+    outcome.warnings = [*outcome.warnings, *alone.told]
+    reported = [case for case in real.started if case]
+    saved = dict(zip(reported, alone.saved_s, strict=True)) if alone.saved_s else {}
+
+    def replay(
+        scenario: Scenario, prices: Pricer, saved: Mapping[str, Mapping[Op, float]]
+    ) -> tuple[list[Row], dict[str, str]]:
+        costs = _Costs(real.host_costs, _of_replays(scenario.overheads), saved)
+        again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
+        return of_whole_runs(again.study.run(progress).rows), costs.described
+
+    # What graphs take to start, and kernels in them, is in the times of the run.
+    bare = scenario.model_copy(
+        update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0, "start_s": 0.0})}
+    )
+    replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
+    one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]
+    place = replace(place, described={**real.described, "replayed_with": described})
+    predicted = of_whole_runs(assemble(scenario, where).study.run(progress).rows)
+    measured = [row for row in of_whole_runs(outcome.rows) if ops is in_the_run or row.metric not in SPLIT]
+    rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)
+
+    def simulate(start: Start) -> Outcome:
+        return assemble(scenario, where, Place("predicted", start)).study.run(progress)
+
+    case, outcome.trace = longest(real.started)
+    outcome.trace_title, simulated = simulated_too(case, simulate)
+    figures = list(_comparison(scenario.study, predicted, replayed, measured))
+    return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
+
+
+@dataclass
+class _Costs:
+    """Starts runs on the simulated machine at what the verbs of a real one took in the same case; what the
+    scenario says of them stays. `saved_s`: by case, as in OpTimes; `used`: by case."""
+
+    of: Callable[[str], Mapping[str, float]]
+    given: Mapping[str, float]
+    saved_s: Mapping[str, Mapping[Op, float]]
+    used: dict[str, Overheads] = field(default_factory=dict)
+
+    def start(self, setup: Setup) -> Run:
+        """See `simcore.sim.runs.Start`."""
+        overheads = replace(setup.overheads, **{**self.of(setup.case), **self.given})
+        if setup.case:
+            self.used[setup.case] = overheads
+        price = _less(setup.price, self.saved_s.get(setup.case, {}))
+        return span_by_span(replace(setup, price=price, overheads=overheads))
+
+    @property
+    def described(self) -> dict[str, str]:
+        """For provenances: the median, the least and the most over all cases, in seconds."""
+        each = [asdict(overheads) for overheads in self.used.values()]
+        names = each[0] if each else ()
+        values = {name: [costs[name] for costs in each] for name in names}
+        return {name: f"{median(x):.3g} ({min(x):.3g} to {max(x):.3g})" for name, x in values.items()}
+
+
+def _of_replays(overheads: HostOverheads) -> dict[str, float]:
+    """What a scenario says of verbs, for replays: what launches took in a run has their kernels in it, so of
+    these nothing counts that was said without `launch_s`."""
+    said = overheads.given()
+    return said if "launch_s" in said else {k: v for k, v in said.items() if k != "launch_kernel_s"}
+
+
+def _less(price: Pricer, saved_s: Mapping[Op, float]) -> Pricer:
+    if not saved_s:
+        return price
+
+    @cache
+    def shorter(op: Op) -> Price:
+        return price(op).longer(-saved_s.get(plain(op), 0.0))
+
+    return shorter
+
+
+def _comparison(
+    study: str, predicted: Sequence[Row], replayed: Sequence[Row], measured: Sequence[Row]
+) -> Iterator[dict[str, Any]]:
+    """Rung 3, figure by figure, as rows of comparison.csv, with what rung 2 has in its place."""
+    again = {(row.axes, row.metric): row.value for row in replayed}
+    for pair in compared(predicted, measured):
+        yield {
+            **{name: value for name, value in flat(study, pair.measured).items() if name not in DROPPED},
+            "reference": pair.measured.value,
+            "predicted": pair.predicted.value,
+            "low": pair.predicted.low,
+            "high": pair.predicted.high,
+            "replayed": again.get((pair.predicted.axes, pair.predicted.metric)),
+            "error_pct": pair.signed_pct,
+            "role": ROLE,
+            "source": "wall clock",
+        }

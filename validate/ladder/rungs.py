@@ -1,0 +1,438 @@
+"""How far a prediction is off, rung by rung, so that what is off can be told from what is not.
+
+    0 numerics    each kernel against its reference in float64          ||run - reference|| / ||reference||
+    1 prices      predicted op times against measured ones, at shapes that were not calibrated
+    2 schedules   the simulated machine, fed with the run's own times of ops (and, on a card, of verbs),
+                  against the wall clock; on a card also with the times of ops measured one by one
+    3 end to end  the simulated machine at predicted prices against the wall clock
+
+    error = 100 (max(predicted, measured) / min(predicted, measured) - 1)        in percent
+
+so that what is predicted five times too fast is as wrong as what is predicted five times too slow.
+
+If rung 2 holds and rung 3 does not, then prices are at fault; if rung 2 does not, then the schedule or the
+machine is. Rungs 1 to 3 are judged by the median error, rung 0 by the worst; rung 1 by the 95th percentile
+too and rung 3 by the worst, where there are bounds of those. Bounds are in bounds.yaml.
+
+Rungs 2 and 3 compare the figures of the study, one by one, that are times. Rates follow from them, or from
+the load that is offered, as how long a run lasts does: they would agree where nothing is predicted. Of the
+times of a case those below 1 % of its longest are left out, too: nothing is predicted of microseconds of
+queueing on a shared CPU.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic.dataclasses import dataclass as checked
+
+from devices.fit import Fit, fit_two
+from devices.making import condition
+from devices.price import launches_and_floor, summed
+from kernels.kernel import Kernel, in_double
+from kernels.table import TABLE
+from simcore.input.files import STRICT, InputError, Positive, read_yaml, unknown_name, validated
+from simcore.machine.trace import Trace
+from simcore.ops.op import Op, Price, Pricer, Roofline
+from simcore.studies.common import Row
+from validate.calibration.cpu_grid import grid
+from validate.machines.cpu.machine import units
+from validate.timing.op_times import op_times, plain
+
+__all__ = [
+    "Bounds",
+    "Compared",
+    "OpPoint",
+    "compared",
+    "holds",
+    "ladder",
+    "load_bounds",
+    "measured_prices",
+    "numeric_error",
+    "op_points",
+    "prices_of",
+    "spread",
+]
+
+BOUNDS = Path(__file__).resolve().parents[1] / "bounds.yaml"
+RUNGS = ("numerics", "prices", "schedules", "end to end")
+ALL = "all"
+MEDIAN, P95, WORST = "median_pct", "p95_pct", "worst_pct"
+# Shapes of a kind that are tried, evenly spread over those that were launched.
+NUMERICS_SHAPES, PRICE_SHAPES = 5, 20
+TIMES = "s"
+# The state of the caches at ops that were timed in the run itself.
+AS_THE_RUN = "as the run leaves it"
+# Times below this share of the longest one of their case are not compared.
+LEAST_SHARE = 0.01
+# How well a mean is known; how long requests keep coming; a bound by the datasheet.
+NO_PREDICTIONS = frozenset({"standard_error_s", "duration_s", "read_once_s"})
+SEED = 0
+
+
+@checked(frozen=True, config=STRICT)
+class Bounds:
+    """What is allowed, in percent: `numerics` by dtype, of the worst error; `prices_p95` of the 95th
+    percentile, `end_to_end_worst` of the worst, where they are given; the others of the median."""
+
+    numerics: dict[str, Positive]
+    prices: Positive
+    schedules: Positive
+    end_to_end: Positive
+    prices_p95: Positive | None = None
+    end_to_end_worst: Positive | None = None
+
+
+def load_bounds(device: str, path: Path = BOUNDS) -> Bounds:
+    """The bounds of a device. Raises InputError with one line where there are none."""
+    document = read_yaml(path)
+    if not isinstance(document, dict) or device not in document:
+        known = document if isinstance(document, dict) else ()
+        raise InputError(f"{path}: {unknown_name('device', device, known)}")
+    return validated(Bounds, document[device], f"{path}: {device}")
+
+
+def off_pct(predicted: float, measured: float) -> float:
+    """See the head of this file.
+
+    >>> off_pct(1.0, 5.0), off_pct(5.0, 1.0)
+    (400.0, 400.0)
+    """
+    low, high = sorted((predicted, measured))
+    return 100.0 * (high / low - 1.0) if low > 0.0 else math.inf
+
+
+# -- what the real run did -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpPoint:
+    """One op that the real run launched: its relative error (None: not tried), and its time in seconds, as
+    predicted and as measured (median over the run); `held_out`: its shape was not among those calibrated.
+    `price`: the whole prediction; `p10_s`, `p90_s`: the spread of the `n` times; `cache`: its state."""
+
+    op: Op
+    error: float | None
+    predicted_s: float
+    measured_s: float
+    held_out: bool = True
+    price: Price | None = None
+    p10_s: float | None = None
+    p90_s: float | None = None
+    n: int | None = None
+    cache: str = ""
+
+
+def op_points(
+    traces: Iterable[Trace],
+    price: Pricer,
+    floor: Roofline,
+    *,
+    table: Mapping[str, Kernel] = TABLE,
+    calibrated: Collection[Op] | None = None,
+) -> list[OpPoint]:
+    """What rungs 0 and 1 need of real runs: at most 20 shapes of each kind and dtype, 5 of them with their
+    numerical error. `price`: the predicted prices; `calibrated`: the ops that they were fitted to
+    (`validate.calibration.cpu_grid` if left out)."""
+    known = {plain(op) for op in (grid(table) if calibrated is None else calibrated)}
+    by_kind: dict[tuple[str, str], list[tuple[float, Op, list[float]]]] = {}
+    for op, seconds in op_times(traces).items():
+        by_kind.setdefault((op.kind, op.dtype), []).append((launches_and_floor(op, floor)[1], op, seconds))
+    points = []
+    for group in by_kind.values():
+        chosen = spread(sorted(group, key=lambda each: each[0]), PRICE_SHAPES)
+        tried = {op for _, op, _ in spread(chosen, NUMERICS_SHAPES)}
+        for _, op, seconds in chosen:
+            error = numeric_error(op, table) if op in tried else None
+            points.append(_point(op, error, price(op), seconds, op not in known))
+    return points
+
+
+def _point(op: Op, error: float | None, price: Price, seconds: Sequence[float], held_out: bool) -> OpPoint:
+    p10_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 90)))
+    times = median(seconds), held_out, price, p10_s, p90_s, len(seconds)
+    return OpPoint(op, error, price.seconds, *times, AS_THE_RUN)
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+# -- numerics --------------------------------------------------------------------------------------------
+
+
+def numeric_error(
+    op: Op, table: Mapping[str, Kernel] = TABLE, device: torch.device | str = "cpu"
+) -> float | None:
+    """The largest relative error of what an op gives or writes, against its reference in float64; that of its
+    parts where it has no kernel of its own. None where nothing of it has a kernel."""
+    errors = [_error(unit, table[unit.kind], device) for unit in units(op) if unit.kind in table]
+    return max(errors, default=None)
+
+
+def _error(op: Op, kernel: Kernel, device: torch.device | str) -> float:
+    generator = torch.Generator(device).manual_seed(SEED)
+    with torch.inference_mode():
+        given = kernel.inputs(op, generator, torch.device(device))
+        exact = tuple(map(in_double, given))
+        # What an op writes in place is a result too.
+        results = [*_tensors(kernel.run(op, *given)), *given]
+        truths = [*_tensors(kernel.reference(op, *exact)), *exact]
+    return max(_relative(x, truth) for x, truth in zip(results, truths, strict=True))
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _relative(x: torch.Tensor, truth: torch.Tensor) -> float:
+    """||x - truth|| / ||truth||; of whole numbers the share that differs. Not a number counts as infinite."""
+    if truth.is_complex():
+        x, truth = torch.view_as_real(x), torch.view_as_real(truth)
+    if not truth.is_floating_point():
+        return float((x != truth).double().mean()) if truth.numel() else 0.0
+    # An infinity that both have (the weight of what is empty) is no error.
+    both = torch.isinf(truth) & (x.double() == truth)
+    wide, truth = (each.double().masked_fill(both, 0.0) for each in (x, truth))
+    size, off = float(torch.linalg.vector_norm(truth)), float(torch.linalg.vector_norm(wide - truth))
+    error = off / size if size > 0.0 else off
+    return math.inf if math.isnan(error) else error
+
+
+# -- prices of a replay ------------------------------------------------------------------------------------
+
+
+def measured_prices(traces: Iterable[Trace], floor: Roofline, otherwise: Pricer | None = None) -> Pricer:
+    """`prices_of` what the ops of real runs took there."""
+    return prices_of(op_times(traces), floor, otherwise)
+
+
+def prices_of(
+    times: Mapping[Op, Sequence[float]], floor: Roofline, otherwise: Pricer | None = None
+) -> Pricer:
+    """Prices for the simulated machine from measured times of plain ops: of each the mean, with their 5th and
+    95th percentile; only means add up to what all of them took, pauses of a shared machine included.
+
+    An op that was not run is priced by a fit to those of its kind and dtype that were, a fused one by its
+    parts, the rest by `otherwise`. The prices raise InputError where there is nothing to go by.
+    """
+    known = {op: _price_of(seconds, launches_and_floor(op, floor)[1]) for op, seconds in times.items()}
+    fits = _fits(known, floor)
+
+    @lru_cache(maxsize=1 << 16)
+    def price(op: Op) -> Price:
+        same = plain(op)
+        if same in known:
+            return known[same]
+        found = fits.get((op.kind, condition(op))) or fits.get((op.kind, ""))
+        if found is not None:
+            launches, floor_s = launches_and_floor(same, floor)
+            return found.price(launches, floor_s, f"fit to {found.n} measured shapes of {op.kind}")
+        if op.parts:
+            return summed([price(part) for part in op.parts])
+        if otherwise is None:
+            raise InputError(f"no {op.kind} was measured, and the replay launches {op.name}")
+        return otherwise(op)
+
+    return price
+
+
+def _price_of(seconds: Sequence[float], floor_s: float) -> Price:
+    low_s, high_s = (float(value) for value in np.percentile(seconds, (5, 95)))
+    mean_s = fmean(seconds)
+    detail = f"mean of {len(seconds)} runs"
+    low_s, high_s = min(low_s, mean_s), max(high_s, mean_s)
+    return Price(mean_s, low_s, high_s, "measured", detail, cached=mean_s < floor_s)
+
+
+def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], Fit]:
+    """Two constants for each kind and dtype, and for each kind whatever its dtype."""
+    groups: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for op, price in known.items():
+        if price.seconds > 0.0:
+            point = (*launches_and_floor(op, floor), price.seconds)
+            for key in ((op.kind, condition(op)), (op.kind, "")):
+                groups.setdefault(key, []).append(point)
+    return {key: fit_two(points) for key, points in groups.items()}
+
+
+# -- the ladder --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of a study, predicted and measured: rows of the same axes and metric, that have values."""
+
+    predicted: Row
+    measured: Row
+
+    @property
+    def label(self) -> str:
+        """The case that it is a figure of."""
+        return self.measured.axes.label
+
+    @property
+    def signed_pct(self) -> float:
+        """100 (predicted - measured) / measured."""
+        assert self.predicted.value is not None
+        assert self.measured.value is not None
+        return 100.0 * (self.predicted.value - self.measured.value) / self.measured.value
+
+    @property
+    def error_pct(self) -> float:
+        """By how much the larger of both exceeds the smaller."""
+        assert self.predicted.value is not None
+        assert self.measured.value is not None
+        return off_pct(self.predicted.value, self.measured.value)
+
+
+def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared]:
+    """The figures that both have, by axes and metric; see the head of this file for which count."""
+    theirs = {(row.axes, row.metric): row for row in measured if _counts(row)}
+    longest: dict[Any, float] = {}
+    for row in theirs.values():
+        longest[row.axes] = max(longest.get(row.axes, 0.0), row.value or 0.0)
+    found = []
+    for row in predicted:
+        other = theirs.get((row.axes, row.metric))
+        if other is None or not _counts(row) or not other.value or row.value is None:
+            continue
+        if other.value >= LEAST_SHARE * longest[row.axes]:
+            found.append(Compared(row, other))
+    return found
+
+
+def _counts(row: Row) -> bool:
+    figure = row.unit == TIMES and not row.op_kind and row.metric not in NO_PREDICTIONS
+    return figure and row.value is not None
+
+
+def ladder(
+    points: Sequence[OpPoint],
+    predicted: Sequence[Row],
+    replayed: Sequence[Row],
+    measured: Sequence[Row],
+    bounds: Bounds,
+    *,
+    one_by_one: Sequence[Row] | None = None,
+) -> list[dict[str, Any]]:
+    """The rungs as rows: rung, label, what, n, median_pct, p95_pct, worst_pct, bound_pct, passed, and
+    `judged_by`: the error that has the bound. `one_by_one`: replayed with the times of ops that were measured
+    by themselves.
+
+    Of each rung first what is judged, then what it is made of, which has no bound (`passed` is None). A rung
+    that nothing was compared on has n = 0 and did not pass.
+    """
+    return [
+        *_numerics(points, bounds),
+        *_prices(points, bounds),
+        *_figures(2, compared(replayed, measured), bounds.schedules),
+        *_one_by_one(one_by_one, measured, bounds.schedules),
+        *_figures(3, compared(predicted, measured), bounds.end_to_end, bounds.end_to_end_worst),
+    ]
+
+
+def holds(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether every rung that is judged has passed."""
+    return all(row["passed"] is not False for row in rows)
+
+
+def _numerics(points: Sequence[OpPoint], bounds: Bounds) -> Iterator[dict[str, Any]]:
+    tried = [(point.op, 100.0 * point.error) for point in points if point.error is not None]
+    dtypes = sorted({op.dtype for op, _ in tried})
+    if not tried:
+        yield _row(0, ALL, "kernels", [], None, by=WORST)
+    for dtype in dtypes:
+        errors = [error for op, error in tried if op.dtype == dtype]
+        # A dtype without a bound is not passed over: it fails.
+        bound = bounds.numerics.get(dtype)
+        yield _row(0, ALL, f"kernels in {dtype}", errors, bound, by=WORST)
+    for kind, dtype in sorted({(op.kind, op.dtype) for op, _ in tried}):
+        yield _row(0, kind, dtype, [e for op, e in tried if (op.kind, op.dtype) == (kind, dtype)])
+
+
+def _prices(points: Sequence[OpPoint], bounds: Bounds) -> Iterator[dict[str, Any]]:
+    tried = [
+        (point.op, off_pct(point.predicted_s, point.measured_s))
+        for point in points
+        if point.held_out and point.measured_s > 0.0
+    ]
+    errors = [error for _, error in tried]
+    yield _row(1, ALL, "held-out shapes", errors, bounds.prices, by=MEDIAN)
+    if bounds.prices_p95 is not None:
+        yield _row(1, ALL, "held-out shapes, 95th percentile", errors, bounds.prices_p95, by=P95)
+    for kind, dtype in sorted({(op.kind, op.dtype) for op, _ in tried}):
+        yield _row(1, kind, dtype, [e for op, e in tried if (op.kind, op.dtype) == (kind, dtype)])
+
+
+def _figures(
+    rung: int, pairs: Sequence[Compared], bound: float, worst: float | None = None
+) -> Iterator[dict[str, Any]]:
+    errors = [pair.error_pct for pair in pairs]
+    yield _row(rung, ALL, "times", errors, bound, by=MEDIAN)
+    if worst is not None:
+        yield _row(rung, ALL, "times, the worst", errors, worst, by=WORST)
+    groups: tuple[Callable[[Compared], tuple[str, str]], ...] = (
+        lambda pair: (pair.label, "times"),
+        lambda pair: (ALL, pair.measured.metric),
+    )
+    for key in groups:
+        for label, what in dict.fromkeys(key(pair) for pair in pairs):
+            yield _row(rung, label, what, [pair.error_pct for pair in pairs if key(pair) == (label, what)])
+
+
+def _one_by_one(
+    replayed: Sequence[Row] | None, measured: Sequence[Row], bound: float
+) -> Iterator[dict[str, Any]]:
+    """Rung 2 where ops take what they take by themselves."""
+    if replayed is not None:
+        errors = [pair.error_pct for pair in compared(replayed, measured)]
+        yield _row(2, ALL, "times, ops one by one", errors, bound, by=MEDIAN)
+
+
+def _row(
+    rung: int,
+    label: str,
+    what: str,
+    errors: Sequence[float],
+    bound: float | None = None,
+    *,
+    by: str = "",
+) -> dict[str, Any]:
+    """One row; judged by one of its errors, if any, and not passed where nothing was compared."""
+    figures = {
+        MEDIAN: median(errors) if errors else None,
+        P95: _p95(errors),
+        WORST: max(errors, default=None),
+    }
+    found = figures.get(by)
+    passed = found is not None and bound is not None and found <= bound
+    return {
+        "rung": rung,
+        "name": RUNGS[rung],
+        "label": label,
+        "what": what,
+        "n": len(errors),
+        **figures,
+        "bound_pct": bound,
+        "judged_by": by,
+        "passed": passed if by else None,
+    }
+
+
+def _p95(errors: Sequence[float]) -> float | None:
+    """The least error that at least 95 % of them do not exceed; an infinite one has no share in others."""
+    return float(np.percentile(errors, 95, method="inverted_cdf")) if errors else None

@@ -1,0 +1,1 @@
+"""Which tensors an op reads and writes, by model and device."""

@@ -1,0 +1,134 @@
+"""A long-convolution model on a card: the buffers of `long_convolution_state` there, at addresses that stay.
+
+A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`): one graph does
+for all of them, and what goes from op to op inside it lies still. What else works on positions, rows, columns
+and tiles, is captured with them, one graph for each; so is a graph that has both. A layer's output comes to
+its place with the op behind its block: no copy is launched that the model does not have. Outputs stay where
+the last level has them.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.kernel import DTYPES
+from kernels.long_convolution.placed import placed_for
+from kernels.streams import current_gate
+from simcore.models.long_convolution import LongConvolution
+from simcore.ops.convolution import POSITION
+from simcore.ops.op import Graph, Op, Publication
+from validate.machines.buffers.long_convolution import LongConvolutionState, parameters, run
+
+
+class CardLongConvolutionState:
+    """All levels of one model; see the head of this file. Raises ValueError for a number format that torch
+    does not compute in."""
+
+    def __init__(self, model: LongConvolution, seed: int, device: torch.device | str = "cuda") -> None:
+        if model.dtype not in DTYPES:
+            raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {model.dtype}")
+        drawn = parameters(model, seed, DTYPES[model.dtype]).to(device)
+        self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
+        self.position = torch.zeros(1, dtype=torch.int32, device=device)
+        self._at = placed_for(drawn.given)
+        # Where a step is: what the layer below gave, the layer's sums, what a product gave to the next op.
+        self._below = self._input = drawn.given.new_empty(model.batch, model.channels)
+        self._rooms = drawn.given.new_empty(2, model.batch, model.channels)
+        self._sums = self._hidden = self._rooms[0]
+        self._in_step = False
+        self._methods: Mapping[str, Callable[[Op], None]] = {
+            "conv_cell": self._cell,
+            "matmul": self._multiply,
+            "activation": self._activate,
+            "gate": self._gate,
+            "next_input": self._next_input,
+        }
+
+    @property
+    def outputs(self) -> Tensor:
+        """Those of the last level, [positions, batch, channels]."""
+        return self.inner.a[-1].transpose(0, 1)
+
+    def reset(self) -> None:
+        """As before the first position."""
+        self.inner.reset()
+
+    def told(self, graph: Graph) -> frozenset[str]:
+        """As the model says."""
+        return LongConvolution.told(graph)
+
+    def bound(self, graph: Graph) -> frozenset[str]:
+        """All that a graph needs, but of a step the position."""
+        return graph.needs - self.told(graph) if graph.kinds <= self._methods.keys() else graph.needs
+
+    def sizes(self, stream: str) -> Mapping[str, Tensor]:
+        """The position, of all streams: there is one set of activations."""
+        del stream
+        return {POSITION.name: self.position}
+
+    def key(self) -> Hashable:
+        """Whether a step has begun. Else ops say themselves where they work."""
+        return self._in_step
+
+    def restore(self, key: Hashable) -> None:
+        """Goes back to that."""
+        assert isinstance(key, bool)
+        self._in_step = key
+
+    def execute(self, op: Op) -> None:
+        """Any op of the model's graphs. Raises ValueError where it would have to read a gate."""
+        if current_gate() is not None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
+        # Blocks of a prompt, and of mixers without cells, work where their ops say.
+        in_step = self._in_step or op.kind == "conv_cell"
+        (self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute)(op)
+        self.skip(op)
+
+    def skip(self, op: Op) -> None:
+        """A step goes from its first cell to the next input."""
+        self._in_step = op.kind != "next_input" and (self._in_step or op.kind == "conv_cell")
+
+    def put(self, publication: Publication, to: Any) -> None:
+        """A tiling publishes nothing. Raises ValueError."""
+        self.inner.put(publication, to)
+
+    def meet(self, op: Op, states: Sequence[Any]) -> None:
+        """A tiling has no collectives. Raises ValueError."""
+        self.inner.meet(op, states)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def _level(self, level: int) -> Tensor:
+        return self.inner.a[level]
+
+    def _cell(self, op: Op) -> None:
+        layer = op.where("layer")
+        # What a gate made of the sums of the layer below is read here.
+        self._sums = self._rooms[layer % 2]
+        first = layer == 1
+        if first:
+            self._below = self._input
+        tap = self.inner.taps[layer - 1, :, 0]
+        self._at.cell(
+            self._below, self._level(layer - 1), tap, self._level(layer), self.position, self._sums, first
+        )
+
+    def _multiply(self, op: Op) -> None:
+        x = {"up": self._sums, "gate_projection": self._below}.get(op.name, self._hidden)
+        layer = op.where("layer")
+        self._hidden = run(op, x, self.inner.parameters.matrices[op.name][layer - 1])
+        if op.name == "down":
+            self._below = self._hidden
+
+    def _activate(self, op: Op) -> None:
+        self._hidden = run(op, self._hidden)
+
+    def _gate(self, op: Op) -> None:
+        self._below = run(op, self._hidden, self._sums)
+
+    def _next_input(self, op: Op) -> None:
+        del op
+        last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
+        self._at.next_input(self._below, last, noise, self.position, self._level(0))

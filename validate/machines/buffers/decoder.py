@@ -1,0 +1,562 @@
+"""The buffers of one rank that decodes: weights, KV cache, and the activations between two ops.
+
+    W of rank t of n = its slice of the whole W        qkv, gate, up: columns; o, down: rows; lm_head: columns
+
+Weights are random by a seed and sharded from the whole ones, so that the ranks of a tensor-parallel group
+together are the same model whatever their number. An op finds its operands by its name; its layer is how many
+layers' last residual its rank has passed, executed or skipped, since the embedding of the token.
+
+The cache holds `context - 1` random tokens when the run begins; token t is written at position
+context - 1 + t and attends over context + t tokens, itself included.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.decoder.rotary import angles
+from kernels.kernel import DTYPES
+from kernels.table import TABLE
+from simcore.machine import mesh as layout
+from simcore.models.decoder import TENSOR, Decoder, Dtypes, Style
+from simcore.models.decoder_config import DecoderConfig
+from simcore.ops.op import Op, Publication, Size
+
+Matrices = dict[str, Tensor]
+# The op with which a layer ends.
+LAYER_ENDS = ("mlp_residual", "layer_residual")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a number format. Raises ValueError for one that torch does not compute in."""
+    if name not in DTYPES:
+        raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {name}")
+    return DTYPES[name]
+
+
+# -- weights -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Matrices [in, out] and gains by the name of the op that reads them: of each layer, and outside."""
+
+    layers: tuple[Matrices, ...]
+    outside: Matrices
+
+
+def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
+    """Normal numbers of standard deviation `scale`, where the generator is."""
+    drawn = torch.randn(*size, generator=generator, dtype=torch.float32, device=generator.device)
+    return drawn.mul_(scale)
+
+
+def _gain(generator: torch.Generator, size: int) -> Tensor:
+    return 1.0 + normal(generator, size, scale=0.1)
+
+
+def _whole_layer(config: DecoderConfig, generator: torch.Generator) -> Matrices:
+    """The whole matrices of one layer; q, k, v apart. Columns scaled so that activations keep their size."""
+    hidden, d, inner = config.hidden, config.head_dim, config.intermediate
+    sizes: dict[str, tuple[int, int]] = {
+        "q": (hidden, config.q_heads * d),
+        "k": (hidden, config.kv_heads * d),
+        "v": (hidden, config.kv_heads * d),
+        "o": (config.q_heads * d, hidden),
+        "up": (hidden, inner),
+        "down": (inner, hidden),
+    }
+    if config.gated:
+        sizes["gate"] = (hidden, inner)
+    found = {name: normal(generator, *size, scale=size[0] ** -0.5) for name, size in sizes.items()}
+    gains = {"attn_norm": hidden, "mlp_norm": hidden, "q_gain": d, "k_gain": d}
+    return found | {name: _gain(generator, size) for name, size in gains.items()}
+
+
+def _columns(matrix: Tensor, part: int, parts: int) -> Tensor:
+    width = matrix.shape[1] // parts
+    return matrix[:, part * width : (part + 1) * width]
+
+
+def kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
+    """The KV heads of one rank; each on several where there are more ranks."""
+    count = max(1, config.kv_heads // parts)
+    first = part * config.kv_heads // parts
+    return slice(first, first + count)
+
+
+def _layer_of(
+    whole: Matrices, config: DecoderConfig, dtypes: Dtypes, part: int, parts: int, style: Style
+) -> Matrices:
+    """One rank's slice of a layer's matrices."""
+    heads, d = kv_heads_of(config, part, parts), config.head_dim
+    kv = slice(heads.start * d, heads.stop * d)
+    qkv = torch.cat((_columns(whole["q"], part, parts), whole["k"][:, kv], whole["v"][:, kv]), 1)
+    gathers_heads = style == "fused_gather" and parts > 1
+    rows = _columns(whole["o"].T, part, parts).T
+    found: Matrices = {
+        "qkv": qkv,
+        "o": _columns(whole["o"], part, parts) if gathers_heads else rows,
+        "down": _columns(whole["down"].T, part, parts).T,
+    }
+    found |= {name: _columns(whole[name], part, parts) for name in ("gate", "up") if name in whole}
+    if "gate" in found and style == "all_reduce" and dtypes.of("gate") == dtypes.of("up"):
+        found["gate_up"] = torch.cat((found.pop("gate"), found.pop("up")), 1)
+    cast_ = {name: found[name].to(torch_dtype(_format(dtypes, name))).contiguous() for name in found}
+    act = torch_dtype(dtypes.activation)
+    queries = config.q_heads // parts
+    gains = [whole["q_gain"].expand(queries, d), whole["k_gain"].expand(heads.stop - heads.start, d)]
+    norms = {name: whole[name].to(act) for name in ("attn_norm", "mlp_norm")}
+    return cast_ | norms | {"qk_norm": torch.cat(gains).to(act)}
+
+
+def _format(dtypes: Dtypes, name: str) -> str:
+    return dtypes.of("gate" if name == "gate_up" else name)
+
+
+def _outside(config: DecoderConfig, dtypes: Dtypes, generator: torch.Generator, parts: int) -> list[Matrices]:
+    """Embedding, last norm and LM head of each rank; the LM head's columns are filled up with zeros."""
+    act = torch_dtype(dtypes.activation)
+    table = normal(generator, config.vocab, config.hidden, scale=1.0)
+    gain = _gain(generator, config.hidden).to(act)
+    head = table.T if config.tied_embeddings else normal(generator, *table.T.shape, scale=1.0)
+    head = head * config.hidden**-0.5
+    share = ceil(config.vocab / parts)
+    head = torch.cat((head, head.new_zeros(config.hidden, share * parts - config.vocab)), 1)
+    embedding = table.to(torch_dtype(dtypes.of("embedding")))
+    return [
+        {
+            "embedding": embedding,
+            "head_norm": gain,
+            "lm_head": _columns(head, part, parts).to(torch_dtype(dtypes.of("lm_head"))).contiguous(),
+        }
+        for part in range(parts)
+    ]
+
+
+def shards(
+    config: DecoderConfig,
+    dtypes: Dtypes,
+    parts: int,
+    style: Style,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> list[Weights]:
+    """The weights of each of `parts` ranks, random by `seed` on a device (another device draws others); the
+    whole layer lives only while it is cut."""
+    generator = torch.Generator(device).manual_seed(seed)
+    outside = _outside(config, dtypes, generator, parts)
+    layers: list[list[Matrices]] = [[] for _ in range(parts)]
+    for _ in range(config.layers):
+        whole = _whole_layer(config, generator)
+        for part in range(parts):
+            layers[part].append(_layer_of(whole, config, dtypes, part, parts, style))
+    return [Weights(tuple(layers[part]), outside[part]) for part in range(parts)]
+
+
+# -- what every decoder does between attentions -----------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """A rank's weights and activations; projections, norms, MLP, head, and the collectives between ranks.
+
+    `x` is the residual stream [rows, hidden], or this rank's columns of it where the style scatters it; `y`
+    what the next residual adds, `heads` the attention's output [rows, q_heads head_dim]. `part` of `parts`
+    ranks is this one.
+    """
+
+    config: DecoderConfig
+    dtypes: Dtypes
+    style: Style
+    weights: Weights
+    part: int
+    parts: int
+    layer: int = 0
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+    buffers: Matrices = field(default_factory=dict)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether each rank holds a part of the columns of x."""
+        return self.style != "all_reduce" and self.parts > 1
+
+    @property
+    def activation(self) -> torch.dtype:
+        """The dtype of activations."""
+        return torch_dtype(self.dtypes.activation)
+
+    def execute(self, op: Op) -> None:
+        """Any local op but those that know positions and caches."""
+        {
+            "embedding": self._embed,
+            "norm": self._norm,
+            "matmul": self._multiply,
+            "activation": self._activate,
+            "residual": self._add,
+            "sample": self._choose,
+        }[op.kind](op)
+
+    def skip(self, op: Op) -> None:
+        """An op that is passed over."""
+        if op.name == "embedding":
+            self.layer = 0
+        elif op.name in LAYER_ENDS:
+            self.layer += 1
+
+    def _of_layer(self, name: str) -> Tensor:
+        return self.weights.layers[self.layer][name]
+
+    def _embed(self, op: Op) -> None:
+        x = run_kernel(op, self.ids, self.weights.outside["embedding"]).to(self.activation)
+        self.buffers["x"] = self._own(x) if self.scattered else x
+        self.layer = 0
+
+    def _own(self, x: Tensor) -> Tensor:
+        return _columns(x, self.part, self.parts).contiguous()
+
+    def _norm(self, op: Op) -> None:
+        if op.name == "qk_norm":
+            qkv, d = self.buffers["qkv"], self.config.head_dim
+            gain = self._of_layer("qk_norm")
+            normed = qkv.view(len(qkv), -1, d)[:, : len(gain)]
+            gains = gain.expand(len(qkv), *gain.shape).reshape(-1, d)
+            normed.copy_(run_kernel(op, normed.reshape(-1, d), gains).view(normed.shape))
+            return
+        x = self.buffers["gathered" if self.scattered else "x"]
+        gain = self.weights.outside["head_norm"] if op.name == "head_norm" else self._of_layer(op.name)
+        # Before the head only the last rows go on: those that get a next token.
+        self.buffers["normed"] = run_kernel(op, x[-op["tokens"] :], gain)
+
+    def _multiply(self, op: Op) -> None:
+        source = {"o": "heads", "down": "inner"}.get(op.name, "normed")
+        weight = self.weights.outside["lm_head"] if op.name == "lm_head" else self._of_layer(op.name)
+        y = run_kernel(op, self.buffers[source], weight).to(self.activation)
+        match op.name:
+            case "lm_head":
+                # Columns beyond the vocabulary are never chosen.
+                y[:, max(0, self.config.vocab - self.part * y.shape[1]) :] = -torch.inf
+                self.logits = y
+            case "down" if self.config.parallel_residual:
+                self.buffers["y"] = self.buffers["y"] + y
+            case "o" if self.config.parallel_residual and y.shape[1] < self.config.hidden:
+                # Whole sums of this rank's columns, which are added to what the MLP's reduction sums.
+                self.buffers["y"] = torch.zeros(len(y), self.config.hidden, dtype=y.dtype)
+                _columns(self.buffers["y"], self.part, self.parts).copy_(y)
+            case "o" | "down":
+                self.buffers["y"] = y
+            case _:
+                self.buffers[op.name] = y
+
+    def _activate(self, op: Op) -> None:
+        if "gate_up" in self.buffers:
+            inputs = tuple(torch.split(self.buffers["gate_up"], op["width"], 1))
+        else:
+            inputs = tuple(self.buffers[name] for name in ("gate", "up") if name in self.buffers)
+        self.buffers["inner"] = run_kernel(op, *inputs)
+
+    def _add(self, op: Op) -> None:
+        run_kernel(op, self.buffers["y"], self.buffers["x"])
+        self.layer += op.name in LAYER_ENDS
+
+    def _choose(self, op: Op) -> None:
+        # Where logits are not gathered, each rank goes on with the best of its own slice of the vocabulary.
+        first = self.part * self.logits.shape[1] if self.scattered else 0
+        self.ids = (run_kernel(op, self.logits) + first).clamp_max_(self.config.vocab - 1)
+
+    def meet(self, op: Op, bodies: Sequence["Body"]) -> None:
+        """A collective between the ranks of a tensor-parallel group."""
+        block = op.name.rpartition("_")[0]
+        match op.kind, block:
+            case "all_reduce", _:
+                total = torch.stack([body.buffers["y"] for body in bodies]).sum(0)
+                for body in bodies:
+                    body.buffers["y"] = total
+            case "reduce_scatter", _:
+                total = torch.stack([body.buffers["y"] for body in bodies]).sum(0)
+                for body in bodies:
+                    body.buffers["y"] = body._own(total)
+            case "all_gather", "logits":
+                logits = torch.cat([body.logits for body in bodies], 1)
+                for body in bodies:
+                    body.logits = logits
+            case "all_gather", _:
+                source, target = ("heads", "heads") if block == "heads" else ("x", "gathered")
+                gathered = torch.cat([body.buffers[source] for body in bodies], 1)
+                for body in bodies:
+                    body.buffers[target] = gathered
+            case _:
+                raise ValueError(f"the torch machine has no {op.kind} {op.name}")
+
+
+def run_kernel(op: Op, *tensors: Tensor) -> Any:
+    """What the kernel of an op gives for some tensors."""
+    return TABLE[op.kind].run(op, *tensors)
+
+
+@dataclass(slots=True, eq=False)
+class Angles:
+    """cos and sin of the rotary angles of positions 0, 1, ..., made for more of them when asked for."""
+
+    head_dim: int
+    dtype: torch.dtype
+    known: tuple[Tensor, Tensor] | None = None
+
+    def of(self, first: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Those of `tokens` positions from `first` on, [tokens, head_dim // 2] each."""
+        last = first + tokens
+        if self.known is None or len(self.known[0]) < last:
+            self.known = angles(torch.arange(2 * last), self.head_dim, self.dtype)
+        cos, sin = self.known
+        return cos[first:last], sin[first:last]
+
+
+# -- decode with one batch -------------------------------------------------------------------------------
+
+
+class _Speculated(NamedTuple):
+    """What a group gives another ahead: the attention's output, and where the other has not seen it, what
+    stands beside it."""
+
+    heads: Tensor
+    beside: tuple[int, int, Matrices, Tensor, Tensor] | None
+
+
+class DecoderState:
+    """One rank's buffers for the graphs of `simcore.models.decoder.Decoder`.
+
+    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]. `chosen`: ids [batch] by token, as far as
+    this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by token and layer, of the sequence
+    where it is largest; `held`: whether the last attention was this rank's to make exactly, `held_at` the
+    same by the token that it chose after it. `first`: the op that a token begins with, which is another one
+    than the embedding in a layer alone; x then goes on from token to token.
+
+    Which rank holds x at an exchange: the one that computed it; where both did, one of them from what was
+    speculated, the one that attended exactly.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        k: list[Tensor],
+        v: list[Tensor],
+        start: int,
+        ids: Tensor,
+        first: str = "embedding",
+    ) -> None:
+        self.body = body
+        self.k, self.v = k, v
+        self.chosen: dict[int, Tensor] = {}
+        self.errors: dict[tuple[int, int], float] = {}
+        self.held = False
+        self.held_at: dict[int, bool] = {}
+        self._fresh = False
+        self._token, self._start, self._first = -1, start, first
+        self._norms = torch.zeros(0)
+        self._new: tuple[Tensor, ...] = ()
+        self._received: deque[_Speculated] = deque()
+        self._angles = Angles(body.config.head_dim, body.activation)
+        body.ids = ids
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last token, [batch, vocab] or this rank's columns of it, padded with -inf."""
+        return self.body.logits
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self._token, self.body.layer
+
+    @property
+    def _position(self) -> int:
+        return self._start + self._token
+
+    # -- ops ---------------------------------------------------------------------------------------------
+
+    def execute(self, op: Op) -> None:
+        """A local op."""
+        own: dict[str, Callable[[Op], None]] = {
+            "rotary": self._turn,
+            "kv_append": self._append,
+            "decode_attention": self._attend,
+            "speculative_attention": self._speculate,
+            "receive_speculation": self._receive,
+        }
+        if op.name == self._first:
+            self._token += 1
+            self.body.layer = 0
+        own.get(op.kind, self.body.execute)(op)
+        if op.name == "embedding" or op.name in LAYER_ENDS:
+            self._fresh = True
+        if op.kind == "sample":
+            self.chosen[self._token] = self.body.ids
+            self.held_at[self._token] = self.held
+
+    def skip(self, op: Op) -> None:
+        """An op of a launch that its flag skipped."""
+        self._token += op.name == "embedding"
+        self.body.skip(op)
+        if op.name == "embedding" or op.name in LAYER_ENDS:
+            self._fresh = False
+        if op.kind == "speculative_attention":
+            self.held = False
+
+    def _turn(self, op: Op) -> None:
+        batch = op["tokens"]
+        cos, sin = self._angles.of(self._position, 1)
+        qkv = self.body.buffers["qkv"]
+        self._new = run_kernel(op, qkv, cos.expand(batch, -1), sin.expand(batch, -1))
+
+    def _append(self, op: Op) -> None:
+        _, k, v = self._new
+        run_kernel(op, k, v, *self._slots())
+
+    def _slots(self) -> list[Tensor]:
+        """Where K and V of the new token stand in the cache, [batch, kv_heads, head_dim] each."""
+        return [cache[self.body.layer][:, :, self._position] for cache in (self.k, self.v)]
+
+    def _operands(self, op: Op) -> tuple[Tensor, ...]:
+        context = op["context"]
+        k, v = (cache[self.body.layer][:, :, :context] for cache in (self.k, self.v))
+        return self._new[0].to(k.dtype), k, v
+
+    def _attend(self, op: Op) -> None:
+        self._set_heads(run_kernel(op, *self._operands(op)))
+
+    def _set_heads(self, heads: Tensor) -> None:
+        self.body.buffers["heads"] = heads.flatten(1).to(self.body.activation)
+
+    def _speculate(self, op: Op) -> None:
+        exact, speculated, self._norms = run_kernel(op, *self._operands(op))
+        self._set_heads(exact)
+        self.body.buffers["speculated"] = speculated.flatten(1).to(self.body.activation)
+        self.held = True
+        self._note_error()
+
+    def _note_error(self) -> None:
+        difference, exact = self._norms
+        self.errors[self._key] = float((difference / exact).max().sqrt())
+
+    def hits(self, token: int, layer: int, threshold: float) -> bool:
+        """The verdict of the data: ||speculated - exact|| < threshold ||exact||, for all sequences."""
+        return self.errors[token, layer] < threshold
+
+    # -- between ranks -------------------------------------------------------------------------------------
+
+    def meet(self, op: Op, states: Sequence[Any]) -> None:
+        """A collective of all states along an axis."""
+        if op.kind == "exchange_priority":
+            _exchange(states)
+        elif op.name == "verify_reduce":
+            total = torch.stack([state._norms for state in states]).sum(0)
+            for state in states:
+                state._norms = total
+                state._note_error()
+        else:
+            self.body.meet(op, [state.body for state in states])
+
+    def put(self, publication: Publication, to: Any) -> None:
+        """Sends what was speculated; where more than that is published, what stands beside it too."""
+        buffers, more = self.body.buffers, None
+        if publication.put["elements"] > buffers["speculated"].numel():
+            beside = {name: buffers[name].clone() for name in ("x", "normed")}
+            k, v = (slot.clone() for slot in self._slots())
+            more = (self._token, self.body.layer, beside, k, v)
+        to._received.append(_Speculated(buffers["speculated"], more))
+
+    def _receive(self, op: Op) -> None:
+        heads, beside = self._received.popleft()
+        if beside is not None:
+            self._token, self.body.layer, buffers, k, v = beside
+            self.body.buffers.update(buffers)
+            for slot, new in zip(self._slots(), (k, v), strict=True):
+                slot.copy_(new)
+        x = torch.empty_like(heads)
+        run_kernel(op, heads, x)
+        self.body.buffers["heads"] = x
+
+
+def _exchange(states: Sequence[DecoderState]) -> None:
+    """Residual stream, and the layer's new K and V, of the rank that holds them to the others."""
+    fresh = [state for state in states if state._fresh]
+    holder = next((state for state in fresh if state.held), None) if len(fresh) > 1 else None
+    source = holder or fresh[0]
+    inside = source.body.layer < source.body.config.layers
+    for state in states:
+        if state is source:
+            continue
+        for name in ("x", "normed"):
+            state.body.buffers[name] = source.body.buffers[name].clone()
+        if inside:
+            for slot, new in zip(state._slots(), source._slots(), strict=True):
+                slot.copy_(new)
+
+
+def right(states: Sequence[DecoderState], token: int) -> DecoderState:
+    """Whose choice of a token counts, of ranks that together are one model or several copies of it: where two
+    copies went on from an attention, the one that made it exactly. (Around a ring the data do not tell: there
+    the rank that marked the token.)"""
+    chose = [state for state in states if token in state.chosen]
+    return next((state for state in chose if state.held_at[token]), chose[0])
+
+
+def answer(states: Sequence[DecoderState]) -> list[Tensor]:
+    """The ids [batch] of every token that was decoded."""
+    tokens = sorted({token for state in states for token in state.chosen})
+    return [right(states, token).chosen[token] for token in tokens]
+
+
+def bodies(
+    config: DecoderConfig, dtypes: Dtypes, style: Style, mesh: layout.Mesh, seed: int
+) -> Iterator[Body]:
+    """The body of every rank of a mesh: shards along "tensor", copies along the other axes."""
+    parts = mesh.get(TENSOR, 1)
+    weights = shards(config, dtypes, parts, style, seed)
+    for rank in range(prod(mesh.values())):
+        part = layout.coordinate(mesh, rank, TENSOR)
+        yield Body(config, dtypes, style, weights[part], part, parts)
+
+
+def decoder_states(
+    model: Decoder, mesh: layout.Mesh, seed: int, context: int, tokens: int
+) -> list[DecoderState]:
+    """A state for every rank of a mesh, for `tokens` tokens from `context` on; see the head of this file.
+
+    Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", is made of
+    parts that nobody can execute, or is in a number format that torch does not compute in.
+    """
+    if model.ranks != mesh.get(TENSOR, 1):
+        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
+    if model.parts or isinstance(model.batch, Size):
+        raise ValueError("the torch machine needs every op of a layer, and a batch that is a number")
+    config, batch = model.config, model.batch
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.randint(config.vocab, (batch,), generator=generator)
+    ranks = list(bodies(config, model.dtypes, model.style, mesh, seed))
+    caches: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in ranks]
+    dtype = torch_dtype(model.dtypes.kv)
+    for _ in range(config.layers):
+        for which in range(2):
+            size = config.kv_heads, context - 1, config.head_dim
+            whole = torch.stack([normal(generator, *size, scale=1.0) for _ in range(batch)])
+            for body, cache in zip(ranks, caches, strict=True):
+                heads = kv_heads_of(config, body.part, body.parts)
+                room = torch.zeros(batch, heads.stop - heads.start, context + tokens, config.head_dim)
+                room[:, :, : context - 1] = whole[:, heads]
+                cache[which].append(room.to(dtype))
+    if not model.outside:
+        x = normal(generator, batch, config.hidden, scale=1.0)
+        for body in ranks:
+            own = body._own(x) if body.scattered else x.clone()
+            body.buffers["x"] = own.to(body.activation)
+    first = "embedding" if model.outside else "attn_norm"
+    return [
+        DecoderState(body, k, v, context - 1, ids.clone(), first)
+        for body, (k, v) in zip(ranks, caches, strict=True)
+    ]

@@ -1,0 +1,413 @@
+"""The buffers of a long-convolution model, and what each of its ops reads and writes.
+
+    a[level 0 .. M]  [batch, positions, channels]     sums of z_l,t stand where a_l,t will
+    taps[layer]      [1 or batch, positions, channels]
+    a_0,(t+1) = a_M,t + noise_t                       as far as there is a position t + 1
+
+Filters, matrices, noise and what is given (a first token, or a prompt) are random by a seed. Filters decay by
+channels at different rates, slowly enough that every lag counts, and are scaled with the blocks so that what
+a model feeds back to itself stays bounded.
+
+With half of the storage (Flash Inference, App. D), a carry writes layer l's later half over the earlier half
+of level l - 1; after the last layer the buffer of level l - 1 is that of level l, and the first one's that of
+level 0. The levels of a tile then lie on both sides of the end of the buffer, and it is run in two pieces.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.long_convolution.spectral import tile_spectrum
+from kernels.table import TABLE
+from simcore.models.long_convolution import LongConvolution, half_length
+from simcore.ops.op import Op, Publication
+from validate.machines.cpu.machine import State
+
+Views = tuple[Tensor, Tensor]
+
+# Decay of the filters over all positions: exp(-rate), the rates of channels lying between these.
+RATES = (0.5, 4.0)
+# What all layers together make of the size of their input: far from growing, far from vanishing.
+LOOP = 0.1
+NOISE = 0.5
+# gelu makes numbers around 0 smaller; the matrix behind it makes up for that.
+DOWN = 1.5
+# Size of a gate. A gated block squares sizes: at 1 a deep model would run away, below it what is deep fades.
+GATE = 0.4
+# Decays of linear attention lie in this range.
+DECAYS = (0.5, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """filters [layers, tokens, channels]; matrices [layers, in, out] by the op that reads them; `given`, the
+    prompt or the first token, [batch, max(1, prompt), channels]; noise [tokens, batch, channels].
+
+    Linear attention: keys are key_scales[layer] phi(y W_key), queries phi(y W_query), phi(x) = 1 + tanh(x),
+    a bounded feature map with positive values; decays [layers].
+    """
+
+    filters: Tensor
+    matrices: Mapping[str, Tensor]
+    given: Tensor
+    noise: Tensor
+    decays: Tensor
+    key_scales: Tensor
+
+    def to(self, device: torch.device | str) -> "Parameters":
+        """The same numbers on a device."""
+        return Parameters(
+            self.filters.to(device),
+            {name: matrix.to(device) for name, matrix in self.matrices.items()},
+            *(x.to(device) for x in (self.given, self.noise, self.decays, self.key_scales)),
+        )
+
+
+def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, Tensor]]:
+    """Rows, columns and scale by layer of the matrices, by name; `gain`: of one layer's mixer."""
+    d, one = model.channels, torch.ones(model.layers, dtype=torch.float64)
+    found: dict[str, tuple[int, int, Tensor]] = {}
+    if model.block == "gate":
+        # Relative to the size of the level that the gate is made of.
+        sizes = NOISE * gain ** torch.arange(model.layers, dtype=torch.float64)
+        found["gate_projection"] = d, d, GATE / sizes
+    else:
+        found |= {"up": (d, 2 * d, one), "down": (2 * d, d, DOWN * one)}
+    if model.mixer == "data_dependent_convolution":
+        found["filter_projection"] = d, d, one
+    if model.mixer == "linear_attention":
+        found |= dict.fromkeys(("query", "key"), (d, model.rank, one))
+    return found
+
+
+def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Parameters:
+    """All that is drawn, by a seed, in float64 and then cast."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    layers, tokens, batch, d = model.layers, model.tokens, model.batch, model.channels
+    gain = LOOP ** (1 / layers)
+    time = torch.arange(tokens, dtype=torch.float64)[:, None] / tokens
+    filters = normal(layers, tokens, d) * torch.exp(-torch.linspace(*RATES, d, dtype=torch.float64) * time)
+    filters *= gain / filters.square().sum(1, keepdim=True).sqrt()
+    matrices = {
+        name: normal(layers, n, m) * (scale * n**-0.5)[:, None, None]
+        for name, (n, m, scale) in _matrices(model, gain).items()
+    }
+    low, high = DECAYS
+    decays = low + (high - low) * torch.rand(layers, generator=generator, dtype=torch.float64)
+    return Parameters(
+        filters.to(dtype),
+        {name: matrix.to(dtype) for name, matrix in matrices.items()},
+        (NOISE * normal(batch, max(1, model.prompt), d)).to(dtype),
+        (NOISE * normal(tokens, batch, d)).to(dtype),
+        decays.to(dtype),
+        (gain * (1.0 - decays**2).sqrt() / (2 * model.rank)).to(dtype),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Aggregates:
+    """The state of the generic algorithm: elements (q, s) of X at every layer and position, weights w by lag.
+    q [layers, batch, tokens, state], s the same with channels, w [layers, tokens, channels or 1]."""
+
+    q: Tensor
+    s: Tensor
+    w: Tensor
+
+
+class LongConvolutionState:
+    """One rank's buffers for the graphs of `simcore.models.long_convolution.LongConvolution`.
+
+    `a` is one tensor [layers + 1, batch, room, channels], `room` being all positions or, with half storage,
+    as many as have to be there at once. `outputs` are those of the last layer, [batch, channels] by position,
+    as they were made; with `outputs_stay` they are left where the last level has them. Taps that depend on
+    data are no numbers (nan) until they are made.
+    """
+
+    def __init__(
+        self,
+        model: LongConvolution,
+        drawn: Parameters,
+        *,
+        half_storage: bool = False,
+        outputs_stay: bool = False,
+    ) -> None:
+        self.model, self.parameters, self._outputs_stay = model, drawn, outputs_stay
+        self.room = model.prompt + half_length(model.generated) if half_storage else model.tokens
+        levels, batch, d = model.layers + 1, model.batch, model.channels
+        self.a = drawn.given.new_zeros(levels, batch, self.room, d)
+        self.reset()
+        self.taps = drawn.filters[:, None]
+        if model.mixer == "data_dependent_convolution":
+            self.taps = drawn.filters.new_full((model.layers, batch, model.tokens, d), torch.nan)
+        self.spectra = {
+            side: tile_spectrum(f"tile_{name}", self.taps, side)
+            for side, name in model.tiles
+            if name.endswith("fft") and side < model.generated
+        }
+        self.outputs: list[Tensor] = []
+        # The first position that is stored, and by how many buffers the levels have moved.
+        self._base, self._moved = 0, 0
+        # Views that ops of one layer and position need, made once: a cell takes less time than four views.
+        self._buffers = self.a.unbind(0)
+        self._weights = {name: matrix.unbind(0) for name, matrix in drawn.matrices.items()}
+        self._first_taps = self.taps[:, :, 0].unbind(0)
+        # What a matrix product gave to the next op; the input that has no place before the carry.
+        self._hidden, self._aside = drawn.given, drawn.given
+        self._found: _Aggregates | None = None
+        self._ops = self._methods()
+
+    def reset(self) -> None:
+        """The levels as before the first position; of a state that keeps all of them, its outputs too."""
+        given = self.parameters.given
+        self.a.zero_()
+        self.a[0, :, : given.shape[1]] = given
+
+    def _methods(self) -> dict[str, Callable[[Op], None]]:
+        """What carries out an op, by its kind."""
+        return {
+            "conv_cell": self._cell, "conv_row": self._row, "conv_column": self._column,
+            "conv_prefill": self._prefill, "conv_carry": self._carry, "slot_shift": self._shift,
+            "matmul": self._multiply, "activation": self._activate, "gate": self._gate,
+            "next_input": self._next_input, "filter_tap": self._tap, "relaxed_cell": self._relaxed_cell,
+            "relaxed_tile": self._relaxed_tile, "generic_cell": self._generic_cell,
+            "generic_read": self._generic_read, "generic_tile": self._generic_tile,
+            **dict.fromkeys(("tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"), self._tile),
+        }  # fmt: skip
+
+    # -- the protocol of the torch machine ---------------------------------------------------------------
+
+    def execute(self, op: Op) -> None:
+        """Any op of the model's graphs."""
+        self._ops[op.kind](op)
+
+    def meet(self, op: Op, states: Sequence[State]) -> None:
+        """A tiling has no collectives. Raises ValueError."""
+        del states
+        raise ValueError(f"{op.kind} {op.name}: long convolutions run on one rank")
+
+    def skip(self, op: Op) -> None:
+        """An op that its flag skipped: nothing is noted."""
+
+    def put(self, publication: Publication, to: State) -> None:
+        """A tiling publishes nothing. Raises ValueError."""
+        del to
+        raise ValueError(f"{publication.signal}: long convolutions run on one rank")
+
+    # -- where things are --------------------------------------------------------------------------------
+
+    def level(self, level: int, start: int, stop: int) -> Tensor:
+        """Positions start to stop - 1 of a level: a view [batch, positions, channels]. Raises IndexError
+        where they are not stored (any more)."""
+        self._check(start, stop)
+        return self._buffers[self._slot(level)].narrow(1, start - self._base, stop - start)
+
+    def _at(self, level: int, t: int) -> Tensor:
+        """One position of a level: a view [batch, channels]."""
+        self._check(t, t + 1)
+        return self._buffers[self._slot(level)].select(1, t - self._base)
+
+    def _levels(self, first: int, count: int, start: int, stop: int) -> Tensor:
+        """Positions start to stop - 1 of `count` levels, which have to lie one after the other."""
+        self._check(start, stop)
+        slots = self.a.narrow(0, self._slot(first), count)
+        return slots.narrow(2, start - self._base, stop - start)
+
+    def _lags(self, first: int, count: int, start: int, stop: int) -> Tensor:
+        """Taps at lags start to stop - 1 of `count` layers."""
+        return self.taps.narrow(0, first - 1, count).narrow(2, start, stop - start)
+
+    def _slot(self, level: int) -> int:
+        return (level - self._moved) % len(self._buffers)
+
+    def _check(self, start: int, stop: int) -> None:
+        if not self._base <= start <= stop <= self._base + self.room:
+            stored = f"{self._base} to {self._base + self.room - 1}"
+            raise IndexError(f"positions {start} to {stop - 1}; stored are {stored}")
+
+    def _pieces(self, op: Op) -> Iterator[tuple[int, int]]:
+        """First layer and number of layers of the pieces of an op whose levels lie one after the other."""
+        first, count = op.where("layer"), op["layers"]
+        if self._moved and first == 1 and count > 1:
+            yield 1, 1
+            first, count = 2, count - 1
+        yield first, count
+
+    def _between(self, first: int, count: int, inputs: tuple[int, int], outputs: tuple[int, int]) -> Views:
+        """Inputs of `count` layers from the level below, and where their outputs are summed."""
+        return self._levels(first - 1, count, *inputs), self._levels(first, count, *outputs)
+
+    # -- the mixer -----------------------------------------------------------------------------------------
+
+    def _cell(self, op: Op) -> None:
+        layer, t = op.where("layer"), op.where("position")
+        run(op, self._at(layer - 1, t), self._first_taps[layer - 1], self._at(layer, t))
+
+    def _row(self, op: Op) -> None:
+        t, inputs = op.where("position"), op["inputs"]
+        for first, count in self._pieces(op):
+            y, z = self._between(first, count, (t - inputs, t), (t, t + 1))
+            run(op, y, self._lags(first, count, 1, inputs + 1), z.select(2, 0))
+
+    def _column(self, op: Op) -> None:
+        t, outputs = op.where("position"), op["outputs"]
+        for first, count in self._pieces(op):
+            y, z = self._between(first, count, (t, t + 1), (t + 1, t + 1 + outputs))
+            run(op, y.select(2, 0), self._lags(first, count, 1, outputs + 1), z)
+
+    def _tile(self, op: Op) -> None:
+        t, side, outputs = op.where("position"), op["side"], op["outputs"]
+        by_fft = op.kind.endswith("fft")
+        for first, count in self._pieces(op):
+            y, z = self._between(first, count, (t + 1 - side, t + 1), (t + 1, t + 1 + outputs))
+            if by_fft:
+                run(op, y, self.spectra[side].narrow(0, first - 1, count), z)
+            else:
+                run(op, y, self._lags(first, count, 1, side + outputs), z)
+
+    def _prefill(self, op: Op) -> None:
+        layer, outputs = op.where("layer"), op["outputs"]
+        y, z = self._between(layer, 1, (0, op["inputs"]), (0, outputs))
+        run(op, y, self._lags(layer, 1, 0, outputs), z)
+
+    def _carry(self, op: Op) -> None:
+        layer, inputs = op.where("layer"), op["inputs"]
+        y = self._levels(layer - 1, 1, 0, inputs)
+        run(op, self._lags(layer, 1, 1, inputs + op["outputs"]), y)
+
+    def _shift(self, op: Op) -> None:
+        del op
+        self._base, self._moved = self._base + self.room, self._moved + 1
+        self.level(0, self._base, self._base + self.room).zero_()[:, 0] = self._aside
+
+    # -- the block -----------------------------------------------------------------------------------------
+
+    def _multiply(self, op: Op) -> None:
+        name, layer = op.name, op.where("layer")
+        x = self._hidden
+        if name != "down":
+            x = self._rows(op["m"], layer if name == "up" else layer - 1, op.where("position"))
+            x = x.reshape(op["m"], self.model.channels)
+        self._hidden = run(op, x, self._weights[name][layer - 1])
+        if name == "down":
+            z = self._rows(op["m"], layer, op.where("position"))
+            z.copy_(self._hidden.view(z.shape))
+
+    def _rows(self, rows: int, level: int, t: int) -> Tensor:
+        """A level at the last positions up to t that make so many rows: one, or those of the prompt."""
+        if rows == self.model.batch:
+            return self._at(level, t)
+        return self.level(level, t + 1 - rows // self.model.batch, t + 1)
+
+    def _activate(self, op: Op) -> None:
+        self._hidden = run(op, self._hidden)
+
+    def _gate(self, op: Op) -> None:
+        z = self._rows(op["rows"], op.where("layer"), op.where("position"))
+        run(op, self._hidden.view(z.shape), z)
+
+    def _next_input(self, op: Op) -> None:
+        t = op.where("position")
+        if not self._outputs_stay:
+            self.outputs += self.level(self.model.layers, len(self.outputs), t + 1).clone().unbind(1)
+        if t + 1 == self.model.tokens:
+            return
+        last = self._at(self.model.layers, t) if self._outputs_stay else self.outputs[-1]
+        x = run(op, last, self.parameters.noise[t])
+        if t + 1 == self._base + self.room:
+            self._aside = x
+        else:
+            self._at(0, t + 1).copy_(x)
+
+    # -- filters that depend on data -----------------------------------------------------------------------
+
+    def _tap(self, op: Op) -> None:
+        layer, t = op.where("layer") - 1, op.where("position")
+        self.taps[layer, :, t] = run(op, self._hidden, self.parameters.filters[layer, t])
+
+    def _relaxed_cell(self, op: Op) -> None:
+        layer, t = op.where("layer"), op.where("position")
+        pairs = [(t, 0), (0, t)] if t else [(0, 0)]
+        operands = []
+        for i, lag in pairs:
+            operands += [self._at(layer - 1, i), self.taps[layer - 1].select(1, lag)]
+        run(op, *operands, self._at(layer, t))
+
+    def _relaxed_tile(self, op: Op) -> None:
+        first, count, t, side = op.where("layer"), op["layers"], op.where("position"), op["side"]
+        old = op.where("first"), op.where("first") + side
+        new = t + 1 - side, t + 1
+        pairs = ((old, new), (new, old))[: op["products"]]
+        operands: list[Tensor] = []
+        for inputs, lags in pairs:
+            operands.append(self._levels(first - 1, count, *inputs))
+            operands.append(self._lags(first, count, *lags))
+        run(op, *operands, self._levels(first, count, t + 1, t + 1 + op["outputs"]))
+
+    # -- any mixer -----------------------------------------------------------------------------------------
+
+    @property
+    def _aggregates(self) -> _Aggregates:
+        """Made when first asked for. A convolution's sums are kept where its activations will stand."""
+        if self._found is None:
+            model, lags = self.model, torch.arange(self.model.tokens, device=self.a.device)
+            q = self.a.new_zeros(model.layers, model.batch, model.tokens, model.state)
+            if model.mixer == "convolution":
+                s, w = self.a[1:, :, :, None], self.parameters.filters
+            else:
+                s = q.new_zeros(*q.shape, model.channels)
+                w = (self.parameters.decays[:, None] ** lags)[..., None]
+            self._found = _Aggregates(q, s, w)
+        return self._found
+
+    def _projected(self, name: str, y: Tensor, layers: slice) -> Tensor:
+        """Keys or queries of y [layers, batch, positions, channels]; all 1 for a convolution."""
+        if self.model.mixer == "convolution":
+            return y.new_ones(()).expand(*y.shape[:-1], 1)
+        found = 1.0 + torch.tanh(y @ self.parameters.matrices[name][layers, None])
+        return found * self.parameters.key_scales[layers, None, None, None] if name == "key" else found
+
+    def _generic_cell(self, op: Op) -> None:
+        layer, t, x = op.where("layer"), op.where("position"), self._aggregates
+        y = self._levels(layer - 1, 1, t, t + 1)
+        key, query = (self._projected(name, y, slice(layer - 1, layer))[0, :, 0] for name in ("key", "query"))
+        run(op, y[0, :, 0], key, query, x.w[layer - 1, 0], x.s[layer - 1, :, t], x.q[layer - 1, :, t])
+
+    def _generic_read(self, op: Op) -> None:
+        layer, t, x = op.where("layer"), op.where("position"), self._aggregates
+        self._at(layer, t).copy_(run(op, x.s[layer - 1, :, t], x.q[layer - 1, :, t]))
+
+    def _generic_tile(self, op: Op) -> None:
+        t, side, x = op.where("position"), op["side"], self._aggregates
+        first, count = op.where("layer"), op["layers"]
+        layers, later = slice(first - 1, first - 1 + count), slice(t + 1, t + 1 + op["outputs"])
+        y = self._levels(first - 1, count, t + 1 - side, t + 1)
+        key, query = (
+            self._projected("key", y, layers),
+            self._projected("query", y[:, :, -1:], layers)[:, :, 0],
+        )
+        w = x.w[layers, : side + op["outputs"]]
+        run(op, y, key, query, w, x.s[layers, :, later], x.q[layers, :, later])
+
+
+def run(op: Op, *tensors: Tensor) -> Tensor:
+    """What the kernel of an op gives."""
+    found: Tensor = TABLE[op.kind].run(op, *tensors)
+    return found
+
+
+def long_convolution_state(
+    model: LongConvolution,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    half_storage: bool = False,
+    device: torch.device | str = "cpu",
+) -> LongConvolutionState:
+    """The state of a model that nothing has been computed of; see the head of this file."""
+    return LongConvolutionState(model, parameters(model, seed, dtype).to(device), half_storage=half_storage)

@@ -1,0 +1,130 @@
+"""The buffers of one rank that serves: real tensors of the right sizes, as far as a step's sizes tell them.
+
+    lengths of the sequences of a step = kv_tokens / sequences each, or one more
+
+A step says how many rows, sequences and cached tokens it has in all (`models.served_decoder`), not whose
+they are. So the cached tokens are split evenly among the sequences and lie one after another from the
+beginning of the pool, prompts likewise as prompts of one length; ids are drawn once, and what is appended
+goes round the pool. The work is the right one; the text is nobody's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.decoder.attention import evenly, prompts_of
+from simcore.machine import mesh as layout
+from simcore.models.decoder import TENSOR
+from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Op, Publication
+from validate.machines.buffers.decoder import Angles, Body, bodies, run_kernel, torch_dtype
+
+
+class ServedState:
+    """One rank's buffers for the graphs of `simcore.models.served_decoder.ServedDecoder`.
+
+    `pool`: the KV cache [layers, 2, kv_tokens, kv_heads, head_dim]; `known`: ids that steps are fed with.
+    There is one set of activations: launches on several streams may meet other ranks only in lockstep.
+    Raises ValueError where a step attends over more tokens than the pool has, or moves more.
+    """
+
+    def __init__(self, body: Body, pool: Tensor, known: Tensor) -> None:
+        self.body = body
+        self.pool = pool
+        self.known = known
+        self._next = 0
+        self._new: tuple[Tensor, ...] = ()
+        self._angles = Angles(body.config.head_dim, body.activation)
+
+    def execute(self, op: Op) -> None:
+        """A local op."""
+        own: dict[str, Callable[[Op], None]] = {
+            "embedding": self._embed,
+            "rotary": self._turn,
+            "kv_append": self._append,
+            "paged_attention": self._attend_paged,
+            "prefill_attention": self._attend_prompts,
+            "kv_copy": self._move,
+        }
+        own.get(op.kind, self.body.execute)(op)
+
+    def skip(self, op: Op) -> None:
+        """An op that is passed over."""
+        self.body.skip(op)
+
+    def meet(self, op: Op, states: Sequence[Any]) -> None:
+        """A collective between the ranks of one server."""
+        self.body.meet(op, [state.body for state in states])
+
+    def put(self, publication: Publication, to: Any) -> None:
+        """Nothing is published when serving. Raises ValueError."""
+        raise ValueError(f"{publication.signal}: a server publishes nothing")
+
+    def _embed(self, op: Op) -> None:
+        tokens = op["tokens"]
+        self.body.ids = self.known.repeat(-(-tokens // len(self.known)))[:tokens]
+        self.body.execute(op)
+
+    def _turn(self, op: Op) -> None:
+        self._new = run_kernel(op, self.body.buffers["qkv"], *self._angles.of(0, op["tokens"]))
+        # Filled by the attentions of this layer: prompts first, then the sequences that decode.
+        self.body.buffers["heads"] = torch.empty_like(self._new[0]).flatten(1)
+
+    def _append(self, op: Op) -> None:
+        tokens = op["tokens"]
+        self._check(tokens, "appends")
+        if self._next + tokens > self.pool.shape[2]:
+            self._next = 0
+        _, k, v = self._new
+        run_kernel(op, k, v, *self.pool[self.body.layer, :, self._next : self._next + tokens])
+        self._next = (self._next + tokens) % self.pool.shape[2]
+
+    def _check(self, tokens: int, what: str) -> None:
+        if tokens > self.pool.shape[2]:
+            raise ValueError(f"a step {what} {tokens:,} tokens; the KV cache has {self.pool.shape[2]:,}")
+
+    def _attend_paged(self, op: Op) -> None:
+        lengths = torch.tensor(evenly(op["kv_tokens"], op["sequences"]))
+        self._attend(op, slice(-op["sequences"], None), lengths)
+
+    def _attend_prompts(self, op: Op) -> None:
+        self._attend(op, slice(0, op["tokens"]), *(torch.tensor(part) for part in prompts_of(op)))
+
+    def _attend(self, op: Op, rows: slice, *lengths: Tensor) -> None:
+        """Attention of some rows over cached tokens from the beginning of the pool on."""
+        self._check(op["kv_tokens"], "attends over")
+        k, v = self.pool[self.body.layer, :, : op["kv_tokens"]]
+        out = run_kernel(op, self._new[0][rows].to(k.dtype), k, v, *lengths)
+        self.body.buffers["heads"][rows] = out.flatten(1).to(self.body.activation)
+
+    def _move(self, op: Op) -> None:
+        tokens = op["tokens"]
+        self._check(tokens, "moves")
+        source = self.pool[:, :, :tokens]
+        # Where less than half of the pool is free, into a buffer beside it: as many bytes.
+        apart = 2 * tokens <= self.pool.shape[2]
+        run_kernel(op, source, self.pool[:, :, -tokens:] if apart else torch.empty_like(source))
+
+
+def served_states(model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens: int) -> list[ServedState]:
+    """A state for every rank of a mesh, each with a cache of `kv_tokens` random tokens.
+
+    Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", runs as whole
+    iterations, or is in a number format that torch does not compute in.
+    """
+    if model.ranks != mesh.get(TENSOR, 1):
+        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
+    if model.whole:
+        raise ValueError("the torch machine needs every op of an iteration")
+    config = model.config
+    generator = torch.Generator().manual_seed(seed + 1)
+    known = torch.randint(config.vocab, (4096,), generator=generator)
+    heads = max(1, config.kv_heads // model.ranks)
+    size = (config.layers, 2, kv_tokens, heads, config.head_dim)
+    dtype = torch_dtype(model.dtypes.kv)
+    return [
+        ServedState(body, torch.randn(size, generator=generator).to(dtype), known)
+        for body in bodies(config, model.dtypes, model.style, mesh, seed)
+    ]

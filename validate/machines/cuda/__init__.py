@@ -1,0 +1,1 @@
+"""The real machine on a CUDA card."""

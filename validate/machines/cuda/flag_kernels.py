@@ -1,0 +1,215 @@
+"""What a card decides by itself: small kernels, one program each, that stand between the ops of a launch.
+
+    gate     gate = left (==, !=, >) right                      log[n] = gate
+    take     spin until published > turn                        log[n + i] = turn, or NOTHING where the gate
+    is 0 publish  published += 1
+    settle   flags[target] = a number | a comparison | a verdict,   all from the values of that moment
+
+All but the gate itself do nothing where the gate is 0; without one (None) they always do. Logs, the copy of
+the flags and verdicts that were given lie in memory that the host sees (pinned), so that it looks without
+asking the device; a kernel's writes are there once an event behind it has passed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from simcore.machine.machine import Condition, Flag, Setting, Verdict
+
+# In a log: a signal that was not taken, for its launch was skipped; one that did not come.
+NOTHING, GIVEN_UP = -1, -2
+COMPARISONS = {"==": 1, "!=": 2, ">": 3}
+# How a row of settings says what is written: a number, a comparison with a flag or a number, a verdict.
+NUMBER, WITH_FLAG, WITH_NUMBER, VERDICT = 0, 1, 2, 3
+COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next place in `log` and
+    in
+    `given`. For the host to see: `log` and `given` int32 [many], what gates and turns were, and verdicts."""
+
+    gate: Tensor
+    cursor: Tensor
+    log: Tensor
+    given: Tensor
+
+
+@triton.jit
+def _compared(left, right, COMPARISON: tl.constexpr):
+    if COMPARISON == 1:
+        return left == right
+    if COMPARISON == 2:
+        return left != right
+    return left > right
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _gate_kernel(
+    flags_ptr, gate_ptr, cursor_ptr, log_ptr, left, right,
+    COMPARISON: tl.constexpr, WITH_FLAG: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """COMPARISON 0: always 1."""
+    place = tl.load(cursor_ptr)
+    holds = 1
+    if COMPARISON > 0:
+        one = tl.load(flags_ptr + left, volatile=True)
+        other = right
+        if WITH_FLAG:
+            other = tl.load(flags_ptr + right, volatile=True)
+        holds = _compared(one, other, COMPARISON).to(tl.int32)
+    tl.store(gate_ptr, holds)
+    tl.store(log_ptr + place, holds)
+    tl.store(cursor_ptr, place + WIDTH)
+
+
+def gate(
+    flags: Tensor, words: Words, slots: Mapping[Flag, int], condition: Condition | None, signals: int
+) -> None:
+    """Evaluates a condition into the gate of a stream and takes 1 + `signals` places of its log."""
+    left = right = comparison = 0
+    with_flag = False
+    if condition is not None:
+        left, comparison = slots[condition.left], COMPARISONS[condition.comparison]
+        with_flag = isinstance(condition.right, Flag)
+        right = slots[condition.right] if isinstance(condition.right, Flag) else condition.right
+    _gate_kernel[(1,)](
+        flags, words.gate, words.cursor, words.log, left, right,
+        COMPARISON=comparison, WITH_FLAG=with_flag, WIDTH=1 + signals, num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["back", "code", "most"])
+def _take_kernel(published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_ptr, back, code, most):
+    place = tl.load(cursor_ptr) - back
+    if tl.load(gate_ptr) == 0:
+        tl.store(log_ptr + place, -1)
+    else:
+        turn = tl.atomic_add(taken_ptr, 1, sem="relaxed")
+        tries = 0
+        there = tl.atomic_add(published_ptr, 0, sem="acquire")
+        while (there <= turn) & (tries < most):
+            there = tl.atomic_add(published_ptr, 0, sem="acquire")
+            tries += 1
+        if there <= turn:
+            tl.store(error_ptr, code)
+        tl.store(log_ptr + place, tl.where(there <= turn, -2, turn))
+
+
+def take(
+    published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
+) -> None:
+    """Waits for a publication that nobody has taken, and takes it, where the gate is not 0. Its turn goes
+    `back` places before the end of the log. After `most` looks it gives up and writes `code` into `error`."""
+    _take_kernel[(1,)](
+        published, taken, words.gate, words.cursor, words.log, error, back, code, most, num_warps=1
+    )
+
+
+@triton.jit
+def _publish_kernel(published_ptr, gate_ptr, GATED: tl.constexpr):
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    tl.atomic_add(published_ptr, 1, sem="release")
+
+
+def publish(published: Tensor, gate: Tensor | None) -> None:
+    """One more publication."""
+    _publish_kernel[(1,)](published, gate, GATED=gate is not None, num_warps=1)
+
+
+@triton.jit
+def _settle_kernel(
+    flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
+    GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Row of settings: target, what, comparison or order of a verdict, left or yes, right or no, unused."""
+    place = 0
+    if VERDICTS > 0:
+        # What was given for a launch that is skipped is passed over.
+        place = tl.load(cursor_ptr + 1)
+        tl.store(cursor_ptr + 1, place + VERDICTS)
+    open_ = 1
+    if GATED:
+        open_ = tl.load(gate_ptr)
+    if open_ == 0:
+        return
+    row = tl.arange(0, ROWS)
+    inside = row < count
+    at = rows_ptr + row * COLUMNS
+    target = tl.load(at, mask=inside, other=0)
+    what = tl.load(at + 1, mask=inside, other=0)
+    how = tl.load(at + 2, mask=inside, other=0)
+    one = tl.load(at + 3, mask=inside, other=0)
+    other = tl.load(at + 4, mask=inside, other=0)
+    compares = inside & ((what == 1) | (what == 2))
+    left = tl.load(flags_ptr + one, mask=compares, other=0, volatile=True)
+    right = tl.load(flags_ptr + other, mask=inside & (what == 1), other=0, volatile=True)
+    right = tl.where(what == 1, right, other)
+    holds = ((how == 1) & (left == right)) | ((how == 2) & (left != right)) | ((how == 3) & (left > right))
+    value = tl.where(compares, holds.to(tl.int32), one)
+    if VERDICTS > 0:
+        is_verdict = inside & (what == 3)
+        said = tl.load(given_ptr + place + how, mask=is_verdict, other=0, volatile=True)
+        value = tl.where(is_verdict & (said == 0), other, value)
+    # All has been read before anything is written.
+    tl.debug_barrier()
+    tl.store(flags_ptr + target, value, mask=inside)
+    tl.store(seen_ptr + target, value, mask=inside)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settings:
+    """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; the verdicts among them, in
+    order."""
+
+    rows: Tensor
+    verdicts: int
+
+
+def settings(
+    sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], ints: Callable[[list[list[int]]], Tensor]
+) -> Settings:
+    """The rows of some settings, whatever keys their verdicts have; `ints` puts them on the device."""
+    rows, verdicts = [], 0
+    for flag, setting in sets.items():
+        match setting:
+            case Condition(left, comparison, right):
+                with_flag = isinstance(right, Flag)
+                other = slots[right] if isinstance(right, Flag) else right
+                what = (WITH_FLAG if with_flag else WITH_NUMBER, COMPARISONS[comparison], slots[left], other)
+            case Verdict():
+                what = (VERDICT, verdicts, setting.yes, setting.no)
+                verdicts += 1
+            case _:
+                what = (NUMBER, 0, int(setting), 0)
+        rows.append([slots[flag], *what, 0])
+    return Settings(ints(rows), verdicts)
+
+
+def settle(flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
+    """Writes the flags, and the copy that the host sees."""
+    count = len(found.rows)
+    _settle_kernel[(1,)](
+        flags, seen, words.gate, words.cursor, words.given, found.rows, count,
+        GATED=gated, VERDICTS=found.verdicts, COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(count),
+        num_warps=1,
+    )  # fmt: skip
+
+
+def keyless(sets: Mapping[Flag, Setting]) -> tuple[tuple[Flag, Setting], ...]:
+    """Settings without the keys of their verdicts: what a captured launch has to be the same in."""
+    return tuple(
+        (flag, Verdict(x.name, (), x.yes, x.no) if isinstance(x, Verdict) else x) for flag, x in sets.items()
+    )
+
+
+def flags_of(condition: Condition | None, sets: Mapping[Flag, Setting]) -> Sequence[Flag]:
+    """The flags that a launch reads."""
+    conditions = [condition, *(x for x in sets.values() if isinstance(x, Condition))]
+    sides = [side for each in conditions if each is not None for side in (each.left, each.right)]
+    return [side for side in sides if isinstance(side, Flag)]

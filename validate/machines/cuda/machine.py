@@ -1,0 +1,672 @@
+"""The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
+
+    a launch      is cut into stages (`card_plan`), each captured once and replayed; the host queues them at
+    once after         stream waits for event           when, sets   kernels of one program (`flag_kernels`)
+    a signal      a counter on the card; who takes it spins    a collective   the last rank's stream holds it
+    repeat        DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
+
+All ranks share one card as streams of it, and all hosts one thread: what is queued is queued in an order that
+is known, so a stream whose launch has to wait for something that nobody has queued yet (the last rank of a
+collective, a ticket's launch) is held back on the host, and goes on as soon as it has been.
+
+Where a stage comes for the first time it runs as Python launches it, and is then captured: a first run of a
+program is for that, and its times do not count (`fresh` says how many stages it captured). Memory stays where
+it is from run to run of one `Card`.
+
+`ran` counts the replays that were carried out, those that stood in the queue when `stop` came included. Ranks
+that meet have to launch the same collectives in the same order, whether or not their flags then skip them.
+"""
+
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from math import prod
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from simcore.machine import mesh as layout
+from simcore.machine.machine import DeadlockError, Flag, Machine, Program, Verdict
+from simcore.machine.trace import Cause, Trace
+from simcore.ops.op import Graph, Pricer, Roofline
+from simcore.sim.garbage import no_collections
+from simcore.sim.simulation import Outcomes, Route, no_floor
+from validate.machines.cuda.flag_kernels import flags_of, settings
+from validate.machines.cuda.layer import Layer, seen_together
+from validate.machines.cuda.memory import Memory, Notes
+from validate.machines.cuda.parts import Arrival, CardTicket, Lane, Stream
+from validate.machines.cuda.plan import Plan, Stage, foreign, plan_key, stages
+from validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken, Waited
+from validate.machines.cuda.stages import Nodes, StageQueue, fill, met
+from validate.machines.cuts import Meeting, Meetings, units
+from validate.machines.host import HostSide
+from validate.machines.launches import TURN, Launch, Need, SignalTicket, Steps, Task, TorchTicket
+
+# Replays that are queued ahead of the device.
+DEPTH = 2
+# A launch gives up its signal after so many looks, about a microsecond each.
+PATIENCE_S, LOOK_S = 10.0, 1e-6
+# Graphs of so many ops are compared rather than remembered.
+FEW_OPS = 8
+# The stream on which a host takes signals.
+HOSTS = "(host)"
+
+
+class Card:
+    """What stays from run to run: the states of all ranks, their streams, what was captured, flags and
+    signals.
+
+    `states`: one a rank, in the order of `mesh` (left out: all along "tensor"); `lockstep` as in TorchRun.
+    Raises ValueError where there are not as many states as ranks.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Any],
+        layer: Layer,
+        *,
+        mesh: layout.Mesh | None = None,
+        lockstep: Sequence[str] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.mesh: layout.Mesh = dict(mesh or {"tensor": len(states)})
+        self.world = prod(self.mesh.values())
+        if self.world != len(states):
+            raise ValueError(f"{len(states)} states for a mesh of {self.world} ranks")
+        self.states, self.layer, self.lockstep = list(states), layer, tuple(lockstep)
+        self.memory = Memory(layer)
+        self.looks = max(1, int(patience_s / LOOK_S))
+        self.plans: dict[Hashable, Plan] = {}
+        self._graphs: dict[Graph, Graph] = {}
+        self._known: dict[int, tuple[Graph, Graph]] = {}
+        self.lanes: dict[tuple[int, str], Lane] = {}
+        self.shared = SharedOut(self.same, no_floor, no_floor)
+        # By code - 1, what waits too long where.
+        self.takers: list[str] = []
+        self.own = layer.stream()
+        self.stage_queue = StageQueue(layer, self.memory, self.mesh, self.states, self.looks)
+
+    def lane(self, rank: int, name: str) -> Lane:
+        """A stream of a rank."""
+        found = self.lanes.get((rank, name))
+        if found is None:
+            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.layer.stream())
+        return found
+
+    def reset(self) -> None:
+        """Before a run: flags, signals and events are new; what the states hold is their own affair."""
+        self.layer.reset()
+        self.memory.reset()
+        # Zeros are written on a stream that those of the lanes do not wait for.
+        self.layer.synchronize()
+        for lane in self.lanes.values():
+            lane.reset()
+
+    def same(self, graph: Graph) -> Graph:
+        """The first graph that was equal to this one: programs may make theirs anew whenever they launch."""
+        known = self._known.get(id(graph))
+        if known is not None:
+            return known[1]
+        found = self._graphs.setdefault(graph, graph)
+        if len(graph.ops) > FEW_OPS:
+            # Comparing takes long; kept, or its id could become another one's.
+            self._known[id(graph)] = graph, found
+        return found
+
+    def code(self, what: str) -> int:
+        """The code of somebody who waits for a signal."""
+        self.takers.append(what)
+        return len(self.takers)
+
+    def start(
+        self,
+        *,
+        outcomes: Outcomes | None = None,
+        roofline: Roofline = no_floor,
+        weight: Pricer | None = None,
+        uncounted: int = 0,
+    ) -> "CardRun":
+        """A run. `outcomes` and `roofline` as in TorchRun; `weight`: what says how long an op takes alone, in
+        proportion to which the time of a graph is shared out (left out: its roofline); `uncounted`: how many
+        launches come before those by which it is told what verbs take."""
+        by = roofline, weight or roofline
+        if by != (self.shared.roofline, self.shared.weight):
+            self.shared = SharedOut(self.same, *by)
+        return CardRun(self, outcomes or {}, self.shared, uncounted)
+
+
+class CardRun:
+    """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
+
+    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, uncounted: int = 0) -> None:
+        self.card, self.layer, self.memory = card, card.layer, card.memory
+        self.mesh, self.states = card.mesh, card.states
+        self._stages = card.stage_queue
+        self._host = HostSide(self, card.mesh, card.world, card.lockstep)
+        self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
+        # Stages that were captured in this run, and by how many seconds the clocks may be apart.
+        self.fresh, self.clocks_apart_s = 0, 0.0
+        self._submitted: list[Launch] = []
+        self._outcomes, self._shared, self.trace.uncounted = outcomes, shared, uncounted
+        self._streams: dict[tuple[int, str], Stream] = {}
+        self._working: list[Task] = []
+        self._meetings = Meetings(self._host)
+        self._records: list[Record] = []
+        self._marks: list[tuple[int, str, list[Any]]] = []
+        self._since: dict[int, Any] = {}
+        self._ids, self._met = itertools.count(), itertools.count()
+        # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
+        self._sent: dict[tuple[str, int], int] = defaultdict(int)
+        self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
+        # The same with those that a gate may skip.
+        self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
+        # Writes of flags' first values: how many, and the event behind them.
+        self._written, self._writing = 0, None
+        # What stands in tensors that hold sizes, by address.
+        self._sizes: dict[int, int] = {}
+        # What was put on each rank's wire last.
+        self._wires: dict[int, Record] = {}
+        # Those of earlier runs: made at a first launch they would be part of its time.
+        for rank, name in tuple(card.lanes):
+            if rank in self._host.followers:
+                self._stream(rank, name)
+
+    # -- programs --------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the run began; 0 before that."""
+        return self._host.now()
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Puts items into an inbox at given times; see `HostSide.feed`."""
+        self._host.feed(to, inbox, arrivals)
+
+    @property
+    def flags(self) -> dict[Flag, int]:
+        """What all declared flags hold."""
+        return {flag: self.value_of(flag) for flag in self.memory.declared}
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """Runs one program on every rank (of those in lockstep: on the first) until all are done.
+
+        Raises DeadlockError if something still waits when nothing can happen any more, or waits too long for
+        a signal on the card.
+        """
+        before = self._stages.captures
+        with torch.inference_mode(), no_collections():
+            self.card.reset()
+            first = seen_together(self.layer, self.card.own)
+            try:
+                self._host.run(program)
+            finally:
+                self.layer.synchronize()
+            self._check()
+            last = seen_together(self.layer, self.card.own)
+            self.fresh, self.clocks_apart_s = self._stages.captures - before, first[2] + last[2]
+            self._resolve(first, last)
+            self.layer.synchronize()
+        return self.trace
+
+    def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
+        origin_s = self._host.origin_s
+        ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
+        clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
+        resolver = Resolver(self.trace, clocks, self._shared)
+        resolver.resolve(self._records)
+        self.trace.verbs.update(verbs_of(self._submitted[self.trace.uncounted :], resolver.cause))
+        for rank, name, moments in self._marks:
+            resolver.mark(rank, name, moments)
+
+    def _check(self) -> None:
+        """Raises DeadlockError where somebody has waited too long for a signal."""
+        if code := self.memory.failed:
+            self.layer.synchronize()
+            raise DeadlockError(f"nothing can happen any more: {self.card.takers[code - 1]}")
+
+    # -- what the host's side asks of it ---------------------------------------------------------------
+
+    def ticket(self) -> CardTicket:
+        """A ticket for a launch."""
+        return CardTicket(self.layer)
+
+    def waiting(self) -> list[str]:
+        """What the streams wait for that have work."""
+        return [task.what() for task in self._working]
+
+    def go_on(self) -> bool:
+        """Queues what can be queued by now."""
+        went_on = False
+        for task in tuple(self._working):
+            if task.need.ready():
+                self._advance(task)
+                went_on = True
+        return went_on
+
+    def _advance(self, task: Task) -> None:
+        """As far as it comes, but of a burst one replay: hosts have their turns between two of them."""
+        while task.need.ready():
+            if not task.go_on():
+                self._working.remove(task)
+                return
+            if task.need is TURN:
+                return
+
+    def _release(self) -> None:
+        """What has been held back for something that has been queued now goes on."""
+        held = [task for task in self._working if task.need is not TURN and task.need.ready()]
+        while held:
+            for task in held:
+                self._advance(task)
+            held = [task for task in self._working if task.need is not TURN and task.need.ready()]
+
+    def under_way(self) -> bool:
+        """Whether the card is busy. Raises DeadlockError where somebody has waited too long."""
+        self._check()
+        return any(self._is_busy(lane) for lane in self.card.lanes.values())
+
+    def _is_busy(self, lane: Lane) -> bool:
+        """Whether it has something to do, or had when somebody looked last: who waited for that goes on
+        now."""
+        if lane.tail is lane.passed:
+            return False
+        if self.layer.done(lane.tail):
+            lane.passed = lane.tail
+        return True
+
+    def declare(self, flag: Flag, initial: int) -> None:
+        """A flag, and what it holds at first: written before anything that is queued from here on."""
+        memory = self.memory
+        slot = memory.slot(flag)
+        if flag in memory.declared:
+            return
+        memory.declared.add(flag)
+        if initial:
+            memory.seen[slot] = initial
+            self.layer.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
+            self._written, self._writing = self._written + 1, self.layer.record(self.card.own)
+
+    def value_of(self, flag: Flag) -> int:
+        """What a flag held when the last kernel that wrote it had ended."""
+        return int(self.memory.seen[self.memory.slot(flag)])
+
+    def moment(self, rank: int) -> HostMoment:
+        """Now."""
+        return HostMoment(rank, self.now(), self._since.get(rank))
+
+    def waited(self, rank: int, ends: Sequence[Any]) -> None:
+        """From here on what the host of a rank does comes after these ends."""
+        if ends:
+            self._since[rank] = Waited(tuple(ends))
+
+    def mark(self, rank: int, name: str, since: HostMoment, ends: Sequence[Any]) -> None:
+        """Kept until times are known."""
+        self._marks.append((rank, name, [since, *ends]))
+
+    def woke(self) -> None:
+        """Nothing: causes are kept rank by rank."""
+        self._since.clear()
+
+    def take(self, signal: SignalTicket) -> Steps:
+        """The card takes it, on a stream that is only for that."""
+        key = (signal.name, signal.source, signal.waiter)
+        if self._sent[key[:2]] <= self._takes[key]:
+            yield Need(partial(self._has_come, key))
+        self._takes[key] += 1
+        self._may_take[key] += 1
+        lane = self.card.lane(signal.waiter, HOSTS)
+        notes = self.memory.notes(signal.waiter, HOSTS)
+        place = notes.take_places(2)
+        plan = self.card.plans.get(key)
+        if plan is None:
+            what = f"host of rank {signal.waiter} waits for signal {signal.name} of rank {signal.source}"
+            signals = ((signal.name, signal.source, self.card.code(what)),)
+            plan = self.card.plans[key] = Plan((), False, None, signals)
+        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, notes, plan, None), ())
+        event = lane.tail = self.layer.record(lane.stream)
+        if not self.layer.done(event):
+            yield Need(lambda: self.layer.done(event))
+        return Taken(signal.name, signal.source, notes, place + 1)
+
+    # -- launches ------------------------------------------------------------------------------------------
+
+    def submit(self, launch: Launch) -> None:
+        """Queues a launch: on the card, unless something before it is held back."""
+        launch.since = self._since.get(launch.rank)
+        self._submitted.append(launch)
+        stream = self._stream(launch.rank, launch.stream)
+        stream.queue.append(launch)
+        if stream.task is None:
+            what = f"rank {stream.rank} stream {stream.name}: "
+            stream.task = Task(lambda: what + stream.waiting_for, self._work_off(stream))
+            self._working.append(stream.task)
+            self._advance(stream.task)
+            self._release()
+
+    def _stream(self, rank: int, name: str) -> Stream:
+        stream = self._streams.get((rank, name))
+        if stream is None:
+            lanes = [self.card.lane(follower, name) for follower in self._host.followers[rank]]
+            stream = self._streams[rank, name] = Stream(rank, name, lanes)
+        return stream
+
+    def _work_off(self, stream: Stream) -> Steps:
+        while stream.queue:
+            yield from self._execute(stream, stream.queue.popleft())
+        stream.task = None
+
+    def _execute(self, stream: Stream, launch: Launch) -> Steps:
+        of = f"launch {launch.id} of graph {launch.graph.name}"
+        stream.waiting_for = f"{of} waits for launches before it"
+        for ticket in launch.after:
+            if not _is_queued(ticket):
+                yield Need(partial(_is_queued, ticket))
+        others = foreign(list(flags_of(launch.when, launch.sets)), launch.rank)
+        if not others <= self._host.begun:
+            # Nobody has said yet what their flags begin with.
+            yield Need(lambda: others <= self._host.begun)
+        queued: deque[list[Any]] = deque()
+        for replay in range(launch.repeat):
+            if replay:
+                yield TURN
+            if len(queued) == DEPTH:
+                ends = queued.popleft()
+                if not all(map(self.layer.done, ends)):
+                    yield Need(lambda ends=ends: all(map(self.layer.done, ends)))  # type: ignore[misc]
+            if launch.ticket.stopped or (replay > 0 and launch.curtailed):
+                break
+            yield from self._replay(stream, launch, replay)
+            queued.append([lane.tail for lane in stream.lanes])
+        self._finish(stream, launch)
+
+    def _finish(self, stream: Stream, launch: Launch) -> None:
+        ticket = launch.ticket
+        for lane in stream.lanes:
+            if lane.tail is not None:
+                ticket.ends[lane.rank] = lane.tail
+            if lane.last is not None:
+                ticket.records.append(lane.last)
+        ticket.issued = True
+
+    def _hold_back(self, stream: Stream, launch: Launch) -> Steps:
+        """Until what its signals take has been queued: a kernel that spins may be in the way of what it waits
+        for."""
+        for signal in launch.signals:
+            key = (signal.name, signal.source, signal.waiter)
+            stream.waiting_for = (
+                f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
+                f" of rank {signal.source}"
+            )
+            if not self._has_come(key):
+                yield Need(partial(self._has_come, key))
+            self._takes[key] += 1
+            self._may_take[key] += 1
+
+    def _has_come(self, key: tuple[str, int, int]) -> bool:
+        return self._sent[key[:2]] > self._takes[key]
+
+    def _wait(
+        self, stream: Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
+    ) -> Steps:
+        """The gate, and the signals behind it. Where what these take may not have been queued, the host looks
+        at the gate before it queues a kernel that spins."""
+        keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
+        leader = stream.lanes[0]
+        head = partial(self._stages.head, leader, notes, plan, launch)
+        parts: dict[Hashable, Nodes] = {"gate": lambda: head()[:1], "signals": lambda: head()[1:]}
+        if launch.when is None:
+            yield from self._hold_back(stream, launch)
+            self._stages.alone(stream, plan, stage.index, head)
+            return
+        if any(self._sent[key[:2]] <= self._may_take[key] for key in keys):
+            self._stages.alone(stream, plan, "gate", parts["gate"])
+            gate = leader.tail
+            if not self.layer.done(gate):
+                yield Need(lambda: self.layer.done(gate))
+            if notes.at(place):
+                yield from self._hold_back(stream, launch)
+            self._stages.alone(stream, plan, "signals", parts["signals"])
+        else:
+            for key in keys:
+                self._may_take[key] += 1
+            self._stages.alone(stream, plan, stage.index, head)
+        # Which way it goes next time, time decides: a first run captures both.
+        parts[stage.index] = head
+        for which, nodes in parts.items():
+            self._stages.capture(leader, plan, which, (), nodes, ())
+
+    def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
+        bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
+        key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
+        # Codes and words are a stream's own.
+        found = self.card.plans.get((stream.rank, stream.name, key))
+        if found is None:
+            for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
+                self.memory.slot(flag)
+            made = settings(launch.sets, self.memory.slots, self.layer.ints) if launch.sets else None
+            of = f"rank {stream.rank} stream {stream.name}: graph {launch.graph.name}"
+            signals = tuple(
+                (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
+                for s in launch.signals
+            )
+            cut = stages(launch, sizes, len(stream.lanes))
+            found = Plan(cut, launch.when is not None, made, signals)
+            self.card.plans[stream.rank, stream.name, key] = found
+        return found
+
+    def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
+        sizes = launch.sizes_at(replay)
+        plan = self._plan(stream, launch, sizes)
+        notes = self.memory.notes(stream.rank, stream.name) if plan.noted or plan.settings else None
+        gate, place = None, 0
+        if notes is not None and plan.noted:
+            place = notes.take_places(1 + len(plan.signals))
+            gate = (notes, place) if plan.gated else None
+            if gate is not None:
+                launch.ticket.gates.append(gate)
+        if notes is not None and plan.settings is not None and plan.settings.verdicts:
+            verdicts = [x for x in launch.sets.values() if isinstance(x, Verdict)]
+            notes.give([bool(self._outcomes[x.name](*x.key)) for x in verdicts])
+        for lane in stream.lanes:
+            self._make_ready(lane, launch, sizes, first=replay == 0)
+        heads: list[Record | None] = [None] * len(stream.lanes)
+        waited: tuple[Any, ...] = launch.after if replay == 0 else ()
+        before = [None] * len(stream.lanes)
+        if replay == 0 and plan.stages[0].kind == "local":
+            before = [self.layer.record(lane.stream) for lane in stream.lanes]
+        for stage in plan.stages:
+            if stage.kind == "collective":
+                yield from self._meet(Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
+            elif notes is not None and stage.kind == "wait":
+                yield from self._wait(stream, launch, notes, plan, stage, place)
+                turns = range(place + 1, place + 1 + len(plan.signals))
+                waited += tuple(
+                    [Taken(s[0], s[1], notes, at) for s, at in zip(plan.signals, turns, strict=True)]
+                )
+                before = [lane.tail for lane in stream.lanes]
+                continue
+            elif notes is not None and stage.kind == "settle":
+                self._stages.alone(stream, plan, stage.index, partial(self._settling, notes, plan))
+            else:
+                for i, lane in enumerate(stream.lanes):
+                    record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
+                    record.before, record.gate, record.head = before[i], gate, heads[i]
+                    record.waited += waited
+                    heads[i] = heads[i] or record
+            before, waited = [None] * len(stream.lanes), ()
+        launch.ticket.replays += 1
+
+    def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
+        """Waits for tickets, and what flags begin with; writes the sizes that kernels read."""
+        layer = self.layer
+        if first:
+            for ticket in launch.after:
+                for rank, event in getattr(ticket, "ends", {}).items():
+                    if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
+                        layer.wait(lane.stream, event)
+        if lane.flags_seen < self._written:
+            layer.wait(lane.stream, self._writing)
+            lane.flags_seen = self._written
+        told = lane.state.told(launch.graph)
+        if told:
+            tensors = lane.state.sizes(lane.name)
+            for name in told:
+                value, tensor = sizes[name], tensors[name]
+                place = tensor.data_ptr()
+                if self._sizes.get(place) != value:
+                    begun_s = self.now()
+                    layer.run(lane.stream, partial(fill, tensor, value))
+                    self._sizes[place] = value
+                    if not launch.took_s:
+                        launch.told_s += self.now() - begun_s
+                        # Those that are led are told with their leader.
+                        launch.sizes_told += lane.rank == launch.rank
+
+    # -- stages --------------------------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        lane: Lane,
+        launch: Launch,
+        notes: Notes | None,
+        plan: Plan,
+        stage: Stage,
+        replay: int,
+        sizes: Mapping[str, int],
+    ) -> Record:
+        """Queues a local stage, or what is put on the wire."""
+        queued_s, states = self.now(), [lane.state]
+        if stage.publication is not None:
+            other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
+            states.append(self.states[other])
+            if lane.rank in self._wires:
+                # A rank has one wire: what another of its streams has put there goes first.
+                self.layer.wait(lane.stream, self._wires[lane.rank].after)
+        nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
+        self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
+        given_s = self.now()
+        if launch.given_s is None:
+            launch.given_s = given_s
+        wire = stage.publication is not None
+        record = Record(
+            next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
+            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.layer.record(lane.stream),
+            earlier=lane.last, publication=stage.publication,
+        )  # fmt: skip
+        if stage.publication is not None:
+            self._sent[stage.publication.signal, lane.rank] += 1
+            record.waited = (self._wires[lane.rank],) if lane.rank in self._wires else ()
+            self._wires[lane.rank] = record
+        lane.last, lane.tail = record, record.after
+        self._records.append(record)
+        return record
+
+    # -- ranks that meet -----------------------------------------------------------------------------------
+
+    def _meet(self, at: Arrival) -> Steps:
+        stream, (op,) = at.stream, at.stage.ops
+        meeting = self._meetings.next(op, stream.name, stream.rank)
+        at.events = [self.layer.record(lane.stream) for lane in stream.lanes]
+        for lane, event in zip(stream.lanes, at.events, strict=True):
+            lane.tail = event
+        meeting.arrived[stream.rank] = at
+        there = len(meeting.arrived)
+        stream.waiting_for = f"{op.kind} {op.name}: {there} of {len(meeting.members)} ranks are there"
+        if meeting.is_full:
+            self._hold(meeting)
+        else:
+            yield Need(lambda: bool(meeting.ends))
+
+    def _hold(self, meeting: Meeting) -> None:
+        """The last rank is there: each group of ranks along the axis does the collective."""
+        arrivals: Mapping[int, Arrival] = meeting.arrived
+        holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
+        settling = [at for at in arrivals.values() if at.settles]
+        if settling:
+            self._settle_together(settling, list(arrivals.values()), holders)
+        meeting.ends.update(dict.fromkeys(arrivals, True))
+
+    def _hold_group(
+        self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
+    ) -> Lane:
+        """One group's collective, on the stream of its first rank; gives that."""
+        came = [arrivals[leader_of[rank]] for rank in group]
+        places = [
+            [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
+        ]
+        lanes = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
+        holder, first = lanes[0], came[0]
+        for at, place in zip(came[1:], places[1:], strict=True):
+            self.layer.wait(holder.stream, at.events[place])
+        before, queued_s = self.layer.record(holder.stream), self.now()
+        states, op = [self.states[rank] for rank in group], first.stage.ops[0]
+        gate = first.gate[0].words.gate if first.gate is not None else None
+        nodes: Nodes = lambda: [partial(met, states, op, gate)]  # noqa: E731
+        self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
+        given_s = self.now()
+        for state in states:
+            for unit in units(op):
+                state.skip(unit)
+        after, number = self.layer.record(holder.stream), next(self._met)
+        waited = tuple([lane.last for lane in lanes]) + tuple(x for at in came for x in at.waited)
+        for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
+            record = Record(
+                next(self._ids), at.launch, rank, at.stream.name, "collective", at.replay, at.stage.first, 1,
+                at.launch.sizes_at(at.replay), queued_s, given_s, after, before, lane.last, waited, at.gate,
+                at.heads[place], meeting=number, members=group,
+            )  # fmt: skip
+            at.heads[place] = at.heads[place] or record
+            if lane is not holder:
+                self.layer.wait(lane.stream, after)
+            lane.last, lane.tail = record, after
+            self._records.append(record)
+        return holder
+
+    def _settle_together(
+        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[Lane]
+    ) -> None:
+        """Flags of all whose launch ends with a meeting, before anybody who met goes on."""
+        holder = holders[0]
+        for other in holders[1:]:
+            self.layer.wait(holder.stream, other.tail)
+        for at in settling:
+            notes = self.memory.notes(at.stream.rank, at.stream.name)
+            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
+        event = self.layer.record(holder.stream)
+        for lane in (lane for at in all_ for lane in at.stream.lanes):
+            if lane is not holder:
+                self.layer.wait(lane.stream, event)
+            lane.tail = event
+
+    def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:
+        return [self._stages.settle(notes, plan)]
+
+
+def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
+    """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
+    the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
+    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
+    when an end was."""
+    back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
+    for launch in launches:
+        since, rank = launch.since, launch.rank
+        if since is not None and since is not waited.get(rank):
+            ended_s = cause(since).at_s
+            if ended_s >= idle_s.get(rank, 0.0):
+                back_s.append(max(0.0, launch.issued_s - ended_s))
+        waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
+    left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
+    # What is held back is given to the device when others are launched.
+    left_s = [seconds for seconds in left_s if seconds >= 0.0]
+    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.sizes_told for x in launches)
+    each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
+    found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
+    if bare_s:
+        # The mean has what kernels take in it.
+        found["launch_kernel_s"] = 0.0
+    return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
+
+
+def _is_queued(ticket: Any) -> bool:
+    return ticket.end is not None if isinstance(ticket, TorchTicket) else bool(ticket.issued)

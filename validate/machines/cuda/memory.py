@@ -1,0 +1,118 @@
+"""Flags and signals in a card's memory, and what the host has of them.
+
+flags[slot]  int32 on the card          seen[slot]  the same, written beside it where the host sees it
+counters     publications of a (name, rank); those that a rank has taken of them
+error        the code of a launch that waited too long for a signal (0: none)
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simcore.machine.machine import Flag
+from validate.machines.cuda.flag_kernels import Words
+from validate.machines.cuda.layer import Layer
+
+MOST_FLAGS = MOST_COUNTERS = 4096
+# Gates and turns that one stream notes in one run, and verdicts that it is given.
+MOST_NOTES = 1 << 18
+
+
+@dataclass(slots=True, eq=False)
+class Notes:
+    """The words of a stream, and how far the host has gone in them: places of its log that launches have been
+    given, verdicts that have been written."""
+
+    words: Words
+    logged: int = 0
+    given: int = 0
+    _log: NDArray[np.int32] = field(init=False)
+    _given: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The same memory, without what torch takes for an access.
+        self._log, self._given = self.words.log.numpy(), self.words.given.numpy()
+
+    def take_places(self, count: int) -> int:
+        """The first of so many places of the log. Raises RuntimeError where it is full."""
+        first, self.logged = self.logged, self.logged + count
+        if self.logged > MOST_NOTES:
+            raise RuntimeError(f"more than {MOST_NOTES:,} gates and signals on one stream in one run")
+        return first
+
+    def give(self, verdicts: list[bool]) -> None:
+        """Verdicts of the next launch that takes some. Raises RuntimeError where there is no more room."""
+        if self.given + len(verdicts) > MOST_NOTES:
+            raise RuntimeError(f"more than {MOST_NOTES:,} verdicts on one stream in one run")
+        for verdict in verdicts:
+            self._given[self.given] = verdict
+            self.given += 1
+
+    def at(self, place: int) -> int:
+        """What has been noted; only after an event behind it has passed."""
+        return int(self._log[place])
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """All flags and signals of a machine's ranks; addresses stay, for captured graphs have them."""
+
+    layer: Layer
+    flags: Tensor = field(init=False)
+    seen: Tensor = field(init=False)
+    counters: Tensor = field(init=False)
+    error: Tensor = field(init=False)
+    slots: dict[Flag, int] = field(default_factory=dict)
+    _error: NDArray[np.int32] = field(init=False)
+    declared: set[Flag] = field(default_factory=set)
+    _places: dict[Hashable, int] = field(default_factory=dict)
+    _notes: dict[Hashable, Notes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.flags, self.seen = self.layer.zeros(MOST_FLAGS), self.layer.host_zeros(MOST_FLAGS)
+        self.counters, self.error = self.layer.zeros(MOST_COUNTERS), self.layer.host_zeros(1)
+        self._error = self.error.numpy()
+
+    def slot(self, flag: Flag) -> int:
+        """Where a flag stands. Raises RuntimeError where there are too many."""
+        found = self.slots.setdefault(flag, len(self.slots))
+        if found >= MOST_FLAGS:
+            raise RuntimeError(f"more than {MOST_FLAGS:,} flags")
+        return found
+
+    def counter(self, *key: Hashable) -> Tensor:
+        """A counter int32 [1], by what it counts. Raises RuntimeError where there are too many."""
+        place = self._places.setdefault(key, len(self._places))
+        if place >= MOST_COUNTERS:
+            raise RuntimeError(f"more than {MOST_COUNTERS:,} signals and their takers")
+        return self.counters[place : place + 1]
+
+    def notes(self, *stream: Hashable) -> Notes:
+        """The words of a stream."""
+        if stream not in self._notes:
+            words = Words(
+                self.layer.zeros(1),
+                self.layer.zeros(2),
+                self.layer.host_zeros(MOST_NOTES),
+                self.layer.host_zeros(MOST_NOTES),
+            )
+            self._notes[stream] = Notes(words)
+        return self._notes[stream]
+
+    @property
+    def failed(self) -> int:
+        """The code of who has waited too long, or 0."""
+        return int(self._error[0])
+
+    def reset(self) -> None:
+        """As at the start of a run; nothing may be under way."""
+        for tensor in (self.flags, self.seen, self.counters, self.error):
+            tensor.zero_()
+        self.declared.clear()
+        for notes in self._notes.values():
+            notes.words.gate.zero_()
+            notes.words.cursor.zero_()
+            notes.logged = notes.given = 0

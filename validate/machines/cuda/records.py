@@ -1,0 +1,324 @@
+"""From what was queued on a card to a trace, once all has been done and events have their times.
+
+    host time of an event = first look + (event - first) (last look - first look) / (last - first)
+
+The clocks of host and card are looked at together before and after a run; between the two they are taken to
+go apart evenly. No event passes before the host queued it: where one seems to, the looks were off, and all
+events pass later by the most of that.
+
+A span starts when the last thing that it waited for has ended, if that was after the host had queued it: what
+the card takes between two graphs is then part of the later one, as what it takes between two nodes is part of
+an op's measured time. Else it starts when the host had queued it, or when the card came to it after that, and
+what went before is its host's. The time of a graph of several ops is shared out in proportion to what they
+take alone (`weight`).
+
+Records name each other, so that none of these classes has a text of its own: in a traceback one would be
+written out with all those before it, over and over.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
+from simcore.machine.trace import State as SpanState
+from simcore.ops.op import Graph, Op, Price, Pricer, Publication, Roofline
+from validate.machines.cuda.layer import Layer
+from validate.machines.cuda.memory import Notes
+from validate.machines.launches import Launch, TorchTicket
+
+# Events further apart than this are timed from one that lies between: the driver gives single precision.
+NEAR_S = 0.25
+# Events are timed to a quarter of this, and two of them are compared.
+TICK_S = 2e-6
+# Ops, each with its share of a time, and the floors of all.
+Shares = tuple[tuple[tuple[Op, float], ...], float]
+SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
+
+
+class OrderError(RuntimeError):
+    """A card did something before what it had to wait for: a fault of the machine."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class HostMoment:
+    """A moment on the host of a rank; `since`: what it had waited for last."""
+
+    rank: int
+    at_s: float
+    since: Any = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Waited:
+    """What a host has waited for: the last of these ends."""
+
+    records: tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Taken:
+    """A publication that somebody took: which one, the log at `place` says."""
+
+    name: str
+    source: int
+    notes: Notes
+    place: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Record:
+    """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
+    launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
+    ended; the host began to queue it at `queued_s` and had done so at `given_s`. `gate`: where the log says
+    whether it ran; it stands for all records of its replay, of which `head` is the first, and `until_s` the
+    end of all if it was skipped. `waited`: what it waited for besides the record `earlier` of its stream; of
+    a collective, what all of its ranks did."""
+
+    id: int
+    launch: Launch
+    rank: int
+    stream: str
+    state: SpanState
+    replay: int
+    first: int
+    count: int
+    sizes: Mapping[str, int]
+    queued_s: float
+    given_s: float
+    after: Any
+    before: Any = None
+    earlier: "Record | None" = None
+    waited: tuple[Any, ...] = ()
+    gate: tuple[Notes, int] | None = None
+    head: "Record | None" = None
+    publication: Publication | None = None
+    meeting: int | None = None
+    members: tuple[int, ...] = ()
+    start_s: float = 0.0
+    end_s: float = 0.0
+    until_s: float = 0.0
+    cause: Cause = field(default_factory=lambda: Cause(None, 0.0))
+    skipped: bool = False
+
+    def shown(self) -> "Record":
+        """What stands for it in a trace: of a replay that was skipped, its first record."""
+        return self.head if self.skipped and self.head is not None else self
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Clocks:
+    """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
+    together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
+
+    layer: Layer
+    first: tuple[Any, float]
+    last: tuple[Any, float]
+    apart_s: float
+    _near: Any = None
+    _near_s: float = 0.0
+    _known: dict[int, float] = field(default_factory=dict)
+    _rate: float = 1.0
+    _later_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._near = self.first[0]
+        card_s = self.on_card(self.last[0])
+        host_s = self.last[1] - self.first[1]
+        if card_s > 0.0 and abs(host_s - card_s) > self.apart_s:
+            self._rate = host_s / card_s
+
+    def on_card(self, event: Any) -> float:
+        """Seconds since the first look, by the card's clock."""
+        found = self._known.get(id(event))
+        if found is None:
+            apart_s = self.layer.elapsed_s(self._near, event)
+            found = self._known[id(event)] = self._near_s + apart_s
+            if abs(apart_s) > NEAR_S:
+                self._near, self._near_s = event, found
+        return found
+
+    def at(self, event: Any) -> float:
+        """Seconds since the run began."""
+        return self.first[1] + self._rate * self.on_card(event) + self._later_s
+
+    def move(self, seconds: float) -> None:
+        """Events pass so much later than they seemed to: of that, at most what looking at the clocks may be
+        wrong by, and as much again for how far they go apart."""
+        self._later_s += min(seconds, 2.0 * self.apart_s)
+
+
+@dataclass(slots=True, eq=False)
+class SharedOut:
+    """The ops of graphs, bound, each with its share of a graph's time, and all their floors together; kept
+    from run to run. `same`: the graph that stands for all equal ones, and stays, as its id does; `weight`:
+    what says how long an op takes alone."""
+
+    same: Callable[[Graph], Graph]
+    roofline: Roofline
+    weight: Pricer | Roofline
+    _known: dict[Any, Shares] = field(default_factory=dict)
+
+    def of(self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]) -> Shares:
+        """Of ops `first` to `first + count - 1` of a graph at sizes."""
+        key = (id(self.same(graph)), first, count, tuple(sizes.items()))
+        if key not in self._known:
+            self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
+        return self._known[key]
+
+    def between(self, ops: Sequence[Op]) -> Shares:
+        """Of bound ops."""
+        bare = [op.bare for op in ops]
+        weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
+        total, floor_s = sum(weights), sum(self.roofline(op).seconds for op in bare)
+        shares = [each / total if total > 0.0 else 1.0 / len(ops) for each in weights]
+        return tuple(zip(ops, shares, strict=True)), floor_s
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Resolver:
+    """Makes spans and marks of records; `published`: those of each signal that ran, in order."""
+
+    trace: Trace
+    clocks: Clocks
+    shared: SharedOut
+    published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
+    _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
+    # When the last rank's host issued what meets.
+    _issued_s: dict[int, float] = field(default_factory=dict)
+
+    def resolve(self, records: Sequence[Record]) -> None:
+        """Appends the spans of all records to the trace."""
+        for record in records:
+            record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
+        self.clocks.move(max((self._early_s(record) for record in records), default=0.0))
+        for record in records:
+            if record.meeting is not None:
+                issued_s = self._issued_s.get(record.meeting, 0.0)
+                self._issued_s[record.meeting] = max(issued_s, record.launch.issued_s)
+            record.end_s = max(0.0, self.clocks.at(record.after))
+        for record in records:
+            if record.publication is not None and not record.skipped:
+                key = (record.publication.signal, record.rank)
+                self.published.setdefault(key, []).append(record)
+        for wires in self.published.values():
+            wires.sort(key=lambda record: (record.end_s, record.id))
+        for record in records:
+            self._place(record)
+        for record in records:
+            if record.shown() is record:
+                self.trace.spans.append(self._span(record))
+        self.trace.spans.sort(key=lambda span: (span.end_s, span.id))
+        measured_s = sum(p.price.seconds for span in self.trace.spans for p in span.ops)
+        self.trace.rows.sources["measured"] = measured_s
+
+    def _early_s(self, record: Record) -> float:
+        """By how much its events seem to pass before the host had begun to queue them; 0 where they do not.
+        The looks at both clocks are off by that at least: where others use the card, by a slice of time."""
+        ends_s = record.queued_s - self.clocks.at(record.after)
+        if record.before is None:
+            return max(0.0, ends_s + (0.0 if record.skipped else self._floor_s(record)))
+        return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
+
+    def cause(self, moment: Any) -> Cause:
+        """A moment of whatever kind as a cause."""
+        match moment:
+            case HostMoment():
+                return Cause(self.cause(moment.since).span, moment.at_s, host=True)
+            case Taken():
+                turn = moment.notes.at(moment.place)
+                wires = self.published.get((moment.name, moment.source), [])
+                return self.cause(wires[turn]) if 0 <= turn < len(wires) else Cause(None, 0.0)
+            case Record():
+                return Cause(moment.shown().id, moment.end_s)
+            case TorchTicket():
+                return self.cause(moment.end)
+            case None:
+                return Cause(None, 0.0)
+            case _:
+                ends = [self.cause(end) for end in moment.records]
+                return max(ends, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
+
+    def mark(self, rank: int, name: str, moments: Sequence[Any]) -> None:
+        """Notes a mark at the latest of some moments."""
+        cause = max((self.cause(moment) for moment in moments), key=lambda each: each.at_s)
+        self.trace.marks.append(Mark(rank, name, cause.at_s, cause))
+
+    def _place(self, record: Record) -> None:
+        """When it started, and why."""
+        if record.head is not None and record.skipped:
+            # Of a launch that was skipped the whole is one span.
+            record.head.until_s = max(record.head.until_s, record.end_s)
+            return
+        if record.meeting is not None and record.meeting in self._meetings:
+            record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
+            return
+        device, issued_s = self._last_waited(record), record.launch.issued_s
+        if record.meeting is not None:
+            issued_s = self._issued_s[record.meeting]
+        if device.span is not None and device.at_s >= max(record.given_s, issued_s):
+            record.start_s, record.cause = device.at_s, device
+        else:
+            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
+            earliest_s = max(came_s, device.at_s, issued_s)
+            # Of a graph that takes long to queue the card may begin while the host is at it.
+            record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
+            record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
+        record.end_s = max(record.end_s, record.start_s)
+        if record.meeting is not None:
+            self._meetings[record.meeting] = record.start_s, record.end_s, record.cause
+
+    def _last_waited(self, record: Record) -> Cause:
+        """What ended last of all that a record waited for. Raises OrderError where the card did not wait for
+        it: without this a trace would say what was meant."""
+        began_s = record.end_s if record.before is None else self.clocks.at(record.before)
+        last = Cause(None, 0.0)
+        for each in (*record.waited, record.earlier):
+            cause = self.cause(each)
+            if isinstance(each, Taken):
+                # It has been sent a little before the event behind it.
+                cause = Cause(cause.span, min(cause.at_s, began_s))
+            last = cause if cause.at_s > last.at_s else last
+        # Times of the host do not count: its clock is another one.
+        if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
+            raise OrderError(
+                f"rank {record.rank} stream {record.stream}: graph {record.launch.graph.name} began"
+                f" {1e6 * (last.at_s - began_s):.1f} us before span {last.span}, which it waits for, ended"
+            )
+        return last
+
+    def _span(self, record: Record) -> Span:
+        launch, end_s = record.launch, max(record.end_s, record.until_s)
+        took_s = end_s - record.start_s
+        ops = () if record.skipped else self._priced(record, took_s)
+        progress = ((record.start_s, 0.0), (end_s, took_s))
+        after = tuple([c.span for t in launch.after if (c := self.cause(t)).span is not None])
+        return Span(
+            record.id, launch.id, record.rank, record.stream, launch.graph.name,
+            "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, end_s,
+            record.cause, after, ops, progress, None if record.skipped else record.meeting,
+            () if record.skipped else record.members, record.replay,
+        )  # fmt: skip
+
+    def _ops_of(self, record: Record) -> Shares:
+        if record.publication is not None:
+            return self.shared.between([record.publication.put])
+        return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)
+
+    def _floor_s(self, record: Record) -> float:
+        """The least that the ops of a record take where they run."""
+        return self._ops_of(record)[1] if record.state == "run" else 0.0
+
+    def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
+        ops, floor_s = self._ops_of(record)
+        detail = ALONE if len(ops) == 1 else SHARED
+        # A share is not what its op took: what all of them took together is held against all of their floors.
+        floor_s = floor_s if record.state == "run" else 0.0
+        return tuple(
+            PricedOp(
+                op,
+                Price(took_s * share, took_s * share, took_s * share, "measured", detail),
+                floor_s * share,
+            )
+            for op, share in ops
+        )

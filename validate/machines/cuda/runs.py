@@ -1,0 +1,254 @@
+"""What runs a study's programs on the CUDA card of this machine: one `Card` a case, first runs thrown away.
+
+First runs compile, fill caches and capture; more are thrown away until card and host have worked for
+WARM_S: at first a card's clocks are low, and launches take twice as long. The next ones count; before each
+the host is kept busy until it is at its pace (`pace`), as it is where it decodes all the time.
+Between two runs of a case its state goes back to where it began. All ranks of a mesh share the card.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from simcore.input.files import InputError
+from simcore.machine.machine import Machine, Program
+from simcore.machine.trace import Trace
+from simcore.sim.runs import Run, Setup
+from simcore.sim.simulation import Route
+from validate.benchmarks.timing import version_of
+from validate.calibration.cuda_host import host_costs
+from validate.machines.cuda.layer import CudaLayer, Layer
+from validate.machines.cuda.machine import Card, CardRun
+from validate.machines.cuda.states import SEED, CardStates
+from validate.machines.here import reported
+from validate.timing.allocator import take_memory_in_segments
+from validate.timing.pace import pace
+
+# Seconds by the names of `machine.Overheads`.
+Costs = Mapping[str, float]
+# Runs that are thrown away at most until one captures nothing; how long those take together that do not.
+MOST_WARM_UPS, WARM_S = 3, 0.05
+# A run that is shorter comes right after others.
+SHORT_S = 5e-3
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A card with the states of a case; `warm` once it has been warmed up, and what a run took then."""
+
+    key: Any
+    card: Card
+    warm: bool = False
+    run_s: float = math.inf
+
+    def reset(self) -> None:
+        """The states go back to where a run begins."""
+        with torch.inference_mode():
+            for state in self.card.states:
+                state.reset()
+        self.card.layer.synchronize()
+
+
+class CountedRun:
+    """A run that counts, one with its host at its pace if that can be; before the first of a case some that
+    do not count (`_warm_up`). When it is over it holds its case no more: whoever keeps it would keep the
+    case's memory from the next one. `ended` is given what it leaves behind, and whether its host was."""
+
+    def __init__(
+        self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[Trace, bool], None]
+    ) -> None:
+        self._ended, self._title = ended, title
+        self._held: tuple[_Case, Callable[[], CardRun]] | None = case, start
+        self.trace, self.fed_s = Trace(), list[float]()
+
+    def run(self, program: Callable[[Machine], Program]) -> Trace:
+        """See `runs.Run`. Raises InputError where the card has too little memory, or where graphs are
+        still captured in the run that counts."""
+        assert self._held is not None, "a run runs once"
+        (case, start), self._held = self._held, None
+        with _memory_of(self._title):
+            if not case.warm:
+                _warm_up(case, start, program)
+            run, at_pace = pace().keeps(lambda: self._attempt(case, start, program))
+        self.trace, self.fed_s = run.trace, run.fed_s
+        self._ended(run.trace, at_pace)
+        return run.trace
+
+    def _attempt(
+        self, case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
+    ) -> CardRun:
+        _come_from_others(case, start, program)
+        case.reset()
+        run = start()
+        run.run(program)
+        if run.fresh:
+            raise InputError(
+                f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
+                " others before it; its times would be those of capturing"
+            )
+        return run
+
+    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
+        """Raises InputError: what is fed would have to be fed to the runs that are thrown away, too."""
+        raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
+
+
+def _come_from_others(
+    case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
+) -> None:
+    """Runs for SHORT_S, where one is shorter: to a host that comes from elsewhere its first launch is ten
+    times as long as its second."""
+    until_s = time.perf_counter() + SHORT_S
+    while case.run_s < SHORT_S and time.perf_counter() < until_s:
+        case.reset()
+        start().run(program)
+
+
+def _warm_up(case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]) -> None:
+    captured, warm_s = 0, 0.0
+    while captured < MOST_WARM_UPS and warm_s < WARM_S:
+        run = start()
+        case.reset()
+        begun_s = time.perf_counter()
+        run.run(program)
+        if run.fresh:
+            captured += 1
+        else:
+            case.run_s = time.perf_counter() - begun_s
+            warm_s += case.run_s
+            case.warm = True
+
+
+@contextmanager
+def _memory_of(title: str) -> Iterator[None]:
+    """Raises InputError where the card's memory does not do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        held, kept = (f"{size / 1e9:.1f} GB" for size in _held_bytes())
+        words = " ".join(str(error).split()).partition(". GPU")[0]
+        raise InputError(f"--on cuda: {title}: {words}; {held} are in use, {kept} kept") from None
+
+
+def _held_bytes() -> tuple[int, int]:
+    """What tensors take on the card, and what is kept for them."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+@dataclass
+class RealCard:
+    """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
+    what a `Card` stands on; `at_pace`: whether the host was, before and after each run that counts
+    (`validate.timing.pace`); `memory`: how the card's memory is taken, in a word."""
+
+    repeats: int
+    states: CardStates
+    layer: Callable[[], Layer] = CudaLayer
+    started: dict[str, list[Trace]] = field(default_factory=dict)
+    at_pace: list[bool] = field(default_factory=list)
+    memory: str = ""
+    _case: _Case | None = field(default=None)
+    _in_loops: Costs | None = field(default=None)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """See `validate.machines.here.reported`."""
+        return reported(self.started)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The birth record of a run here, for provenances."""
+        runs = len(self.at_pace)
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "card": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+            "torch": str(torch.__version__),
+            "triton": version_of("triton"),
+            "cuda": torch.version.cuda,
+            "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
+            "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
+            " as the L2 cache has no room for",
+            "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
+            **({"memory": self.memory} if self.memory else {}),
+            **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
+        }
+
+    def host_costs(self, case: str) -> Costs:
+        """What verbs took in the run of a case that is reported; of a verb that it had none of, what it takes
+        in a loop (`validate.calibration.cuda_host`)."""
+        if self._in_loops is None:
+            self._in_loops = host_costs(self.layer())
+        runs = self.started.get(case)
+        traces = reported({case: runs}) if runs else []
+        return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
+
+    def start(self, setup: Setup) -> Run:
+        """A run on the case's card, with its buffers as they were at first."""
+        title = setup.title or setup.case or "this case"
+        case = self._case_of(setup, title)
+
+        def begin() -> CardRun:
+            return case.card.start(
+                outcomes=setup.outcomes,
+                roofline=setup.roofline,
+                weight=setup.price,
+                uncounted=setup.uncounted,
+            )
+
+        traces = self.started.setdefault(setup.case, [])
+
+        def ended(trace: Trace, at_pace: bool) -> None:
+            traces.append(trace)
+            self.at_pace.append(at_pace)
+
+        return CountedRun(case, begin, title, ended)
+
+    def release(self) -> None:
+        """Lets go of all that lies on the card."""
+        self._case = None
+        self.states.forget()
+        _collect()
+
+    def _case_of(self, setup: Setup, title: str) -> _Case:
+        """The case before, or a new one: two may not have room beside each other."""
+        # What makes two set-ups the same, whether or not one of them is reported.
+        holds = tuple(sorted(setup.holds.items()))
+        mesh = dict(setup.mesh)
+        lockstep = tuple(axis for axis in setup.lockstep if mesh.get(axis, 1) > 1)
+        key = (setup.model, tuple(mesh.items()), holds, lockstep)
+        if self._case is None or self._case.key != key:
+            self._case = None
+            _collect()
+            with _memory_of(title):
+                card = Card(self.states.of(setup), self.layer(), mesh=mesh, lockstep=lockstep)
+            # What states were drawn in goes back before something small, which stays, is put there.
+            _collect()
+            self._case = _Case(key, card)
+        return self._case
+
+
+def _collect() -> None:
+    """Captured graphs and what they hold stand in cycles; their memory goes back to the driver, with what
+    cuBLAS keeps for each stream that it has worked on: 32 MiB, which would hold gigabytes that it lies in."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        clear: Any = torch._C._cuda_clearCublasWorkspaces
+        clear()
+        torch.cuda.empty_cache()
+
+
+def this_machine(repeats: int) -> RealCard:
+    """The card of this machine."""
+    properties: Any = torch.cuda.get_device_properties(0)
+    memory = take_memory_in_segments()
+    return RealCard(repeats, CardStates(int(properties.L2_cache_size)), memory=memory)

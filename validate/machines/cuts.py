@@ -1,0 +1,111 @@
+"""Graphs, cut at their collectives and where they publish something; and ranks that meet in a collective."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kernels.table import TABLE
+from simcore.machine import mesh as layout
+from simcore.machine.machine import MismatchError
+from simcore.ops.op import Graph, Op, Publication
+
+
+class Hosts(Protocol):
+    """What meetings have to know of the host's side."""
+
+    mesh: layout.Mesh
+    lockstep: tuple[str, ...]
+    followers: dict[int, list[int]]
+
+
+def units(op: Op) -> Iterator[Op]:
+    """What of an op is executed one by one: itself, or the parts of a fused one that has no kernel."""
+    if not op.parts or op.kind in TABLE:
+        yield op
+        return
+    for part in op.parts:
+        yield from units(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bound ops between two collectives, or one collective; what is published after which of them."""
+
+    ops: tuple[Op, ...]
+    collective: bool = False
+    leaving: Mapping[int, Sequence[Publication]] = field(default_factory=dict)
+
+
+def segments(graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
+    """The segments of a graph, in order; an empty graph is one without ops."""
+    leaves: dict[int, list[Publication]] = defaultdict(list)
+    for publication in graph.publishes:
+        leaves[publication.op].append(publication)
+    local: list[Op] = []
+    leaving: dict[int, Sequence[Publication]] = {}
+    for i, op in enumerate(op.at(sizes) for op in graph.ops):
+        if op.ranks > 1:
+            if local:
+                yield Segment(tuple(local), leaving=leaving)
+            yield Segment((op,), collective=True)
+            local, leaving = [], {}
+            continue
+        if i in leaves:
+            leaving[len(local)] = leaves[i]
+        local.append(op)
+    if local or not graph.ops:
+        yield Segment(tuple(local), leaving=leaving)
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Ranks in a collective: what each of those that have come brought, and the end of each, once held."""
+
+    op: Op
+    members: tuple[int, ...]
+    arrived: dict[int, Any] = field(default_factory=dict)
+    ends: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all are there."""
+        return len(self.arrived) == len(self.members)
+
+
+class Meetings:
+    """Which collective of a rank meets which of others: the n-th along an axis, on a stream, the n-th."""
+
+    def __init__(self, host: Hosts) -> None:
+        self._host = host
+        self._held: dict[tuple[str, str, tuple[int, ...]], list[Meeting]] = defaultdict(list)
+        self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+
+    def members(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks whose hosts a rank meets: of those in lockstep, the first stands for all."""
+        return (rank,) if axis in self._host.lockstep else layout.members(self._host.mesh, rank, axis)
+
+    def groups(self, meeting: Meeting) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+        """The ranks that do one collective together, group by group, and whose host told each of them."""
+        leader_of = {r: leader for leader in meeting.arrived for r in self._host.followers[leader]}
+        axis, mesh = meeting.op.axis, self._host.mesh
+        groups = dict.fromkeys(layout.members(mesh, rank, axis) for rank in leader_of)
+        return [(group, {rank: leader_of[rank] for rank in group}) for group in groups]
+
+    def next(self, op: Op, stream: str, rank: int) -> Meeting:
+        """The meeting that a rank comes to. Raises MismatchError where the others are in another one."""
+        size = self._host.mesh.get(op.axis, 1)
+        if size != op.ranks:
+            raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
+        members = self.members(rank, op.axis)
+        turn = self._met[op.axis, stream, rank]
+        self._met[op.axis, stream, rank] += 1
+        meetings = self._held[op.axis, stream, members]
+        if turn == len(meetings):
+            meetings.append(Meeting(op, members))
+        other = meetings[turn].op
+        if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
+            raise MismatchError(
+                f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
+            )
+        return meetings[turn]

@@ -1,0 +1,146 @@
+"""What runs a study's programs on a real device: the torch machine, with the buffers that its model needs.
+
+Everything runs on the CPU of this machine, one op after another, whatever stream or rank it is on; times
+are the wall clock's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from kernels.kernel import DTYPES as FORMATS
+from kernels.table import TABLE
+from simcore.input.files import InputError
+from simcore.machine.trace import Trace
+from simcore.models.decoder import Decoder
+from simcore.models.long_convolution import LongConvolution
+from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Op, Publication
+from simcore.scenario import Scenario
+from simcore.sim.runs import Run, Setup
+from simcore.studies.common import middle_first
+from validate.calibration.cpu import processor
+from validate.machines.buffers.decoder import decoder_states
+from validate.machines.buffers.long_convolution import long_convolution_state
+from validate.machines.buffers.served import served_states
+from validate.machines.cpu.machine import ONE_AFTER_ANOTHER, State, TorchRun, one_thread
+
+SEED = 0
+
+
+class OperatorState:
+    """Random inputs of one operator, on which it has run once: what a run times is the operator alone."""
+
+    def __init__(self, op: Op) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        self.inputs = TABLE[op.kind].inputs(op, generator, torch.device("cpu"))
+        self.execute(op)
+
+    def execute(self, op: Op) -> None:
+        """Runs the operator on its inputs."""
+        TABLE[op.kind].run(op, *self.inputs)
+
+    def meet(self, op: Op, states: Sequence[State]) -> None:
+        """Single ops meet nobody."""
+        raise AssertionError(f"{op.name} is no operator of one device")
+
+    def skip(self, op: Op) -> None:
+        """Nothing hangs on an operator that was skipped."""
+
+    def put(self, publication: Publication, to: State) -> None:
+        """Single ops publish nothing."""
+        raise AssertionError(f"{publication.signal} is published by no operator")
+
+
+def states(setup: Setup) -> Sequence[State]:
+    """The buffers of each rank for the model of a set-up."""
+    model, holds = setup.model, setup.holds
+    match model:
+        case Decoder():
+            return decoder_states(model, setup.mesh, SEED, holds["context"], holds["tokens"])
+        case ServedDecoder():
+            return served_states(model, setup.mesh, SEED, holds["kv_tokens"])
+        case LongConvolution():
+            half = bool(holds.get("half_storage"))
+            dtype = COMPUTED[model.dtype]
+            return [long_convolution_state(model, seed=SEED, dtype=dtype, half_storage=half)]
+        case Op():
+            return [OperatorState(model)]
+        case _:
+            raise TypeError(f"no buffers are known for a {type(model).__name__}")
+
+
+# Half precision has no transforms on a CPU, and few fast kernels: such models are computed in fp32 there.
+COMPUTED = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.float32,
+    "fp16": torch.float32,
+}
+
+
+def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> None:
+    """Raises InputError for a number format that torch does not compute in here."""
+    given = {"dtype": getattr(scenario, "dtype", None)}
+    given |= {f"dtypes.{name}": dtype for name, dtype in getattr(scenario, "dtypes", {}).items()}
+    for field_, dtype in given.items():
+        if dtype is not None and dtype not in FORMATS:
+            allowed = ", ".join(FORMATS)
+            raise InputError(f"{where}: {field_}: is {dtype!r}; on {device} {allowed} are allowed")
+
+
+@dataclass
+class Real:
+    """Starts runs on the torch machine and keeps the traces of each case, which is run `repeats` times."""
+
+    repeats: int = 1
+    started: dict[str, list[Trace]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_thread()
+
+    @property
+    def traces(self) -> list[Trace]:
+        """See `reported`."""
+        return reported(self.started)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The birth record of a run here, for provenances."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "processor": processor(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "runs": f"{self.repeats} a case, the median counts; a replica of a service runs once",
+            "cache": "as the run itself leaves it; an operator has run once before",
+            "how": f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}",
+        }
+
+    def host_costs(self, case: str) -> Mapping[str, float]:
+        """None: on a CPU ops are timed with the host's share in them."""
+        del case
+        return {}
+
+    def start(self, setup: Setup) -> Run:
+        """A run with buffers of its own."""
+        run = TorchRun(
+            states(setup),
+            mesh=setup.mesh,
+            outcomes=setup.outcomes,
+            lockstep=setup.lockstep,
+            roofline=setup.roofline,
+        )
+        run.trace.uncounted = setup.uncounted
+        self.started.setdefault(setup.case, []).append(run.trace)
+        return run
+
+
+def reported(started: Mapping[str, Sequence[Trace]]) -> list[Trace]:
+    """What the run of median length of each case left behind: the one that is reported. Runs that were only
+    drawn are left out."""
+    cases = [traces for case, traces in started.items() if case]
+    return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]

@@ -1,0 +1,189 @@
+"""Kernels compiled beside measuring, which goes on with what needs no compiling.
+
+Triton compiles a kernel where it is first launched, for a second or more, and keeps it in a folder that all
+processes share. Only one process may use the card while times are taken; compiling uses none. So each op is
+tried first with a hook in front of triton's compiler (`jit_cache_hook`): where a kernel is missing, the hook
+keeps its launch from happening and gives what says how it is to be compiled to another process. An op that
+misses something is put off until that is there; triton then finds it in the folder.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import torch
+import triton
+
+from kernels.streams import one_stream
+from kernels.table import TABLE
+from simcore.ops.op import Op
+
+MOST_PROCESSES = 14
+# Cores that are left to measuring, and to whatever else runs.
+SPARE_CORES = 2
+# Ops that move more launch what those that move less have compiled, and take long to try.
+MOST_BYTES = 2e9
+MOST_TRIES = 100
+
+T = TypeVar("T")
+Try = Callable[[Op], object]
+
+
+def processes(cores: int) -> int:
+    """How many processes compile on so many cores.
+
+    >>> processes(1), processes(8), processes(128)
+    (1, 6, 14)
+    """
+    return max(1, min(MOST_PROCESSES, cores - SPARE_CORES))
+
+
+def as_compiled(
+    items: Iterable[T], op_of: Callable[[T], Op | None], until_s: float, tried: Try | None = None
+) -> Iterator[T]:
+    """Items, each as soon as what its op launches is compiled, or at `until_s` (time.perf_counter). `op_of`:
+    None for an item that need not wait; `tried`: what launches an op once."""
+    put_off: list[tuple[T, list[Future[None]]]] = []
+    kinds, ended = _Kinds(), 0
+    with _Compilers() as compilers:
+        for item in items:
+            # Else what is tried first, a few ops of many kinds, would come last.
+            if compilers.ended > ended:
+                ended = compilers.ended
+                yield from _taken(put_off)
+            op, missing = op_of(item), list[Future[None]]()
+            if op is not None and op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
+                before = compilers.asked
+                missing = compilers.missing(partial(tried or launch, op))
+                kinds.note(op, compilers.asked > before)
+            if missing:
+                put_off.append((item, missing))
+            else:
+                yield item
+        while put_off:
+            left_s = until_s - time.perf_counter()
+            if left_s > 0.0:
+                jobs = {job for _, missing in put_off for job in missing if not job.done()}
+                wait(jobs, left_s, FIRST_COMPLETED)
+                yield from _taken(put_off)
+            else:
+                yield put_off.pop(0)[0]
+
+
+def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
+    """Takes those out whose kernels are there."""
+    # Asked once: a job may end between two questions.
+    asked = [(each, all(job.done() for job in each[1])) for each in put_off]
+    put_off[:] = [each for each, is_there in asked if not is_there]
+    yield from [item for (item, _), is_there in asked if is_there]
+
+
+def launch(op: Op) -> None:
+    """Runs an op once on the card. What it raises is raised again where it is measured, and noted there."""
+    kernel, device = TABLE[op.kind], torch.device("cuda")
+    with suppress(Exception), torch.inference_mode(), one_stream({}):
+        kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
+
+
+class _Kinds:
+    """Which kinds of op have kernels to compile: of one that had none in MOST_TRIES ops the others are not
+    tried."""
+
+    def __init__(self) -> None:
+        self._without: Counter[tuple[str, str]] = Counter()
+        self._compiled: set[tuple[str, str]] = set()
+
+    def may_miss(self, op: Op) -> bool:
+        """Whether an op may launch what has to be compiled."""
+        kind = op.kind, op.dtype
+        return kind in self._compiled or self._without[kind] < MOST_TRIES
+
+    def note(self, op: Op, asked: bool) -> None:
+        """What became of one: whether it asked the compiler for anything."""
+        if asked:
+            self._compiled.add((op.kind, op.dtype))
+        else:
+            self._without[op.kind, op.dtype] += 1
+
+
+class _Compilers:
+    """Processes that compile, begun where something is to be compiled."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._jobs: dict[tuple[str, str, str], Future[None]] = {}
+        # How often a launch has asked for a kernel that was not loaded; how many have been compiled.
+        self.asked = self.ended = 0
+
+    def __enter__(self) -> "_Compilers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def missing(self, run: Callable[[], object]) -> list[Future[None]]:
+        """What is being compiled of what `run` launches; what is missing is not launched."""
+        found: list[Future[None]] = []
+
+        def hook(*, fn: Any, compile: Any, **others: object) -> bool:
+            del others
+            self.asked += 1
+            job = self._job(fn.module, fn.name, compile["specialization_data"])
+            if job.done():
+                return False
+            found.append(job)
+            return True
+
+        runtime: Any = triton.knobs.runtime
+        before, runtime.jit_cache_hook = runtime.jit_cache_hook, hook
+        try:
+            run()
+        finally:
+            runtime.jit_cache_hook = before
+        return found
+
+    def _job(self, module: str, name: str, specialization: str) -> "Future[None]":
+        kernel = module, name, specialization
+        if kernel not in self._jobs:
+            try:
+                self._jobs[kernel] = self._started().submit(compiled, *kernel)
+                self._jobs[kernel].add_done_callback(self._end)
+            except BrokenProcessPool:
+                # Processes that end for want of memory, say: then it is compiled where it is launched.
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+        return self._jobs[kernel]
+
+    def _end(self, job: "Future[None]") -> None:
+        del job
+        self.ended += 1
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            count = processes(len(os.sched_getaffinity(0)))
+            self._pool = ProcessPoolExecutor(count, get_context("spawn"), _begun)
+        return self._pool
+
+
+def _begun() -> None:
+    """In each process: one thread, and Ctrl-C is for the one that measures."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def compiled(module: str, name: str, specialization: str) -> None:
+    """Compiles a kernel of a module as triton's hook has it, into triton's folder. What fails fails again
+    where it is launched."""
+    with suppress(Exception):
+        getattr(import_module(module), name).preload(specialization)

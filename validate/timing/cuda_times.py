@@ -1,0 +1,345 @@
+"""How long ops take on a CUDA card, one by one, in captured graphs; what the card reaches.
+
+    seconds of an op = (time of a graph of (another kernel, call) - its start) / calls
+                     - the other kernel between others
+
+As in a model, another kernel comes before each call (`between`), small and of the same stream. Calls that
+follow each other are no measure of that: a kernel that starts while the launch before it ends (decode
+attention) then stands in its own way, up to a quarter longer, and kernels that are already loaded start
+sooner.
+
+cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
+to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
+the same operands; the price where a run uses them again at once (`FittedProfile.in_cache`). What takes
+nothing but what ops before it have just written (AS_WRITTEN) is priced from the cache, as far as it has room
+there: calls go round so many sets as stay in a part of it, for one address may take longer than another. What
+a graph takes between two of its nodes is part of an op's time, what it takes to start is not.
+
+All are times of a card at rest. One that multiplies for long draws more power than it may and lowers its
+clock, by up to a quarter, and it goes by the last tenths of a second: products timed one behind the other, at
+whatever clock, differ by 4 % in the median and by 10 % at times when they are timed again; at rest nine in
+ten by less than 1.4 %. So before each timing the card rests until it has spent no more than REST_SHARE of its
+time, of late, on what loads it (an average that forgets by MEMORY_S). `rates` says how much slower products
+are under load.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton.errors import TritonError
+
+from devices.corrected import COLD, STAY
+from devices.fitted import WRITTEN
+from devices.making import Point
+from devices.price import launches_and_floor
+from kernels.kernel import DTYPES, Kernel
+from kernels.streams import one_stream
+from simcore.input.files import InputError
+from simcore.ops.op import Op, Roofline
+from simcore.sim.garbage import no_collections
+from validate.benchmarks import cases
+from validate.benchmarks.timing import Card, capture, once_s, one_line, replayed, replays_s
+from validate.timing.captures import GraphPool
+from validate.timing.reading_kernels import nothing_kernel
+
+SEED = 0
+# More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
+MOST_SETS = 128
+# A graph need not be longer than this: what takes long is called less often.
+GRAPH_S = 3e-4
+# An op bound by arithmetic that has a floor above this loads the card.
+LOADING_FLOOR_S = 5e-5
+# Of the time, so much may have been spent on such ops before a timing; what was longer ago counts less.
+REST_SHARE, MEMORY_S = 0.4, 0.2
+# Products go on for so long before their rate under load is taken.
+LOADED_S = 1.0
+# Rounds of replays; of what loads the card one; of what takes longer than SLOW_S one of fewer.
+ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
+# How many pairs of the kernel between calls and of another are timed, and the warps of both.
+PAIRS, WARPS = (10, 50), (1, 4)
+# What is shorter has it timed anew.
+SHORT_S = 2e-5
+# What is warm has to have so many times as much room.
+WARM_SHARE = 4
+# Sides of square products that say what rate a number format reaches.
+SIDE = 8192
+CALLS_OF_RATES = 4
+
+# Ops whose operands are activations.
+AS_WRITTEN = frozenset({
+    "norm", "residual", "activation", "rotary", "sample", "receive_speculation",
+    "gate", "next_input", "conv_cell",
+})  # fmt: skip
+
+Call = Callable[[], object]
+# What a shape that cannot be measured raises: too little memory, a layout that does not fit, no such kernel.
+FAILURES = (RuntimeError, ValueError, TritonError)
+
+
+def go_on() -> None:
+    """After a shape that could not be measured. Raises InputError where the card does not go on either."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise InputError(f"--on cuda: the card answers no more: {one_line(error)}") from None
+
+
+def operands(
+    kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda", *, stay: bool = False
+) -> list[tuple[Tensor, ...]]:
+    """Sets of random operands of an op, as many as it takes to go round the L2 cache, or as `stay` there."""
+    first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
+    set_bytes = sum(x.nbytes for x in first)
+    count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
+    if stay:
+        count = max(1, min(cases.LEAST_CALLS, l2_bytes // WARM_SHARE // set_bytes))
+    elif MOST_SETS * set_bytes <= l2_bytes:
+        # All of them would stay in the cache as well.
+        count = min(count, cases.LEAST_CALLS)
+    return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
+
+
+def _twin(x: Tensor) -> Tensor:
+    """A copy of a tensor with all that its storage has beside it: a kernel may count on that."""
+    whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return whole.clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tuple[list[Call], float]:
+    """Calls for one graph, whole rounds of the sets, and the seconds that one took outside a graph."""
+    calls: list[Call] = [partial(kernel.run, op, *one) for one in sets]
+    took_s = once_s(calls[-1])
+    least = 1 if took_s > GRAPH_S else cases.least_calls(took_s, GRAPH_S)
+    return [calls[i % len(calls)] for i in range(cases.calls_of(len(calls), least))], took_s
+
+
+def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
+    """The point of an op. Raises what its kernel, or the lack of memory, raises."""
+    with torch.inference_mode(), no_collections(), one_stream({}):
+        written = op.kind in AS_WRITTEN
+        sets = operands(kernel, op, card.l2_bytes, stay=written)
+        set_bytes = sum(x.nbytes for x in sets[0])
+        calls, took_s = calls_over(kernel, op, sets)
+        graph, slow, loading = _captured(_spaced(calls)), took_s >= SLOW_S, loads(op, floor)
+        seconds = list[float]()
+        if loading:
+            # Two calls outside the graph, and the graph once.
+            heat().add((2 + len(calls)) * took_s)
+        heat().rest()
+        other = between().seconds(again=took_s < SHORT_S)
+        for _ in range(1 if slow or loading else ROUNDS):
+            seconds += _times(graph, len(calls), other, SLOW_REPLAYS if slow else REPLAYS)
+        if loading:
+            heat().add(len(calls) * sum(seconds))
+        del graph
+        warm_s = None
+        if not written and len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
+            same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
+            warm_s = statistics.median(_times(_captured(_spaced(same)), len(same), other))
+    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
+    launches, floor_s = launches_and_floor(op, floor)
+    found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
+    where = cache_state(len(sets), set_bytes, card.l2_bytes)
+    return replace(found, cache=WRITTEN if written else where, warm_s=warm_s)
+
+
+def _spaced(calls: Sequence[Call]) -> list[Call]:
+    """Each call behind the kernel that stands between them."""
+    other = between().call
+    return [each for call in calls for each in (other, call)]
+
+
+def _times(
+    graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float], replays: int = REPLAYS
+) -> list[float]:
+    """Seconds of a call, without the graph's start and the kernel before it, replay by replay."""
+    start_s, other_s = other
+    seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, replays, ahead=True)]
+    if min(seconds) <= 0.0:
+        raise ValueError("is not told from the kernel between calls")
+    return seconds
+
+
+class _Between:
+    """The kernel that stands between calls: one block that does nothing, so that no address counts. It is
+    timed in turns with another such, half of which time counts as its own, for each of them then comes
+    behind another kernel; in graphs of few and of many, so that what a graph takes to start is told from it.
+    All that goes by the card's clock, which goes by its load: for what is short it is timed each time."""
+
+    def __init__(self) -> None:
+        word = torch.zeros(1, dtype=torch.int32, device="cuda")
+        calls: list[Call] = [partial(nothing_kernel[(1,)], word, num_warps=warps) for warps in WARPS]
+        self.call = calls[0]
+        for call in calls:
+            call()
+        self._graphs = [(len(calls) * pairs, _captured(calls * pairs)) for pairs in PAIRS]
+        self._seconds = self.seconds(again=True)
+
+    def seconds(self, *, again: bool) -> tuple[float, float]:
+        """What a graph takes to start, and the kernel, as they were timed last, or now."""
+        if again:
+            (few, few_s), (many, many_s) = (
+                (calls, statistics.median(replays_s(graph, REPLAYS, ahead=True)))
+                for calls, graph in self._graphs
+            )
+            other_s = (many_s - few_s) / (many - few)
+            self._seconds = max(0.0, few_s - few * other_s), other_s
+        return self._seconds
+
+
+@cache
+def between() -> _Between:
+    """Of this process."""
+    return _Between()
+
+
+def loads(op: Op, floor: Roofline) -> bool:
+    """Whether an op computes so much, and so little else, that the card's power decides how fast."""
+    least = floor(op)
+    return least.compute_s > max(LOADING_FLOOR_S, least.memory_s)
+
+
+class _Heat:
+    """The share of time that the card has spent on ops that load it, of late."""
+
+    def __init__(self) -> None:
+        self._share, self._at_s = 0.0, time.perf_counter()
+
+    def add(self, busy_s: float) -> None:
+        """It has been busy with one for so long, until now."""
+        self._fade(busy_s)
+        self._share = 1.0 - (1.0 - self._share) * math.exp(-busy_s / MEMORY_S)
+
+    def rest(self) -> None:
+        """Waits until the share is at most REST_SHARE."""
+        self._fade(0.0)
+        if self._share > REST_SHARE:
+            time.sleep(MEMORY_S * math.log(self._share / REST_SHARE))
+            self._fade(0.0)
+
+    def _fade(self, busy_s: float) -> None:
+        """Of the time since the last call all but `busy_s` was rest."""
+        now_s = time.perf_counter()
+        self._share *= math.exp(min(0.0, busy_s - (now_s - self._at_s)) / MEMORY_S)
+        self._at_s = now_s
+
+
+@cache
+def heat() -> _Heat:
+    """Of this process."""
+    return _Heat()
+
+
+def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """As `bench_timing.capture` of calls that have run before; but memory is not given back to the driver
+    each time, which takes longer than to measure an op: all graphs share one pool."""
+    torch.cuda.synchronize()
+
+    def all_of_them() -> None:
+        for call in calls:
+            call()
+
+    try:
+        graph = _pool().capture(all_of_them)
+    except BaseException:
+        _pool.cache_clear()
+        raise
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+@cache
+def _pool() -> GraphPool:
+    return GraphPool()
+
+
+def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
+    """Where operands come from, in a word.
+
+    >>> cache_state(128, 16_384, 60_000_000), cache_state(31, 4_000_000, 60_000_000)
+    ('L2', 'cold')
+    """
+    return COLD if sets == 1 or sets * set_bytes > l2_bytes else STAY
+
+
+# -- what the card reaches ---------------------------------------------------------------------------------
+
+
+def rates(card: Card) -> dict[str, float]:
+    """What this card reaches: bytes/s of reading and of copying, flop/s of square products by number
+    format (fp8: e4m3, one scale a tensor), at rest and, of bf16 and fp8, under load; seconds of a graph's
+    node."""
+    found = {"read_bytes_per_s": card.read_bytes_per_s, "copy_bytes_per_s": _copied(), "node_s": card.node_s}
+    products: dict[str, tuple[int, Call]] = {}
+    for name, dtype in DTYPES.items():
+        side = SIDE // 4 if name in ("fp64", "fp32") else SIDE
+        a = torch.randn(side, side, device="cuda").to(dtype)
+        products[name] = side, partial(torch.mm, a, a)
+    if has_fp8():
+        products["fp8"] = SIDE, scaled_product(SIDE, SIDE, SIDE)
+    for name, (side, product) in products.items():
+        found[f"{name}_flops_per_s"] = 2.0 * side**3 / _typical_s(product)
+        time.sleep(MEMORY_S)
+    for name in ("bf16", "fp8"):
+        if name in products:
+            found[loaded(name)] = 2.0 * SIDE**3 / _loaded_s(products[name][1])
+    return found
+
+
+def loaded(name: str) -> str:
+    """The name under which `rates` has what products of a number format reach under load.
+
+    >>> loaded("bf16")
+    'bf16_loaded_flops_per_s'
+    """
+    return f"{name}_loaded_flops_per_s"
+
+
+def _loaded_s(product: Call) -> float:
+    graph, until_s = capture([product] * CALLS_OF_RATES), time.perf_counter() + LOADED_S
+    while time.perf_counter() < until_s:
+        graph.replay()
+        torch.cuda.synchronize()
+    seconds = statistics.median(replays_s(graph, REPLAYS)) / CALLS_OF_RATES
+    heat().add(LOADED_S)
+    return seconds
+
+
+def has_fp8() -> bool:
+    """Whether the card multiplies fp8 matrices."""
+    return torch.cuda.get_device_capability() >= (8, 9)
+
+
+def has_format(op: Op) -> bool:
+    """Whether the card computes in an op's number format."""
+    return op.dtype != "fp8" or has_fp8()
+
+
+def scaled_product(m: int, n: int, k: int) -> Call:
+    """A call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that gives bf16."""
+    x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+    weight = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device="cuda")
+    product: Any = torch._scaled_mm
+    return partial(product, x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def _copied() -> float:
+    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return 2.0 * source.nbytes / _typical_s(partial(target.copy_, source))
+
+
+def _typical_s(call: Call) -> float:
+    seconds = replayed(capture([call] * CALLS_OF_RATES), CALLS_OF_RATES, quick=True)
+    return statistics.median(seconds)
