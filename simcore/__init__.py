@@ -1,1 +1,20 @@
-"""simcore predicts how long LLM inference takes, by discrete-event simulation of what a real machine runs."""
+"""simcore predicts how long LLM inference takes, by discrete-event simulation of what a real machine runs.
+
+result = simcore.run("scenario.yaml")        see simcore.api
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simcore.api import Result, compare, run
+
+__all__ = ["Result", "compare", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """What is for Python, loaded when it is asked for: the command line takes the compiled core first."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from simcore import api  # noqa: PLC0415
+
+    return getattr(api, name)

@@ -7,15 +7,12 @@ Bad input: one line, exit code 2.
 """
 
 import ast
-import importlib.util
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +24,20 @@ from devices import listing
 from devices.fitted import profile_schema
 from devices.spec import device_names, load_device
 from devices.spec import json_schema as device_schema
-from simcore import compiled, rundir, terminal
-from simcore.assembly import MODELS, SIMULATED, Place, assemble, model_names, provenance
+from simcore import api, compiled, rundir, terminal
+from simcore.api import (
+    CARD,
+    MACHINES,
+    REPEATS,
+    TAPE,
+    card_for,
+    check_real,
+    execute,
+    report_builder,
+    tape,
+    told_of,
+)
+from simcore.assembly import MODELS, model_names, provenance
 from simcore.export import export as export_bench
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
@@ -49,19 +58,11 @@ from simcore.schedules import (
     temporal_fusion,
     tensor_parallel,
 )
-from simcore.sim.tape import record
-from simcore.studies.common import flat
-from simcore.studies.processes import cores
 from simcore.studies.serving.engines import engine_names, load_engine
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
-CARD = "cuda"
-MACHINES = ("sim", "cpu", CARD, "tape")
-REAL = ("cpu", CARD)
 # What a calibration of a card may take, unless it is said; the second where it is to be quick.
 MINUTES, QUICK_MINUTES = 9.7, 2.8
-# A real machine never takes the same time twice: of so many runs of a case the median counts.
-REPEATS = 5
 # Processes of a simulation have at most so many digits.
 LONGEST_JOBS = 4
 SCHEDULES = (
@@ -86,11 +87,29 @@ HUNG_UP = 129
 TRACEBACK = "SIMCORE_TRACEBACK"
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Predicts how long LLM inference takes. `python -m simcore FILE.yaml` runs a scenario.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415 - a tenth of a second
+
+        typer.echo(f"simcore {version('simcore')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Predicts how long LLM inference takes. `python -m simcore FILE.yaml` runs a scenario."""
+    del version
+
 
 File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the scenario", show_default=False)]
 On = Annotated[
@@ -125,38 +144,32 @@ def run(
     begun_s = time.perf_counter()
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
-    processes = cores() if jobs is None else _processes(jobs)
+    processes = None if jobs is None else _processes(jobs)
     scenario = load_scenario(file, settings, on=on)
-    if on in REAL:
-        _report_builder()
-    place = _place(on, file, scenario) if on in REAL else replace(SIMULATED, jobs=processes)
-    parts = assemble(scenario, str(file), place)
-    if on == "tape":
+    if on == TAPE:
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
-        with _told_of(file):
-            typer.echo("\n".join(parts.study.tape(record)))
+        typer.echo("\n".join(tape(scenario, str(file))))
         return
     target = out or Path("runs") / scenario.name / on
-    rundir.check_target(target)
-    with _told_of(file):
-        outcome = parts.study.run(terminal.progress())
-    comparison = parts.study.compare(outcome)
-    outcome.warnings = [*(parts.warnings if on == "sim" else []), *outcome.warnings]
-    outcome.notes = [*parts.notes, *outcome.notes]
-    elapsed_s = time.perf_counter() - begun_s
     machine = [] if on == "sim" else ["--on", on]
     words = ["python", "-m", "simcore", "run", str(file), *machine, *_given(settings, out)]
-    origin = provenance(scenario, parts, outcome, command=shlex.join(words), wall_s=elapsed_s, place=place)
-    with rundir.written_whole(target) as folder:
-        rundir.write(folder, scenario.study, resolved(parts.scenario), outcome, comparison, origin)
-        _build_report(folder)
+    result = execute(
+        scenario,
+        str(file),
+        on,
+        jobs=processes,
+        progress=terminal.progress(),
+        command=shlex.join(words),
+        ready=lambda: rundir.check_target(target),
+        begun_s=begun_s,
+    )
+    result.write(target)
     if as_json:
-        rows = [flat(scenario.study, row) for row in outcome.rows]
-        found = {"answer": outcome.answer, "warnings": outcome.warnings, "results": rows}
-        typer.echo(json.dumps({**found, "comparison": comparison}, indent=1, allow_nan=False))
+        found = {"answer": result.answer, "warnings": result.warnings, "results": result.rows}
+        typer.echo(json.dumps({**found, "comparison": result.comparison}, indent=1, allow_nan=False))
     else:
-        terminal.show(scenario.study, outcome, comparison, target, quiet=quiet)
+        terminal.show(scenario.study, result.outcome, result.comparison, target, quiet=quiet)
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
 
 
@@ -179,7 +192,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
-    _check_real(on)
+    check_real(on)
     from validate.calibration import cpu as calibration  # noqa: PLC0415
 
     if on == CARD:
@@ -205,15 +218,15 @@ def validate(
 ) -> None:
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
-    _check_real(on)
-    _report_builder()
+    check_real(on)
+    report_builder()
     from validate.ladder import climb  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
     how = _how_to_climb(on, file, scenario)
-    with _told_of(file):
+    with told_of(str(file)):
         found = climb.climb(scenario, str(file), on=on, repeats=REPEATS, progress=terminal.progress(), **how)
     outcome = found.outcome
     outcome.warnings = [*found.parts.warnings, *outcome.warnings]
@@ -225,7 +238,7 @@ def validate(
         as_run = resolved(found.parts.scenario)
         rundir.write(folder, scenario.study, as_run, outcome, found.comparison, origin)
         rundir.write_validation(folder, found.rungs, found.prices, outcome.trace_title, found.predicted)
-        _build_report(folder)
+        api.build_report(folder)
     terminal.show_rungs(found.rungs, found.comparison, outcome.warnings, target)
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
     if not found.holds:
@@ -240,7 +253,7 @@ def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
     if on == CARD:
         from validate.machines.op_by_op import calibrated, card_here, one_by_one  # noqa: PLC0415
 
-        device, real = _card(file, scenario)
+        device, real = card_for(str(file), scenario, terminal.progress())
         ops = one_by_one(real.release, card_here(), calibrated(device, scenario.profile))
         return {"bounds": ladder.load_bounds(device), "device": device, "real": real, "ops": ops}
     from validate.machines.here import check_formats  # noqa: PLC0415
@@ -253,80 +266,9 @@ def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
     return {"bounds": bounds}
 
 
-def _card(file: Path, scenario: Scenario) -> tuple[str, Any]:
-    """The card of this machine by its name, and what runs a scenario there. Raises InputError where there is
-    none, the scenario is for another one, or asks for what is not run on cards yet."""
-    if importlib.util.find_spec("triton") is None:
-        raise InputError(f"--on {CARD}: needs triton: pip install 'simcore[kernels]'")
-    from validate.calibration.cuda import this_card  # noqa: PLC0415
-    from validate.machines.cuda.runs import this_machine  # noqa: PLC0415
-    from validate.machines.cuda.states import check_card_runs  # noqa: PLC0415
-    from validate.machines.here import check_formats  # noqa: PLC0415
-    from validate.timing.precompile import compile_for  # noqa: PLC0415
-
-    check_card_runs(scenario, str(file))
-    check_formats(scenario, str(file), "a card")
-    device = this_card()
-    given = [(one.base, dict(one.change)) for one in scenario.devices_in_use]
-    if given != [(device, {})]:
-        asked = resolved(scenario)["device"]
-        raise InputError(f"{file}: device: is {asked!r}; the card of this machine is {device!r}")
-    with _told_of(file):
-        compile_for(scenario, str(file), terminal.progress())
-    return device, this_machine(REPEATS)
-
-
-def _check_real(on: str) -> None:
-    """Raises InputError where this machine is no such device, or lacks what it takes."""
-    if on not in REAL:
-        raise InputError(f"--on {plain(on)}: no device of this machine{nearest(on, REAL)}")
-    # Half a second of importing torch is for those alone who run on a real device.
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
-
-
-def _place(on: str, file: Path, scenario: Scenario) -> Place:
-    """This machine, as a place to run on."""
-    _check_real(on)
-    if on == CARD:
-        _, card = _card(file, scenario)
-        return Place(on, card.start, REPEATS, described=card.described)
-    from validate.machines.here import Real, check_formats  # noqa: PLC0415
-
-    check_formats(scenario, str(file))
-    real = Real(REPEATS)
-    return Place(on, real.start, REPEATS, described=real.described)
-
-
-@contextmanager
-def _told_of(file: Path) -> Iterator[None]:
-    """Puts the scenario's name before what is wrong with it."""
-    try:
-        yield
-    except InputError as error:
-        # What is wrong with a name in the scenario is told with the file already.
-        told = str(error)
-        raise InputError(told if told.startswith(f"{file}: ") else f"{file}: {told}") from None
-
-
 def _given(settings: Sequence[str], out: Path | None) -> list[str]:
     words = [word for setting in settings for word in ("--set", setting)]
     return [*words, "--out", str(out)] if out else words
-
-
-def _build_report(folder: Path) -> Path:
-    return _report_builder()(folder)
-
-
-def _report_builder() -> Callable[[Path], Path]:
-    """What builds reports, asked for before anything is measured that would be lost without it. Raises
-    InputError where a package that it needs is not there."""
-    # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
-    try:
-        from reports import build  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise InputError(f"reports need the package {error.name}, which is not installed") from None
-    return build
 
 
 @app.command()
@@ -338,7 +280,7 @@ def report(
         if not (folder / name).is_file():
             raise InputError(f"{folder}: is no run directory: {name} is missing")
     try:
-        page = _build_report(folder)
+        page = api.build_report(folder)
     except (OSError, ValueError, OverflowError) as error:
         told = str(error).removeprefix(f"{folder}/")
         raise InputError(f"{folder}: no report can be built: {told}") from None
@@ -514,7 +456,9 @@ def _with_command(words: Sequence[str]) -> list[str]:
 
 def _run_app(words: Sequence[str]) -> int:
     try:
-        code = int(app(words, prog_name="python -m simcore", standalone_mode=False) or 0)
+        called = Path(sys.argv[0]).stem
+        name = called if called == "simcore" else "python -m simcore"
+        code = int(app(words, prog_name=name, standalone_mode=False) or 0)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -42,29 +42,37 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") -> Scenario:
-    """Reads a scenario file; `settings` are KEY=VALUE, a dotted path and a YAML value each; `on` is the
-    machine that it will run on: on the CPU its `on_cpu` says what is different there.
-
-    Raises InputError with one line: file, field, what is allowed, the nearest name.
-    """
+    """Reads a scenario file; see `scenario_of`. Paths are meant from its folder, else from where one is."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
-    _check_on_cpu(document, path)
+    return scenario_of(document, str(path), path.absolute().parent, settings, on=on)
+
+
+def scenario_of(
+    document: dict[str, Any], where: str, folder: Path, settings: Sequence[str] = (), *, on: str = "sim"
+) -> Scenario:
+    """A scenario from its content, which is changed; `where`: what it is called; `folder`: where its paths
+    are meant from. `settings` are KEY=VALUE, a dotted path and a YAML value each; `on` is the machine that it
+    will run on: on the CPU its `on_cpu` says what is different there.
+
+    Raises InputError with one line: where, field, what is allowed, the nearest name.
+    """
+    _check_on_cpu(document, where)
     if on == CPU:
-        _move_to_cpu(document, path)
+        _move_to_cpu(document, where)
         if any(setting.startswith("on_cpu") for setting in settings):
             raise InputError(f"--set on_cpu: with --on {CPU} its fields are set by their own names")
     for setting in settings:
         _set(document, setting)
     if any(setting.startswith("on_cpu") for setting in settings):
-        _check_on_cpu(document, path)
+        _check_on_cpu(document, where)
     if on == CPU and document.get("device") != CPU:
         raise InputError(
-            f"{path}: device: is {shown(document.get('device'))}; --on cpu runs on device: cpu"
+            f"{where}: device: is {shown(document.get('device'))}; --on cpu runs on device: cpu"
             " (say so under on_cpu, with a model small enough, or give --set device=cpu)"
         )
-    return parse_scenario(_with_paths(document, path.absolute().parent), str(path))
+    return parse_scenario(_with_paths(document, folder), where)
 
 
 def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
@@ -112,27 +120,29 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
     return str((Path(name) if here else beside).absolute())
 
 
-def _check_on_cpu(document: dict[str, Any], path: Path) -> None:
+def _check_on_cpu(document: dict[str, Any], where: str) -> None:
     """Raises InputError where the scenario that `on_cpu` makes of a right one is none."""
     if not document.get("on_cpu"):
         return
-    parse_scenario({**document, "on_cpu": {}}, str(path))  # what is wrong besides is told first
+    parse_scenario({**document, "on_cpu": {}}, where)  # what is wrong besides is told first
     moved = copy.deepcopy(document)
-    _move_to_cpu(moved, path)
-    parse_scenario(moved, f"{path}: on_cpu")
+    _move_to_cpu(moved, where)
+    parse_scenario(moved, f"{where}: on_cpu")
 
 
-def _move_to_cpu(document: dict[str, Any], path: Path) -> None:
+def _move_to_cpu(document: dict[str, Any], where: str) -> None:
     """Puts what `on_cpu` says in the place of what stands there."""
     instead = document.pop("on_cpu", {})
     if not isinstance(instead, dict):
         raise InputError(
-            f"{path}: on_cpu: is {shown(instead)}; a mapping of dotted paths to values is needed"
+            f"{where}: on_cpu: is {shown(instead)}; a mapping of dotted paths to values is needed"
         )
     for key, value in instead.items():
         if not isinstance(key, str) or not all(key.split(".")):
-            raise InputError(f"{path}: on_cpu: {shown(key)} is no path of a field, such as workload.requests")
-        _put(document, key, value, f"{path}: on_cpu: {key}")
+            raise InputError(
+                f"{where}: on_cpu: {shown(key)} is no path of a field, such as workload.requests"
+            )
+        _put(document, key, value, f"{where}: on_cpu: {key}")
 
 
 def _set(document: dict[str, Any], setting: str) -> None:

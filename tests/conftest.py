@@ -67,7 +67,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a page is not what a test is about, runs of the command line in this process build none: it takes
     as long as a small study."""
-    monkeypatch.setattr("simcore.cli._build_report", lambda folder: folder)
+    monkeypatch.setattr("simcore.api.build_report", lambda folder: folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

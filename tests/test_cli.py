@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,26 @@ def test_catalogues_are_a_line_each(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 3
     assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_the_version_is_that_of_the_package(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capfd.readouterr().out == f"simcore {version('simcore')}\n"
+
+
+@pytest.mark.parametrize("words", [["-h"], ["run", "-h"], ["profile", "-h"]])
+def test_a_short_option_helps(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 0
+    assert "Usage: " in capfd.readouterr().out
+
+
+def test_shells_complete_commands(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["simcore"])
+    monkeypatch.setenv("_SIMCORE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "simcore re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert call() == 0
+    assert capfd.readouterr().out.split() == ["report"]
 
 
 def test_commands_of_profiles_are_listed(capfd: pytest.CaptureFixture[str]) -> None:

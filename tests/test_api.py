@@ -1,0 +1,143 @@
+"""simcore from Python gives what the command line gives, and refuses in one line."""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+import simcore
+from simcore import cli
+from simcore.input.files import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVING: Mapping[str, Any] = {
+    "name": "s",
+    "study": "serving",
+    "device": "h200-sxm",
+    "model": "llama-3.1-8b",
+    "workload": {
+        "requests": 12,
+        "arrivals": {"kind": "poisson", "rate_per_s": 20},
+        "prompt_tokens": {"kind": "constant", "value": 100},
+        "output_tokens": {"kind": "constant", "value": 8},
+    },
+    "strategies": [{"kind": "continuous_batching"}],
+}
+DECODE: Mapping[str, Any] = {
+    "name": "d",
+    "study": "decode",
+    "device": "h200-sxm",
+    "model": "llama-3.1-8b",
+    "context_tokens": [1024, 4096],
+    "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}],
+}
+
+
+def command_line(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    return int(ended.value.code or 0)
+
+
+def test_it_gives_what_the_command_line_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(yaml.safe_dump(dict(SERVING)))
+    assert command_line(["s.yaml", "--out", "run", "--quiet", "--jobs", "1"]) == 0
+    result = simcore.run("s.yaml", jobs=1)
+    assert result.write("again") == Path("again")
+    for name in ("results.csv", "requests.parquet", "summary.json", "scenario.yaml"):
+        assert Path("run", name).read_bytes() == Path("again", name).read_bytes(), name
+    assert json.loads(Path("run/summary.json").read_text())["answer"] == result.answer
+
+
+def test_a_frame_has_a_row_for_each_figure() -> None:
+    result = simcore.run(DECODE, jobs=1)
+    frame = result.frame()
+    assert len(frame) == len(result.rows)
+    latencies = frame[frame["metric"] == "token_latency_s"]
+    assert sorted(latencies["context_tokens"]) == [1024, 1024, 4096, 4096]
+    assert (latencies["value"] > 0.0).all()
+    assert set(latencies["unit"]) == {"s"}
+
+
+def test_requests_are_those_of_a_serving_run() -> None:
+    requests = simcore.run(SERVING, jobs=1).requests()
+    assert len(requests) == 12
+    assert (requests["first_token_s"] <= requests["finish_s"]).all()
+    with pytest.raises(InputError, match="study decode has none"):
+        simcore.run(DECODE, jobs=1).requests()
+
+
+def test_settings_change_fields_and_the_content_stays() -> None:
+    before = json.dumps(SERVING)
+    result = simcore.run(SERVING, settings=["workload.requests=5"], jobs=1)
+    assert len(result.requests()) == 5
+    assert json.dumps(SERVING) == before
+
+
+def test_two_runs_are_compared_figure_by_figure() -> None:
+    one = simcore.run(DECODE, jobs=1)
+    other = simcore.run(DECODE, settings=["context_tokens=[4096, 8192]"], jobs=1)
+    both = simcore.compare(one, other)
+    latency = both[both["metric"] == "token_latency_s"].set_index(["label", "context_tokens"])
+    for label in ("tensor parallel, 1 device", "tensor parallel, 2 devices"):
+        assert latency.loc[(label, 4096), "ratio"] == 1.0
+        assert pd.isna(latency.loc[(label, 1024), "b"])
+        assert pd.isna(latency.loc[(label, 8192), "a"])
+    with pytest.raises(InputError, match="studies decode and serving"):
+        simcore.compare(one, simcore.run(SERVING, jobs=1))
+
+
+def test_runs_on_one_device_each_are_compared_whatever_it_is() -> None:
+    one = simcore.run(DECODE, jobs=1)
+    both = simcore.compare(one, simcore.run(DECODE, settings=["device=h100-sxm"], jobs=1))
+    latency = both[both["metric"] == "token_latency_s"]
+    assert len(latency) == 4
+    assert (latency["ratio"] > 1.0).all()
+
+
+def test_the_script_of_the_documents_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "docs" / "from_python.py"))
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_a_report_is_one_file(tmp_path: Path) -> None:
+    page = simcore.run(DECODE, jobs=1).report(tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "tensor parallel" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "says"),
+    [
+        ({**DECODE, "context": 3}, {}, "scenario: context: no such field"),
+        ({**DECODE, "device": "h2000"}, {}, "h200"),
+        (DECODE, {"on": "gpu"}, "on: gpu: no such machine"),
+        (DECODE, {"jobs": 0}, "jobs: is 0"),
+        ("nowhere.yaml", {}, "nowhere.yaml"),
+        (DECODE, {"settings": ["x"]}, "--set x: KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_one_line(given: Any, words: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as raised:
+        simcore.run(given, **words)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        simcore.runn  # noqa: B018
+
+
+def test_importing_it_imports_nothing_that_is_slow() -> None:
+    program = "import sys, simcore; print(sorted({'numpy', 'pandas', 'simpy', 'pydantic'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
