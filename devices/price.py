@@ -313,8 +313,21 @@ def _around(places: Iterable[int], at: int) -> tuple[int | None, int | None]:
 
 
 def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
-    """A whole iteration at the number of sequences that the op's shape names."""
-    sequences = op["sequences"]
+    """A whole iteration at the number of sequences that the op's shape names; at contexts so long that the
+    device cannot be so fast, what it takes at least."""
+    floor_s = tariff.floor(op).seconds
+    found = _by_sequences(row, op["sequences"], floor_s)
+    if found.low_s >= floor_s:
+        return found
+    low_s, seconds, high_s = (max(floor_s, end_s) for end_s in (found.low_s, found.seconds, found.high_s))
+    if seconds == found.seconds:
+        return replace(found, low_s=low_s)
+    detail = f"at least, by the datasheet, at this context; {found.detail}"
+    return Price(seconds, low_s, high_s, "extrapolated", detail)
+
+
+def _by_sequences(row: tuple[Point, ...], sequences: int, floor_s: float) -> Price:
+    """The time of an iteration of so many sequences, whatever its context."""
     points = {point.sequences or 0: point for point in row}
     if sequences in points:
         return _published(points[sequences])
@@ -322,7 +335,6 @@ def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
     if below is not None and above is not None:
         share = (sequences - below) / (above - below)
         return _interpolated(points[below], points[above], share, f"{below} and {above} sequences")
-    floor_s = tariff.floor(op).seconds
     if below is None:
         return _fewer_sequences(row[0], sequences, floor_s)
     return _more_sequences(points, sequences, floor_s)

@@ -49,7 +49,7 @@ kinds = sorted({family.kind for family in families()})
 ops = drawn(kinds, 10_000 // len(families()) + 1, int(sys.argv[1]), beside_grid=False)
 for name in ("h200-sxm", "a100-sxm-80gb"):
     spec = load_device(name)
-    price = pricer(spec, profile=load_profile("h200-sxm", "h200-sxm") if name == "h200-sxm" else None)
+    price = pricer(spec, profile=load_profile("h200-sxm", "local") if name == "h200-sxm" else None)
     for op in ops:
         try:
             print(op.kind, op.shape, op.dtype, repr(price(op)))

@@ -141,3 +141,10 @@ def test_importing_it_imports_nothing_that_is_slow() -> None:
     program = "import sys, simcore; print(sorted({'numpy', 'pandas', 'simpy', 'pydantic'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_strategy_that_is_given_again_is_named(times: int) -> None:
+    document = {**DECODE, "strategies": [{"kind": "tensor_parallel", "ranks": 2}] * times}
+    with pytest.raises(InputError, match="strategies: tensor parallel, 2 devices is given twice"):
+        simcore.run(document, jobs=1)

@@ -4,9 +4,11 @@ Prices of tables are held to figures of five rows written down here, so that eve
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import simcore
 from devices.price import pricer, roofline, summed
 from devices.profile import Assumed, Profile, load_profile
 from devices.spec import DeviceSpec, load_device
@@ -90,7 +92,7 @@ def ends_us(price: Price) -> tuple[float, float, float]:
 def test_a_printed_time_is_known_to_half_its_last_digit_and_is_not_negative() -> None:
     price = pricer(A100, profile=table((4, 100.0, 5.0), (8, 3.0, 5.0)))
     assert ends_us(price(iteration(4))) == pytest.approx((95.0, 100.0, 105.0))
-    assert ends_us(price(iteration(8))) == pytest.approx((0.0, 3.0, 8.0))
+    assert ends_us(price(iteration(8, 0.0))) == pytest.approx((0.0, 3.0, 8.0))
 
 
 def test_between_two_rows_every_end_is_a_line() -> None:
@@ -115,11 +117,11 @@ def test_beyond_a_single_row_anything_from_its_time_to_one_in_proportion() -> No
 
 
 def test_fewer_sequences_take_at_least_what_the_datasheet_allows() -> None:
-    """And where the row's own low end is below that, at least that."""
+    """Also where the row's own low end is below that."""
     read = 1e-6 * A100.hbm_bytes_per_s
     price = pricer(A100, profile=table((4, 100.0, 2.0)))
     assert ends_us(price(iteration(2, 30 * read))) == pytest.approx((30.0, 100.0, 102.0))
-    assert ends_us(price(iteration(2, 99 * read))) == pytest.approx((98.0, 100.0, 102.0))
+    assert ends_us(price(iteration(2, 99 * read))) == pytest.approx((99.0, 100.0, 102.0))
 
 
 def test_what_the_memory_bounds_is_no_faster_at_any_end() -> None:
@@ -196,3 +198,22 @@ def test_a_sum_has_the_sums_of_ends_and_the_first_early_part() -> None:
     assert found.early_s == 1.75
     assert found.source == "roofline"
     assert summed(parts[:1]).early_s is None
+
+
+def test_a_row_for_all_contexts_is_no_faster_than_the_datasheet_at_a_long_one() -> None:
+    read = 1e-6 * A100.hbm_bytes_per_s
+    price = pricer(A100, profile=table((4, 100.0, 2.0), (8, 140.0, 3.0)))
+    for sequences in (2, 4, 6, 8):
+        found = price(iteration(sequences, 200 * read))
+        assert ends_us(found) == pytest.approx((200.0, 200.0, 200.0))
+        assert found.source == "extrapolated"
+    assert ends_us(price(iteration(4, 101 * read))) == pytest.approx((101.0, 101.0, 102.0))
+    assert price(iteration(4, 99 * read)).source == "published"
+
+
+def test_a_burst_that_comes_to_such_contexts_keeps_the_laws() -> None:
+    """Flover's profile, 32 sequences whose contexts grow past those that its iterations are averages of."""
+    path = Path(__file__).resolve().parents[1] / "scenarios/papers/flover_fig6.yaml"
+    settings = ["workload.requests=40", "workload.output_tokens={kind: constant, value: 2000}", "replicas=1"]
+    result = simcore.run(path, settings=[*settings, "workload.arrivals.interval_s=0.01"], jobs=1)
+    assert result.outcome.sources["extrapolated"] > 0.0

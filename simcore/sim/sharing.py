@@ -187,12 +187,8 @@ class SharedDevice:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
         _credit(piece, now_s)
         slack = ROUNDING * max(now_s, piece.work_s)
-        work = piece.work
-        replay = work.replay_at(max(0.0, piece.work_s - slack))
         # Work that has just come to the end of a replay has not passed it.
-        if replay > 0 and work.end_s(replay - 1) >= piece.work_s - slack:
-            replay -= 1
-        self.shorten(piece, replay + 1)
+        self.shorten(piece, piece.work.replay_at(max(0.0, piece.work_s - slack)) + 1)
 
     def shorten(self, piece: Work, replays: int) -> None:
         """Leaves out all but the first so many replays of a piece."""

@@ -365,8 +365,8 @@ class Simulation:
         if stream.working or self._working[rank] or self._devices[rank].running:
             return False
         work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        # Its host has done nothing since, so it is not issued before now.
         now_s, start_s = env.now, launch.issued_s
-        start_s = max(start_s, now_s)
         if not env.passes(start_s - now_s + work.total_s):
             return env.can_hold() and self._reach(stream, launch)
         launch.lane = stream
