@@ -269,8 +269,8 @@ def test_a_burst_equals_its_launches_one_by_one() -> None:
 
 @pytest.mark.parametrize("at", [0, 5, 10, 15, 20, 25, 30, 99])
 def test_how_many_ran_of_a_burst_that_is_stopped(at: int) -> None:
-    """Replays of 10: a stop at 15 lets the second one end, one at 10 only the first. A burst behind another one
-    runs not once."""
+    """Replays of 10: a stop at 15 lets the second one end, one at 10 only the first. A burst behind another
+    one runs not once."""
 
     def program(m: Machine) -> Program:
         first, second = m.launch(toys("a", 10), repeat=4), m.launch(toys("b", 10), repeat=4)
