@@ -10,7 +10,7 @@ dimension of its shape, which has one value or is in a range ("65.." has no end)
 one with most conditions counts, of several such the first. What the numbers mean stands in `devices.fit`.
 
 With granularity `measured` the shapes that were fitted to count as well: they stand in `points.csv`, and say
-how far ops near them are from the fit (`devices.corrected`).
+how far ops near them are from the fit (`devices.interpolation`).
 """
 
 import csv
@@ -27,8 +27,8 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from devices.corrected import Correction, Measured, correction, staying_bytes
 from devices.fit import LEAST_CHECKS, Fit, checked_interval
+from devices.interpolation import Correction, Measured, correction, staying_bytes
 from devices.spec import check_return
 from simcore.input.files import (
     STRICT,

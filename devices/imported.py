@@ -1,7 +1,7 @@
 """A profile out of a user's tables of op times (`devices.op_tables`).
 
     each kind of op and dtype      two constants (`devices.fit`), corrected by the times near an op's shape
-                                   (`devices.corrected`)
+                                   (`devices.interpolation`)
     what the tables do not have    no fit: the roofline prices it
 
 Times that the device cannot reach by its datasheet are no times of that op on it: a few are left out. Where
@@ -36,7 +36,7 @@ UNKNOWN = "unknown"
 LEAST_TOLD = 3
 CACHE = "memory or a cache, the table does not say which"
 # What has a line of its own. Kernels of others split work over a sequence's heads in ways of their own: times
-# for as many pairs of sequence and head (`devices.corrected.coordinates`) lie up to six times apart in tables
+# for as many pairs of sequence and head (`interpolation.coordinates`) lie up to six times apart in tables
 # of vLLM 0.19 on an H200 (half of them over 12 %).
 OWN_LINES: Mapping[str, tuple[str, ...]] = {
     "decode_attention": ("kv_heads",),

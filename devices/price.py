@@ -5,8 +5,8 @@
     fused     the sum of its parts, unless a profile has a row of it
     iteration a profile's, linear in the sequences it computes
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (devices.fit)
-    measured  fitted, corrected by what was measured near the op's shape (devices.corrected)
-    alike     attention that was not measured, by attention that was (devices.alike)
+    measured  fitted, corrected by what was measured near the op's shape (devices.interpolation)
+    alike     attention that was not measured, by attention that was (devices.attention_fallback)
     narrow    products of weights in few bits that were not measured, by those of bf16 (devices.narrow)
     blocks    an op that says how many it has: its floor stretched to whole waves of them (devices.waves)
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from devices.alike import price_alike
+from devices.attention_fallback import price_alike
 from devices.collectives import collective_seconds, crosses_link
 from devices.fitted import FittedProfile
 from devices.narrow import price_narrow

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from simcore import rundir
 from simcore.assembly import SIMULATED, Place, assemble, provenance
 from simcore.input.files import InputError, nearest, plain
+from simcore.input.shipped import file_or_shipped
 from simcore.scenario import Scenario, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
 from simcore.studies.common import COLUMNS, FIGURE, Outcome, Progress, flat
@@ -102,7 +103,8 @@ def run(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Runs a scenario: a file, or its content. Paths in the content are meant from the working directory.
+    """Runs a scenario: a file, the name of an example, or its content, in which paths are meant from the
+    working directory.
 
     `on`: "sim", "cpu" or "cuda"; `settings`: KEY=VALUE as with --set; `jobs`: processes of a simulation, all
     cores if left out; `progress`: is told what is done, how much of it, of how much. Raises InputError with
@@ -115,8 +117,9 @@ def run(
         where, content = "scenario", copy.deepcopy(dict(scenario))
         asked = scenario_of(content, where, Path.cwd(), settings, on=on)
     else:
-        where = str(scenario)
-        asked = load_scenario(Path(scenario), settings, on=on)
+        file = file_or_shipped(Path(scenario))
+        where = str(file)
+        asked = load_scenario(file, settings, on=on)
     silent = progress or (lambda doing, done, total: None)
     command = f"simcore.run({where!r}, on={on!r}, settings={list(settings)!r})"
     return execute(asked, where, on, jobs=jobs, progress=silent, command=command, begun_s=begun_s)

@@ -664,7 +664,7 @@ def _hardware(
         parts=table is not None and table.granularity == "parts",
         memory_reach=_memory_reach(spec, shared),
         leaves_s=shared.leaves_s if shared else inf,
-        law_off=_law_off(shared),
+        contention_error=_law_off(shared),
         whole=table is not None and table.granularity == "iteration",
         processors=spec.processors,
     )

@@ -39,6 +39,8 @@ from simcore.api import (
 )
 from simcore.assembly import MODELS, model_names, provenance
 from simcore.export import export as export_bench
+from simcore.input import shipped
+from simcore.input.drafts import write_text
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
@@ -111,7 +113,10 @@ def main_options(
     del version
 
 
-File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="the scenario", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE.yaml", help="the scenario, or the name of an example", show_default=False),
+]
 On = Annotated[
     str,
     typer.Option(
@@ -142,6 +147,7 @@ def run(
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
+    file = shipped.file_or_shipped(file)
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
     processes = None if jobs is None else _processes(jobs)
@@ -218,6 +224,7 @@ def validate(
 ) -> None:
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
+    file = shipped.file_or_shipped(file)
     check_real(on)
     report_builder()
     from validate.ladder import climb  # noqa: PLC0415
@@ -329,6 +336,28 @@ def devices(
         typer.echo(line)
 
 
+@app.command()
+def examples() -> None:
+    """List the scenarios that come with simcore; each runs by its name."""
+    for name in shipped.names():
+        typer.echo(terminal.listing(name, shipped.about(name), 38))
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of an example", show_default=False)],
+) -> None:
+    """Copy an example into this folder, to begin with, and beside it the schema by which editors know its
+    fields."""
+    text = shipped.copied(name)
+    target = Path(f"{name.rpartition('/')[2]}.yaml")
+    if target.exists():
+        raise InputError(f"{target}: is there already, and stays as it is")
+    write_text(Path(shipped.SCHEMA), json.dumps(json_schema(), indent=1) + "\n")
+    write_text(target, text)
+    typer.echo(f"{target}: python -m simcore {target}")
+
+
 PROFILE = "profile"
 profile_app = typer.Typer(no_args_is_help=True, help="Profiles: what ops cost on a device.")
 app.add_typer(profile_app, name=PROFILE)
@@ -400,8 +429,8 @@ def schedules() -> None:
 
 
 COMMANDS = (
-    *("run", "calibrate", "validate", "report", "export", "schema", "devices", "engines", "models"),
-    *("schedules", PROFILE),
+    *("run", "calibrate", "validate", "report", "export", "examples", "init", "schema", "devices", "engines"),
+    *("models", "schedules", PROFILE),
 )
 
 
@@ -449,9 +478,10 @@ def _with_command(words: Sequence[str]) -> list[str]:
     if words[0].startswith("-") or words[0] in COMMANDS:
         return list(words)
     first = words[0]
-    if "/" in first or first.endswith((".yaml", ".yml")) or Path(first).is_file():
+    if first.endswith((".yaml", ".yml")) or Path(first).is_file() or shipped.path_of(first) or "/" in first:
         return ["run", *words]
-    raise InputError(f"{shown(first)} is neither a file nor a command{nearest(first, COMMANDS)}")
+    known = [*COMMANDS, *shipped.names()]
+    raise InputError(f"{shown(first)} is neither a file nor a command nor an example{nearest(first, known)}")
 
 
 def _run_app(words: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ MODULES = (
     "sim.rows",
     "sim.host",
     "sim.clock",
-    "sim.tariff",
+    "sim.graph_pricer",
     "machine.trace",
     "sim.simulation",
     "sim.segments",

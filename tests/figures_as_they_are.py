@@ -25,7 +25,7 @@ from simcore.models.served_decoder import decode_sizes, step_sizes
 from simcore.ops.op import Pricer
 from simcore.scenario import parse_scenario
 from simcore.sim.runs import simulated
-from simcore.studies.serving.bench import Bench
+from simcore.studies.serving.runner import Bench
 
 FOLDER = Path(__file__).parent / "data" / "figures"
 WITHIN = 1e-9

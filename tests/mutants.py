@@ -49,7 +49,7 @@ CORE = (
         "models/served_decoder", "models/long_convolution", "workload/arrivals", "schedules/*",
         "studies/serving/*", "studies/decode/*", "studies/tiling/*",
     )),
-    *(f"devices/{name}.py" for name in ("price", "corrected", "fit", "fitted", "collectives", "waves")),
+    *(f"devices/{name}.py" for name in ("price", "interpolation", "fit", "fitted", "collectives", "waves")),
     "validate/ladder/rungs.py", "validate/engines/*.py",
 )  # fmt: skip
 TEXTS = ("__init__.py", "answer.py", "tables.py", "published.py")

@@ -22,8 +22,8 @@ import triton
 import typer
 from typer.testing import CliRunner
 
-from devices.corrected import FEW_ROWS, Measured, coordinates
 from devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
+from devices.interpolation import FEW_ROWS, Measured, coordinates
 from devices.making import Point, shape_text, write_whole
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices.corrected import Measured, correction
 from devices.fit import fit_two
 from devices.fitted import Birth, FittedProfile
+from devices.interpolation import Measured, correction
 from devices.making import Point, shape_text
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile

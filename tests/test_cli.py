@@ -93,8 +93,8 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "says"),
     [
         (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
-        (["modles"], "'modles' is neither a file nor a command; did you mean 'models'?"),
-        (["rn", QUICK], "'rn' is neither a file nor a command; did you mean 'run'?"),
+        (["modles"], "'modles' is neither a file nor a command nor an example; did you mean 'models'?"),
+        (["rn", QUICK], "'rn' is neither a file nor a command nor an example; did you mean 'run'?"),
         (
             ["run", QUICK, "--on", "cud"],
             "did you mean 'cuda'? (allowed: sim, cpu, cuda, tape)",

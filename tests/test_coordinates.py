@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from devices.corrected import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
 from devices.fit import fit_two
+from devices.interpolation import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
 from devices.making import shape_text
 from devices.price import launches_and_floor, roofline
 from devices.spec import load_device

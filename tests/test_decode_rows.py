@@ -18,8 +18,8 @@ from simcore.scenario import load_scenario, parse_scenario
 from simcore.studies import decode
 from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import study as decode_study
-from simcore.studies.decode.bench import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
+from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 
 ROOT = Path(__file__).resolve().parent.parent
 AXES = Axes("alspec", "a", 2, 2, 1024, 1)

@@ -10,9 +10,9 @@ from devices.spec import device_names, load_device
 from simcore.assembly import ServingStudy, assemble
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
-from simcore.studies.serving.bench import Bench, label
 from simcore.studies.serving.engines import engine_names, load_engine, with_engines
 from simcore.studies.serving.engines.presets import DECIDED
+from simcore.studies.serving.runner import Bench, label
 from simcore.studies.serving.scenario import ContinuousBatching, ServingScenario
 from simcore.studies.serving.study import cases
 

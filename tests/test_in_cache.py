@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.corrected import Measured
 from devices.fitted import FitRow, FittedProfile
+from devices.interpolation import Measured
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import load_profile
 from devices.spec import load_device
@@ -15,9 +15,9 @@ from simcore.assembly import assemble
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 from simcore.scenario import load_scenario
-from simcore.studies.tiling.bench import Bench
 from simcore.studies.tiling.cases import Case, cases, program
 from simcore.studies.tiling.launches import launches as launched
+from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.scenario import TilingScenario
 
 H200 = load_device("h200-sxm")

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from simcore.cli import app
 from simcore.sim import kept
+from simcore.sim.graph_pricer import ENDS, GraphPricer, PricedGroups
 from simcore.sim.kept import KeptPrices, cache_folder
-from simcore.sim.tariff import ENDS, PricedGroups, Tariff
 from tests.test_ramps import on_device
 
 SCENARIO = {
@@ -64,7 +64,7 @@ def test_a_run_by_kept_prices_gives_the_same_bytes(tmp_path: Path, monkeypatch: 
 )
 def test_a_broken_file_is_as_none(tmp_path: Path, broken: bytes) -> None:
     rank, groups, asked = known_of(4)
-    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    GraphPricer(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
     store = KeptPrices("k", tmp_path)
     store.save(1, groups.known)
     (file,) = (tmp_path / "prices").iterdir()
@@ -106,7 +106,7 @@ def known_of(seed: int, end: Any = "value") -> tuple[Any, PricedGroups, list[tup
 @pytest.mark.parametrize("end", ENDS)
 def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
     rank, groups, asked = known_of(3)
-    tariff = Tariff(rank.price, rank.roofline, end=end, groups=groups)
+    tariff = GraphPricer(rank.price, rank.roofline, end=end, groups=groups)
     plain = [tariff.ramp(rank.model.decode, *each) for each in asked]
     KeptPrices("k", tmp_path).save(1, groups.known)
     known = KeptPrices("k", tmp_path).load(1)
@@ -117,7 +117,7 @@ def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
     def refused(_: Any) -> Any:
         raise AssertionError("a price was asked for")
 
-    again = Tariff(refused, refused, end=end, groups=PricedGroups(refused, refused, known))
+    again = GraphPricer(refused, refused, end=end, groups=PricedGroups(refused, refused, known))
     for ramp, each in zip(plain, asked, strict=True):
         found = again.ramp(rank.model.decode, *each)
         assert (found.total_s, found.floor_s()) == (ramp.total_s, ramp.floor_s())
@@ -134,7 +134,7 @@ def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
 def test_prices_of_anything_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device or profile (the key), another rank, other code."""
     rank, groups, asked = known_of(4)
-    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    GraphPricer(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
     store = KeptPrices("k", tmp_path)
     store.save(1, groups.known)
     assert store.load(1)
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(
 def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MOST_FILES", 3)
     rank, groups, asked = known_of(5)
-    Tariff(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    GraphPricer(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
     store = KeptPrices("k", tmp_path)
     for ranks in range(1, 5):
         store.save(ranks, groups.known)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.serving.bench import Bench, Case, Room
+from simcore.studies.serving.runner import Bench, Case, Room
 from simcore.studies.serving.study import cases
 from tests.test_serving import bench, document, strategy, workload
 

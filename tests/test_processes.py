@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from simcore.cli import app, main
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
-from simcore.studies.decode import bench as decode_bench
 from simcore.studies.decode import crossover
+from simcore.studies.decode import runner as decode_bench
 from simcore.studies.operators import study as operators_study
 from simcore.studies.processes import in_processes
 from simcore.studies.tiling import study as tiling_study

@@ -24,8 +24,8 @@ from simcore.assembly import assemble
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
 from simcore.scenario import parse_scenario
-from simcore.sim.bursts import Bends, Curve, Ramp, lines
-from simcore.sim.tariff import Tariff
+from simcore.sim.bursts import Bends, BurstCost, Curve, lines
+from simcore.sim.graph_pricer import GraphPricer
 from tests.thorough import first
 
 REL = 1e-9
@@ -157,7 +157,7 @@ def _cost(rank: Rank, op: Op, times: int) -> tuple[list[float], str]:
 # -- what must be equal ----------------------------------------------------------------------------------
 
 
-def assert_work(ramp: Ramp, listed: Listed) -> None:
+def assert_work(ramp: BurstCost, listed: Listed) -> None:
     """total_s, floor_s, the end of every replay."""
     replays = len(listed.costs)
     assert ramp.replays == replays
@@ -167,7 +167,7 @@ def assert_work(ramp: Ramp, listed: Listed) -> None:
     assert ramp.end_s(replays - 1) == ramp.total_s
 
 
-def assert_inverse(ramp: Ramp) -> None:
+def assert_inverse(ramp: BurstCost) -> None:
     """The replay at work is the first that ends later, at, before and between all boundaries."""
     last = ramp.replays - 1
     begun_s = 0.0
@@ -182,7 +182,7 @@ def assert_inverse(ramp: Ramp) -> None:
     assert ramp.replay_at(2.0 * ramp.total_s) == last
 
 
-def assert_demands(ramp: Ramp, listed: Listed) -> None:
+def assert_demands(ramp: BurstCost, listed: Listed) -> None:
     """Demands are the shares of each replay, to the nearest step, and change where `next_change` says."""
     ramp.launch_s, ramp.since_s = 1e-4, 3.0
     demands = [ramp.demand(replay) for replay in range(ramp.replays)]
@@ -197,7 +197,7 @@ def assert_demands(ramp: Ramp, listed: Listed) -> None:
     assert_changes(ramp, [(demand.memory, demand.compute) for demand in demands])
 
 
-def assert_changes(ramp: Ramp, demands: list[tuple[float, float]]) -> None:
+def assert_changes(ramp: BurstCost, demands: list[tuple[float, float]]) -> None:
     """`next_change` is the last replay of the same demands in a row; a piece's end may cut the row."""
     begins = {piece.first for piece in ramp.pieces}
     changes = last = ramp.replays - 1
@@ -207,7 +207,7 @@ def assert_changes(ramp: Ramp, demands: list[tuple[float, float]]) -> None:
         assert ramp.next_change(replay) == changes
 
 
-def assert_around(ramp: Ramp, random: Random) -> None:
+def assert_around(ramp: BurstCost, random: Random) -> None:
     """What holds at some work, asked in any order, is what holds at the replay that is at work then."""
     works_s = [random.uniform(0.0, ramp.total_s) for _ in range(20)]
     for work_s in [0.0, *works_s, *sorted(works_s), ramp.end_s(0), ramp.total_s]:
@@ -225,7 +225,7 @@ def assert_around(ramp: Ramp, random: Random) -> None:
         assert demand == ramp.demand(replay)
 
 
-def assert_shortened(make: Callable[[], Ramp], listed: Listed, random: Random) -> None:
+def assert_shortened(make: Callable[[], BurstCost], listed: Listed, random: Random) -> None:
     """What is left out leaves the rest as it was."""
     replays = len(listed.costs)
     for keep in {1, replays - 1, random.randint(1, replays), random.randint(1, replays), replays + 1} - {0}:
@@ -245,9 +245,9 @@ def assert_closed_form(
     rank: Rank, graph: Graph, sizes: Sizes, advance: Mapping[str, int] | None, replays: int, random: Random
 ) -> Listed:
     """Everything that a ramp tells of a burst."""
-    tariff = Tariff(rank.price, rank.roofline)
+    tariff = GraphPricer(rank.price, rank.roofline)
 
-    def make() -> Ramp:
+    def make() -> BurstCost:
         return tariff.ramp(graph, sizes, advance, replays)
 
     listed = one_by_one(rank, graph, sizes, advance, replays)
@@ -345,7 +345,7 @@ def test_a_profile_of_whole_iterations() -> None:
 def test_a_step_that_costs_nothing() -> None:
     """The profile's passes over prompts are assumed to be free."""
     rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, profile="flover-gptj")
-    ramp = Tariff(rank.price, rank.roofline).ramp(rank.model.prefill, prompts(Random(1), 0), None, 1)
+    ramp = GraphPricer(rank.price, rank.roofline).ramp(rank.model.prefill, prompts(Random(1), 0), None, 1)
     assert (ramp.total_s, ramp.floor_s(), ramp.end_s(0), ramp.replay_at(0.0)) == (0.0, 0.0, 0.0, 0)
     assert (ramp.demand(0).memory, ramp.demand(0).compute, ramp.demand(0).launch) == (0.0, 0.0, 0.0)
     assert ramp.next_change(0) == 0
@@ -365,7 +365,7 @@ def test_bursts_by_tables(seed: int, ranks: int, whole: bool) -> None:
         sizes, by, replays = decode_burst(random, most)
         listed = assert_closed_form(rank, rank.model.decode, sizes, by, replays, random)
         sources: dict[SourceKind, float] = {}
-        ramp = Tariff(rank.price, rank.roofline).ramp(rank.model.decode, sizes, by, replays)
+        ramp = GraphPricer(rank.price, rank.roofline).ramp(rank.model.decode, sizes, by, replays)
         ramp.origin.count(ramp.total_s, ramp.replays, sources)
         assert sources == pytest.approx(listed.sources, rel=REL, abs=REL * listed.ends_s[-1])
 
@@ -429,7 +429,7 @@ def test_a_burst_of_a_graph_that_reads_nothing_that_grows() -> None:
 @pytest.mark.parametrize("first", ["still", "growing"])
 def test_a_size_that_grows_by_nothing_is_told_from_one_that_grows(first: str) -> None:
     rank = in_tables(0, 1, False)
-    tariff = Tariff(rank.price, rank.roofline)
+    tariff = GraphPricer(rank.price, rank.roofline)
     sizes = dict.fromkeys(rank.model.mixed.reads, 900)
     bursts = [{"kv_tokens": 0, "rows": 5}, {"kv_tokens": 9, "rows": 5}]
     for by in bursts if first == "still" else reversed(bursts):
@@ -440,7 +440,7 @@ def test_a_size_that_grows_by_nothing_is_told_from_one_that_grows(first: str) ->
 def test_what_is_forgotten_is_asked_for_again() -> None:
     """More mixtures of sizes than a tariff remembers, which are 4,096: the first are priced as before."""
     rank = in_tables(1, 1, True)
-    tariff = Tariff(rank.price, rank.roofline)
+    tariff = GraphPricer(rank.price, rank.roofline)
 
     def total_s(tokens: int) -> float:
         return tariff.ramp(rank.model.move, {"tokens": tokens}, {}, 10).total_s
@@ -455,13 +455,13 @@ def test_curves_do_not_mix_graphs_or_sizes() -> None:
     """One tariff for many graphs and sizes in any order gives what a fresh one does."""
     random = Random(5)
     rank = in_tables(2, 4, False)
-    shared = Tariff(rank.price, rank.roofline)
+    shared = GraphPricer(rank.price, rank.roofline)
     graphs = (rank.model.decode, rank.model.mixed)
     for _ in range(60):
         graph, sequences = random.choice(graphs), random.choice([1, 2, 50])
         sizes = prompts(random, sequences) | {"kv_tokens": spread(random, 10**5)}
         by, replays = {"kv_tokens": random.choice([1, 3, sequences])}, spread(random, 300)
-        fresh = Tariff(rank.price, rank.roofline).ramp(graph, sizes, by, replays)
+        fresh = GraphPricer(rank.price, rank.roofline).ramp(graph, sizes, by, replays)
         ramp = shared.ramp(graph, sizes, by, replays)
         assert ramp.total_s == pytest.approx(fresh.total_s, rel=REL)
         assert ramp.floor_s() == pytest.approx(fresh.floor_s(), rel=REL)

@@ -20,9 +20,9 @@ from simcore.machine.trace import ROW, Gauge, Rows, Trace
 from simcore.ops.op import Graph, Op, Price, Size
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
-from simcore.sim.tariff import Tariff
 from tests.programs import toy, toy_price, toy_roofline, toys
 from tests.thorough import examples
 
@@ -379,7 +379,7 @@ def by_hundredths(op: Op) -> Price:
 
 def test_kernels_in_a_second_alone_are_those_of_a_replay_over_its_time() -> None:
     """Replays of 4 kernels of 10, 11, 12 .. hundredths each: 4 kernels in 0.40, 0.44, 0.48 s."""
-    work = Tariff(by_hundredths, toy_roofline).ramp(growing(4), {"hundredths": 10}, {"hundredths": 1}, 9)
+    work = GraphPricer(by_hundredths, toy_roofline).ramp(growing(4), {"hundredths": 10}, {"hundredths": 1}, 9)
     work.kernels, work.launch_s = 4, 0.02
     for replay in range(9):
         seconds = 4 * (0.10 + 0.01 * replay)
@@ -430,7 +430,7 @@ def curved(op: Op) -> Price:
 
 def test_a_single_replay_costs_its_price_however_that_bends() -> None:
     """Bursts take a curve as short lines; one replay is no burst."""
-    tariff = Tariff(curved, toy_roofline)
+    tariff = GraphPricer(curved, toy_roofline)
     for size in (5, 77, 1001, 5000, 70_003):
         assert tariff.ramp(growing(1), {"hundredths": size}, None, 1).total_s == 1e-3 * size**1.3
 
@@ -445,7 +445,7 @@ def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
     sizes = (40, 70_000)
     found = []
     for order in (sizes, sizes[::-1]):
-        tariff = Tariff(bends_late, toy_roofline)
+        tariff = GraphPricer(bends_late, toy_roofline)
         tariff.settle()
         # One graph, whose groups are first seen once prices are settled.
         graph = growing(2)

@@ -31,12 +31,12 @@ from simcore.machine.trace import ROW
 from simcore.models.served_decoder import decode_sizes, step_sizes
 from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
-from simcore.sim.tariff import Tariff
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.studies.common import Outcome, Row, ServingAxes
 from simcore.studies.published import ServingPublished, read_serving_published
 from simcore.studies.serving import laws as serving_laws
-from simcore.studies.serving.bench import Bench, Case, Result, prepared
 from simcore.studies.serving.figures import figures
+from simcore.studies.serving.runner import Bench, Case, Result, prepared
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.study import cases
@@ -908,7 +908,7 @@ def test_chunks_keep_a_long_prompt_from_stalling_answers(tmp_path: Path) -> None
         assert beside.sum() >= -(-40_000 // budget)
         gaps[budget] = float((steps["end_s"] - steps["start_s"])[beside].max())
     table = bench(document(workload=load))
-    tariff = Tariff(table.hardware.price(1, None, True), table.hardware.roofline)
+    tariff = GraphPricer(table.hardware.price(1, None, True), table.hardware.roofline)
     sizes = step_sizes(4, 4 * 500, [(252, 40_000 - 252)], 1)
     longest_s = tariff.ramp(table.model(1).mixed, sizes, None, 1).total_s
     assert gaps[256] <= longest_s + 2.0 * table.hardware.overheads.launch_s

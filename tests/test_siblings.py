@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from devices.alike import price_alike
+from devices.attention_fallback import price_alike
 from devices.in_use import prices_of
 from devices.price import pricer
 from devices.spec import load_device

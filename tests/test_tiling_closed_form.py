@@ -22,9 +22,10 @@ from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.simulation import Simulation, no_floor
-from simcore.sim.tariff import Tariff
-from simcore.studies.tiling import bench, closed_form
+from simcore.studies.tiling import closed_form
+from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
 from simcore.studies.tiling.order import Asked, Order, recorded
 from tests.thorough import first
@@ -97,7 +98,7 @@ def simulated(
     schedule: Schedule, model: LongConvolution, price: Callable[[Op], Price], overheads: Overheads
 ) -> tuple[Trace, list[float]]:
     ended: list[float] = []
-    tariff = Tariff(price, no_floor)
+    tariff = GraphPricer(price, no_floor)
     machine = Simulation(price, overheads=overheads, rows=True, tariff=tariff, told=model.told)
     return machine.run(lambda m: schedule(m, model, ended)), ended
 
@@ -113,7 +114,7 @@ def at_once(
 ) -> tuple[Trace, list[float]]:
     assert can_be_worked_out(order)
     graphs = order.made(model)
-    cost = costs(order, graphs, Tariff(price, no_floor), overheads, model.told)
+    cost = costs(order, graphs, GraphPricer(price, no_floor), overheads, model.told)
     times = worked_out(order, cost, overheads.wait_s)
     ended = np.concatenate(([0.0], times.over_s))[order.ended]
     return traced(order, graphs, cost, times), ended.tolist()

@@ -18,7 +18,8 @@ from simcore.machine.trace import Trace
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.tape import record
 from simcore.studies.common import COLUMNS, Outcome, Row, flat
-from simcore.studies.tiling import bench, cases, study
+from simcore.studies.tiling import cases, study
+from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.cases import lanes
 from simcore.studies.tiling.implementations import cheapest, ranges
 from simcore.studies.tiling.memory import memory

@@ -8,7 +8,7 @@ on their way at any time to hide the latency of memory. The program that comes t
 in order, so that the result is always the same.
 
 More rows are cuBLAS's, which is given whole multiples of some where the tensor of x has room for them
-(`devices.corrected.padded_rows`): what the rows beyond hold does not matter.
+(`devices.interpolation.padded_rows`): what the rows beyond hold does not matter.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from devices.corrected import padded_rows
+from devices.interpolation import padded_rows
 from kernels.decoder.checks import check_gate, check_like, kind
 from kernels.decoder.tensors import random_tensor
 from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of

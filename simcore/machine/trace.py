@@ -174,7 +174,7 @@ class Rows:
 @dataclass(slots=True)
 class Trace:
     """Everything that one run of one program left behind. `verbs`: what they took on the host of a real
-    machine, in seconds, by the names of `machine.Overheads`; `uncounted`: how many launches come
+    machine, in seconds, by the names of `machine.Overheads`; `warmup_launches`: how many launches come
     before those that say what verbs and ops take."""
 
     spans: list[Span] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Trace:
     marks: list[Mark] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
     verbs: dict[str, float] = field(default_factory=dict)
-    uncounted: int = 0
+    warmup_launches: int = 0
 
     def by_id(self) -> dict[int, Span]:
         """Spans by their id."""

@@ -131,7 +131,7 @@ class Origin:
 NO_ORIGIN = Origin()
 
 
-class Ramp:
+class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
     launch; `since_s`: when its stream last began to work; `kernels`: how many a replay has."""
 

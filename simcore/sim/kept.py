@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from simcore.sim.bursts import Straight
-from simcore.sim.tariff import ENDS, MOST_KNOWN, SOURCES, Key, Known, Place, PricedEnds
+from simcore.sim.graph_pricer import ENDS, MOST_KNOWN, SOURCES, Key, Known, Place, PricedEnds
 
 FORMAT = 1
 OFF = "none"

@@ -15,7 +15,7 @@ import simpy
 
 from simcore.machine.trace import Cause
 from simcore.ops.op import Publication
-from simcore.sim.bursts import Ramp
+from simcore.sim.bursts import BurstCost
 from simcore.sim.sharing import IDLE
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class RowLaunch:
         self.until = until
         self.end: Cause | None = None
         self.ran = 0
-        self.work: Ramp | None = None
+        self.work: BurstCost | None = None
         self._waiters: list[Waiter] | None = None
         # What its host waits for, where others may come before its end.
         self.awaited: simpy.Event | None = None

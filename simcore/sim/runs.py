@@ -13,9 +13,9 @@ from simcore.machine.mesh import Mesh
 from simcore.machine.trace import Trace
 from simcore.ops.op import Pricer, Roofline
 from simcore.sim.contention import Rates, max_min_rates
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.segments import Cuts
 from simcore.sim.simulation import Outcomes, Route, Simulation, Told, nothing
-from simcore.sim.tariff import Tariff
 
 
 class Run(Protocol):
@@ -36,7 +36,7 @@ class Setup:
     """What a study runs. `case` names it: runs of the same case do the same, and one of them is reported; it
     is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
     graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
-    knows (`context`, `tokens`, `kv_tokens`, ...), and `uncounted`, how many launches come before those by
+    knows (`context`, `tokens`, `kv_tokens`, ...), and `warmup_launches`, how many come before those by
     which a real machine tells what verbs and ops take. The others are those of Simulation."""
 
     model: object
@@ -48,13 +48,13 @@ class Setup:
     rates: Rates = max_min_rates
     lockstep: Sequence[str] = ()
     rows: bool = False
-    tariff: Tariff | None = None
+    tariff: GraphPricer | None = None
     cuts: Cuts | None = None
     told: Told = nothing
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
-    uncounted: int = 0
+    warmup_launches: int = 0
 
 
 Start = Callable[[Setup], Run]

@@ -33,14 +33,14 @@ from simcore.machine.machine import (
 )
 from simcore.machine.trace import Cause, PricedOp, Span, State, Trace
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
-from simcore.sim.bursts import Origin, Ramp
+from simcore.sim.bursts import BurstCost, Origin
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, max_min_rates
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim.rows import RowLaunch, succeed
 from simcore.sim.segments import Cuts, Segment
 from simcore.sim.sharing import Listed, Piece, SharedDevice, Work
-from simcore.sim.tariff import Tariff
 from simcore.workload.requests import END
 
 # Origins of prices are counted one by one up to so many.
@@ -164,7 +164,7 @@ class Simulation:
         rates: Rates = max_min_rates,
         lockstep: Sequence[str] = (),
         rows: bool = False,
-        tariff: Tariff | None = None,
+        tariff: GraphPricer | None = None,
         cuts: Cuts | None = None,
         told: Told = nothing,
     ) -> None:
@@ -183,7 +183,7 @@ class Simulation:
         self.fed_s: list[float] = []
         self._lockstep = frozenset(lockstep)
         self.rows = rows
-        self._tariff = tariff or Tariff(price, roofline)
+        self._tariff = tariff or GraphPricer(price, roofline)
         self._price = price
         self._roofline = roofline
         self._outcomes = outcomes or {}
@@ -478,7 +478,7 @@ class Simulation:
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
-    def _tally(self, work: Ramp) -> None:
+    def _tally(self, work: BurstCost) -> None:
         """Counts work by where its price comes from."""
         tally = self._tallies.get(id(work.origin))
         if tally is None:

@@ -23,7 +23,7 @@ class Hardware:
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
     ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
-    `leaves_s`: seconds of each kernel in which another stream's may begin (`sim.contention`). `law_off`:
+    `leaves_s`: seconds of each kernel in which another stream's may begin. `contention_error`:
     how many times as fast graphs may be beside each other, by end; 1 where no more is known than the reach.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
@@ -46,7 +46,7 @@ class Hardware:
     chunk: int
     parts: bool
     memory_reach: Mapping[str, float]
-    law_off: Mapping[str, float]
+    contention_error: Mapping[str, float]
     whole: bool = False
     leaves_s: float = inf
     start: Start = simulated

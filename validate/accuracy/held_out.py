@@ -21,8 +21,8 @@ import typer
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
-from devices.corrected import Took, place_of
 from devices.fitted import FittedProfile
+from devices.interpolation import Took, place_of
 from devices.making import Point, shape_text
 from devices.price import launches_and_floor, pricer, roofline
 from devices.profile import Profile, load_profile
@@ -144,7 +144,7 @@ def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
 
 
 def told_apart(found: Sequence[Tried], profile: Profile | FittedProfile) -> list[Tried]:
-    """Those that a card can tell from every shape that prices were made of (`devices.corrected.place`)."""
+    """Those that a card can tell from every shape that prices were made of (`interpolation.place`)."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {point.place for point in points if point.role == "fit"}
     return [one for one in found if place_of(one.point.op) not in known]

@@ -17,8 +17,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from devices.corrected import Measured
 from devices.fitted import FittedProfile
+from devices.interpolation import Measured
 from devices.profile import load_profile
 from devices.spec import load_device
 from simcore.input.files import InputError

@@ -3,7 +3,7 @@
     python -m validate.accuracy.two_calibrations DIR DIR [--out rows.csv]
 
 By kind of op: how many shapes both have, the median of second / first, and between what the middle 90 % of
-them lie. Shapes that a card cannot tell apart (`devices.corrected.coordinates`) count as the same.
+them lie. Shapes that a card cannot tell apart (`devices.interpolation.coordinates`) count as the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,7 +3,7 @@
     regret = time of what was chosen / time of the fastest - 1
 
 A part measures the ways at a training set of shapes, writes them as a profile of granularity measured
-(`devices.corrected`) and reads that back. Then it draws other shapes, lets the choices of the product go by
+(`interpolation`) and reads that back. Then it draws other shapes, lets the choices of the product go by
 the profile's prices there, and measures the ways. One is left out where the datasheet's price
 (`devices.price`, no profile) is more than SLOW times the best time found, for it will not be the fastest; one
 that is chosen is measured in any case. Our own kernels are checked against float64 each time.

@@ -3,7 +3,7 @@
     a line for each kind of op         two constants                       devices.fit
     and for each matrix, each set of
     heads, ... that models have        two constants, corrected by what
-                                       was measured near an op's shape     devices.corrected
+                                       was measured near an op's shape     devices.interpolation
     intervals                          by shapes drawn besides, by kind
 
 What was measured is kept beside the profile until it is whole: a calibration that was interrupted goes on
@@ -27,9 +27,9 @@ from statistics import median
 
 import torch
 
-from devices.corrected import Role, correction
 from devices.fit import Fit, fit_two
 from devices.fitted import Birth, FittedProfile, SharedUse
+from devices.interpolation import Role, correction
 from devices.making import (
     ALIKE,
     COLUMNS,
@@ -406,7 +406,7 @@ def _at(
 
 
 def _off(constants: Fit, low: At, high: At, middle: At) -> float:
-    """log(measured / what `devices.corrected` has between two points); 0 where they say nothing of it."""
+    """log(measured / what `devices.interpolation` has between two points); 0 where they say nothing of it."""
     near = correction(constants, [as_read(low[1]), as_read(high[1])])
     return near.error(constants, as_read(middle[1])) or 0.0
 

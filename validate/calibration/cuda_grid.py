@@ -7,7 +7,7 @@ Llama 3.1 8B and 70B on 1 to 8 ranks and of CodeLlama 34B on one, say), the othe
     grid(...)     choices x ranges
     drawn(...)    a choice, and of each range any number in it, by its logarithm: none of them in the grid
 
-Between two values of a range a price is interpolated (`devices.corrected`): they stand close where kernels
+Between two values of a range a price is interpolated (`interpolation`): they stand close where kernels
 change, as products do beyond a tile's rows.
 """
 
@@ -20,7 +20,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from devices.corrected import operand_bytes, place_of
+from devices.interpolation import operand_bytes, place_of
 from simcore.models.decoder import Decoder, why_not
 from simcore.models.decoder_config import load_config
 from simcore.ops import convolution as conv
@@ -415,7 +415,7 @@ def families() -> tuple[Family, ...]:
 
 
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
-    """The ops to measure of some kinds, of those with the same coordinates (`devices.corrected`) the first;
+    """The ops to measure of some kinds, of those with the same coordinates (`interpolation`) the first;
     `quick`: every third value of a range, and the last."""
     found: dict[tuple[object, ...], Op] = {}
     for family in families():

@@ -30,7 +30,7 @@ from simcore.machine.machine import Overheads
 from simcore.ops.op import Op, Price, Pricer
 from simcore.scenario import parse_scenario
 from simcore.studies.hardware import Hardware
-from simcore.studies.serving.bench import Bench, price_shares
+from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from validate.calibration.cpu import NAME

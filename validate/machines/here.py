@@ -134,7 +134,7 @@ class Real:
             lockstep=setup.lockstep,
             roofline=setup.roofline,
         )
-        run.trace.uncounted = setup.uncounted
+        run.trace.warmup_launches = setup.warmup_launches
         self.started.setdefault(setup.case, []).append(run.trace)
         return run
 

@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from devices.corrected import COLD, STAY
 from devices.fitted import WRITTEN
+from devices.interpolation import COLD, STAY
 from devices.making import Point
 from devices.price import launches_and_floor
 from kernels.kernel import DTYPES, Kernel

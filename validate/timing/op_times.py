@@ -18,6 +18,6 @@ def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
     found: dict[Op, list[float]] = {}
     for trace in traces:
         for span in trace.spans:
-            for priced in span.ops if span.launch >= trace.uncounted else ():
+            for priced in span.ops if span.launch >= trace.warmup_launches else ():
                 found.setdefault(plain(priced.op), []).append(priced.price.seconds)
     return found

@@ -10,8 +10,8 @@ A rate of hits that is no whole number of layers is the weighted mean of the two
 (speculation.hit_draws); random hits are a mean over replicas.
 """
 
-from simcore.studies.decode.bench import Bench, Case, HitRow
 from simcore.studies.decode.cases import cases, does_not_fit
+from simcore.studies.decode.runner import Bench, Case, HitRow
 from simcore.studies.decode.study import run, tape
 
 __all__ = ["Bench", "Case", "HitRow", "cases", "does_not_fit", "run", "tape"]

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
-from simcore.studies.decode.bench import Bench, Case
 from simcore.studies.decode.crossover import Crossover
+from simcore.studies.decode.runner import Bench, Case
 
 # The first and last tokens that ALSpec's Tables 1 and 2 speculate on (section 5.1).
 PUBLISHED_CHUNK = 128

@@ -12,7 +12,7 @@ from simcore.input.fields import MOST_RUNS
 from simcore.input.files import InputError, unknown_name
 from simcore.models.decoder import why_not
 from simcore.studies.common import Axes
-from simcore.studies.decode.bench import Bench, Case, HitRow, Hits
+from simcore.studies.decode.runner import Bench, Case, HitRow, Hits
 from simcore.studies.decode.scenario import (
     AlSpec,
     AlSpecPipelined,

@@ -9,8 +9,8 @@ from functools import partial
 from operator import itemgetter
 
 from simcore.studies.common import Axes, Crossing, Row, crossing
-from simcore.studies.decode.bench import Bench, Case, Hits
 from simcore.studies.decode.cases import rival_of
+from simcore.studies.decode.runner import Bench, Case, Hits
 from simcore.studies.decode.speculation import balanced, hit_draws
 from simcore.studies.processes import SHORT_S, in_processes
 

@@ -16,9 +16,9 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Pricer
 from simcore.studies.common import Axes, Outcome, Progress, Row
 from simcore.studies.decode.answer import answer, fit_warnings, source_warnings, sources, standings
-from simcore.studies.decode.bench import Bench, Case, HitRow, Result, mesh_of, no_hits
 from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
+from simcore.studies.decode.runner import Bench, Case, HitRow, Result, mesh_of, no_hits
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.studies.decode.timeline import shown_case, timeline
 

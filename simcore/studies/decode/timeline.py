@@ -11,7 +11,7 @@ from typing import Any
 from simcore.machine import mesh as layout
 from simcore.machine.trace import Span, Trace, op_events
 from simcore.models.decoder import GROUP, TENSOR
-from simcore.studies.decode.bench import Bench, Case, Hits, mesh_of
+from simcore.studies.decode.runner import Bench, Case, Hits, mesh_of
 from simcore.studies.decode.speculation import CountHits
 
 

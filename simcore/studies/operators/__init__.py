@@ -6,8 +6,8 @@ crossover = the number of tokens at which one method passes another
 """
 
 from simcore.studies.operators.answer import errors
-from simcore.studies.operators.bench import Bench
 from simcore.studies.operators.published import OperatorPublished, compare, read_operator_published
+from simcore.studies.operators.runner import Bench
 from simcore.studies.operators.study import run, tape
 
 __all__ = [

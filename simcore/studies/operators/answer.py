@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any
 
 from simcore.studies.common import OperatorAxes, Standing, ranged
-from simcore.studies.operators.bench import Bench
 from simcore.studies.operators.crossovers import Lead, leads, not_ranked, settings
 from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
+from simcore.studies.operators.runner import Bench
 
 
 def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:

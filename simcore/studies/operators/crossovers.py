@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from simcore.studies.common import BY_DATASHEET, Crossing, OperatorAxes, Row, crossing
-from simcore.studies.operators.bench import Bench
+from simcore.studies.operators.runner import Bench
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from simcore.ops.op import Graph
 from simcore.schedules.one_launch import one_launch
 from simcore.studies.common import NOT_RANKED, OperatorAxes, Outcome, Progress, Row
 from simcore.studies.operators.answer import answer, standings, warnings
-from simcore.studies.operators.bench import Bench, Result
 from simcore.studies.operators.crossovers import crossovers, never_ranked, not_ranked
 from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
+from simcore.studies.operators.runner import Bench, Result
 from simcore.studies.processes import SHORT_S, in_processes
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
 from simcore.studies.serving import certainty
-from simcore.studies.serving.bench import Bench, Case
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.found import Found
+from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.scenario import ContinuousBatching
 from simcore.workload import arrivals
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
-from simcore.studies.serving.bench import Case, Room
 from simcore.studies.serving.figures import Figure, over_replicas
+from simcore.studies.serving.runner import Case, Room
 from simcore.studies.serving.window import Window
 
 

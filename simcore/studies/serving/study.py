@@ -19,11 +19,10 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
-from simcore.sim.tariff import End, Known
+from simcore.sim.graph_pricer import End, Known
 from simcore.studies.common import Outcome, Progress, Row, ServingAxes
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
-from simcore.studies.serving.bench import Bench, Case, Result, Room, label, price_shares
 from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import (
     Figure,
@@ -35,6 +34,7 @@ from simcore.studies.serving.figures import (
 )
 from simcore.studies.serving.found import Found
 from simcore.studies.serving.levels import levels
+from simcore.studies.serving.runner import Bench, Case, Result, Room, label, price_shares
 from simcore.studies.serving.scenario import Point, WholeRun, points, serving_variants
 from simcore.studies.serving.window import Window, steady, whole_run
 from simcore.workload import arrivals

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
-from simcore.studies.tiling.bench import Bench
 from simcore.studies.tiling.found import Found
 from simcore.studies.tiling.implementations import Choice, ranges
+from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.scenario import Fractal
 
 LAZY = "lazy"

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from simcore.machine.machine import Overheads
 from simcore.machine.trace import ROW, Rows, Trace
 from simcore.ops.op import Graph, SourceKind
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.simulation import Told
-from simcore.sim.tariff import Tariff
 from simcore.studies.tiling.launches import spread
 from simcore.studies.tiling.order import Order
 
@@ -67,7 +67,9 @@ def _lengths(order: Order) -> NDArray[np.int64]:
     return np.diff(order.waits, prepend=0, append=len(order.numbers))
 
 
-def costs(order: Order, graphs: Sequence[Graph], tariff: Tariff, overheads: Overheads, told: Told) -> Costs:
+def costs(
+    order: Order, graphs: Sequence[Graph], tariff: GraphPricer, overheads: Overheads, told: Told
+) -> Costs:
     """What the launches of an order cost, `graphs` being its graphs. Raises what the prices raise."""
     launches = len(order.numbers)
     work_s, floor_s = np.empty(launches), np.empty(launches)

@@ -14,8 +14,8 @@ import numpy as np
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import MIXER_KINDS
 from simcore.ops.op import Op
-from simcore.studies.tiling.bench import Result
 from simcore.studies.tiling.launches import Burst, work
+from simcore.studies.tiling.runner import Result
 
 # name -> (value, unit)
 Figures = Mapping[str, tuple[float, str]]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from simcore.machine.machine import Machine, Program
 from simcore.ops.op import Graph, Op, SourceKind, Work
-from simcore.sim.bursts import Ramp
-from simcore.sim.tariff import Tariff
+from simcore.sim.bursts import BurstCost
+from simcore.sim.graph_pricer import GraphPricer
 from simcore.studies.tiling.order import Ints, Order, recorded
 
 
@@ -88,7 +88,7 @@ def spread(
     order: Order,
     i: int,
     graph: Graph,
-    tariff: Tariff,
+    tariff: GraphPricer,
     work_s: NDArray[np.float64],
     floor_s: NDArray[np.float64],
     sources: dict[SourceKind, float],
@@ -105,7 +105,7 @@ def spread(
         ramp.origin.count(ramp.total_s, ramp.replays, sources)
 
 
-def _ramps(order: Order, i: int, graph: Graph, tariff: Tariff) -> Iterator[tuple[int, Ramp]]:
+def _ramps(order: Order, i: int, graph: Graph, tariff: GraphPricer) -> Iterator[tuple[int, BurstCost]]:
     """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
     at powers of two, as the simulated machine does, which asks for each launch by itself."""
     if not graph.reads:
@@ -133,7 +133,7 @@ def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
     return Work(flops, hbm_bytes)
 
 
-def seconds_by_kind(bursts: Iterable[Burst], tariff: Tariff) -> dict[str, float]:
+def seconds_by_kind(bursts: Iterable[Burst], tariff: GraphPricer) -> dict[str, float]:
     """Device seconds of all launches by kind of op, each op alone on its device."""
     found: dict[str, float] = {}
     for burst in bursts:

@@ -21,11 +21,11 @@ from simcore.studies.common import Outcome, Progress, Row, middle_first
 from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
 from simcore.studies.tiling.answer import answer, notes, standings, warnings
-from simcore.studies.tiling.bench import Bench, Result
 from simcore.studies.tiling.cases import Case, cases, memory_of, program, refusal
 from simcore.studies.tiling.figures import Figures, counts, sums, times
 from simcore.studies.tiling.found import Found
 from simcore.studies.tiling.launches import seconds_by_kind
+from simcore.studies.tiling.runner import Bench, Result
 from simcore.studies.tiling.scenario import Fractal
 
 # The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to

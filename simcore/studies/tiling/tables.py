@@ -8,10 +8,10 @@ import numpy as np
 
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import cells
-from simcore.studies.tiling.bench import Bench, Result
 from simcore.studies.tiling.cases import Case, memory_of
 from simcore.studies.tiling.figures import counts, times
 from simcore.studies.tiling.implementations import Lanes, cheapest, sides, tile_prices
+from simcore.studies.tiling.runner import Bench, Result
 
 # So many stretches of tokens are told apart.
 MOST_STEPS = 2048

@@ -126,21 +126,21 @@ class Card:
         outcomes: Outcomes | None = None,
         roofline: Roofline = no_floor,
         weight: Pricer | None = None,
-        uncounted: int = 0,
+        warmup_launches: int = 0,
     ) -> "CardRun":
         """A run. `outcomes` and `roofline` as in TorchRun; `weight`: what says how long an op takes alone, in
-        proportion to which the time of a graph is shared out (left out: its roofline); `uncounted`: how many
+        proportion to which the time of a graph is shared out (else its roofline); `warmup_launches`: how many
         launches come before those by which it is told what verbs take."""
         by = roofline, weight or roofline
         if by != (self.shared.roofline, self.shared.weight):
             self.shared = SharedOut(self.same, *by)
-        return CardRun(self, outcomes or {}, self.shared, uncounted)
+        return CardRun(self, outcomes or {}, self.shared, warmup_launches)
 
 
 class CardRun:
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
 
-    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, uncounted: int = 0) -> None:
+    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, warmup_launches: int = 0) -> None:
         self.card, self.layer, self.memory = card, card.layer, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
@@ -149,7 +149,7 @@ class CardRun:
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._submitted: list[Launch] = []
-        self._outcomes, self._shared, self.trace.uncounted = outcomes, shared, uncounted
+        self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
         self._working: list[Task] = []
         self._meetings = Meetings(self._host)
@@ -215,7 +215,7 @@ class CardRun:
         clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
-        self.trace.verbs.update(verbs_of(self._submitted[self.trace.uncounted :], resolver.cause))
+        self.trace.verbs.update(verbs_of(self._submitted[self.trace.warmup_launches :], resolver.cause))
         for rank, name, moments in self._marks:
             resolver.mark(rank, name, moments)
 

@@ -201,7 +201,7 @@ class RealCard:
                 outcomes=setup.outcomes,
                 roofline=setup.roofline,
                 weight=setup.price,
-                uncounted=setup.uncounted,
+                warmup_launches=setup.warmup_launches,
             )
 
         traces = self.started.setdefault(setup.case, [])

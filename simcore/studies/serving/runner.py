@@ -24,8 +24,8 @@ from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.sim import contention
 from simcore.sim.garbage import no_collections
+from simcore.sim.graph_pricer import End, GraphPricer, Known, PricedGroups
 from simcore.sim.runs import Run, Setup
-from simcore.sim.tariff import End, Known, PricedGroups, Tariff
 from simcore.studies.common import ServingAxes
 from simcore.studies.hardware import Hardware, at_end
 from simcore.studies.serving import laws as serving_laws
@@ -97,7 +97,7 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     models: dict[int, ServedDecoder] = field(default_factory=dict)
-    prices: dict[tuple[int, End], tuple[Pricer, Tariff]] = field(default_factory=dict)
+    prices: dict[tuple[int, End], tuple[Pricer, GraphPricer]] = field(default_factory=dict)
     groups: dict[int, PricedGroups] = field(default_factory=dict)
 
     def model(self, ranks: int) -> ServedDecoder:
@@ -109,7 +109,7 @@ class Bench:
             )
         return self.models[ranks]
 
-    def price(self, ranks: int, end: End) -> tuple[Pricer, Tariff]:
+    def price(self, ranks: int, end: End) -> tuple[Pricer, GraphPricer]:
         """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
         key = (ranks, end)
         if key not in self.prices:
@@ -118,7 +118,7 @@ class Bench:
                 kept = self.hardware.kept
                 known = kept.load(ranks) if kept else None
                 self.groups[ranks] = PricedGroups(plain, self.hardware.roofline, known)
-            tariff = Tariff(plain, self.hardware.roofline, end=end, groups=self.groups[ranks])
+            tariff = GraphPricer(plain, self.hardware.roofline, end=end, groups=self.groups[ranks])
             self.prices[key] = at_end(plain, end), tariff
         return self.prices[key]
 
@@ -348,7 +348,7 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contentio
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
             law = contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)
-            return contention.off_by(law, hardware.law_off[end])
+            return contention.off_by(law, hardware.contention_error[end])
         case Throughput(gain=gain):
             return contention.throughput(gain)
         case _:

@@ -22,8 +22,8 @@ from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.op import Pricer
 from simcore.sim.garbage import no_collections
+from simcore.sim.graph_pricer import End, GraphPricer
 from simcore.sim.runs import Setup
-from simcore.sim.tariff import End, Tariff
 from simcore.studies.common import TilingAxes
 from simcore.studies.hardware import SingleDevice, at_end
 from simcore.studies.tiling.cases import Case, choice, model_of, program
@@ -59,18 +59,18 @@ class Bench:
 
     scenario: TilingScenario
     device: SingleDevice
-    prices: dict[End, tuple[Pricer, Tariff]] = field(default_factory=dict)
+    prices: dict[End, tuple[Pricer, GraphPricer]] = field(default_factory=dict)
     models: dict[Case, tuple[LongConvolution, list[Burst]]] = field(default_factory=dict)
     orders: dict[str, list[Order]] = field(default_factory=dict)
 
-    def price(self, case: Case, end: End = "value") -> tuple[Pricer, Tariff]:
+    def price(self, case: Case, end: End = "value") -> tuple[Pricer, GraphPricer]:
         """Prices of a case as they are, or at the `low` or `high` end of their intervals; what is known of
         them."""
         # What is known of another case is forgotten.
         self.launches(case)
         if end not in self.prices:
             charged = self._charged(case)
-            self.prices[end] = at_end(charged, end), Tariff(charged, self.device.roofline, end=end)
+            self.prices[end] = at_end(charged, end), GraphPricer(charged, self.device.roofline, end=end)
         return self.prices[end]
 
     def stays(self, case: Case) -> bool:

@@ -25,11 +25,11 @@ from simcore.ops.op import Graph, Op, Pricer, Roofline, SourceKind
 from simcore.sim.bursts import (
     NOTHING,
     Bends,
+    BurstCost,
     Cost,
     Curve,
     Origin,
     Piece,
-    Ramp,
     Shares,
     Straight,
     lines,
@@ -258,7 +258,7 @@ class _Plan:
     known: dict[Any, _Priced] = field(default_factory=dict)
 
 
-class Tariff:
+class GraphPricer:
     """Prices of graphs at given sizes, for one rank, at one `end` of their intervals; runs on the same device
     may share `groups`, and one tariff."""
 
@@ -282,7 +282,7 @@ class Tariff:
 
     def ramp(
         self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
-    ) -> Ramp:
+    ) -> BurstCost:
         """The work of `replays` replays. Raises what the prices raise."""
         if advance is None:
             advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
@@ -300,7 +300,7 @@ class Tariff:
             if len(plan.known) >= MOST_KNOWN:
                 plan.known.clear()
             priced = plan.known[fixed] = self._priced(plan, sizes)
-        return Ramp(priced.pieces(sizes, advance, replays), priced.origin)
+        return BurstCost(priced.pieces(sizes, advance, replays), priced.origin)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.of(graph)
@@ -331,7 +331,7 @@ class Tariff:
 
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
-    ) -> Ramp:
+    ) -> BurstCost:
         """Several sizes of one op grow at once: its price need not be linear in them."""
         pieces, before_s, now = [], 0.0, dict(sizes)
         for replay in range(replays):
@@ -349,7 +349,7 @@ class Tariff:
             before_s += cost[0]
             now = {name: size + advance.get(name, 0) for name, size in now.items()}
         group, name = plan.grows[0]
-        return Ramp(pieces, Origin((), self._source(group, name, sizes)))
+        return BurstCost(pieces, Origin((), self._source(group, name, sizes)))
 
     def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))

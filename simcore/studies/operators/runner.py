@@ -149,7 +149,13 @@ class Bench:
     def _launched(self, op: Op, name: str, title: str = "") -> _Launched:
         device, graph, begun_s = self.device, Graph(op.name, (op,)), list[float]()
         setup = Setup(
-            op, device.price, device.roofline, device.overheads, case=name, title=title, uncounted=UNCOUNTED
+            op,
+            device.price,
+            device.roofline,
+            device.overheads,
+            case=name,
+            title=title,
+            warmup_launches=UNCOUNTED,
         )
         trace = device.start(setup).run(lambda m: one_launch(m, graph, begun_s))
         laws.enforce(trace)

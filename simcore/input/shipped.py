@@ -1,0 +1,52 @@
+"""The scenarios that come with simcore, by name: from any folder, also where simcore is installed.
+
+name = path below scenarios/ without its ending; its last part does where no other scenario ends so
+"""
+
+import re
+from pathlib import Path
+
+from simcore.input.files import InputError, nearest, plain
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+ENDING = ".yaml"
+SCHEMA = "simcore.schema.json"
+# As far as a full stop, but that of "et al.", or a question mark.
+FIRST_SENTENCE = re.compile(r".*?(?:(?<!al)\.|\?)\s|.*")
+
+
+def names() -> list[str]:
+    """All of them, those of no folder first."""
+    found = [path.relative_to(SCENARIOS).with_suffix("").as_posix() for path in SCENARIOS.rglob(f"*{ENDING}")]
+    return sorted(found, key=lambda name: (name.count("/"), name))
+
+
+def path_of(name: str) -> Path | None:
+    """The file of a scenario; None where there is none of this name, or several."""
+    every = names()
+    fitting = [one for one in every if one == name] or [one for one in every if one.endswith(f"/{name}")]
+    return SCENARIOS / f"{fitting[0]}{ENDING}" if len(fitting) == 1 else None
+
+
+def file_or_shipped(given: Path) -> Path:
+    """A file as it is given, or that of a shipped scenario, where there is no such file."""
+    return given if given.exists() else path_of(str(given)) or given
+
+
+def about(name: str) -> str:
+    """The first sentence of a scenario's head."""
+    head = []
+    for line in (SCENARIOS / f"{name}{ENDING}").read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        head.append(text)
+    return FIRST_SENTENCE.match(" ".join(head) + " ")[0].strip()  # type: ignore[index]
+
+
+def copied(name: str) -> str:
+    """A scenario's text to begin with: editors that know the schema complete and check it."""
+    path = path_of(name)
+    if path is None:
+        raise InputError(f"{plain(name)}: no such scenario{nearest(name, names())}")
+    return f"# yaml-language-server: $schema={SCHEMA}\n{path.read_text(encoding='utf-8')}"
