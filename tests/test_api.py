@@ -15,6 +15,7 @@ import yaml
 import simcore
 from simcore import cli
 from simcore.input.files import InputError
+from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVING: Mapping[str, Any] = {
@@ -103,6 +104,7 @@ def test_runs_on_one_device_each_are_compared_whatever_it_is() -> None:
     assert (latency["ratio"] > 1.0).all()
 
 
+@thorough
 def test_the_script_of_the_documents_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "docs" / "from_python.py"))
     assert "report.html" in capsys.readouterr().out
