@@ -71,12 +71,12 @@ class Result:
     def requests(self) -> "pd.DataFrame":
         """The requests of a serving run, one a row; times in seconds since the run began. Raises InputError
         where the study is another."""
-        import pandas as pd  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415
 
         if REQUESTS not in self.outcome.tables:
             raise InputError(f"requests: study {self.scenario.study} has none; serving has")
-        columns = self.outcome.tables[REQUESTS]
-        return pd.DataFrame({name: list(values) for name, values in columns.items()})
+        frame: pd.DataFrame = pa.table(dict(self.outcome.tables[REQUESTS])).to_pandas()
+        return frame
 
     def write(self, folder: str | Path) -> Path:
         """Writes the run directory with its report, whole or not at all. Raises InputError where it cannot be

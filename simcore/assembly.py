@@ -664,7 +664,7 @@ def _hardware(
         parts=table is not None and table.granularity == "parts",
         memory_reach=_memory_reach(spec, shared),
         leaves_s=shared.leaves_s if shared else inf,
-        contention_error=_law_off(shared),
+        contention_error=_contention_error(shared),
         whole=table is not None and table.granularity == "iteration",
         processors=spec.processors,
     )
@@ -684,14 +684,14 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
-    """By end of the prices' intervals; what was measured is the same at all of them (`_law_off`)."""
+    """By end of the prices' intervals; what was measured is the same at all of them (`_contention_error`)."""
     if shared is not None:
         return dict.fromkeys(("low", "value", "high"), shared.reach)
     known = spec.hbm_efficiency
     return {"low": known.high, "value": known.value, "high": known.low}
 
 
-def _law_off(shared: SharedUse | None) -> dict[str, float]:
+def _contention_error(shared: SharedUse | None) -> dict[str, float]:
     """How many times as fast graphs may be beside each other as the law says, by end of the intervals: 90 %
     of errors that are normal lie within so many times their median."""
     off = 1.0 + (P90_OVER_MEDIAN * shared.error_pct / 100.0 if shared else 0.0)

@@ -478,7 +478,7 @@ def _with_command(words: Sequence[str]) -> list[str]:
     if words[0].startswith("-") or words[0] in COMMANDS:
         return list(words)
     first = words[0]
-    if first.endswith((".yaml", ".yml")) or Path(first).is_file() or shipped.path_of(first) or "/" in first:
+    if first.endswith((".yaml", ".yml")) or "/" in first or Path(first).is_file() or shipped.path_of(first):
         return ["run", *words]
     known = [*COMMANDS, *shipped.names()]
     raise InputError(f"{shown(first)} is neither a file nor a command nor an example{nearest(first, known)}")

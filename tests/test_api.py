@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import simcore
-from simcore import cli
 from simcore.input.files import InputError
+from tests.command_line import call
 from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,16 +41,10 @@ DECODE: Mapping[str, Any] = {
 }
 
 
-def command_line(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    return int(ended.value.code or 0)
-
-
 def test_it_gives_what_the_command_line_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(yaml.safe_dump(dict(SERVING)))
-    assert command_line(["s.yaml", "--out", "run", "--quiet", "--jobs", "1"]) == 0
+    assert call("s.yaml", "--out", "run", "--quiet", "--jobs", "1") == 0
     result = simcore.run("s.yaml", jobs=1)
     assert result.write("again") == Path("again")
     for name in ("results.csv", "requests.parquet", "summary.json", "scenario.yaml"):
@@ -71,6 +65,8 @@ def test_a_frame_has_a_row_for_each_figure() -> None:
 def test_requests_are_those_of_a_serving_run() -> None:
     requests = simcore.run(SERVING, jobs=1).requests()
     assert len(requests) == 12
+    assert not any(pd.api.types.is_object_dtype(requests[name]) for name in requests)
+    assert (requests["label"] == "continuous batching, 2,048 tokens a step").all()
     assert (requests["first_token_s"] <= requests["finish_s"]).all()
     with pytest.raises(InputError, match="study decode has none"):
         simcore.run(DECODE, jobs=1).requests()

@@ -14,6 +14,7 @@ import pytest
 
 from simcore import cli, rundir
 from simcore.cli import main
+from tests.command_line import call
 from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,13 +33,6 @@ OTHERS = {
     "predicted_trace.json.gz",
 }
 FILES = rundir.FILES - OTHERS
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    code = ended.value.code
-    return int(code or 0)
 
 
 @pytest.fixture

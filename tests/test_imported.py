@@ -21,10 +21,10 @@ from devices.op_tables import KINDS, Timed, op_of, read_table
 from devices.price import pricer, roofline
 from devices.profile import load_profile
 from devices.spec import DeviceSpec, load_device
-from simcore.cli import main
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op
+from tests.command_line import call
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT.parent / "shared" / "data" / "h200_operators"
@@ -47,12 +47,6 @@ SCENARIO = {
 # The constants that synthetic times are made with.
 KERNEL_S, EFFICIENCY = 2.5e-6, 0.8
 MS, NS, KS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 4096, 16384), (2048, 8192)
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture

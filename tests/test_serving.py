@@ -24,7 +24,6 @@ import yaml
 
 from simcore import rundir
 from simcore.assembly import Parts, ServingStudy, assemble
-from simcore.cli import main
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
 from simcore.machine.trace import ROW
@@ -41,6 +40,7 @@ from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.study import cases
 from simcore.workload.requests import blocks_for
+from tests.command_line import call
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -563,12 +563,6 @@ def write(folder: Path, given: Document) -> Path:
     file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump(given), encoding="utf-8")
     return file
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return int(ended.value.code or 0)
 
 
 EVERY = [strategy(kind) for kind in STRATEGIES]

@@ -6,16 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simcore import cli
 from simcore.input import shipped
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    return int(ended.value.code or 0)
+from tests.command_line import call
 
 
 @pytest.fixture

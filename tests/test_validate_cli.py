@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from simcore import terminal
-from simcore.cli import main
 from simcore.input.files import InputError
 from simcore.scenario import load_scenario, resolved
+from tests.command_line import call
 from tests.thorough import thorough
 from validate.calibration import cpu as calibration
 
@@ -37,12 +37,6 @@ def written(folder: Path, **changes: Any) -> str:
     return str(file)
 
 
-def called(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return int(ended.value.code or 0)
-
-
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
     with (folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
@@ -58,7 +52,7 @@ def traced(folder: Path, name: str) -> tuple[str, list[str]]:
 
 @thorough
 def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path) -> None:
-    assert called("run", written(tmp_path), "--on", "cpu", "--out", str(tmp_path / "run")) == 0
+    assert call("run", written(tmp_path), "--on", "cpu", "--out", str(tmp_path / "run")) == 0
     found = rows(tmp_path / "run", "results.csv")
     value = {(r["label"], r["layers"], r["metric"]): float(r["value"]) for r in found if not r["op_kind"]}
     labels = {(label, layers) for label, layers, metric in value if metric == "speedup_over_lazy"}
@@ -74,7 +68,7 @@ def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path)
 
 def test_a_validation_compares_like_with_like(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert called("validate", written(tmp_path), "--out", str(out)) in (0, 1)
+    assert call("validate", written(tmp_path), "--out", str(out)) in (0, 1)
     compared = rows(out, "comparison.csv")
     assert {row["layers"] for row in compared} == {"1", "2"}
     measured = {
@@ -124,7 +118,7 @@ def test_a_layer_alone_runs_as_it_is_simulated(
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump(DECODE))
     out = tmp_path / "run"
-    assert called("validate", str(file), "--out", str(out)) in (0, 1)
+    assert call("validate", str(file), "--out", str(out)) in (0, 1)
     measured, predicted = (traced(out, name) for name in ("trace.json.gz", "predicted_trace.json.gz"))
     assert measured == predicted
     assert measured[0] == "tensor parallel, 1 device, batch 2, 32 tokens of context"
@@ -176,7 +170,7 @@ def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     load = ladder.load_bounds
     monkeypatch.setattr(ladder, "load_bounds", lambda device: load(device, tight))
     out = tmp_path / "run"
-    assert called("validate", written(tmp_path), "--out", str(out)) == 1
+    assert call("validate", written(tmp_path), "--out", str(out)) == 1
     assert (out / "report.html").exists()
 
 
@@ -195,7 +189,7 @@ def test_what_cannot_be_run_here_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: list[str], says: str
 ) -> None:
     out = tmp_path / "run"
-    assert called("run", written(tmp_path, **changes), "--on", "cpu", "--out", str(out), *words) == 2
+    assert call("run", written(tmp_path, **changes), "--on", "cpu", "--out", str(out), *words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert says in lines[0]
@@ -204,7 +198,7 @@ def test_what_cannot_be_run_here_is_one_line(
 
 def test_a_wrong_name_is_told_with_its_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path)
-    assert called("validate", file, "--set", "profile=nope", "--out", str(tmp_path / "run")) == 2
+    assert call("validate", file, "--set", "profile=nope", "--out", str(tmp_path / "run")) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {file}: profile: unknown profile of cpu 'nope'")
 
@@ -237,7 +231,7 @@ def test_nothing_is_measured_that_no_report_could_show(
     for name in [name for name in sys.modules if name.split(".")[0] == "reports"]:
         monkeypatch.delitem(sys.modules, name)
     out = tmp_path / "out"
-    assert called(command, written(tmp_path), "--on", "cpu", "--out", str(out)) == 2
+    assert call(command, written(tmp_path), "--on", "cpu", "--out", str(out)) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line] == [
         "error: reports need the package plotly, which is not installed"
