@@ -158,7 +158,7 @@ def waits_for_a_span_that_is_not_there(trace: Trace) -> Iterator[Trace]:
 @breaks("causality")
 def started_before_its_cause(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
-        yield with_span(trace, replace(span, cause=span.cause._replace(at_s=span.start_s + STEP)))
+        yield with_span(trace, replace(span, cause=replace(span.cause, at_s=span.start_s + STEP)))
 
 
 @breaks("causality")

@@ -57,14 +57,15 @@ def causality(trace: Trace) -> Iterator[str]:
     """Law 2."""
     spans = trace.by_id()
     for span in trace.spans:
-        start_s, (why, at_s, host) = span.start_s, span.cause
+        start_s, cause = span.start_s, span.cause
+        at_s = cause.at_s
         if _before(start_s, span.issued_s):
             yield f"span {span.id} starts at {start_s}, before it was issued at {span.issued_s}"
         if _before(start_s, at_s):
             yield f"span {span.id} starts at {start_s}, before its cause at {at_s}"
-        if why is not None and not host:
-            cause = spans.get(why)
-            if cause is None or _before(at_s, cause.start_s):
+        if cause.span is not None and not cause.host:
+            before = spans.get(cause.span)
+            if before is None or _before(at_s, before.start_s):
                 yield f"span {span.id} has a cause that had not begun"
         for ticket in span.after:
             if ticket not in spans or _before(span.start_s, spans[ticket].end_s):

@@ -29,7 +29,7 @@ What a launch means, on every machine:
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from simcore.ops.op import Graph
 
@@ -61,8 +61,7 @@ class Ticket(Protocol):
         """Asks a repeated launch to end at its next replay boundary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """A small integer in the memory of one rank, that launches read (`when`) and write (`sets`)."""
 
     name: str

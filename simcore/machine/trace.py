@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,25 @@ def distinct(ops: tuple[PricedOp, ...]) -> Iterable[PricedOp]:
     return {id(priced): priced for priced in ops}.values() if len(ops) > 1 else ops
 
 
-class Cause(NamedTuple):
+# What there are millions of is not frozen, and its constructor is written out: compiled, that takes a tenth
+# of the time of the one that a dataclass makes.
+@dataclass(slots=True, init=False)
+class Cause:
     """Why something started when it did: the moment `at_s` of span `span`; for the host, `span` is what
-    it had waited for before (None: the start of the run) and the host was busy from then on."""
+    it had waited for before (None: the start of the run) and the host was busy from then on. Nobody changes
+    it."""
 
     span: int | None
     at_s: float
-    host: bool = False
+    host: bool
+
+    def __init__(self, span: int | None, at_s: float, host: bool = False) -> None:
+        self.span = span
+        self.at_s = at_s
+        self.host = host
 
 
-# Not frozen, as it should be: that takes three times as long, and there are millions.
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Span:
     """A stretch of one stream; see the head of this file. Times in seconds. Nobody changes it."""
 
@@ -67,9 +75,45 @@ class Span:
     after: tuple[int, ...]
     ops: tuple[PricedOp, ...]
     progress: tuple[tuple[float, float], ...]
-    meeting: int | None = None
-    members: tuple[int, ...] = ()
-    replay: int = 0
+    meeting: int | None
+    members: tuple[int, ...]
+    replay: int
+
+    def __init__(
+        self,
+        id: int,
+        launch: int,
+        rank: int,
+        stream: str,
+        graph: str,
+        state: State,
+        issued_s: float,
+        start_s: float,
+        end_s: float,
+        cause: Cause,
+        after: tuple[int, ...],
+        ops: tuple[PricedOp, ...],
+        progress: tuple[tuple[float, float], ...],
+        meeting: int | None = None,
+        members: tuple[int, ...] = (),
+        replay: int = 0,
+    ) -> None:
+        self.id = id
+        self.launch = launch
+        self.rank = rank
+        self.stream = stream
+        self.graph = graph
+        self.state = state
+        self.issued_s = issued_s
+        self.start_s = start_s
+        self.end_s = end_s
+        self.cause = cause
+        self.after = after
+        self.ops = ops
+        self.progress = progress
+        self.meeting = meeting
+        self.members = members
+        self.replay = replay
 
     def op_times(self) -> Iterator[tuple[PricedOp, float, float]]:
         """Each op with its start and end, from the times at which its share of the work was done."""
@@ -106,7 +150,7 @@ class Span:
             yield priced, start_s, whole_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Message:
     """An item that came into an inbox; `received_s` stays None while it queues."""
 
@@ -114,7 +158,16 @@ class Message:
     rank: int
     inbox: str
     arrived_s: float
-    received_s: float | None = None
+    received_s: float | None
+
+    def __init__(
+        self, id: int, rank: int, inbox: str, arrived_s: float, received_s: float | None = None
+    ) -> None:
+        self.id = id
+        self.rank = rank
+        self.inbox = inbox
+        self.arrived_s = arrived_s
+        self.received_s = received_s
 
 
 @dataclass(frozen=True, slots=True)

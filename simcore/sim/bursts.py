@@ -41,16 +41,18 @@ def _scaled(a: Cost, factor: float) -> Cost:
     return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor)
 
 
-@dataclass(slots=True, eq=False)
 class Piece:
     """`count` replays from replay `first` on: the first of them costs `cost`, each further one `growth`
     more; `before_s` seconds of work stand before them."""
 
-    first: int
-    count: int
-    before_s: float
-    cost: Cost
-    growth: Cost
+    __slots__ = ("before_s", "cost", "count", "first", "growth")
+
+    def __init__(self, first: int, count: int, before_s: float, cost: Cost, growth: Cost) -> None:
+        self.first = first
+        self.count = count
+        self.before_s = before_s
+        self.cost = cost
+        self.growth = growth
 
     def work_s(self, replays: int) -> float:
         """Seconds of work of the first so many of these replays."""

@@ -8,14 +8,13 @@ happen meanwhile.
 All give the same times in the same order, since in the latter two cases nobody could tell.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from math import inf
-from types import MethodType
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, URGENT
+from simpy.events import NORMAL, PENDING, URGENT
 
 Steps = Generator[simpy.Event, Any, Any]
 # A place in the order of events: when, of which priority, and the how-manieth.
@@ -26,41 +25,74 @@ AT_ONCE: Place = (-inf,)
 FIRST = -1
 
 
-class Clock(simpy.Environment):
-    """See the head of this file."""
+class Call:
+    """Something to be done when its time has come: what an event with one callback is, in a third of the
+    time."""
 
-    # Asked for at every turn: a plain attribute in the place of SimPy's property.
-    now: float = 0.0
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+
+
+class Clock:
+    """See the head of this file. `simpy` is the environment that its events belong to: the clock works off
+    the queue of that one."""
 
     def __init__(self) -> None:
-        super().__init__(0.0)
-        # SimPy does so for its own class alone: or they are bound anew each time.
-        self.event = MethodType(simpy.Event, self)  # type: ignore[method-assign]
-        self.process = MethodType(simpy.Process, self)  # type: ignore[method-assign]
+        self.now = 0.0
+        self.simpy = simpy.Environment(0.0)
+        self._queue: list[Any] = self.simpy._queue
+        self._number = self.simpy._eid
         # Whether an event wakes several just now.
         self._several = False
         # The place of what is held back, which no event may pass.
         self._held: Place = NEVER
         # For whoever waits for what has come already.
-        self.past = simpy.Event(self)
+        self.past = simpy.Event(self.simpy)
         self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
 
-    def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Timeout:
+    def event(self) -> simpy.Event:
+        """An event that has not come."""
+        return simpy.Event(self.simpy)
+
+    def process(self, steps: Steps) -> simpy.Process:
+        """Steps as a process of SimPy: an event, which comes when they have ended."""
+        return simpy.Process(self.simpy, steps)
+
+    def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Event:
         """An event that comes after a delay. Raises ValueError where that is negative or NaN."""
         if not delay >= 0.0:
             raise ValueError(f"a delay of {delay} s")
-        event = simpy.Timeout.__new__(simpy.Timeout)
-        event.env, event.callbacks, event._value = self, [], value
-        event._delay, event._ok = delay, True
-        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
+        event = simpy.Event(self.simpy)
+        event._ok, event._value = True, value
+        self._push(self.now + delay, NORMAL, event)
         return event
+
+    def call(self, delay_s: float, action: Callable[[], object]) -> None:
+        """Does something after a delay, in its turn. Raises ValueError where that is negative or NaN."""
+        if not delay_s >= 0.0:
+            raise ValueError(f"a delay of {delay_s} s")
+        self._push(self.now + delay_s, NORMAL, Call(action))
+
+    def _push(self, at_s: float, priority: int, due: object) -> None:
+        heappush(self._queue, (at_s, priority, next(self._number), due))
+
+    def _at(self, at_s: float) -> None:
+        # SimPy schedules by its own clock what its processes do.
+        self.now = at_s
+        self.simpy._now = at_s
 
     def passes(self, delay_s: float) -> bool:
         """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
-        at_s = self._now + delay_s
-        if self._several or at_s >= self._held[0] or (self._queue and self._queue[0][0] <= at_s):
+        at_s = self.now + delay_s
+        if self._several or (self._held is not NEVER and at_s >= self._held[0]):
             return False
-        self._now = self.now = at_s
+        if self._queue:
+            next_s: float = self._queue[0][0]
+            if next_s <= at_s:
+                return False
+        self._at(at_s)
         return True
 
     def can_hold(self) -> bool:
@@ -70,7 +102,7 @@ class Clock(simpy.Environment):
     def hold(self, delay_s: float) -> None:
         """What would come after a delay has its place among the events, and is held back; in the place of
         what is held back already. `reach` has to follow."""
-        self._held = (self._now + delay_s, NORMAL, next(self._eid))
+        self._held = (self.now + delay_s, NORMAL, next(self._number))
 
     def reach(self) -> bool:
         """Works off the events that come before what is held back, and goes there; the last thing that its
@@ -81,32 +113,34 @@ class Clock(simpy.Environment):
             self._work_off()
         except Exception as error:
             failed = True
-            event: Any = simpy.Event(self)
+            event = self.event()
             event._ok, event._value = False, error
-            self.schedule(event, FIRST)  # type: ignore[arg-type]
+            self._push(self.now, FIRST, event)
         held, self._held = self._held, NEVER
         if failed or held is AT_ONCE:
             return False
-        self._now = self.now = held[0]
+        self._at(held[0])
         return True
 
-    def let_go(self) -> simpy.Event:
-        """What is held back comes as an event, in its place."""
-        event = simpy.Event(self)
-        event._ok, event._value = True, None
-        place: Any = (*self._held, event)
+    def let_go(self, action: Callable[[], object]) -> None:
+        """In the place of what is held back, something is done."""
+        place: Any = (*self._held, Call(action))
         heappush(self._queue, place)
         self._held = AT_ONCE
-        return event
 
     def drive(self, steps: Steps) -> None:
         """Runs steps from now on, of which nobody needs to know when they have ended."""
         self._drive(_Driven(self, steps, None))
 
-    def result(self, steps: Steps) -> simpy.Event:
-        """Runs steps from now on; what they return comes with the event."""
+    def result(self, steps: Steps, *, last: bool = False) -> simpy.Event:
+        """Runs steps from now on; what they return comes with the event. `last`: it is the last thing that
+        its caller does, so that they may begin at once where nothing else can happen now."""
         ended = self.event()
-        self._drive(_Driven(self, steps, ended))
+        driven = _Driven(self, steps, ended)
+        if last and self.passes(0.0):
+            driven.begin()
+        else:
+            self._drive(driven)
         return ended
 
     def comes(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
@@ -121,9 +155,17 @@ class Clock(simpy.Environment):
     def later(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
         """Lets an event come after a delay, whatever happens until then; in its turn, where that is none."""
         if delay_s > 0.0:
-            self.timeout(delay_s).callbacks.append(lambda _: self.comes(event, value))
+            self.call(delay_s, lambda: self.comes(event, value))
         else:
-            event.succeed(value)
+            self.succeed(event, value)
+
+    def succeed(self, event: simpy.Event, value: object = None) -> None:
+        """As SimPy's `event.succeed`, in a third of its time: an event comes now, in its turn. Raises
+        RuntimeError where it has come already."""
+        if event._value is not PENDING:
+            raise RuntimeError(f"{event} has already been triggered")
+        event._ok, event._value = True, value
+        self._push(self.now, NORMAL, event)
 
     def _wake(self, event: Any) -> None:
         callbacks, event.callbacks = event.callbacks, None
@@ -136,10 +178,7 @@ class Clock(simpy.Environment):
         self._several = False
 
     def _drive(self, driven: "_Driven") -> None:
-        start = simpy.Event(self)
-        start._ok, start._value = True, None
-        start.callbacks = [driven.go_on]
-        self.schedule(start, URGENT)
+        self._push(self.now, URGENT, Call(driven.begin))
 
     def run_all(self) -> None:
         """Runs until nothing can happen any more. Raises what a process or other steps raise."""
@@ -148,11 +187,14 @@ class Clock(simpy.Environment):
     def _work_off(self) -> None:
         # All events that come before what is held back.
         queue = self._queue
-        while queue and queue[0] < self._held:
+        while queue and (self._held is NEVER or queue[0] < self._held):
             first: Any = heappop(queue)
-            self._now = self.now = first[0]
-            # SimPy's types do not say that an event that has come has no callbacks.
+            self._at(first[0])
             event = first[3]
+            if isinstance(event, Call):
+                event.action()
+                continue
+            # SimPy's types do not say that an event that has come has no callbacks.
             callbacks, event.callbacks = event.callbacks, None
             if len(callbacks) == 1:
                 callbacks[0](event)
@@ -174,6 +216,10 @@ class _Driven:
         self._clock = clock
         self._send = steps.send
         self._ended = ended
+
+    def begin(self) -> None:
+        """The first steps are taken."""
+        self.go_on(self._clock.past)
 
     def go_on(self, event: Any) -> None:
         """The event has come."""

@@ -41,17 +41,32 @@ from operator import itemgetter, mul
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, and written out, for the time that it takes: see trace.py.
+@dataclass(slots=True, init=False)
 class Demand:
     """Share of each resource that a graph keeps busy while it runs alone, 0 to 1: of the memory, the
     arithmetic and the host's thread. `since_s`: when its stream last began to work; `kernels_per_s`: how many
-    kernels it launches in a second of its time alone."""
+    kernels it launches in a second of its time alone. Nobody changes it."""
 
     memory: float
     compute: float
-    launch: float = 0.0
-    since_s: float = 0.0
-    kernels_per_s: float = 0.0
+    launch: float
+    since_s: float
+    kernels_per_s: float
+
+    def __init__(
+        self,
+        memory: float,
+        compute: float,
+        launch: float = 0.0,
+        since_s: float = 0.0,
+        kernels_per_s: float = 0.0,
+    ) -> None:
+        self.memory = memory
+        self.compute = compute
+        self.launch = launch
+        self.since_s = since_s
+        self.kernels_per_s = kernels_per_s
 
 
 Rates = Callable[[Sequence[Demand]], list[float]]

@@ -10,7 +10,6 @@ All host loops of a rank share one host thread, and so one clock.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +20,7 @@ from simcore.machine.machine import Condition, Flag, Program, Setting, Ticket, W
 from simcore.machine.trace import Cause, Gauge, Mark, Message
 from simcore.ops.op import Graph
 from simcore.sim.clock import Clock
-from simcore.sim.rows import RowLaunch, Waiter, succeed
+from simcore.sim.rows import RowLaunch, Waiter
 from simcore.sim.sharing import Piece
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class SimTicket:
 
     __slots__ = ("_env", "_waiters", "end", "ran", "stopper")
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: Clock) -> None:
         self._env = env
         self._waiters: list[Waiter] | None = None
         self.stopper: Callable[[], None] | None = None
@@ -64,7 +63,7 @@ class SimTicket:
         """Waits until it is done."""
         if self.end is None:
             event = self._env.event()
-            self.tell(lambda _: succeed(event))
+            self.tell(lambda _: self._env.succeed(event))
             yield event
         assert self.end is not None
         return self.end
@@ -123,7 +122,7 @@ class Signals:
             self._env.comes(waiting[0])
             return
         for event in waiting:
-            event.succeed()
+            self._env.succeed(event)
 
     def take(self, name: str, source: int, waiter: int) -> CauseSteps:
         """Waits for the next publication that `waiter` has not taken."""
@@ -136,26 +135,47 @@ class Signals:
         return self._published[name, source][turn]
 
 
-@dataclass(slots=True, eq=False)
 class Launch:
     """A graph on its way through a stream."""
 
-    id: int
-    rank: int
-    stream: str
-    graph: Graph
-    issued: Cause
-    after: tuple[SimTicket, ...]
-    signals: tuple[SignalTicket, ...]
-    sizes: Mapping[str, int]
-    advance: Mapping[str, int] | None
-    repeat: int
-    until: str | None
-    when: Condition | None
-    sets: Mapping[Flag, Setting]
-    ticket: SimTicket
-    stopped: bool = False
-    piece: Piece | None = None
+    __slots__ = (
+        "advance", "after", "graph", "id", "issued", "piece", "rank", "repeat", "sets", "signals", "sizes",
+        "stopped", "stream", "ticket", "until", "when",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: int,
+        rank: int,
+        stream: str,
+        graph: Graph,
+        issued: Cause,
+        after: tuple[SimTicket, ...],
+        signals: tuple[SignalTicket, ...],
+        sizes: Mapping[str, int],
+        advance: Mapping[str, int] | None,
+        repeat: int,
+        until: str | None,
+        when: Condition | None,
+        sets: Mapping[Flag, Setting],
+        ticket: SimTicket,
+    ) -> None:
+        self.id = id
+        self.rank = rank
+        self.stream = stream
+        self.graph = graph
+        self.issued = issued
+        self.after = after
+        self.signals = signals
+        self.sizes = sizes
+        self.advance = advance
+        self.repeat = repeat
+        self.until = until
+        self.when = when
+        self.sets = sets
+        self.ticket = ticket
+        self.stopped = False
+        self.piece: Piece | None = None
 
     @property
     def is_done(self) -> bool:
@@ -317,7 +337,7 @@ class SimMachine:
         if self._busy_until_s <= self._env.now:
             action()
         else:
-            then(self._env.timeout(self._busy_until_s - self._env.now), lambda _: action())
+            self._env.call(self._busy_until_s - self._env.now, action)
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank or of another. Raises ValueError where the latter is given a value."""
@@ -348,7 +368,7 @@ class SimMachine:
         if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
             return self.waits_for(tickets[0])
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
-            return self._env.result(self._wait(tickets))
+            return self._env.result(self._wait(tickets), last=True)
         waited = cast(Sequence[SimTicket | RowLaunch], tickets)
         event = self._env.event()
         missing = [ticket for ticket in waited if ticket.end is None]
@@ -413,7 +433,7 @@ class SimMachine:
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
         self.let_go()
-        return self._env.result(self._read(flag, after))
+        return self._env.result(self._read(flag, after), last=True)
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
         end = yield from _done(after)
@@ -425,30 +445,38 @@ class SimMachine:
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """The next item of an inbox, or None after `timeout_s`."""
         self.let_go()
-        return self._env.result(self._recv(inbox, timeout_s))
+        return self._env.result(self._recv(inbox, timeout_s), last=True)
 
     def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
         yield from self._catch_up()
-        if not self._items[inbox]:
+        if self._items[inbox]:
+            message, item, _ = self._items[inbox].popleft()
+        elif timeout_s == 0.0 and self._env.passes(0.0):
+            return None
+        else:
             came = self._env.event()
             self._receivers[inbox].append(came)
-            limit = [] if timeout_s is None else [self._env.timeout(timeout_s)]
-            either = self._env.event()
-            for event in (came, *limit):
-                then(event, lambda _: None if either.triggered else self._env.comes(either))
-            yield either
+            if timeout_s is None:
+                yield came
+            else:
+                yield self._first(came, self._env.timeout(timeout_s))
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None
             message, item, cause = cast(Item, came.value)
             self._host = cause
-        else:
-            message, item, _ = self._items[inbox].popleft()
         if message is not None:
             message.received_s = self._env.now
         self._spend(self._sim.overheads.message_s)
         yield from self._catch_up()
         return item
+
+    def _first(self, *events: simpy.Event) -> simpy.Event:
+        """Comes with the first of these events."""
+        either = self._env.event()
+        for event in events:
+            then(event, lambda _: None if either.triggered else self._env.comes(either))
+        return either
 
     def poll(self, inbox: str) -> list[Any]:
         """All items that have come and were not taken yet."""
@@ -477,9 +505,8 @@ class SimMachine:
         at_s = self._spend(self._sim.overheads.message_s)
         cause = Cause(self._host.span, at_s, host=True)
         receiver = self._sim.machines[rank]
-        then(
-            self._env.timeout(max(0.0, at_s - self._env.now)),
-            lambda _: receiver.deliver(inbox, item, cause, last=True),
+        self._env.call(
+            max(0.0, at_s - self._env.now), lambda: receiver.deliver(inbox, item, cause, last=True)
         )
 
     def deliver(self, inbox: str, item: object, cause: Cause, *, last: bool = False) -> None:
@@ -492,7 +519,7 @@ class SimMachine:
             if last and inbox not in self._watched:
                 self._env.comes(receivers.popleft(), (message, item, cause))
                 return
-            receivers.popleft().succeed((message, item, cause))
+            self._env.succeed(receivers.popleft(), (message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))
         if inbox in self._watched:
@@ -530,5 +557,4 @@ class SimMachine:
 
 
 def _done(ticket: Ticket) -> CauseSteps:
-    assert isinstance(ticket, SimTicket | SignalTicket | RowLaunch)
-    return ticket.done()
+    return cast(SimTicket | SignalTicket | RowLaunch, ticket).done()

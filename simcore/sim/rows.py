@@ -98,7 +98,7 @@ class RowLaunch:
         """Waits until it is done."""
         if self.end is None:
             event = self._sim.env.event()
-            self.tell(lambda _: succeed(event))
+            self.tell(lambda _: self._sim.env.succeed(event))
             yield event
         assert self.end is not None
         return self.end
@@ -140,8 +140,3 @@ class RowLaunch:
         self._waiters = None
         go_on()
         waiters[0](True)
-
-
-def succeed(event: simpy.Event) -> None:
-    """Lets an event come now."""
-    event.succeed()

@@ -43,6 +43,7 @@ class Cuts:
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         # Ops without run-time sizes, by their id.
         self._bounds: dict[int, Bound] = {}
+        self._puts: dict[int, PricedOp] = {}
         self._graphs: dict[int, Graph] = {}
 
     def of(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Segment, ...]:
@@ -61,6 +62,14 @@ class Cuts:
             self._keep(graph)
             found = tuple(self._cut(graph, sizes))
             self._segments[key] = found
+        return found
+
+    def put(self, publication: Publication) -> PricedOp:
+        """What goes over the wire for a publication of a graph that was cut here, priced."""
+        found = self._puts.get(id(publication))
+        if found is None:
+            put = publication.put
+            found = self._puts[id(publication)] = PricedOp(put, self._price(put), self._roofline(put).wire_s)
         return found
 
     def _keep(self, graph: Graph) -> None:

@@ -12,7 +12,6 @@ device, a burst of any length therefore needs one event.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any, Protocol
 
@@ -121,23 +120,33 @@ class Work(Protocol):
         """Its work is done, and this is the last thing that its caller does."""
 
 
-@dataclass(slots=True, eq=False)
 class Piece:
-    """Work in progress. `progress` collects (time, work) where the rate changes."""
+    """Work in progress. `progress` collects (time, work) where the rate changes. `last` is called in the
+    place of `finish` where that is the last thing that its caller does."""
 
-    work: Replays
-    finish: Callable[[], None]
-    publish: Callable[[Publication], None]
-    publications: deque[tuple[float, Publication]]
-    # What is called in the place of `finish` where that is the last thing that its caller does.
-    last: Callable[[], None] | None = None
-    at_s: float = 0.0
-    work_s: float = 0.0
-    rate: float = 1.0
-    demand: Demand = IDLE
-    next_s: float = 0.0
-    progress: list[tuple[float, float]] = field(default_factory=list)
-    notes: bool = field(default=True, init=False)
+    __slots__ = (
+        "at_s", "demand", "finish", "last", "next_s", "notes", "progress", "publications", "publish", "rate",
+        "work", "work_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        work: Replays,
+        finish: Callable[[], None],
+        publish: Callable[[Publication], None],
+        publications: deque[tuple[float, Publication]],
+        last: Callable[[], None] | None = None,
+    ) -> None:
+        self.work = work
+        self.finish = finish
+        self.publish = publish
+        self.publications = publications
+        self.last = last
+        self.at_s = self.work_s = self.next_s = 0.0
+        self.rate = 1.0
+        self.demand = IDLE
+        self.progress: list[tuple[float, float]] = []
+        self.notes = True
 
     def finish_last(self) -> None:
         """Its work is done, and this is the last thing that its caller does."""

@@ -11,7 +11,7 @@ signals or collectives is one event however long it is.
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
@@ -38,7 +38,7 @@ from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
-from simcore.sim.rows import RowLaunch, succeed
+from simcore.sim.rows import RowLaunch
 from simcore.sim.segments import Cuts, Segment
 from simcore.sim.sharing import Listed, Piece, SharedDevice, Work
 from simcore.workload.requests import END
@@ -125,14 +125,16 @@ class _Demands(Sequence[Demand]):
         return self._demand(self._segments[i])
 
 
-@dataclass(slots=True, eq=False)
 class _Meeting:
-    id: int
-    op: Op
-    event: simpy.Event
-    arrived: list[int] = field(default_factory=list)
-    latest: Cause = field(default_factory=lambda: Cause(None, 0.0))
-    start_s: float = 0.0
+    __slots__ = ("arrived", "event", "id", "latest", "op", "start_s")
+
+    def __init__(self, id: int, op: Op, event: simpy.Event) -> None:
+        self.id = id
+        self.op = op
+        self.event = event
+        self.arrived: list[int] = []
+        self.latest = Cause(None, 0.0)
+        self.start_s = 0.0
 
 
 class Simulation:
@@ -197,6 +199,8 @@ class Simulation:
         self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+        # Ops, by their id, that are for as many ranks as there are.
+        self._fitting: dict[int, Op] = {}
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._cuts = cuts or Cuts(price, roofline)
         self._facts: dict[int, Facts] = {}
@@ -398,7 +402,7 @@ class Simulation:
         self._held = None
         rank = launch.rank
         launch.awaited = self.machines[rank].waits_for(launch)
-        then(self.env.let_go(), partial(self._ring, rank, self._alarms[rank], launch))
+        self.env.let_go(partial(self._ring, rank, self._alarms[rank], launch))
 
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
@@ -438,7 +442,7 @@ class Simulation:
             device.start(launch, start_s)
             self._alarm(rank, start_s - now_s + work.total_s, launch)
         elif start_s > now_s:
-            then(self.env.timeout(start_s - now_s), lambda _: self._join(launch))
+            self.env.call(start_s - now_s, partial(self._join, launch))
         else:
             self._join(launch)
 
@@ -458,7 +462,7 @@ class Simulation:
             launch.finish()
             return
         done = self.env.event()
-        launch.done_with = partial(succeed, done)
+        launch.done_with = partial(self.env.succeed, done)
         self._begin(stream, launch)
         yield done
 
@@ -562,7 +566,7 @@ class Simulation:
         demand = partial(self._demand, launch, stream.since_s)
         piece = Piece(
             Listed(ends, _Demands(replays, demand)),
-            partial(succeed, done),
+            partial(self.env.succeed, done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
             partial(self.env.comes, done),
@@ -589,7 +593,8 @@ class Simulation:
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
         launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
         share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
-        return replace(segment.demand, launch=share, since_s=since_s)
+        alone = segment.demand
+        return Demand(alone.memory, alone.compute, share, since_s, alone.kernels_per_s)
 
     def stop(self, launch: Launch) -> None:
         """Ends a repeated launch at its next replay boundary."""
@@ -619,9 +624,9 @@ class Simulation:
         if piece is self._held:
             self.env.hold(delay_s)
         else:
-            then(self.env.timeout(delay_s), partial(self._ring, rank, number, piece))
+            self.env.call(delay_s, partial(self._ring, rank, number, piece))
 
-    def _ring(self, rank: int, number: int, piece: Work, _: simpy.Event) -> None:
+    def _ring(self, rank: int, number: int, piece: Work) -> None:
         if number != self._alarms[rank]:
             return
         device = self._devices[rank]
@@ -659,7 +664,7 @@ class Simulation:
             meeting.start_s = self.env.now
             if len(members) == 1 and self.env.passes(segment.seconds):
                 return self._met_at(stream, launch, segment, meeting, members, replay)
-            then(self.env.timeout(segment.seconds), lambda _: self.env.comes(meeting.event))
+            self.env.call(segment.seconds, lambda: self.env.comes(meeting.event))
         yield meeting.event
         return self._met_at(stream, launch, segment, meeting, members, replay)
 
@@ -690,12 +695,18 @@ class Simulation:
 
     def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
         """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
-        size = self.mesh.get(op.axis, 1)
-        if size != op.ranks:
-            raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
         turn = self._met[op.axis, stream.name, rank]
         self._met[op.axis, stream.name, rank] += 1
         meetings = self._meetings[op.axis, stream.name, members]
+        if turn < len(meetings) and meetings[turn].op is op:
+            return meetings[turn]
+        if id(op) not in self._fitting:
+            size = self.mesh.get(op.axis, 1)
+            if size != op.ranks:
+                raise MismatchError(
+                    f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}"
+                )
+            self._fitting[id(op)] = op
         if turn == len(meetings):
             meetings.append(_Meeting(next(self._ids), op, self.env.event()))
         other = meetings[turn].op
@@ -706,19 +717,17 @@ class Simulation:
         return meetings[turn]
 
     def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
-        put, rank = publication.put, launch.rank
-        price = self._price(put)
+        rank, priced = launch.rank, self._cuts.put(publication)
         cause = latest(cause, self._wire_free[rank])
-        id_, start_s = next(self._ids), cause.at_s
-        self._wire_free[rank] = Cause(id_, start_s + price.seconds)
-        priced = PricedOp(put, price, self._roofline(put).wire_s)
+        id_, start_s, takes_s = next(self._ids), cause.at_s, priced.price.seconds
+        self._wire_free[rank] = Cause(id_, start_s + takes_s)
 
-        def arrive(_: simpy.Event) -> None:
-            progress = [(start_s, 0.0), (self.env.now, price.seconds)]
+        def arrive() -> None:
+            progress = [(start_s, 0.0), (self.env.now, takes_s)]
             self._record(id_, launch, "wire", "wire", start_s, cause, (priced,), progress, 0)
             self.signals.publish(publication.signal, rank, Cause(id_, self.env.now))
 
-        then(self.env.timeout(start_s + price.seconds - self.env.now), arrive)
+        self.env.call(start_s + takes_s - self.env.now, arrive)
 
     def value_of(self, flag: Flag) -> int:
         """What a flag holds now."""

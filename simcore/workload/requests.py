@@ -28,7 +28,8 @@ def own_text(request: int) -> int:
     return -1 - request
 
 
-@dataclass(slots=True, eq=False)
+# Its constructor is written out for the time that it takes: see trace.py.
+@dataclass(slots=True, eq=False, init=False)
 class Request:
     """One request. `output_tokens` is where it ends (EOS, or the maximum); `max_tokens` what a server that
     does not know that has to reserve. Times in seconds, NaN while they have not come; `scheduled_s` is
@@ -42,18 +43,54 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
-    scheduled_s: float = nan
-    first_token_s: float = nan
-    finish_s: float = nan
-    preemptions: int = 0
-    instance: int = 0
-    rejected: bool = False
-    content: Content = ()
-    cached_prompt_tokens: int = 0
+    scheduled_s: float
+    first_token_s: float
+    finish_s: float
+    preemptions: int
+    instance: int
+    rejected: bool
+    content: Content
+    cached_prompt_tokens: int
     # What a schedule keeps of it while it runs: tokens generated, tokens cached, and one thing of its own.
-    generated: int = 0
-    cached: int = 0
-    held: int = 0
+    generated: int
+    cached: int
+    held: int
+
+    def __init__(
+        self,
+        id: int,
+        arrival_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_tokens: int,
+        scheduled_s: float = nan,
+        first_token_s: float = nan,
+        finish_s: float = nan,
+        preemptions: int = 0,
+        instance: int = 0,
+        rejected: bool = False,
+        content: Content = (),
+        cached_prompt_tokens: int = 0,
+        generated: int = 0,
+        cached: int = 0,
+        held: int = 0,
+    ) -> None:
+        self.id = id
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_tokens = max_tokens
+        self.scheduled_s = scheduled_s
+        self.first_token_s = first_token_s
+        self.finish_s = finish_s
+        self.preemptions = preemptions
+        self.instance = instance
+        self.rejected = rejected
+        self.content = content
+        self.cached_prompt_tokens = cached_prompt_tokens
+        self.generated = generated
+        self.cached = cached
+        self.held = held
 
 
 # Columns of a journal's rows, in order.
