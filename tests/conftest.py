@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.interpreter import patch_once_a_launch
+from tests.interpreter import make_quicker
 from tests.thorough import leave_out
 from tests.whole_card import card_lock, others_use_it
 from validate.timing.pace import Pace
@@ -21,7 +21,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ["SIMCORE_CACHE"] = "none"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    patch_once_a_launch()
+    make_quicker()
 
 
 def pytest_configure(config: pytest.Config) -> None:
