@@ -3,7 +3,7 @@
     group      ops of a graph that read the same sizes, each with how often it stands there
     cost       of a group at its sizes: seconds as they are and at both ends of their interval, the floor,
                memory and arithmetic at the datasheet's rates
-    stretches  of a group while one size grows: lines, in octaves of that size (ramps.py)
+    stretches  of a group while one size grows: lines, in octaves of that size (bursts.py)
 
 Groups are told apart by what they are, not by the graph that they stand in, and prices at both ends of their
 intervals come from one price of each op: runs of one study share all of it (`PricedGroups`), and what is kept

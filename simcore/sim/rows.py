@@ -2,7 +2,7 @@
 
     ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
 
-The same rules as in `sim.py`, where nothing happens inside a launch: no flag, no signal, no put, and
+The same rules as in `simulation.py`, where nothing happens inside a launch: no flag, no signal, no put, and
 collectives only among ranks that are in lockstep.
 """
 

@@ -147,7 +147,7 @@ class Simulation:
     stands for all. It is up to the caller that they do; their collectives then start when it arrives.
 
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
-    out in closed form (ramps.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
+    out in closed form (bursts.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
     messages are not noted. `tariff`, or `cuts` where spans are noted: the same prices, as an earlier run has
     worked them out.
 

@@ -1,6 +1,6 @@
 """The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
 
-    a launch      is cut into stages (`card_plan`), each captured once and replayed; the host queues them at
+    a launch      is cut into stages (`plan.py`), each captured once and replayed; the host queues them at
     once after         stream waits for event           when, sets   kernels of one program (`flag_kernels`)
     a signal      a counter on the card; who takes it spins    a collective   the last rank's stream holds it
     repeat        DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
