@@ -72,14 +72,19 @@ def told(error: Exception) -> tuple[str, int]:
 def progress() -> Callable[[str, int, int], None]:
     """Counts on stderr, once a run takes more than a second: in place on a terminal, else a line now and
     then."""
-    begun_s = last_s = time.perf_counter()
+    begun_s = last_s = counted_s = stage_s = time.perf_counter()
+    stage = ""
 
     def show(doing: str, done: int, total: int) -> None:
-        nonlocal last_s
+        nonlocal last_s, counted_s, stage, stage_s
         now_s = time.perf_counter()
+        if doing != stage:
+            # A stage has begun where the one before was last heard of.
+            stage, stage_s = doing, counted_s
+        counted_s = now_s
         if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
             return
-        text = f"{doing} {done} of {total}{_left(now_s - begun_s, done, total)}"
+        text = f"{doing} {done} of {total}{_left(now_s - stage_s, done, total)}"
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif now_s - last_s >= A_LINE_EVERY_S:
