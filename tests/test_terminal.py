@@ -133,15 +133,16 @@ def test_lists_stay_within_the_window(
 def test_the_time_left_goes_by_the_stage_and_not_by_all_that_came_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(terminal.time, "perf_counter", lambda: now_s)
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     show = terminal.progress()
-    for now_s, doing, done, total in (
+    for clock[0], doing, done, total in (
         (50.0, "simulating", 5, 10),
         (100.0, "simulating", 10, 10),
         (106.0, "crossovers:", 1, 3),
     ):
         show(doing, done, total)
+    monkeypatch.undo()
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "simulating 5 of 10, about 50 s left",
