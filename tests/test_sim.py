@@ -326,6 +326,24 @@ def test_recv_gives_up_after_its_timeout_and_not_before(machine: Contract) -> No
     assert machine.same([at for _, at in got], [3, 5, 5, 9, 9])
 
 
+def test_what_comes_at_one_moment_is_polled_together() -> None:
+    """Not one first, and the others a step later."""
+    polled: list[int] = []
+
+    def loop(m: Machine, number: int) -> Program:
+        yield m.wait(m.launch(toys("work", 1), stream=str(number)))
+        m.send("in", number, m.rank)
+
+    def program(m: Machine) -> Program:
+        for number in range(4):
+            m.spawn(loop(m, number))
+        yield m.recv("in")
+        polled.extend(m.poll("in"))
+
+    simulated(program, rates=lambda running: [1.0] * len(running))
+    assert len(polled) == 3
+
+
 def test_a_spawned_loop_runs_beside_its_parent_on_one_host_thread(machine: Contract) -> None:
     def child(m: Machine) -> Program:
         yield m.wait(m.launch(B, stream="child"))

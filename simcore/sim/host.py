@@ -456,10 +456,9 @@ class SimMachine:
         else:
             came = self._env.event()
             self._receivers[inbox].append(came)
-            if timeout_s is None:
-                yield came
-            else:
-                yield self._first(came, self._env.timeout(timeout_s))
+            limit = () if timeout_s is None else (self._env.timeout(timeout_s),)
+            # Even of one event: who comes at the same moment is there then, and is polled with it.
+            yield self._first(came, *limit)
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None

@@ -4,7 +4,8 @@
     file   prices/<sha256 of the key>.npz
     key    everything that a price goes by: the device's figures, the profile's contents, links, what the host
            adds, the rank, the code of simcore and devices, the versions of Python and NumPy
-    of     each group of ops (graph_pricer.py), told apart by what its ops are: costs by sizes, stretches by octave
+    of     each group of ops (graph_pricer.py), told apart by what its ops are: costs by sizes, stretches by
+           octave
 
 A price depends on its key and its sizes alone, so that a run by kept prices gives the same bytes as one
 without. What is found broken, or cannot be written, is left aside. SIMCORE_CACHE=none keeps nothing.
