@@ -6,7 +6,6 @@ Results go to stdout and are the same for the same input; progress and wall-cloc
 Bad input: one line, exit code 2.
 """
 
-import ast
 import json
 import os
 import shlex
@@ -15,7 +14,6 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +22,7 @@ from devices import listing
 from devices.fitted import profile_schema
 from devices.spec import device_names, load_device
 from devices.spec import json_schema as device_schema
-from simcore import api, compiled, rundir, terminal
+from simcore import api, rundir, terminal
 from simcore.api import (
     CARD,
     MACHINES,
@@ -41,52 +39,25 @@ from simcore.assembly import MODELS, model_names, provenance
 from simcore.export import export as export_bench
 from simcore.input import shipped
 from simcore.input.drafts import write_text
+from simcore.input.errors import TRACEBACK
+from simcore.input.fields import kinds_of
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
-from simcore.schedules import (
-    alspec,
-    alspec_pipelined,
-    concurrent_instances,
-    continuous_batching,
-    dynamic_batching,
-    eager,
-    fractal_tiling,
-    generic_tiling,
-    iteration_batching,
-    lazy,
-    relaxed_tiling,
-    temporal_fusion,
-    tensor_parallel,
-)
+from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.serving.engines import engine_names, load_engine
+from simcore.studies.serving.strategies import ServingStrategies
+from simcore.studies.tiling.scenario import TilingStrategies
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
 # What a calibration of a card may take, unless it is said; the second where it is to be quick.
 MINUTES, QUICK_MINUTES = 9.7, 2.8
 # Processes of a simulation have at most so many digits.
 LONGEST_JOBS = 4
-SCHEDULES = (
-    tensor_parallel,
-    alspec,
-    alspec_pipelined,
-    temporal_fusion,
-    dynamic_batching,
-    concurrent_instances,
-    iteration_batching,
-    continuous_batching,
-    lazy,
-    eager,
-    fractal_tiling,
-    generic_tiling,
-    relaxed_tiling,
-)
 READER_GONE = 141
 TERMINATED = 143
 HUNG_UP = 129
-# A variable that shows in full what simcore is at fault for.
-TRACEBACK = "SIMCORE_TRACEBACK"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -413,19 +384,12 @@ def _count(number: float) -> str:
     return f"{number / 1e9:.1f} G" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
-def _first_line(module: ModuleType) -> str:
-    """What a module says it is, in the first line of its source: compiled, it does not."""
-    source = compiled.PACKAGE.parent.joinpath(*module.__name__.split(".")).with_suffix(".py")
-    return (ast.get_docstring(ast.parse(source.read_bytes())) or "").splitlines()[0]
-
-
 @app.command()
 def schedules() -> None:
     """List the strategies."""
-    for module in SCHEDULES:
-        # A tiling is called by its kind alone in a scenario.
-        kind = module.__name__.rpartition(".")[2].removesuffix("_tiling")
-        typer.echo(terminal.listing(kind, _first_line(module), 21))
+    for union in (DecodeStrategies, ServingStrategies, TilingStrategies):
+        for kind, model in kinds_of(union).items():
+            typer.echo(terminal.listing(kind, shipped.first_sentence(model.__doc__), 21))
 
 
 COMMANDS = (

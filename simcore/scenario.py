@@ -19,6 +19,7 @@ from simcore.input.errors import fault
 from simcore.input.files import InputError, adapter, is_path, parse_yaml, plain, read_yaml, shown
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
+from simcore.studies.own import located
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.tiling.scenario import TilingScenario
 
@@ -58,7 +59,7 @@ def scenario_of(
 
     Raises InputError with one line: where, field, what is allowed, the nearest name.
     """
-    _check_on_cpu(document, where)
+    _check_on_cpu(document, where, folder)
     if on == CPU:
         _move_to_cpu(document, where)
         if any(setting.startswith("on_cpu") for setting in settings):
@@ -66,7 +67,7 @@ def scenario_of(
     for setting in settings:
         _set(document, setting)
     if any(setting.startswith("on_cpu") for setting in settings):
-        _check_on_cpu(document, where)
+        _check_on_cpu(document, where, folder)
     if on == CPU and document.get("device") != CPU:
         raise InputError(
             f"{where}: device: is {shown(document.get('device'))}; --on cpu runs on device: cpu"
@@ -97,7 +98,17 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     workload = document.get("workload")
     if isinstance(workload, dict):
         found["workload"] = {key: _with_path(value, folder) for key, value in workload.items()}
+    strategies = document.get("strategies")
+    if isinstance(strategies, list):
+        found["strategies"] = [_with_kind(strategy, (folder, Path())) for strategy in strategies]
     return {**document, **found}
+
+
+def _with_kind(strategy: Any, folders: Sequence[Path]) -> Any:
+    """A strategy with the folder of its module, where it is one of its user's own."""
+    if not isinstance(strategy, dict) or "kind" not in strategy:
+        return strategy
+    return {**strategy, "kind": located(strategy["kind"], folders)}
 
 
 def _with_path(value: Any, folder: Path) -> Any:
@@ -120,14 +131,15 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
     return str((Path(name) if here else beside).absolute())
 
 
-def _check_on_cpu(document: dict[str, Any], where: str) -> None:
+def _check_on_cpu(document: dict[str, Any], where: str, folder: Path) -> None:
     """Raises InputError where the scenario that `on_cpu` makes of a right one is none."""
     if not document.get("on_cpu"):
         return
-    parse_scenario({**document, "on_cpu": {}}, where)  # what is wrong besides is told first
+    # What is wrong besides is told first.
+    parse_scenario(_with_paths({**document, "on_cpu": {}}, folder), where)
     moved = copy.deepcopy(document)
     _move_to_cpu(moved, where)
-    parse_scenario(moved, f"{where}: on_cpu")
+    parse_scenario(_with_paths(moved, folder), f"{where}: on_cpu")
 
 
 def _move_to_cpu(document: dict[str, Any], where: str) -> None:

@@ -15,7 +15,8 @@ from simcore.assembly import ServingStudy, assemble
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.scenario import parse_scenario
-from simcore.studies.serving.runner import Bench, Room
+from simcore.studies.serving.kv_memory import Room
+from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.study import cases
 
 TABLE = Path(__file__).parent / "data" / "vllm_memory.csv"

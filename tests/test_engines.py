@@ -12,8 +12,9 @@ from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
 from simcore.studies.serving.engines import engine_names, load_engine, with_engines
 from simcore.studies.serving.engines.presets import DECIDED
-from simcore.studies.serving.runner import Bench, label
-from simcore.studies.serving.scenario import ContinuousBatching, ServingScenario
+from simcore.studies.serving.runner import Bench
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.strategies import ContinuousBatching, label
 from simcore.studies.serving.study import cases
 
 GIB = 2.0**30
@@ -165,15 +166,15 @@ def test_each_rule_by_hand() -> None:
 
 def test_labels_name_the_engine_and_what_is_unusual() -> None:
     def said(strategy: dict[str, Any]) -> str:
-        return label(filled(strategy), 1)
+        return label(filled(strategy))
 
     assert said({"engine": "vllm-0.19"}) == "vllm-0.19, 8,192 tokens a step, up to 1024"
     assert said({"engine": "vllm-0.19", "prefix_caching": False, "ahead": 0}) == (
         "vllm-0.19, 8,192 tokens a step, up to 1024, 0 steps ahead, no prefix caching"
     )
     assert said({"engine": "sglang", "memory": {"share": 0.7}}).endswith("up to 2048, 0.7 of the memory")
-    plain = ContinuousBatching(kind="continuous_batching", ahead=1)
-    assert label(plain, 2) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"
+    plain = ContinuousBatching(kind="continuous_batching", ahead=1, ranks=[2])
+    assert label(plain) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"
 
 
 def test_prompts_that_all_differ_are_served_the_same_whether_kept_or_not() -> None:
@@ -187,7 +188,7 @@ def test_prompts_that_all_differ_are_served_the_same_whether_kept_or_not() -> No
     [
         ([{"engine": "vlm"}], r"strategies\[0\].engine: unknown engine 'vlm'; did you mean 'vllm'\?"),
         ([{}, {"engine": "vllm-0.20"}], r"strategies\[1\].engine: unknown engine 'vllm-0.20'; did you mean"),
-        ([{"engine": "vllm"}, {"engine": "vllm-0.33"}], r"strategies\[1\]: is given twice"),
+        ([{"engine": "vllm"}, {"engine": "vllm-0.33"}], r"strategies\[1\]: is called \'vllm-0.33"),
     ],
 )
 def test_wrong_engines_are_one_line(strategies: list[dict[str, Any]], says: str) -> None:

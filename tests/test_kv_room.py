@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.serving.runner import Bench, Case, Room
+from simcore.studies.serving.kv_memory import Room
+from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.study import cases
 from tests.test_serving import bench, document, strategy, workload
 
@@ -72,7 +73,9 @@ def test_as_many_slots_fit_as_prompts_and_caches_of_all_of_them_leave(kind: str)
         return 0.9 * table.hardware.memory_bytes - taken - caches
 
     most = next(n for n in range(1, 1000) if left(n + 1) < 0.0 <= left(n))
-    assert room(*case_of(kind, most)) == Room(most, PROMPT + OUTPUT, most * (PROMPT + OUTPUT))
+    found = room(*case_of(kind, most))
+    assert found.kv_tokens == most * (PROMPT + OUTPUT)
+    assert found == Room(most, PROMPT + OUTPUT)
     with pytest.raises(InputError, match=f"{most + 1} slots of 3,500 tokens do not fit"):
         room(*case_of(kind, most + 1))
 

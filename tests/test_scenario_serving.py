@@ -18,8 +18,8 @@ from simcore.input.files import InputError
 from simcore.scenario import Scenario, json_schema, load_scenario, parse_scenario, resolved
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.fields import HostOverheads
-from simcore.studies.serving import scenario as serving_scenario
-from simcore.studies.serving.scenario import ServingScenario, points, serving_variants
+from simcore.studies.serving import strategies
+from simcore.studies.serving.scenario import ServingScenario, points
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -280,7 +280,7 @@ def test_a_list_of_lengths_to_draw_from_multiplies_nothing() -> None:
 
 
 def test_variants_are_the_product_of_a_strategy_s_lists() -> None:
-    fusion, batching, instances, continuous = map(serving_variants, parsed().strategies)
+    fusion, batching, instances, continuous = map(single_valued, parsed().strategies)
     assert [(v.slots, v.shuffle) for v in fusion] == [  # type: ignore[union-attr]
         ([16], [True]), ([16], [False]), ([32], [True]), ([32], [False]),
     ]  # fmt: skip
@@ -563,7 +563,7 @@ FAULTS: list[tuple[list[tuple[str, Any]], str]] = [
     ([("strategies.0.shuffle", [True, True])],
      "strategies[0].shuffle: a value is given twice: True; each may be given once"),
     ([("strategies.2", {"kind": "temporal_fusion", "slots": 32})],
-     "strategies[2]: is given twice: strategies[0] has the same temporal_fusion"),
+     "strategies[2]: is called 'temporal fusion, 32 slots', as strategies[0] is"),
     ([("dtypes", {"qvk": "fp8"})], "dtypes.qvk: no such matrix; did you mean 'qkv'?"),
     ([("published", ["a", "a"])], "published: a value is given twice: 'a'; each may be given once"),
     ([("published", "flover_fig5")], "published: is 'flover_fig5'; a list is needed"),
@@ -711,11 +711,13 @@ def test_the_schema_has_both_studies_and_all_their_fields() -> None:
     assert serving["additionalProperties"] is False
     assert schema["properties"]["context_tokens"] == {"description": "study decode or decode_attention"}
     assert schema["properties"]["seed"] == {"description": f"study {' or '.join(STUDIES)}"}
-    kinds = {get["$ref"].rpartition("/")[2] for get in serving["properties"]["strategies"]["items"]["oneOf"]}
+    shipped, own = serving["properties"]["strategies"]["items"]["anyOf"]
+    assert own["properties"]["kind"]["pattern"] == ":"
+    kinds = {get["$ref"].rpartition("/")[2] for get in shipped["oneOf"]}
     assert kinds == {
         "TemporalFusion", "DynamicBatching", "ConcurrentInstances", "IterationBatching", "ContinuousBatching",
     }  # fmt: skip
-    assert kinds <= set(vars(serving_scenario))
+    assert kinds <= set(vars(strategies))
 
 
 def test_the_schema_allows_one_value_where_it_allows_a_list() -> None:

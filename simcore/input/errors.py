@@ -11,13 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from simcore.input.fields import FieldError
+from simcore.input.fields import FieldError, kinds_of
 from simcore.input.files import listed, missing, nearest, plain, shown, worst
+
+# A variable that shows in full what simcore, or a strategy of one's own, is at fault for.
+TRACEBACK = "SIMCORE_TRACEBACK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,9 @@ class _Place:
         return f"{self.path}.{told}" if self.path else told
 
 
-def fault(kind: Any, document: Any, error: ValidationError) -> str:
+def fault(kind: Any, document: Any, error: ValidationError, whole: str = "scenario") -> str:
     """The line for the first thing that is wrong with a document that should be a `kind`: a pydantic model,
-    or a union of some that are told apart by a field."""
+    or a union of some that are told apart by a field. `whole`: what it is called where no field of it is."""
     first = worst(error)
     place = _walked(kind, document, first["loc"])
     name, context = first["type"], first.get("ctx", {})
@@ -49,7 +52,7 @@ def fault(kind: Any, document: Any, error: ValidationError) -> str:
         return f"{place.inside(context['error'].field)}: {context['error'].says}"
     if name == "missing":
         return _missing(kind, document, error)
-    return f"{place.path or 'scenario'}: {_says(first, place, context)}"
+    return f"{place.path or whole}: {_says(first, place, context)}"
 
 
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:
@@ -179,12 +182,4 @@ def _bare(kind: Any) -> Any:
 def _tagged(kind: Any) -> dict[str, Any]:
     """The members of a union by the value of the field that tells them apart; none for anything else."""
     bare, tag = _parts(kind)
-    if tag is None:
-        return {}
-    members = {}
-    for member in get_args(bare):
-        annotation = _bare(member).model_fields[tag].annotation
-        members.update(
-            dict.fromkeys(get_args(annotation) if get_origin(annotation) is Literal else (), member)
-        )
-    return members
+    return {} if tag is None else kinds_of(bare, tag)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite, prod
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -44,7 +44,17 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-M = TypeVar("M", bound=Strict)
+M = TypeVar("M", bound=BaseModel)
+
+
+def kinds_of(union: Any, tag: str = "kind") -> dict[str, Any]:
+    """The members of a union of models by the values of the field that tells them apart."""
+    return {
+        value: member
+        for member in get_args(union)
+        for kind in [getattr(member, "__origin__", member).model_fields[tag].annotation]
+        for value in (get_args(kind) if get_origin(kind) is Literal else ())
+    }
 
 
 # -- lists that multiply runs ------------------------------------------------------------------------
@@ -84,7 +94,7 @@ def _is_many(field: FieldInfo) -> bool:
     return _MANY in field.metadata or any(_MANY in metadata for metadata in alternatives)
 
 
-def _multiplying(model: Strict) -> Iterator[tuple[str, Any]]:
+def _multiplying(model: BaseModel) -> Iterator[tuple[str, Any]]:
     """The fields of a model that may multiply it, with their values: lists of alternatives, and models."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
@@ -92,7 +102,7 @@ def _multiplying(model: Strict) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def count(model: Strict) -> int:
+def count(model: BaseModel) -> int:
     """How many copies `single_valued` makes of a model."""
     return prod(count(v) if isinstance(v, Strict) else len(v) for _, v in _multiplying(model))
 

@@ -41,7 +41,16 @@ def about(name: str) -> str:
         if not line.startswith("#") or not text:
             break
         head.append(text)
-    return FIRST_SENTENCE.match(" ".join(head) + " ")[0].strip()  # type: ignore[index]
+    return first_sentence(" ".join(head))
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a text, on one line.
+
+    >>> first_sentence('As Flover (Yao et al. 2023) has  it. More.')
+    'As Flover (Yao et al. 2023) has it.'
+    """
+    return FIRST_SENTENCE.match(" ".join((text or "").split()) + " ")[0].strip()  # type: ignore[index]
 
 
 def copied(name: str) -> str:

@@ -77,7 +77,8 @@ class AlSpecPipelined(Strict):
     chunk_tokens: Chunk | None = None
 
 
-Strategy = Annotated[TensorParallel | AlSpec | AlSpecPipelined, Field(discriminator="kind")]
+DecodeStrategies = TensorParallel | AlSpec | AlSpecPipelined
+Strategy = Annotated[DecodeStrategies, Field(discriminator="kind")]
 
 
 class Baseline(Strict):

@@ -13,7 +13,6 @@ from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.found import Found
 from simcore.studies.serving.runner import Bench, Case
-from simcore.studies.serving.scenario import ContinuousBatching
 from simcore.workload import arrivals
 
 # Attainments that differ by less than this are the same.
@@ -300,13 +299,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     """What a reader has to know to read the figures."""
     told = ["figures are means over replicas; requests and levels over time are those of the first one"]
     rooms = {one.case.axes.label: one for one in found}
-    for name, one in rooms.items():
-        room, strategy = one.room, one.case.strategy
-        if isinstance(strategy, ContinuousBatching):
-            of = f"of {strategy.block_tokens} tokens, {room.kv_tokens:,} tokens in all,"
-            told.append(f"{name}: {room.limit:,} KV blocks {of} a server")
-        else:
-            told.append(f"{name}: {room.limit:,} slots of {room.slot_tokens:,} tokens a server")
+    told += [f"{name}: {one.room} a server" for name, one in rooms.items()]
     for one in found:
         share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
         if share is not None:

@@ -7,7 +7,8 @@ from typing import Any
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.studies.serving.figures import Figure, over_replicas
-from simcore.studies.serving.runner import Case, Room
+from simcore.studies.serving.kv_memory import Room
+from simcore.studies.serving.runner import Case
 from simcore.studies.serving.window import Window
 
 

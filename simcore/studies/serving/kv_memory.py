@@ -12,11 +12,101 @@ while the engine looks for its peak, and D that contexts and communicators hold 
 Everything is per rank: ranks of a group hold the same blocks, each its own heads of them.
 """
 
+from dataclasses import dataclass
 from math import floor
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from simcore.input.fields import Strict
+from simcore.input.files import InputError
 from simcore.models.served_decoder import ServedDecoder
 from simcore.studies.hardware import Hardware
-from simcore.studies.serving.scenario import KvMemory
+
+MemoryShare = Annotated[float, Field(gt=0.0, le=1.0)]
+Taken = Annotated[float, Field(ge=0.0, le=1e18)]
+
+
+class KvMemory(Strict):
+    """What of a device a server may fill with KV. `share_of`: the
+    share is of all its memory (`total`, vLLM), of what is free before the model is there (`free`, SGLang) or
+    of what the model leaves (`rest`, TensorRT-LLM). `driver_bytes`: held before the engine looks what is
+    free; `reserve_bytes`: taken by libraries while it runs; both with `group_` for ranks of a group. `peak`:
+    activations of the largest step (`widest_step`), of the run that vLLM profiles (`profile_run`) or `none`.
+    `splits_embedding`: ranks hold a part of it each, not all of it."""
+
+    share: MemoryShare = 0.9
+    share_of: Literal["total", "free", "rest"] = "total"
+    driver_bytes: Taken = 0.0
+    group_driver_bytes: Taken = 0.0
+    reserve_bytes: Taken = 0.0
+    group_reserve_bytes: Taken = 0.0
+    peak: Literal["widest_step", "profile_run", "none"] = "widest_step"
+    splits_embedding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server has for KV: `limit` blocks of `block_tokens` tokens each, or, where that is None, slots
+    of `slot_tokens`, which the longest request needs."""
+
+    limit: int
+    slot_tokens: int
+    block_tokens: int | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in all."""
+        return self.limit * (self.block_tokens or self.slot_tokens)
+
+    def __str__(self) -> str:
+        if self.block_tokens is None:
+            return f"{self.limit:,} slots of {self.slot_tokens:,} tokens"
+        return f"{self.limit:,} KV blocks of {self.block_tokens} tokens, {self.kv_tokens:,} tokens in all,"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """The memory of one server, in which a strategy makes room for KV. `share` and `units` (blocks, or slots)
+    are what a scenario gives in the place of what is reckoned; `longest_prompt` and `longest`, tokens of the
+    longest prompt and of the longest request that may come."""
+
+    hardware: Hardware
+    model: ServedDecoder
+    share: float | None
+    units: int | None
+    longest_prompt: int
+    longest: int
+
+    def slots(self, count: int) -> Room:
+        """So many slots for the longest request each. Raises InputError where they do not fit."""
+        # All prompts may be computed at once: as one batch, or beside each other.
+        free = self._free_bytes(KvMemory(), count * self.longest_prompt, count)
+        fitting = self.units or blocks_in(free, self.model, self.longest)
+        if fitting < count:
+            raise InputError(
+                f"{count} slots of {self.longest:,} tokens do not fit into the {max(0.0, free) / 1e9:.1f} GB"
+                f" that weights, and activations of as many prompts of {self.longest_prompt:,} tokens, leave;"
+                f" {max(0, fitting)} do"
+            )
+        return Room(count, self.longest)
+
+    def blocks(self, block_tokens: int, *, tokens: int, rows: int, rule: KvMemory | None = None) -> Room:
+        """As many blocks as the rest of the memory holds beside a step of `tokens` tokens of which `rows` get
+        a next one. Raises InputError where that is none."""
+        free = self._free_bytes(rule or KvMemory(), tokens, rows)
+        limit = self.units or blocks_in(free, self.model, block_tokens)
+        if limit < 1:
+            device = self.hardware.name
+            raise InputError(
+                f"weights and activations do not fit into the memory of {device}"
+                if free <= 0.0
+                else f"the {free / 1e9:.3f} GB that are left hold no KV block"
+            )
+        return Room(limit, self.longest, block_tokens)
+
+    def _free_bytes(self, rule: KvMemory, tokens: int, rows: int) -> float:
+        return room_bytes(rule, self.share or rule.share, self.hardware, self.model, tokens, rows)
 
 
 def room_bytes(

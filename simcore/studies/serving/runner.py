@@ -1,13 +1,11 @@
 """Runs cases of a serving scenario on one device: a strategy, a load, a number of devices, a replica.
 
-    slots of a server = floor(room of kv_memory / (KV bytes of a token * longest request))
-
 Every server is a group of `ranks` devices, of which one stands for all (they are in lockstep).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 from simcore.input.files import InputError
 from simcore.machine import laws
@@ -17,41 +15,24 @@ from simcore.models.decoder import TENSOR
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Pricer, SourceKind
-from simcore.schedules.concurrent_instances import concurrent_instances
-from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
-from simcore.schedules.dynamic_batching import dynamic_batching
-from simcore.schedules.iteration_batching import iteration_batching
-from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.sim import contention
 from simcore.sim.garbage import no_collections
 from simcore.sim.graph_pricer import End, GraphPricer, Known, PricedGroups
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import ServingAxes
 from simcore.studies.hardware import Hardware, at_end
+from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
-from simcore.studies.serving.engines import usual
-from simcore.studies.serving.kv_memory import blocks_in, room_bytes
+from simcore.studies.serving.kv_memory import Room, ServerMemory
 from simcore.studies.serving.offer import offer, router
-from simcore.studies.serving.scenario import (
-    ConcurrentInstances,
-    ContinuousBatching,
-    DynamicBatching,
-    IterationBatching,
-    KvMemory,
-    Point,
-    ServingScenario,
-    ServingStrategy,
-    SharedMemory,
-    TemporalFusion,
-    Throughput,
-)
+from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
+from simcore.studies.serving.strategies import ServingStrategy
 from simcore.workload import arrivals
 from simcore.workload.arrivals import Drawn
 from simcore.workload.requests import Journal, Request
 
 SERVER = "server"
-ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +47,6 @@ class Case:
     def servers(self) -> int:
         """Groups of devices that each serve alone."""
         return self.axes.devices // self.axes.ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a server has for KV: `limit` blocks, or slots of `slot_tokens` tokens each; `kv_tokens` in all."""
-
-    limit: int
-    slot_tokens: int
-    kv_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,80 +132,36 @@ class Bench:
         """One simulation, of the first `most` requests if that is given, its laws checked. Raises LawError
         where one is broken."""
         run = prepared(self, case, replica, end, most)
-        run.simulate()
-        return run.result()
+        with self.blamed(case):
+            run.simulate()
+            return run.result()
 
     def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
         """The schedule of a case on one machine."""
-        model, strategy = self.model(case.axes.ranks), case.strategy
-        match strategy:
-            case ContinuousBatching():
-                return continuous_batching(
-                    m,
-                    model,
-                    journal,
-                    blocks=room.limit,
-                    block_tokens=strategy.block_tokens,
-                    token_budget=strategy.token_budget[0],
-                    max_sequences=strategy.max_sequences[0],
-                    order=ORDERS[strategy.order[0]],
-                    prefill=strategy.prefill[0],
-                    wait_steps=strategy.wait_steps,
-                    wait_tokens=strategy.wait_tokens,
-                    ahead=strategy.ahead,
-                    prefix_caching=strategy.prefix_caching,
-                )
-            case TemporalFusion():
-                return temporal_fusion(
-                    m,
-                    model,
-                    journal,
-                    slots=room.limit,
-                    slot_tokens=room.slot_tokens,
-                    shuffle=strategy.shuffle[0],
-                )
-            case DynamicBatching():
-                return dynamic_batching(
-                    m,
-                    model,
-                    journal,
-                    window_s=strategy.window_s[0],
-                    max_batch=room.limit,
-                    capacity=room.limit * room.slot_tokens,
-                )
-            case ConcurrentInstances():
-                slot = room.slot_tokens
-                return concurrent_instances(m, model, journal, max_instances=room.limit, slot_tokens=slot)
-            case IterationBatching():
-                slot = room.slot_tokens
-                return iteration_batching(m, model, journal, max_batch=room.limit, slot_tokens=slot)
+        return case.strategy.program(m, self.model(case.axes.ranks), journal, room)
 
     def room(self, case: Case, drawn: Drawn) -> Room:
         """What a server has for KV. Raises InputError where that is not enough for one request."""
-        longest = drawn.longest_prompt + drawn.max_tokens
-        model, strategy = self.model(case.axes.ranks), case.strategy
-        if isinstance(strategy, ContinuousBatching):
-            rows = min(strategy.token_budget[0], strategy.max_sequences[0])
-            free = self._free_bytes(strategy.memory, model, strategy.token_budget[0], rows)
-            blocks = self.scenario.kv_blocks or blocks_in(free, model, strategy.block_tokens)
-            if blocks < 1:
-                raise InputError(_too_small(case, self.hardware.name, free))
-            return Room(blocks, longest, blocks * strategy.block_tokens)
-        slots = _slots(strategy)
-        # All prompts may be computed at once: as one batch, or beside each other.
-        free = self._free_bytes(KvMemory(), model, slots * drawn.longest_prompt, slots)
-        fitting = self.scenario.kv_blocks or blocks_in(free, model, longest)
-        if fitting < slots:
-            raise InputError(
-                f"{case.axes.label}: {slots} slots of {longest:,} tokens do not fit into the"
-                f" {max(0.0, free) / 1e9:.1f} GB that weights, and activations of as many prompts of"
-                f" {drawn.longest_prompt:,} tokens, leave; {max(0, fitting)} do"
-            )
-        return Room(slots, longest, slots * longest)
+        scenario, longest = self.scenario, drawn.longest_prompt + drawn.max_tokens
+        memory = ServerMemory(
+            self.hardware,
+            self.model(case.axes.ranks),
+            scenario.memory_share,
+            scenario.kv_blocks,
+            drawn.longest_prompt,
+            longest,
+        )
+        try:
+            with self.blamed(case):
+                return case.strategy.room(memory)
+        except OwnError:
+            raise
+        except InputError as error:
+            raise InputError(f"{case.axes.label}: {error}") from None
 
-    def _free_bytes(self, memory: KvMemory, model: ServedDecoder, tokens: int, rows: int) -> float:
-        share = self.scenario.memory_share or memory.share
-        return room_bytes(memory, share, self.hardware, model, tokens, rows)
+    def blamed(self, case: Case) -> AbstractContextManager[None]:
+        """See `own.blamed`."""
+        return blamed(case.strategy, self.scenario.strategies)
 
 
 @dataclass(slots=True, eq=False)
@@ -266,7 +194,7 @@ class Prepared:
             self.left_out,
             self.opens,
         )
-        in_turn = getattr(self.case.strategy, "order", ["fcfs"])[0] == "fcfs"
+        in_turn = self.case.strategy.in_turn
         run = serving_laws.Run(found.served, found.journal, self.room.limit, in_turn, self.occupancy)
         serving_laws.enforce(run)
         return found
@@ -294,17 +222,11 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
     simulation = bench.hardware.start(setup)
-    to = router(bench.scenario.routing, case.servers, case.axes.ranks, _kv_tokens(case.strategy, room))
+    to = router(bench.scenario.routing, case.servers, case.axes.ranks, room.kv_tokens)
     requests = offer(simulation, case.point.workload, drawn, to, journal)
     occupancy = _counted(simulation, journal)
     opens = None if drawn.turns is None else drawn.turns.opens
     return Prepared(bench, case, room, journal, simulation, requests, occupancy, drawn.left_out, opens)
-
-
-def _kv_tokens(strategy: ServingStrategy, room: Room) -> int:
-    """Tokens that a server has room for."""
-    unit = strategy.block_tokens if isinstance(strategy, ContinuousBatching) else room.slot_tokens
-    return room.limit * unit
 
 
 def _title(axes: ServingAxes) -> str:
@@ -326,24 +248,6 @@ def _counted(simulation: Run, journal: Journal) -> Occupancy:
     return occupancy
 
 
-def _too_small(case: Case, device: str, free: float) -> str:
-    if free <= 0.0:
-        return f"{case.axes.label}: weights and activations do not fit into the memory of {device}"
-    return f"{case.axes.label}: the {free / 1e9:.3f} GB that are left hold no KV block"
-
-
-def _slots(strategy: ServingStrategy) -> int:
-    match strategy:
-        case TemporalFusion():
-            return strategy.slots[0]
-        case ConcurrentInstances():
-            return strategy.max_instances[0]
-        case DynamicBatching() | IterationBatching():
-            return strategy.max_batch[0]
-        case ContinuousBatching():
-            return strategy.max_sequences[0]
-
-
 def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
@@ -359,56 +263,3 @@ def price_shares(sources: Mapping[SourceKind, float]) -> dict[str, float]:
     """Share of the predicted device time by where its price comes from."""
     total = sum(sources.values())
     return {name: seconds / total for name, seconds in sorted(sources.items())} if total else {}
-
-
-def label(strategy: ServingStrategy, ranks: int) -> str:
-    """What a variant is called, by what tells it from others."""
-    given: dict[str, Any] = strategy.model_dump()
-    words = [getattr(strategy, "engine", None) or strategy.kind.replace("_", " ")]
-    match strategy:
-        case TemporalFusion():
-            words += [f"{given['slots'][0]} slots", *([] if given["shuffle"][0] else ["no shuffle"])]
-        case DynamicBatching():
-            words += [f"{given['window_s'][0]:g} s, up to {given['max_batch'][0]}"]
-        case ConcurrentInstances():
-            words += [f"up to {given['max_instances'][0]}"]
-        case IterationBatching():
-            words += [f"up to {given['max_batch'][0]}"]
-        case ContinuousBatching():
-            words += [f"{given['token_budget'][0]:,} tokens a step"]
-            words += _unusual(strategy)
-    return ", ".join([*words, *([f"TP{ranks}"] if ranks > 1 else [])])
-
-
-def _unusual(strategy: ContinuousBatching) -> list[str]:
-    """The settings of continuous batching that are not the defaults, or not its engine's."""
-    shipped = usual(strategy)
-
-    def odd(name: str) -> bool:
-        return all(getattr(strategy, name) != getattr(each, name) for each in shipped)
-
-    words = []
-    if strategy.engine or odd("max_sequences"):
-        words.append(f"up to {strategy.max_sequences[0]}")
-    if odd("block_tokens"):
-        words.append(f"blocks of {strategy.block_tokens}")
-    if odd("order"):
-        words.append("shortest first" if strategy.order == ["shortest_first"] else "first come first served")
-    if odd("prefill"):
-        words.append(f"prompts {strategy.prefill[0]}")
-    if odd("ahead"):
-        words.append(f"{strategy.ahead} step{'s' if strategy.ahead != 1 else ''} ahead")
-    if odd("prefix_caching"):
-        words.append("prefix caching" if strategy.prefix_caching else "no prefix caching")
-    if odd("wait_steps"):
-        words.append(f"waiting {strategy.wait_steps} steps")
-    if odd("memory"):
-        words.append(_memory(strategy.memory, [each.memory for each in shipped]))
-    return words
-
-
-def _memory(memory: KvMemory, shipped: Sequence[KvMemory]) -> str:
-    """How a rule for memory differs from those that are usual."""
-    plain = [each for each in shipped if each.model_copy(update={"share": memory.share}) == memory]
-    share = f"{memory.share:g} of the memory"
-    return share if plain else f"{share}, by a rule of its own"

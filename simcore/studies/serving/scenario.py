@@ -6,120 +6,28 @@ runs = devices * workloads * sum over strategies of their variants * replicas
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, single_valued
-from simcore.studies.fields import Common, Ranks
+from simcore.input.files import shown
+from simcore.studies.fields import Common
+from simcore.studies.own import OrOwn, check_labels
+from simcore.studies.serving.kv_memory import MemoryShare
+from simcore.studies.serving.strategies import (
+    IterationBatching,
+    ServingStrategies,
+    ServingStrategy,
+    engine_of,
+    label,
+)
 from simcore.workload.spec import ClosedLoop, ConstantLength, TraceArrivals, Workload
 
 # Requests of all runs of a scenario together: beyond them a number was mistaken.
 MOST_REQUESTS_IN_ALL = 1_000_000_000
-Places = Annotated[int, Field(ge=1, le=65_536)]
 Devices = Annotated[int, Field(ge=1, le=1024)]
 Target = Annotated[float, Field(gt=0.0, le=1e6)]
-MemoryShare = Annotated[float, Field(gt=0.0, le=1.0)]
-Taken = Annotated[float, Field(ge=0.0, le=1e18)]
-
-
-class TemporalFusion(Strict):
-    """Requests join a running batch at the next iteration, in one of `slots` places (Flover). `shuffle`:
-    those that run are kept together, so that no finished one is computed on."""
-
-    kind: Literal["temporal_fusion"]
-    slots: Many[Places] = [32]
-    shuffle: Many[bool] = [True]
-    ranks: Many[Ranks] = [1]
-
-
-class DynamicBatching(Strict):
-    """Requests wait until `max_batch` are there or the first has waited `window_s`; a batch ends together."""
-
-    kind: Literal["dynamic_batching"]
-    window_s: Many[Annotated[float, Field(ge=0.0, le=1e6)]]
-    max_batch: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
-
-
-class ConcurrentInstances(Strict):
-    """Each request runs by itself, up to `max_instances` at a time on one server."""
-
-    kind: Literal["concurrent_instances"]
-    max_instances: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
-
-
-class IterationBatching(Strict):
-    """Requests join a running batch between iterations, up to `max_batch`; for answers of one length."""
-
-    kind: Literal["iteration_batching"]
-    max_batch: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
-
-
-class KvMemory(Strict):
-    """What of a device a server may fill with KV (formulas in kv_memory.py). `share_of`: the
-    share is of all its memory (`total`, vLLM), of what is free before the model is there (`free`, SGLang) or
-    of what the model leaves (`rest`, TensorRT-LLM). `driver_bytes`: held before the engine looks what is
-    free; `reserve_bytes`: taken by libraries while it runs; both with `group_` for ranks of a group. `peak`:
-    activations of the largest step (`widest_step`), of the run that vLLM profiles (`profile_run`) or `none`.
-    `splits_embedding`: ranks hold a part of it each, not all of it."""
-
-    share: MemoryShare = 0.9
-    share_of: Literal["total", "free", "rest"] = "total"
-    driver_bytes: Taken = 0.0
-    group_driver_bytes: Taken = 0.0
-    reserve_bytes: Taken = 0.0
-    group_reserve_bytes: Taken = 0.0
-    peak: Literal["widest_step", "profile_run", "none"] = "widest_step"
-    splits_embedding: bool = False
-
-
-class ContinuousBatching(Strict):
-    """Each step takes up to `token_budget` tokens, of prompts in chunks and of answers, for at most
-    `max_sequences` requests, whose KV cache is kept in blocks of `block_tokens`. `order`: who is next.
-    `prefill`: prompts in chunks beside answers (`chunked`, as vLLM), not cut (`whole`, as TensorRT-LLM), or
-    in steps of their own (`first`, as SGLang). New prompts wait up to `wait_steps` steps for others, unless a
-    step with them has `wait_tokens` tokens. `ahead`: so many steps are decided while one runs, as engines do
-    that overlap their host's work with the device's. `prefix_caching`: what a prompt begins with is not
-    computed again where its blocks are known from before (`sessions`, `distinct_prompts`, hash_ids).
-    `engine`: whose defaults (engines/catalog) stand for the fields that are not given; `memory`: what
-    its KV cache may take."""
-
-    kind: Literal["continuous_batching"]
-    engine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = [2048]
-    max_sequences: Many[Places] = [256]
-    block_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
-    order: Many[Literal["fcfs", "shortest_first"]] = ["fcfs"]
-    prefill: Many[Literal["chunked", "whole", "first"]] = ["chunked"]
-    wait_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    wait_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    ahead: Annotated[int, Field(ge=0, le=1000)] = 0
-    prefix_caching: bool = False
-    memory: KvMemory = KvMemory()
-    ranks: Many[Ranks] = [1]
-
-    @model_serializer(mode="wrap")
-    def _as_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What is not said is the engine's, which depends on the device: a default in its place would be said.
-        found: dict[str, Any] = whole(self)
-        said = found if self.engine is None else self.model_fields_set
-        return {name: value for name, value in found.items() if name in said}
-
-    @model_validator(mode="after")
-    def _waits_for_tokens(self) -> "ContinuousBatching":
-        if self.wait_steps and not self.wait_tokens:
-            raise FieldError("wait_tokens", "is 0, which no prompt waits for; wait_steps wants 1 or more")
-        if self.wait_tokens and not self.wait_steps:
-            raise FieldError("wait_steps", "is 0, so that no prompt waits; wait_tokens wants 1 or more")
-        return self
-
-
-ServingStrategy = (
-    TemporalFusion | DynamicBatching | ConcurrentInstances | IterationBatching | ContinuousBatching
-)
 
 
 class Slo(Strict):
@@ -177,7 +85,8 @@ class ServingScenario(Common):
     study: Literal["serving"]
     workload: Workload
     strategies: Annotated[
-        list[Annotated[ServingStrategy, Field(discriminator="kind")]], Field(min_length=1, max_length=1000)
+        list[Annotated[ServingStrategies, Field(discriminator="kind"), OrOwn(ServingStrategy)]],
+        Field(min_length=1, max_length=1000),
     ]
     devices: Many[Devices] = [1]
     routing: Literal["round_robin", "least_loaded", "prefix_aware"] = "least_loaded"
@@ -205,11 +114,15 @@ class ServingScenario(Common):
             if isinstance(strategy, IterationBatching):
                 _check_one_length(place, self.workload)
         _check_amount(self)
-        check_distinct(self)
+        # What an engine that is named fills in depends on the device.
+        placed = enumerate(self.strategies)
+        check_labels(((place, one) for place, one in placed if not engine_of(one)), label)
         return self
 
 
 def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> None:
+    if not isinstance(strategy.ranks, list):
+        raise FieldError(f"strategies[{place}].ranks", f"is {shown(strategy.ranks)}; Many[Ranks] is needed")
     for ranks in strategy.ranks:
         for of in devices:
             if of % ranks:
@@ -253,21 +166,6 @@ def _check_amount(scenario: ServingScenario) -> None:
         )
 
 
-def check_distinct(scenario: ServingScenario) -> None:
-    """Raises FieldError where two strategies have a variant in common: it would be counted twice."""
-    seen: dict[tuple[str, ...], int] = {}
-    for place, strategy in enumerate(scenario.strategies):
-        # Where an engine is named, a default is not the value that the field will have.
-        given = sorted(strategy.model_fields_set) if getattr(strategy, "engine", None) else []
-        for variant in serving_variants(strategy):
-            first = seen.setdefault((repr(variant), *given), place)
-            if first != place:
-                raise FieldError(
-                    f"strategies[{place}]",
-                    f"is given twice: strategies[{first}] has the same {strategy.kind}",
-                )
-
-
 # -- what the lists multiply into --------------------------------------------------------------------
 
 
@@ -307,8 +205,3 @@ def points(scenario: ServingScenario) -> Iterator[Point]:
     for devices in scenario.devices:
         for workload in single_valued(scenario.workload):
             yield Point(devices, workload)
-
-
-def serving_variants(strategy: ServingStrategy) -> Iterator[ServingStrategy]:
-    """Copies of a strategy in which every list has one value, the last field varying fastest."""
-    yield from single_valued(strategy)

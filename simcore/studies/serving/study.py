@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simcore.input.fields import single_valued
 from simcore.input.files import InputError
 from simcore.machine.laws import digest
 from simcore.machine.machine import LawError
@@ -21,6 +22,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.sim.graph_pricer import End, Known
 from simcore.studies.common import Outcome, Progress, Row, ServingAxes
+from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
 from simcore.studies.serving.certainty import intervals
@@ -34,8 +36,9 @@ from simcore.studies.serving.figures import (
 )
 from simcore.studies.serving.found import Found
 from simcore.studies.serving.levels import levels
-from simcore.studies.serving.runner import Bench, Case, Result, Room, label, price_shares
-from simcore.studies.serving.scenario import Point, WholeRun, points, serving_variants
+from simcore.studies.serving.runner import Bench, Case, Result, price_shares
+from simcore.studies.serving.scenario import Point, WholeRun, points
+from simcore.studies.serving.strategies import ServingStrategy, label
 from simcore.studies.serving.window import Window, steady, whole_run
 from simcore.workload import arrivals
 from simcore.workload.requests import Journal
@@ -55,16 +58,16 @@ def cases(bench: Bench) -> Iterator[Case]:
     for point in points(bench.scenario):
         drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
         for strategy in bench.scenario.strategies:
-            for variant in serving_variants(strategy):
-                name = label(variant, variant.ranks[0])
+            for variant in single_valued(strategy):
+                name = label(variant)
                 if several and point.clients is not None:
                     name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
                 yield Case(_axes(point, drawn, name, variant), point, variant)
 
 
-def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: Any) -> ServingAxes:
+def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: ServingStrategy) -> ServingAxes:
     return ServingAxes(
-        variant.kind,
+        name_of(variant.kind),
         name,
         point.devices,
         variant.ranks[0],
@@ -124,6 +127,8 @@ def refusal(bench: Bench, case: Case) -> str | None:
     try:
         bench.check_lengths(case)
         bench.room(case, bench.draw(case, 0))
+    except OwnError:
+        raise
     except InputError as error:
         return str(error)
     except ValueError as error:  # a model that cannot be sharded so
@@ -274,7 +279,8 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
     few = found.case.axes.requests <= REPEATED
     first = found.trace if few else bench.run(found.case, 0, most=REPEATED).trace
     if digest(bench.run(found.case, 0, most=REPEATED).trace) != digest(first):
-        raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
+        with bench.blamed(found.case):
+            raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
     return found.trace
 
 
@@ -392,14 +398,15 @@ def tape(bench: Bench, record: Any) -> list[str]:
             continue
         seen.add(case.axes.label)
         drawn = bench.draw(case, 0)
-        room: Room = bench.room(case, drawn)
+        room = bench.room(case, drawn)
         few = [r for r, _ in zip(arrivals.requests(drawn), range(MOST_PRINTED), strict=False)]
         for request in few:
             request.arrival_s = 0.0
-        found = record(
-            lambda m, case=case, room=room: bench.program(case, room, m, Journal()),
-            mesh={"server": 1, "tensor": case.axes.ranks},
-            inbox=few,
-        )
+        with bench.blamed(case):
+            found = record(
+                lambda m, case=case, room=room: bench.program(case, room, m, Journal()),
+                mesh={"server": 1, "tensor": case.axes.ranks},
+                inbox=few,
+            )
         lines += [f"# {case.axes.label}, {len(few)} requests at once", *found.lines]
     return lines

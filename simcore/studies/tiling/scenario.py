@@ -82,7 +82,8 @@ class Relaxed(Strict):
     kind: Literal["relaxed"]
 
 
-TilingStrategy = Annotated[Lazy | Eager | Fractal | Generic | Relaxed, Field(discriminator="kind")]
+TilingStrategies = Lazy | Eager | Fractal | Generic | Relaxed
+TilingStrategy = Annotated[TilingStrategies, Field(discriminator="kind")]
 
 
 class TilingScenario(OnDevices):

@@ -18,7 +18,9 @@ from pydantic.dataclasses import dataclass
 
 from simcore.input.fields import FieldError
 from simcore.input.files import STRICT, InputError, Name, read_yaml, unknown_name, validated
-from simcore.studies.serving.scenario import ContinuousBatching, ServingScenario, check_distinct
+from simcore.studies.own import check_labels
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.strategies import ContinuousBatching, label
 
 ENGINES = Path(__file__).resolve().parent / "catalog"
 GIB = 2.0**30
@@ -131,7 +133,7 @@ def with_engines(scenario: ServingScenario, device: str, memory_bytes: float) ->
         return scenario
     found = scenario.model_copy(update={"strategies": strategies})
     try:
-        check_distinct(found)
+        check_labels(enumerate(strategies), label)
     except FieldError as error:
         raise InputError(str(error)) from None
     return found

@@ -1,0 +1,200 @@
+"""Strategies from outside: `kind: module:Class` in a scenario finds a class of one's own.
+
+    kind = [folder/]module:Class
+
+The folder is that of the scenario, else the current one, where one of them has the module; else Python looks
+for it. docs/own_strategies.md has an example.
+"""
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic_core import core_schema
+
+from simcore.input.errors import TRACEBACK, fault
+from simcore.input.fields import FieldError, kinds_of, single_valued
+from simcore.input.files import LONGEST_LIST, InputError, nearest, plain, shown
+
+_KIND = re.compile(r"(?:(?P<folder>.*)/)?(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+
+
+class OwnError(InputError):
+    """A strategy of one's own went wrong; the message is one line that says which, how, and where."""
+
+
+def is_own(kind: object) -> bool:
+    """Whether a kind names a class of one's own."""
+    return isinstance(kind, str) and ":" in kind
+
+
+def name_of(kind: str) -> str:
+    """A kind without the folder of its module."""
+    return kind.rpartition("/")[2] if is_own(kind) else kind
+
+
+def located(kind: Any, folders: Sequence[Path]) -> Any:
+    """A kind with the first of the folders that has its module; as it is where none of them has."""
+    found = _KIND.fullmatch(kind) if is_own(kind) else None
+    if found is None:
+        return kind
+    for base in folders:
+        folder = os.path.normpath(base.absolute() / (found["folder"] or ""))
+        if _file(folder, found["module"]):
+            return f"{folder}/{name_of(kind)}"
+    return kind
+
+
+def _file(folder: str, module: str) -> str | None:
+    """The file of a module in a folder, if it is there."""
+    path = os.path.join(folder, *module.split("."))
+    return next((file for file in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(file)), None)
+
+
+def _class_of(kind: str, asked: Iterable[str], shipped: Iterable[str]) -> type[BaseModel]:
+    """The class that a kind names, which has all that is `asked`. Raises ValueError."""
+    found = _KIND.fullmatch(kind)
+    if found is None:
+        raise ValueError(f"is {shown(kind)} (allowed: {', '.join(shipped)}, or module:Class of your own)")
+    module = _module(found["folder"], found["module"])
+    cls = getattr(module, found["name"], None)
+    if cls is None:
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise ValueError(f"{module.__name__} has no {plain(found['name'])}{nearest(found['name'], classes)}")
+    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
+        raise ValueError(
+            f"{name_of(kind)} is no class of fields; one derived from pydantic's BaseModel is needed"
+        )
+    lacks = [name for name in asked if name not in cls.model_fields and not hasattr(cls, name)]
+    if lacks:
+        raise ValueError(f"{name_of(kind)} lacks {', '.join(lacks)}; needed are {', '.join(asked)}")
+    return cls
+
+
+def _module(folder: str | None, name: str) -> Any:
+    if folder and folder not in sys.path:
+        # The last place to look in: nothing that is installed is taken from there.
+        sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            where = folder or "the folder of the scenario, the current one, or where Python looks"
+            raise ValueError(f"no module {plain(name)} in {where}; module:Class is needed") from None
+        raise ValueError(f"{plain(name)} cannot be imported: {_says(error, '')}") from None
+    own, file = _file(folder, name) if folder else None, getattr(module, "__file__", None)
+    if own and not (file and os.path.samefile(own, file)):
+        raise ValueError(f"{plain(name)} is another module already, {file or 'built in'}; rename yours")
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class OrOwn:
+    """Marks strategies that are told apart by their kind: one of one's own may stand for them. `asks`: the
+    Protocol that it has to satisfy."""
+
+    asks: type
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        shipped = [*kinds_of(source)]
+
+        def validated(given: Any, inner: Callable[[Any], Any]) -> Any:
+            kind = given.get("kind") if isinstance(given, Mapping) else None
+            if not isinstance(kind, str) or not is_own(kind):
+                return inner(given)
+            try:
+                cls = _class_of(kind, [name for name in vars(self.asks) if name[0] != "_"], shipped)
+            except ValueError as error:
+                raise FieldError("kind", str(error)) from None
+            return _filled(cls, given)
+
+        # What is not of ours is written out as what it is.
+        any_kind = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_wrap_validator_function(validated, handler(source), serialization=any_kind)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        own = {"type": "object", "required": ["kind"]}
+        kind = {"type": "string", "pattern": ":", "description": "module:Class of your own"}
+        return {"anyOf": [handler(core), {**own, "properties": {"kind": kind}}]}
+
+
+def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+    """A strategy with the fields that are given. Raises FieldError."""
+    for field in given:
+        if field not in cls.model_fields:
+            raise FieldError(plain(field), f"no such field{nearest(str(field), cls.model_fields)}")
+    try:
+        return cls.model_validate(dict(given))
+    except ValidationError as error:
+        field, _, says = fault(cls, given, error, "kind").partition(": ")
+        raise FieldError(field, says) from None
+    except Exception as error:
+        raise FieldError("kind", _told(given["kind"], cls, error)) from None
+
+
+def check_labels(strategies: Iterable[tuple[int, Any]], label: Callable[[Any], str]) -> None:
+    """Raises FieldError where two variants of strategies, each with its place, have the same label, by which
+    figures are told apart."""
+    seen: dict[str, int] = {}
+    for place, strategy in strategies:
+        for variant in single_valued(strategy):
+            name = _label(variant, label, place)
+            if name in seen:
+                says = f"is called {name!r}, as strategies[{seen[name]}] is; each label may be given once"
+                raise FieldError(f"strategies[{place}]", says)
+            seen[name] = place
+
+
+def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
+    field = f"strategies[{place}].kind"
+    try:
+        name = label(variant)
+    except Exception as error:
+        if not is_own(variant.kind):
+            raise
+        raise FieldError(field, _told(variant.kind, type(variant), error)) from None
+    if not (isinstance(name, str) and name and name.isprintable()):
+        raise FieldError(
+            field, f"{name_of(variant.kind)} has the label {shown(name)}; a line of text is needed"
+        )
+    return name
+
+
+@contextmanager
+def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
+    """What goes wrong meanwhile, a broken law too, is told of the strategy where it is one's own. Raises
+    OwnError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if not is_own(strategy.kind) or os.environ.get(TRACEBACK):
+            raise
+        place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
+        told = _told(strategy.kind, type(strategy), error)
+        raise OwnError(f"strategies[{place}].kind: {told}") from error
+
+
+def _told(kind: str, cls: type, error: BaseException) -> str:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return f"{name_of(kind)}: {_says(error, file or '')}"
+
+
+def _says(error: BaseException, file: str) -> str:
+    """An error, and the line where it came up: of the file, if it came through it."""
+    says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return says
+    place = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"{says} ({Path(place.filename).name}, line {place.lineno})"

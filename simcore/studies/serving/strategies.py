@@ -1,0 +1,283 @@
+"""The strategies of the study `serving`: what a scenario says of each, what it is called, the memory that it
+takes, its program.
+
+One is a class of fields that satisfies `ServingStrategy`: one of those in `ServingStrategies`, or one of a
+user's own (docs/own_strategies.md).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from simcore.input.fields import FieldError, Many, Strict
+from simcore.machine.machine import Machine, Program
+from simcore.models.served_decoder import ServedDecoder
+from simcore.schedules.concurrent_instances import concurrent_instances
+from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
+from simcore.schedules.dynamic_batching import dynamic_batching
+from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.temporal_fusion import temporal_fusion
+from simcore.studies.fields import Ranks
+from simcore.studies.serving.kv_memory import KvMemory, Room, ServerMemory
+from simcore.workload.requests import Journal
+
+Places = Annotated[int, Field(ge=1, le=65_536)]
+ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
+
+
+class ServingStrategy(Protocol):
+    """A way of serving. Where it is asked for anything, fields with `Many` values have one value each."""
+
+    @property
+    def kind(self) -> str:
+        """What a scenario calls it."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Devices of a server, which hold slices of the model."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether it begins requests in the order in which they come, which a law then holds it to."""
+
+    def label(self) -> str:
+        """What people call it: a line of text, like that of no other strategy of a scenario."""
+
+    def room(self, memory: ServerMemory) -> Room:
+        """What it takes of a server's memory: `memory.slots(...)` or `memory.blocks(...)`."""
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """Serves what comes into the inbox REQUESTS of a server, until END: sets `scheduled_s`,
+        `first_token_s` and `instance` of each request, and tells the journal of every step, of each that ends
+        and of each that is rejected."""
+
+
+class TemporalFusion(Strict):
+    """Requests join a running batch at the next iteration, in one of `slots` places (Flover). `shuffle`:
+    those that run are kept together, so that no finished one is computed on."""
+
+    kind: Literal["temporal_fusion"]
+    slots: Many[Places] = [32]
+    shuffle: Many[bool] = [True]
+    ranks: Many[Ranks] = [1]
+
+    in_turn: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See ServingStrategy."""
+        return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}"
+
+    def room(self, memory: ServerMemory) -> Room:
+        """See ServingStrategy."""
+        return memory.slots(self.slots[0])
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """See ServingStrategy."""
+        return temporal_fusion(
+            m, model, journal, slots=room.limit, slot_tokens=room.slot_tokens, shuffle=self.shuffle[0]
+        )
+
+
+class DynamicBatching(Strict):
+    """Requests wait until `max_batch` are there or the first has waited `window_s`; a batch ends together."""
+
+    kind: Literal["dynamic_batching"]
+    window_s: Many[Annotated[float, Field(ge=0.0, le=1e6)]]
+    max_batch: Many[Places] = [32]
+    ranks: Many[Ranks] = [1]
+
+    in_turn: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See ServingStrategy."""
+        return f"dynamic batching, {self.window_s[0]:g} s, up to {self.max_batch[0]}"
+
+    def room(self, memory: ServerMemory) -> Room:
+        """See ServingStrategy."""
+        return memory.slots(self.max_batch[0])
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """See ServingStrategy."""
+        return dynamic_batching(
+            m,
+            model,
+            journal,
+            window_s=self.window_s[0],
+            max_batch=room.limit,
+            capacity=room.kv_tokens,
+        )
+
+
+class ConcurrentInstances(Strict):
+    """Each request runs by itself, up to `max_instances` at a time on one server."""
+
+    kind: Literal["concurrent_instances"]
+    max_instances: Many[Places] = [32]
+    ranks: Many[Ranks] = [1]
+
+    in_turn: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See ServingStrategy."""
+        return f"concurrent instances, up to {self.max_instances[0]}"
+
+    def room(self, memory: ServerMemory) -> Room:
+        """See ServingStrategy."""
+        return memory.slots(self.max_instances[0])
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """See ServingStrategy."""
+        return concurrent_instances(m, model, journal, max_instances=room.limit, slot_tokens=room.slot_tokens)
+
+
+class IterationBatching(Strict):
+    """Requests join a running batch between iterations, up to `max_batch`; for answers of one length."""
+
+    kind: Literal["iteration_batching"]
+    max_batch: Many[Places] = [32]
+    ranks: Many[Ranks] = [1]
+
+    in_turn: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See ServingStrategy."""
+        return f"iteration batching, up to {self.max_batch[0]}"
+
+    def room(self, memory: ServerMemory) -> Room:
+        """See ServingStrategy."""
+        return memory.slots(self.max_batch[0])
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """See ServingStrategy."""
+        return iteration_batching(m, model, journal, max_batch=room.limit, slot_tokens=room.slot_tokens)
+
+
+class ContinuousBatching(Strict):
+    """Each step takes up to `token_budget` tokens, of prompts in chunks and of answers, for at most
+    `max_sequences` requests, whose KV cache is kept in blocks of `block_tokens`. `order`: who is next.
+    `prefill`: prompts in chunks beside answers (`chunked`, as vLLM), not cut (`whole`, as TensorRT-LLM), or
+    in steps of their own (`first`, as SGLang). New prompts wait up to `wait_steps` steps for others, unless a
+    step with them has `wait_tokens` tokens. `ahead`: so many steps are decided while one runs, as engines do
+    that overlap their host's work with the device's. `prefix_caching`: what a prompt begins with is not
+    computed again where its blocks are known from before (`sessions`, `distinct_prompts`, hash_ids).
+    `engine`: whose defaults (engines/catalog) stand for the fields that are not given; `memory`: what
+    its KV cache may take."""
+
+    kind: Literal["continuous_batching"]
+    engine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = [2048]
+    max_sequences: Many[Places] = [256]
+    block_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
+    order: Many[Literal["fcfs", "shortest_first"]] = ["fcfs"]
+    prefill: Many[Literal["chunked", "whole", "first"]] = ["chunked"]
+    wait_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    wait_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    ahead: Annotated[int, Field(ge=0, le=1000)] = 0
+    prefix_caching: bool = False
+    memory: KvMemory = KvMemory()
+    ranks: Many[Ranks] = [1]
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What is not said is the engine's, which depends on the device: a default in its place would be said.
+        found: dict[str, Any] = whole(self)
+        said = found if self.engine is None else self.model_fields_set
+        return {name: value for name, value in found.items() if name in said}
+
+    @model_validator(mode="after")
+    def _waits_for_tokens(self) -> "ContinuousBatching":
+        if self.wait_steps and not self.wait_tokens:
+            raise FieldError("wait_tokens", "is 0, which no prompt waits for; wait_steps wants 1 or more")
+        if self.wait_tokens and not self.wait_steps:
+            raise FieldError("wait_steps", "is 0, so that no prompt waits; wait_tokens wants 1 or more")
+        return self
+
+    @property
+    def in_turn(self) -> bool:
+        """See ServingStrategy."""
+        return self.order[0] == "fcfs"
+
+    def label(self) -> str:
+        """See ServingStrategy."""
+        return ", ".join(
+            [self.engine or "continuous batching", f"{self.token_budget[0]:,} tokens a step", *_unusual(self)]
+        )
+
+    def room(self, memory: ServerMemory) -> Room:
+        """See ServingStrategy."""
+        tokens = self.token_budget[0]
+        rows = min(tokens, self.max_sequences[0])
+        return memory.blocks(self.block_tokens, tokens=tokens, rows=rows, rule=self.memory)
+
+    def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
+        """See ServingStrategy."""
+        return continuous_batching(
+            m,
+            model,
+            journal,
+            blocks=room.limit,
+            block_tokens=self.block_tokens,
+            token_budget=self.token_budget[0],
+            max_sequences=self.max_sequences[0],
+            order=ORDERS[self.order[0]],
+            prefill=self.prefill[0],
+            wait_steps=self.wait_steps,
+            wait_tokens=self.wait_tokens,
+            ahead=self.ahead,
+            prefix_caching=self.prefix_caching,
+        )
+
+
+def _unusual(strategy: ContinuousBatching) -> list[str]:
+    """The settings of continuous batching that are not the defaults, or not its engine's."""
+    # Presets are of this class.
+    from simcore.studies.serving.engines import usual  # noqa: PLC0415
+
+    shipped = usual(strategy)
+
+    def odd(name: str) -> bool:
+        return all(getattr(strategy, name) != getattr(each, name) for each in shipped)
+
+    words = []
+    if strategy.engine or odd("max_sequences"):
+        words.append(f"up to {strategy.max_sequences[0]}")
+    if odd("block_tokens"):
+        words.append(f"blocks of {strategy.block_tokens}")
+    if odd("order"):
+        words.append("shortest first" if strategy.order == ["shortest_first"] else "first come first served")
+    if odd("prefill"):
+        words.append(f"prompts {strategy.prefill[0]}")
+    if odd("ahead"):
+        words.append(f"{strategy.ahead} step{'s' if strategy.ahead != 1 else ''} ahead")
+    if odd("prefix_caching"):
+        words.append("prefix caching" if strategy.prefix_caching else "no prefix caching")
+    if odd("wait_steps"):
+        words.append(f"waiting {strategy.wait_steps} steps")
+    if odd("memory"):
+        words.append(_memory(strategy.memory, [each.memory for each in shipped]))
+    return words
+
+
+def _memory(memory: KvMemory, shipped: Sequence[KvMemory]) -> str:
+    """How a rule for memory differs from those that are usual."""
+    plain = [each for each in shipped if each.model_copy(update={"share": memory.share}) == memory]
+    share = f"{memory.share:g} of the memory"
+    return share if plain else f"{share}, by a rule of its own"
+
+
+# The table of strategies: a kind is added here.
+ServingStrategies = (
+    TemporalFusion | DynamicBatching | ConcurrentInstances | IterationBatching | ContinuousBatching
+)
+
+
+def label(strategy: ServingStrategy) -> str:
+    """What a variant is called, by what tells it from others."""
+    ranks = strategy.ranks[0]
+    return strategy.label() + (f", TP{ranks}" if ranks > 1 else "")
+
+
+def engine_of(strategy: ServingStrategy) -> str | None:
+    """The engine that a strategy names, if it names one."""
+    return strategy.engine if isinstance(strategy, ContinuousBatching) else None
