@@ -48,7 +48,7 @@ from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.serving.engines import engine_names, load_engine
 from simcore.studies.serving.strategies import ServingStrategies
-from simcore.studies.tiling.scenario import TilingStrategies
+from simcore.studies.tiling.strategies import TilingStrategies
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
 # What a calibration of a card may take, unless it is said; the second where it is to be quick.

@@ -15,7 +15,7 @@ from simcore.assembly import assemble
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 from simcore.scenario import load_scenario
-from simcore.studies.tiling.cases import Case, cases, program
+from simcore.studies.tiling.cases import Case, cases
 from simcore.studies.tiling.launches import launches as launched
 from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.scenario import TilingScenario
@@ -81,7 +81,7 @@ def test_steps_whose_weights_stay_in_the_cache_are_priced_from_there(tokens: int
 def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -> None:
     bench, (lazy, *_) = bench_of(64)
     model = bench.model(lazy)
-    bursts = launched(lambda m: program(lazy, model, m, []))
+    bursts = launched(lambda m: lazy.strategy.program(m, model, []))
     moved = sum(n for burst in bursts for _, n in burst.total(lambda op: op.work.hbm_bytes)) / 64
     assert bench.device.stays_bytes == 0.5 * H200.l2_bytes
     for stays_bytes, stays in ((1.001 * moved, True), (0.999 * moved, False)):

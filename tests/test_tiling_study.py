@@ -337,7 +337,10 @@ def test_clipped_tiles_are_priced_as_they_are() -> None:
         ({"model": "llama-3.1-8b"}, "model: is 'llama-3.1-8b'; a mapping of fields is needed"),
         ({"strategies": [{"kind": "fractal", "tiles": "flashfft"}]}, "strategies[0].tiles: is 'flashfft'"),
         ({"strategies": [{"kind": "fractl"}]}, "strategies[0].kind: is 'fractl'; did you mean 'fractal'?"),
-        ({"strategies": [{"kind": "lazy"}, {"kind": "lazy"}]}, "strategies[1]: 'lazy' is there already"),
+        (
+            {"strategies": [{"kind": "lazy"}, {"kind": "lazy"}]},
+            "strategies[1]: is called 'lazy', as strategies[0] is",
+        ),
         (
             {"strategies": [{"kind": "generic", "rank": 4}]},
             "strategies[0].rank: is of mixer: linear_attention",

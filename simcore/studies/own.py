@@ -21,7 +21,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
 from simcore.input.errors import TRACEBACK, fault
-from simcore.input.fields import FieldError, kinds_of, single_valued
+from simcore.input.fields import FieldError, Strict, kinds_of, single_valued
 from simcore.input.files import LONGEST_LIST, InputError, nearest, plain, shown
 
 _KIND = re.compile(r"(?:(?P<folder>.*)/)?(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
@@ -59,41 +59,49 @@ def _file(folder: str, module: str) -> str | None:
     return next((file for file in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(file)), None)
 
 
-def _class_of(kind: str, asked: Iterable[str], shipped: Iterable[str]) -> type[BaseModel]:
+def _class_of(kind: str, asked: Sequence[str], shipped: Iterable[str]) -> type[BaseModel]:
     """The class that a kind names, which has all that is `asked`. Raises ValueError."""
+    allowed = f"(allowed: {', '.join(shipped)}, or module:Class of your own)"
     found = _KIND.fullmatch(kind)
     if found is None:
-        raise ValueError(f"is {shown(kind)} (allowed: {', '.join(shipped)}, or module:Class of your own)")
-    module = _module(found["folder"], found["module"])
+        raise ValueError(f"is {shown(kind)} {allowed}")
+    module = _module(found["folder"], found["module"], allowed)
     cls = getattr(module, found["name"], None)
     if cls is None:
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        classes = [name for name, value in vars(module).items() if _is_model(value)]
         raise ValueError(f"{module.__name__} has no {plain(found['name'])}{nearest(found['name'], classes)}")
-    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
-        raise ValueError(
-            f"{name_of(kind)} is no class of fields; one derived from pydantic's BaseModel is needed"
-        )
-    lacks = [name for name in asked if name not in cls.model_fields and not hasattr(cls, name)]
-    if lacks:
-        raise ValueError(f"{name_of(kind)} lacks {', '.join(lacks)}; needed are {', '.join(asked)}")
-    return cls
+    if not _is_model(cls):
+        raise ValueError(f"{name_of(kind)} is no class of fields; one of pydantic's BaseModel is needed")
+    if lacks := [name for name in asked if name not in cls.model_fields and not hasattr(cls, name)]:
+        raise ValueError(f"{name_of(kind)} lacks {', '.join(lacks)}; {', '.join(asked)} are needed")
+    model: type[BaseModel] = cls
+    return model
 
 
-def _module(folder: str | None, name: str) -> Any:
-    if folder and folder not in sys.path:
+def _is_model(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ != Strict.__module__
+
+
+def _module(folder: str | None, name: str, allowed: str) -> Any:
+    """A module, of a folder if one is given. Raises ValueError where there is none, it cannot be imported, or
+    another one has its name already."""
+    own = _file(folder, name) if folder else None
+    if own and folder and folder not in sys.path:
         # The last place to look in: nothing that is installed is taken from there.
         sys.path.append(folder)
-    importlib.invalidate_caches()
     try:
-        module = importlib.import_module(name)
+        importlib.invalidate_caches()
+        module = importlib.import_module(name) if own or not folder else None
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            where = folder or "the folder of the scenario, the current one, or where Python looks"
-            raise ValueError(f"no module {plain(name)} in {where}; module:Class is needed") from None
-        raise ValueError(f"{plain(name)} cannot be imported: {_says(error, '')}") from None
-    own, file = _file(folder, name) if folder else None, getattr(module, "__file__", None)
-    if own and not (file and os.path.samefile(own, file)):
-        raise ValueError(f"{plain(name)} is another module already, {file or 'built in'}; rename yours")
+        if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
+            raise ValueError(f"{plain(name)} cannot be imported: {_says(error, own)}") from None
+        module = None
+    if module is None:
+        where = folder or "the scenario's folder, in this one or where Python looks"
+        raise ValueError(f"no module {plain(name)} in {where} {allowed}")
+    file = getattr(module, "__file__", None) or "built in"
+    if own and not (os.path.exists(file) and os.path.samefile(own, file)):
+        raise ValueError(f"{plain(name)} is another module already ({file}); rename yours")
     return module
 
 
@@ -187,14 +195,11 @@ def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
 
 def _told(kind: str, cls: type, error: BaseException) -> str:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return f"{name_of(kind)}: {_says(error, file or '')}"
+    return f"{name_of(kind)}: {_says(error, file)}"
 
 
-def _says(error: BaseException, file: str) -> str:
-    """An error, and the line where it came up: of the file, if it came through it."""
+def _says(error: BaseException, file: str | None) -> str:
+    """An error, and the last line of a file that it came up in."""
     says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError) or not frames:
-        return says
-    place = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    return f"{says} ({Path(place.filename).name}, line {place.lineno})"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    return f"{says} ({Path(file).name}, line {lines[-1]})" if file and lines else says

@@ -6,7 +6,7 @@ from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasur
 from simcore.studies.tiling.found import Found
 from simcore.studies.tiling.implementations import Choice, ranges
 from simcore.studies.tiling.runner import Bench
-from simcore.studies.tiling.scenario import Fractal
+from simcore.studies.tiling.strategies import Fractal
 
 LAZY = "lazy"
 

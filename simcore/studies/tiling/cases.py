@@ -1,7 +1,6 @@
 """What there is to run: a strategy, variant by variant, at every size of model, batch and length.
 
-The program of a case is a schedule of `simcore/schedules/`, over a model whose tiles have an implementation
-for each side.
+The program of a case runs over a model whose tiles have an implementation for each side.
 """
 
 from collections.abc import Iterator
@@ -9,28 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcore.input.fields import single_valued
-from simcore.machine.machine import Machine, Program
 from simcore.models.long_convolution import DEFAULT_RANK, LongConvolution, Mixer
 from simcore.ops.op import Pricer
-from simcore.schedules.eager import eager
-from simcore.schedules.fractal_tiling import fractal_tiling
-from simcore.schedules.generic_tiling import generic_tiling
-from simcore.schedules.lazy import lazy
-from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.studies.common import TilingAxes
+from simcore.studies.own import name_of
 from simcore.studies.tiling.implementations import Choice, Lanes, cheapest, sides
 from simcore.studies.tiling.memory import Memory, memory
-from simcore.studies.tiling.scenario import (
-    Eager,
-    Fractal,
-    Generic,
-    Lazy,
-    Relaxed,
-    TilingScenario,
-    TilingStrategy,
-    label,
-    tiling_variants,
-)
+from simcore.studies.tiling.scenario import TilingScenario
+from simcore.studies.tiling.strategies import Fractal, Generic, Relaxed, TilingStrategy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +43,10 @@ def cases(scenario: TilingScenario) -> Iterator[Case]:
         for batch in scenario.batch:
             for tokens in scenario.tokens:
                 for strategy in scenario.strategies:
-                    for variant in tiling_variants(strategy):
+                    for variant in single_valued(strategy):
                         axes = TilingAxes(
-                            variant.kind,
-                            label(variant),
+                            name_of(variant.kind),
+                            variant.label(),
                             model.layers[0],
                             model.channels[0],
                             model.block,
@@ -115,29 +100,6 @@ def model_of(case: Case, tiles: Choice) -> LongConvolution:
         tiles=tiles,
         rank=rank,
     )
-
-
-def program(case: Case, model: LongConvolution, m: Machine, ended_s: list[float]) -> Program:
-    """The schedule of a case on one machine; `ended_s` gets when each position is done."""
-    strategy = case.strategy
-    match strategy:
-        case Lazy():
-            return lazy(m, model, ended_s, parallel=strategy.parallel[0])
-        case Eager():
-            return eager(m, model, ended_s, parallel=strategy.parallel[0])
-        case Fractal():
-            return fractal_tiling(
-                m,
-                model,
-                ended_s,
-                parallel=strategy.parallel[0],
-                half_storage=strategy.half_storage[0],
-                sequential_from=strategy.sequential_from,
-            )
-        case Generic():
-            return generic_tiling(m, model, ended_s)
-        case Relaxed():
-            return relaxed_tiling(m, model, ended_s)
 
 
 def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:

@@ -9,6 +9,7 @@ machine gives.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,12 +27,14 @@ from simcore.sim.graph_pricer import End, GraphPricer
 from simcore.sim.runs import Setup
 from simcore.studies.common import TilingAxes
 from simcore.studies.hardware import SingleDevice, at_end
-from simcore.studies.tiling.cases import Case, choice, model_of, program
+from simcore.studies.own import blamed
+from simcore.studies.tiling.cases import Case, choice, model_of
 from simcore.studies.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
 from simcore.studies.tiling.implementations import Choice
 from simcore.studies.tiling.launches import Burst, bursts, seconds_by_kind, work
 from simcore.studies.tiling.order import Asked, Order, recorded
-from simcore.studies.tiling.scenario import Fractal, TilingScenario
+from simcore.studies.tiling.scenario import TilingScenario
+from simcore.studies.tiling.strategies import Fractal
 
 # Sums of a million rounded numbers agree to so much.
 ROUNDING = 1e-9
@@ -111,6 +114,10 @@ class Bench:
             self.models[case] = model, bursts(order, order.made(model))
         return self.models[case]
 
+    def blamed(self, case: Case) -> AbstractContextManager[None]:
+        """See `own.blamed`."""
+        return blamed(case.strategy, self.scenario.strategies)
+
     @property
     def full(self) -> bool:
         """Whether orders are forgotten when the next one is recorded."""
@@ -126,7 +133,7 @@ class Bench:
                 self.orders.clear()
             ended: list[float] = []
             asked: Any = Asked(model)
-            with no_collections():
+            with no_collections(), self.blamed(case):
                 found = recorded(partial(_program, case, asked, ended), ended, asked.read)
             self.orders.setdefault(repr(case.strategy), []).append(found)
         return found
@@ -143,7 +150,10 @@ class Bench:
             by_kind = seconds_by_kind(launched, self.price(case, end)[1])
             sources = dict(trace.rows.sources.items())
             _check_sum(case, by_kind, trace)
-        first = len(ended) - case.generated
+        first = min(1, case.axes.prompt_tokens)
+        if len(ended) != first + case.generated:
+            with self.blamed(case):
+                raise ValueError(f"ended_s has {len(ended)} moments; {first + case.generated} are needed")
         return Result(np.array(ended[first:]), ended[0] if first else 0.0, by_kind, sources, trace)
 
     def trace(
@@ -206,9 +216,10 @@ class Bench:
             holds=holds,
         )
         run = self.device.start(setup)
-        with no_collections():
-            trace = run.run(partial(_program, case, model, ended_s))
-        laws.enforce(trace)
+        with self.blamed(case):
+            with no_collections():
+                trace = run.run(partial(_program, case, model, ended_s))
+            laws.enforce(trace)
         return trace
 
 
@@ -220,7 +231,7 @@ def _title(axes: TilingAxes) -> str:
 def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -> Any:
     # A real machine may run it before the run that counts.
     ended_s.clear()
-    return program(case, model, m, ended_s)
+    return case.strategy.program(m, model, ended_s)
 
 
 def _check_sum(case: Case, by_kind: Mapping[str, float], trace: Trace) -> None:

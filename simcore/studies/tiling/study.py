@@ -21,12 +21,12 @@ from simcore.studies.common import Outcome, Progress, Row, middle_first
 from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
 from simcore.studies.tiling.answer import answer, notes, standings, warnings
-from simcore.studies.tiling.cases import Case, cases, memory_of, program, refusal
+from simcore.studies.tiling.cases import Case, cases, memory_of, refusal
 from simcore.studies.tiling.figures import Figures, counts, sums, times
 from simcore.studies.tiling.found import Found
 from simcore.studies.tiling.launches import seconds_by_kind
 from simcore.studies.tiling.runner import Bench, Result
-from simcore.studies.tiling.scenario import Fractal
+from simcore.studies.tiling.strategies import Fractal
 
 # The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to
 # fewer.
@@ -150,7 +150,8 @@ def _check_repeatable(bench: Bench, case: Case) -> None:
         return
     few = _cut(case, REPEATED)
     if digest(bench.run(few).trace) != digest(bench.run(few).trace):
-        raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+        with bench.blamed(case):
+            raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
 
 
 def _check_at_once(bench: Bench, case: Case) -> None:
@@ -265,6 +266,7 @@ def tape(bench: Bench, record: Any) -> list[str]:
         prompt = min(case.axes.prompt_tokens, PRINTED // 2)
         short = replace(case, axes=replace(case.axes, tokens=PRINTED, prompt_tokens=prompt))
         model = bench.model(short)
-        found = record(lambda m, short=short, model=model: program(short, model, m, []))
+        with bench.blamed(case):
+            found = record(lambda m, short=short, model=model: short.strategy.program(m, model, []))
         lines += [f"# {case.axes.label}, {PRINTED} positions, {case.axes.layers} layers", *found.lines]
     return lines

@@ -1,0 +1,159 @@
+"""The strategies of the study `tiling`: what a scenario says of each, what it is called, its program.
+
+One is a class of fields that satisfies `TilingStrategy`: one of those in `TilingStrategies`, or one of a
+user's own (docs/own_strategies.md).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Protocol
+
+from pydantic import Field, model_validator
+
+from simcore.input.fields import FieldError, Many, Strict
+from simcore.machine.machine import Machine, Program
+from simcore.models.long_convolution import LongConvolution
+from simcore.schedules.eager import eager
+from simcore.schedules.fractal_tiling import fractal_tiling
+from simcore.schedules.generic_tiling import generic_tiling
+from simcore.schedules.lazy import lazy
+from simcore.schedules.relaxed_tiling import relaxed_tiling
+
+# Beyond these a file has a slip of the hand in it.
+MOST_TOKENS = 1 << 22
+MOST_RANK = 1024
+# As in simcore.ops.convolution, and the cheapest of them.
+Tiles = Literal["hybrid", "conv", "flash_conv", "fft", "flash_fft"]
+
+
+class TilingStrategy(Protocol):
+    """A way of generating. Where it is asked for anything, fields with `Many` values have one value each."""
+
+    @property
+    def kind(self) -> str:
+        """What a scenario calls it."""
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether positions may be given before the first that it generates."""
+
+    def label(self) -> str:
+        """What people call it: a line of text, like that of no other strategy of a scenario."""
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """Generates all positions after the prompt; appends to `ended_s` when the prompt, if there is one,
+        and each of them is done."""
+
+
+class Lazy(Strict):
+    """Before each position, the contributions of its whole history. `parallel`: of all layers at once."""
+
+    kind: Literal["lazy"]
+    parallel: Many[bool] = [True]
+
+    takes_prompt: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See TilingStrategy."""
+        return "lazy" + _order(self.parallel)
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """See TilingStrategy."""
+        return lazy(m, model, ended_s, parallel=self.parallel[0])
+
+
+class Eager(Strict):
+    """After each position, its contributions to all later ones. `parallel`: of all layers at once."""
+
+    kind: Literal["eager"]
+    parallel: Many[bool] = [True]
+
+    takes_prompt: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See TilingStrategy."""
+        return "eager" + _order(self.parallel)
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """See TilingStrategy."""
+        return eager(m, model, ended_s, parallel=self.parallel[0])
+
+
+class Fractal(Strict):
+    """Tiles whose sides are powers of two (Algorithm 1). `tiles`: how they are computed, hybrid taking the
+    cheapest for each side; `half_storage`: half of the activations are stored (App. D); `sequential_from`:
+    tiles of that side and larger are done one layer after the other (App. E)."""
+
+    kind: Literal["fractal"]
+    tiles: Many[Tiles] = ["hybrid"]
+    parallel: Many[bool] = [True]
+    half_storage: Many[bool] = [False]
+    sequential_from: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+
+    takes_prompt: ClassVar[bool] = True
+
+    def label(self) -> str:
+        """See TilingStrategy."""
+        half, first = self.half_storage[0], self.sequential_from
+        name = f"fractal, {self.tiles[0]}" + (", half stored" if half else "")
+        return name + ("" if first is None else f", in sequence from {first}") + _order(self.parallel)
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """See TilingStrategy."""
+        return fractal_tiling(
+            m,
+            model,
+            ended_s,
+            parallel=self.parallel[0],
+            half_storage=self.half_storage[0],
+            sequential_from=self.sequential_from,
+        )
+
+
+class Generic(Strict):
+    """Fractal tiling of any mixer that aggregates contributions (Algorithm 2). `rank`: of the keys of linear
+    attention."""
+
+    kind: Literal["generic"]
+    mixer: Literal["convolution", "linear_attention"] = "convolution"
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Generic":
+        if self.rank is not None and self.mixer == "convolution":
+            raise FieldError("rank", "is of mixer: linear_attention; a convolution has none")
+        return self
+
+    takes_prompt: ClassVar[bool] = False
+
+    def label(self) -> str:
+        """See TilingStrategy."""
+        of = f" of rank {self.rank}" if self.rank else ""
+        return "generic" + ("" if self.mixer == "convolution" else f", linear attention{of}")
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """See TilingStrategy."""
+        return generic_tiling(m, model, ended_s)
+
+
+class Relaxed(Strict):
+    """Tiles for filters that depend on the data (Algorithm 3, van der Hoeven 1997)."""
+
+    kind: Literal["relaxed"]
+
+    takes_prompt: ClassVar[bool] = False
+
+    def label(self) -> str:
+        """See TilingStrategy."""
+        return "relaxed"
+
+    def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
+        """See TilingStrategy."""
+        return relaxed_tiling(m, model, ended_s)
+
+
+def _order(parallel: Sequence[bool]) -> str:
+    return "" if parallel[0] else ", layer by layer"
+
+
+# The table of strategies: a kind is added here.
+TilingStrategies = Lazy | Eager | Fractal | Generic | Relaxed
