@@ -4,7 +4,7 @@ Figures are drawn in the light colours; the page's script exchanges each for its
 (`dark_partners`), so a figure is stored once and looks right in both themes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
@@ -77,6 +77,7 @@ STRATEGY: Mapping[str, Shades] = {
     "continuous_batching": GREEN,
 }
 OTHER_STRATEGY = GREEN
+HUES = (OCHRE, VIOLET, RED, BLUE, GREEN)
 SYMBOL: Mapping[str, str] = {
     "tensor_parallel": "circle",
     "alspec": "diamond",
@@ -160,9 +161,18 @@ HOLLOW = ("#fefefe", "#1b1f26")
 FAINT_OPACITY = 0.16
 
 
-def ramp(strategy: str, count: int) -> list[str]:
+def hues(strategies: Iterable[str]) -> dict[str, Shades]:
+    """The hue of each strategy of a run; those from outside take in turn the ones that no other has."""
+    names = list(strategies)
+    found = {name: STRATEGY[name] for name in names if name in STRATEGY}
+    left = [hue for hue in HUES if hue not in found.values()] or [OTHER_STRATEGY]
+    others = (name for name in names if name not in STRATEGY)
+    return found | {name: left[i % len(left)] for i, name in enumerate(others)}
+
+
+def ramp(strategy: str, count: int, hue: Shades | None = None) -> list[str]:
     """So many light colours of a strategy's hue, from few devices to many."""
-    shades = [light for light, _ in STRATEGY.get(strategy, OTHER_STRATEGY)]
+    shades = [light for light, _ in hue or STRATEGY.get(strategy, OTHER_STRATEGY)]
     if count == 1:
         return [shades[3]]
     steps = [round(i * (len(shades) - 1) / (count - 1)) for i in range(count)]

@@ -43,14 +43,9 @@ from simcore.studies.operators.scenario import (
     LinearAttentionScenario,
     OperatorScenario,
 )
-from simcore.studies.published import (
-    Published,
-    ServingPublished,
-    read_figures,
-    read_published,
-    read_serving_published,
-)
+from simcore.studies.published import Published, read_figures, read_published
 from simcore.studies.serving.engines import pinned, with_engines
+from simcore.studies.serving.published import ServingPublished, read_serving_published
 from simcore.studies.serving.scenario import ServingScenario, SharedMemory
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario

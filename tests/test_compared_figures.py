@@ -8,8 +8,9 @@ import pytest
 
 from simcore.machine.trace import ROW
 from simcore.studies.common import Axes, Row, ServingAxes, compare
-from simcore.studies.published import Published, ServingPublished
+from simcore.studies.published import Published
 from simcore.studies.serving.compare import compare as serving_compare
+from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.runner import prepared
 from simcore.studies.serving.study import _first, cases
 from tests.test_serving import bench, document, strategy, workload

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.published import ServingPublished, read_published, read_serving_published
+from simcore.studies.published import read_published
+from simcore.studies.serving.published import ServingPublished, read_serving_published
 from simcore.workload.spec import PoissonArrivals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -383,7 +384,7 @@ def test_a_serving_figure_is_read(tmp_path: Path) -> None:
         (",32,", ",0,", "requests: is '0'"),
         ("2.0", "-2", "rate_per_s: is '-2'"),
         ("ttft_p99_s", "ttft_p98_s", "metric: is 'ttft_p98_s'; unknown metric 'ttft_p98_s'; did you mean"),
-        ("temporal_fusion", "fusion", "strategy: is 'fusion'; input should be 'temporal_fusion'"),
+        ("temporal_fusion", "fusion", "strategy: is 'fusion'; unknown strategy 'fusion'; did you mean 'temp"),
         ("measured", "guessed", "role: is 'guessed'"),
         (",1,1,", ",,1,", "devices: is ''"),
         (",somewhere", "", "has not as many cells"),

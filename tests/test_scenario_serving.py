@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.input.fields import count, single_valued
-from simcore.input.files import InputError
+from simcore.input.fields import count, kinds_of, single_valued
+from simcore.input.files import InputError, listed
 from simcore.scenario import Scenario, json_schema, load_scenario, parse_scenario, resolved
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.fields import HostOverheads
@@ -409,9 +409,7 @@ def test_lists_stand_only_where_they_multiply_and_name_their_place(path: str) ->
 
 
 LENGTHS = "constant, uniform, lognormal, empirical"
-STRATEGIES = (
-    "temporal_fusion, dynamic_batching, concurrent_instances, iteration_batching, continuous_batching"
-)
+STRATEGIES = listed(kinds_of(strategies.ServingStrategies))
 
 
 @pytest.mark.parametrize(
@@ -714,10 +712,7 @@ def test_the_schema_has_both_studies_and_all_their_fields() -> None:
     shipped, own = serving["properties"]["strategies"]["items"]["anyOf"]
     assert own["properties"]["kind"]["pattern"] == ":"
     kinds = {get["$ref"].rpartition("/")[2] for get in shipped["oneOf"]}
-    assert kinds == {
-        "TemporalFusion", "DynamicBatching", "ConcurrentInstances", "IterationBatching", "ContinuousBatching",
-    }  # fmt: skip
-    assert kinds <= set(vars(strategies))
+    assert kinds == {model.__name__ for model in kinds_of(strategies.ServingStrategies).values()}
 
 
 def test_the_schema_allows_one_value_where_it_allows_a_list() -> None:

@@ -32,9 +32,9 @@ from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.studies.common import Outcome, Row, ServingAxes
-from simcore.studies.published import ServingPublished, read_serving_published
 from simcore.studies.serving import laws as serving_laws
 from simcore.studies.serving.figures import figures
+from simcore.studies.serving.published import ServingPublished, read_serving_published
 from simcore.studies.serving.runner import Bench, Case, Result, prepared
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.served import Served

@@ -20,10 +20,10 @@ from scipy.stats import binom
 
 from simcore.cli import main
 from simcore.studies.common import WHOLE_RUN, Outcome
-from simcore.studies.published import ServingPublished
 from simcore.studies.serving import certainty
 from simcore.studies.serving.compare import compare
 from simcore.studies.serving.figures import WINDOWED, both, figures
+from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.served import Floats, Served, served
 from simcore.studies.serving.window import (
     FEWEST,

@@ -43,8 +43,9 @@ def variants(results: pd.DataFrame, by: Sequence[str] = ("devices", "groups", "l
     order = rows["strategy"].map(lambda name: rank.get(name, len(rank)))
     rows = rows.assign(order=order).sort_values(["order", "strategy", *by], kind="stable")
     found: list[Variant] = []
+    hues = style.hues(dict.fromkeys(rows["strategy"]))
     for strategy, group in rows.groupby("strategy", sort=False):
-        colours = style.ramp(str(strategy), len(group))
+        colours = style.ramp(str(strategy), len(group), hues[strategy])
         symbol = style.SYMBOL.get(str(strategy), "circle")
         for (_, row), colour in zip(group.iterrows(), colours, strict=True):
             found.append(Variant(row["label"], row["strategy"], row["devices"], colour, symbol))

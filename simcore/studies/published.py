@@ -2,11 +2,6 @@
 
     device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source
 
-and of a serving study:
-
-    device,model,strategy,label,devices,ranks,requests,rate_per_s,prompt_tokens,output_tokens,metric,value,unit,
-    role,fitted_by,source
-
 `role` is measured, projected or derived; `fitted_by` names what was made from the figure: a profile, or a
 constant.
 """
@@ -17,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from simcore.input.files import InputError, Positive, plain, read_cells, shown, unknown_name, worst
+from simcore.input.files import InputError, plain, read_cells, shown, worst
 
 # The line of a CSV file that has its first figure.
 FIRST_LINE = 2
@@ -37,24 +32,7 @@ Metric = Literal[
     "speedup_over_tensor_parallel",
     "attention_share",
 ]
-# Metrics of a serving study: latencies of requests by statistic, and what is counted over a run.
-LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-RUN_METRICS = (
-    *("request_throughput_per_s", "output_throughput_tokens_per_s", "total_throughput_tokens_per_s"),
-    *("goodput_per_s", "slo_attainment", "slo_attainment_ttft", "slo_attainment_tpot", "slo_attainment_e2e"),
-    *("duration_s", "utilisation", "mean_batch", "max_batch", "mean_queue", "max_queue"),
-    *("mean_kv_share", "max_kv_share", "preemptions", "rejected", "completed"),
-    *("iterations", "overlap", "speedup", "prefix_hit_share"),
-)
-SERVING_METRICS = (*(f"{name}_{what}_s" for name in LATENCIES for what in STATISTICS), *RUN_METRICS)
 Role = Literal["measured", "projected", "derived"]
-
-
-def _serving_metric(name: str) -> str:
-    if name not in SERVING_METRICS:
-        raise ValueError(unknown_name("metric", name, SERVING_METRICS))
-    return name
 
 
 def _in_range(value: float) -> float:
@@ -86,47 +64,12 @@ class Published:
     fitted_by: str = ""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class ServingPublished:
-    """One figure of a server, in SI units. `rate_per_s` is the mean rate at which requests come, in requests
-    per second, `prompt_tokens` and `output_tokens` are mean lengths. What is empty is not said: it holds for
-    any value, and an empty `label` for every variant of the strategy."""
-
-    device: str
-    model: str
-    strategy: Literal[
-        "temporal_fusion",
-        "dynamic_batching",
-        "concurrent_instances",
-        "iteration_batching",
-        "continuous_batching",
-    ]
-    devices: Whole
-    ranks: Whole
-    metric: Annotated[str, AfterValidator(_serving_metric)]
-    value: PublishedValue
-    role: Role
-    source: str
-    label: str = ""
-    requests: Annotated[Whole | None, Empty] = None
-    rate_per_s: Annotated[Positive | None, Empty] = None
-    prompt_tokens: Annotated[Positive | None, Empty] = None
-    output_tokens: Annotated[Positive | None, Empty] = None
-    unit: str = ""
-    fitted_by: str = ""
-
-
 Figure = TypeVar("Figure")
 
 
 def read_published(where: str, path: Path) -> list[Published]:
     """All figures of a file. Raises InputError, naming line, column and what is allowed."""
     return read_figures(Published, where, path)
-
-
-def read_serving_published(where: str, path: Path) -> list[ServingPublished]:
-    """All figures of a serving study's file. Raises InputError, naming line, column and what is allowed."""
-    return read_figures(ServingPublished, where, path)
 
 
 def read_figures(kind: type[Figure], where: str, path: Path) -> list[Figure]:

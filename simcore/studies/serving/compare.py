@@ -13,7 +13,7 @@ from math import isclose
 from typing import Any
 
 from simcore.studies.common import Row, ServingAxes, of_whole_runs
-from simcore.studies.published import ServingPublished
+from simcore.studies.serving.published import ServingPublished
 
 # Rates that come out of 1 / interval differ in the last bits.
 SAME = 1e-6

@@ -1,0 +1,72 @@
+"""Published figures of servers to compare predictions with: a CSV, one figure a row.
+
+    device,model,strategy,label,devices,ranks,requests,rate_per_s,prompt_tokens,output_tokens,metric,value,unit,
+    role,fitted_by,source
+
+`role` and `fitted_by` as in `simcore/studies/published.py`.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict
+from pydantic.dataclasses import dataclass
+
+from simcore.input.fields import kinds_of
+from simcore.input.files import Positive, unknown_name
+from simcore.studies.own import is_own
+from simcore.studies.published import Empty, PublishedValue, Role, Whole, read_figures
+from simcore.studies.serving.strategies import ServingStrategies
+
+# Metrics that a figure may be of: latencies of requests by statistic, and what is counted over a run.
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+RUN_METRICS = (
+    *("request_throughput_per_s", "output_throughput_tokens_per_s", "total_throughput_tokens_per_s"),
+    *("goodput_per_s", "slo_attainment", "slo_attainment_ttft", "slo_attainment_tpot", "slo_attainment_e2e"),
+    *("duration_s", "utilisation", "mean_batch", "max_batch", "mean_queue", "max_queue"),
+    *("mean_kv_share", "max_kv_share", "preemptions", "rejected", "completed"),
+    *("iterations", "overlap", "speedup", "prefix_hit_share"),
+)
+METRICS = (*(f"{name}_{what}_s" for name in LATENCIES for what in STATISTICS), *RUN_METRICS)
+
+
+def _strategy(kind: str) -> str:
+    if not is_own(kind) and kind not in kinds_of(ServingStrategies):
+        raise ValueError(unknown_name("strategy", kind, kinds_of(ServingStrategies)))
+    return kind
+
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(unknown_name("metric", name, METRICS))
+    return name
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class ServingPublished:
+    """One figure of a server, in SI units. `rate_per_s` is the mean rate at which requests come, in requests
+    per second, `prompt_tokens` and `output_tokens` are mean lengths. What is empty is not said: it holds for
+    any value, and an empty `label` for every variant of the strategy."""
+
+    device: str
+    model: str
+    strategy: Annotated[str, AfterValidator(_strategy)]
+    devices: Whole
+    ranks: Whole
+    metric: Annotated[str, AfterValidator(_metric)]
+    value: PublishedValue
+    role: Role
+    source: str
+    label: str = ""
+    requests: Annotated[Whole | None, Empty] = None
+    rate_per_s: Annotated[Positive | None, Empty] = None
+    prompt_tokens: Annotated[Positive | None, Empty] = None
+    output_tokens: Annotated[Positive | None, Empty] = None
+    unit: str = ""
+    fitted_by: str = ""
+
+
+def read_serving_published(where: str, path: Path) -> list[ServingPublished]:
+    """All figures of a serving study's file. Raises InputError, naming line, column and what is allowed."""
+    return read_figures(ServingPublished, where, path)
