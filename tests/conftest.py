@@ -2,7 +2,9 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +37,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path) -> Iterator[None]:
+    """Modules that a test imports from its folder are forgotten with it."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

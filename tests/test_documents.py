@@ -46,6 +46,7 @@ def test_every_program_that_is_called_is_there(document: Path) -> None:
         assert word in cli.COMMANDS, word
 
 
+@pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_scenario_and_device_that_is_shown_is_a_right_one(document: Path, tmp_path: Path) -> None:
     for block in blocks(document, "yaml"):

@@ -3,8 +3,7 @@
 import csv
 import filecmp
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from simcore.studies.own import located
 from tests.command_line import call
 from tests.test_documents import ROOT, blocks, programs
 
+pytestmark = pytest.mark.usefixtures("own_modules")
 GUIDE = ROOT / "docs" / "own_strategies.md"
 TILING = {
     "name": "tilings",
@@ -37,10 +37,6 @@ class Anew(Strict):
     kind: str
     left_out: int = 0
 
-    @property
-    def takes_prompt(self):
-        return True
-
     def label(self):
         return "anew"
 
@@ -48,17 +44,6 @@ class Anew(Strict):
         yield from lazy(m, model, ended_s)
         del ended_s[: self.left_out]
 """
-
-
-@pytest.fixture(autouse=True)
-def _modules_are_of_one_test() -> Iterator[None]:
-    """A module that a test has imported from its folder is forgotten with it."""
-    known, path = set(sys.modules), list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - known:
-        if "own" in name or "one_by_one" in name:
-            del sys.modules[name]
 
 
 def shown() -> dict[str, Any]:

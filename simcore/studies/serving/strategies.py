@@ -61,19 +61,15 @@ class TemporalFusion(Strict):
     slots: Many[Places] = [32]
     shuffle: Many[bool] = [True]
     ranks: Many[Ranks] = [1]
-
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
-        """See ServingStrategy."""
         return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}"
 
     def room(self, memory: ServerMemory) -> Room:
-        """See ServingStrategy."""
         return memory.slots(self.slots[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """See ServingStrategy."""
         return temporal_fusion(
             m, model, journal, slots=room.limit, slot_tokens=room.slot_tokens, shuffle=self.shuffle[0]
         )
@@ -86,26 +82,17 @@ class DynamicBatching(Strict):
     window_s: Many[Annotated[float, Field(ge=0.0, le=1e6)]]
     max_batch: Many[Places] = [32]
     ranks: Many[Ranks] = [1]
-
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
-        """See ServingStrategy."""
         return f"dynamic batching, {self.window_s[0]:g} s, up to {self.max_batch[0]}"
 
     def room(self, memory: ServerMemory) -> Room:
-        """See ServingStrategy."""
         return memory.slots(self.max_batch[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """See ServingStrategy."""
         return dynamic_batching(
-            m,
-            model,
-            journal,
-            window_s=self.window_s[0],
-            max_batch=room.limit,
-            capacity=room.kv_tokens,
+            m, model, journal, window_s=self.window_s[0], max_batch=room.limit, capacity=room.kv_tokens
         )
 
 
@@ -115,19 +102,15 @@ class ConcurrentInstances(Strict):
     kind: Literal["concurrent_instances"]
     max_instances: Many[Places] = [32]
     ranks: Many[Ranks] = [1]
-
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
-        """See ServingStrategy."""
         return f"concurrent instances, up to {self.max_instances[0]}"
 
     def room(self, memory: ServerMemory) -> Room:
-        """See ServingStrategy."""
         return memory.slots(self.max_instances[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """See ServingStrategy."""
         return concurrent_instances(m, model, journal, max_instances=room.limit, slot_tokens=room.slot_tokens)
 
 
@@ -137,19 +120,15 @@ class IterationBatching(Strict):
     kind: Literal["iteration_batching"]
     max_batch: Many[Places] = [32]
     ranks: Many[Ranks] = [1]
-
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
-        """See ServingStrategy."""
         return f"iteration batching, up to {self.max_batch[0]}"
 
     def room(self, memory: ServerMemory) -> Room:
-        """See ServingStrategy."""
         return memory.slots(self.max_batch[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """See ServingStrategy."""
         return iteration_batching(m, model, journal, max_batch=room.limit, slot_tokens=room.slot_tokens)
 
 
@@ -195,23 +174,19 @@ class ContinuousBatching(Strict):
 
     @property
     def in_turn(self) -> bool:
-        """See ServingStrategy."""
         return self.order[0] == "fcfs"
 
     def label(self) -> str:
-        """See ServingStrategy."""
         return ", ".join(
             [self.engine or "continuous batching", f"{self.token_budget[0]:,} tokens a step", *_unusual(self)]
         )
 
     def room(self, memory: ServerMemory) -> Room:
-        """See ServingStrategy."""
         tokens = self.token_budget[0]
         rows = min(tokens, self.max_sequences[0])
         return memory.blocks(self.block_tokens, tokens=tokens, rows=rows, rule=self.memory)
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """See ServingStrategy."""
         return continuous_batching(
             m,
             model,

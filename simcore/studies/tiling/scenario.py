@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, distinct
 from simcore.studies.fields import HostOverheads, OnCpu, OnDevices
 from simcore.studies.own import OrOwn, check_labels
-from simcore.studies.tiling.strategies import MOST_TOKENS, TilingStrategies, TilingStrategy
+from simcore.studies.tiling.strategies import MOST_TOKENS, Generic, Relaxed, TilingStrategies, TilingStrategy
 
 # Beyond these a file has a slip of the hand in it.
 MOST_LAYERS = 1024
@@ -67,7 +67,7 @@ class TilingScenario(OnDevices):
             least = f"less than tokens, {min(self.tokens):,}, is needed"
             raise FieldError("prompt_tokens", f"is {self.prompt_tokens:,}; {least}")
         for i, strategy in enumerate(self.strategies):
-            if self.prompt_tokens and not strategy.takes_prompt:
+            if self.prompt_tokens and isinstance(strategy, Generic | Relaxed):
                 told = f"{strategy.kind} takes no prompt: prompt_tokens: 0 is needed"
                 raise FieldError(f"strategies[{i}]", told)
         runs = sum(map(count, self.strategies)) * count(self.model) * len(self.batch) * len(self.tokens)

@@ -5,7 +5,7 @@ user's own (docs/own_strategies.md).
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -32,10 +32,6 @@ class TilingStrategy(Protocol):
     def kind(self) -> str:
         """What a scenario calls it."""
 
-    @property
-    def takes_prompt(self) -> bool:
-        """Whether positions may be given before the first that it generates."""
-
     def label(self) -> str:
         """What people call it: a line of text, like that of no other strategy of a scenario."""
 
@@ -50,14 +46,10 @@ class Lazy(Strict):
     kind: Literal["lazy"]
     parallel: Many[bool] = [True]
 
-    takes_prompt: ClassVar[bool] = True
-
     def label(self) -> str:
-        """See TilingStrategy."""
         return "lazy" + _order(self.parallel)
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """See TilingStrategy."""
         return lazy(m, model, ended_s, parallel=self.parallel[0])
 
 
@@ -67,14 +59,10 @@ class Eager(Strict):
     kind: Literal["eager"]
     parallel: Many[bool] = [True]
 
-    takes_prompt: ClassVar[bool] = True
-
     def label(self) -> str:
-        """See TilingStrategy."""
         return "eager" + _order(self.parallel)
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """See TilingStrategy."""
         return eager(m, model, ended_s, parallel=self.parallel[0])
 
 
@@ -89,16 +77,12 @@ class Fractal(Strict):
     half_storage: Many[bool] = [False]
     sequential_from: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
 
-    takes_prompt: ClassVar[bool] = True
-
     def label(self) -> str:
-        """See TilingStrategy."""
         half, first = self.half_storage[0], self.sequential_from
         name = f"fractal, {self.tiles[0]}" + (", half stored" if half else "")
         return name + ("" if first is None else f", in sequence from {first}") + _order(self.parallel)
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """See TilingStrategy."""
         return fractal_tiling(
             m,
             model,
@@ -123,15 +107,11 @@ class Generic(Strict):
             raise FieldError("rank", "is of mixer: linear_attention; a convolution has none")
         return self
 
-    takes_prompt: ClassVar[bool] = False
-
     def label(self) -> str:
-        """See TilingStrategy."""
         of = f" of rank {self.rank}" if self.rank else ""
         return "generic" + ("" if self.mixer == "convolution" else f", linear attention{of}")
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """See TilingStrategy."""
         return generic_tiling(m, model, ended_s)
 
 
@@ -140,14 +120,10 @@ class Relaxed(Strict):
 
     kind: Literal["relaxed"]
 
-    takes_prompt: ClassVar[bool] = False
-
     def label(self) -> str:
-        """See TilingStrategy."""
         return "relaxed"
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """See TilingStrategy."""
         return relaxed_tiling(m, model, ended_s)
 
 
