@@ -28,6 +28,40 @@ TILING = {
     "dtype": "fp32",
     "strategies": [{"kind": "lazy"}, {"kind": "own_tiling:Anew"}],
 }
+OWN_DECODE = """
+from simcore.input.fields import Many, Strict
+
+
+class Waiting(Strict):
+    kind: str
+    ranks: Many[int] = [1]
+    waits: Many[bool] = [True]
+    left_out: int = 0
+
+    def label(self):
+        return "waiting" if self.waits[0] else "never waiting"
+
+    def program(self, m, model, *, tokens, context):
+        for token in range(tokens - self.left_out):
+            step = m.launch(model.token_step, sizes={"context": context + token})
+            m.mark(f"token {token}", [step])
+            if self.waits[0]:
+                yield m.wait(step)
+        yield m.wait(step)
+"""
+DECODE = {
+    "name": "decoding",
+    "study": "decode",
+    "device": "h200-sxm",
+    "model": "llama-3.1-8b",
+    "context_tokens": [1024, 4096],
+    "tokens": 3,
+    "strategies": [
+        {"kind": "tensor_parallel", "ranks": [1, 2]},
+        {"kind": "own_decode:Waiting", "ranks": [1, 2], "waits": [True, False]},
+        {"kind": "alspec", "ranks": 1, "hits": {"kind": "rate", "value": 0.5}},
+    ],
+}
 OWN_TILING = """
 from simcore.input.fields import Strict
 from simcore.schedules.lazy import lazy
@@ -146,9 +180,39 @@ def test_a_tiling_of_one_s_own_is_as_fast_as_the_one_it_is_made_of(tmp_path: Pat
     assert total["anew"] == total["lazy"]
 
 
-def test_both_schemas_allow_one(tmp_path: Path) -> None:
+def test_a_way_of_decoding_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_decode.py").write_text(OWN_DECODE)
+    file = written(tmp_path, DECODE)
+    found = simcore.run(file, jobs=2).frame()
+    latency = found[found["metric"] == "token_latency_s"].set_index(["label", "context_tokens"])["value"]
+    for ranks in ("1 device", "2 devices"):
+        for context in (1024, 4096):
+            # It is tensor parallelism, written anew; who waits for nothing spares the host's waits.
+            assert latency[f"waiting, {ranks}", context] == latency[f"tensor parallel, {ranks}", context]
+            assert latency[f"never waiting, {ranks}", context] < latency[f"waiting, {ranks}", context]
+    assert call("run", str(file), "--on", "tape") == 0
+    assert "# never waiting, 2 devices, 1,024 tokens" in capsys.readouterr().out
+
+
+def test_one_s_own_runs_on_this_cpu(tmp_path: Path) -> None:
+    (tmp_path / "own_decode.py").write_text(OWN_DECODE)
+    (tmp_path / "own_tiling.py").write_text(OWN_TILING)
+    tiny = {"model": "tiny-llama", "device": "cpu", "dtype": "fp32"}
+    plain = [{"kind": "tensor_parallel"}, {"kind": "own_decode:Waiting"}]
+    decoding = {**DECODE, **tiny, "context_tokens": 16, "profile": "none", "strategies": plain}
+    tiling = {**TILING, "device": "cpu", "profile": "none"}
+    for scenario, metric, label in (
+        (decoding, "token_latency_s", "waiting, 1 device"),
+        (tiling, "total_s", "anew"),
+    ):
+        found = simcore.run(written(tmp_path, scenario), on="cpu").frame()
+        own = found[(found["metric"] == metric) & (found["label"] == label)]
+        assert (own["value"] > 0.0).tolist() == [True]
+
+
+def test_the_schema_allows_one() -> None:
     schema = simcore.scenario.json_schema()
-    for study in ("ServingScenario", "TilingScenario"):
+    for study in ("ServingScenario", "DecodeScenario", "TilingScenario"):
         _, own = schema["$defs"][study]["properties"]["strategies"]["items"]["anyOf"]
         assert re.search(own["properties"]["kind"]["pattern"], "a:B")
 
@@ -228,7 +292,10 @@ WRONG = {
         edited("    journal.finish(request, m.now())\n", ""), {},
         f"{KIND}{MINE}: LawError: conservation: ",
     ),
-    "out of turn": (edited("return False", "return True"), {}, f"{KIND}{MINE}: LawError: in turn: "),
+    "out of turn": (
+        edited("in_turn: ClassVar = False", "in_turn: ClassVar = True"), {},
+        f"{KIND}{MINE}: LawError: in turn: ",
+    ),
 }  # fmt: skip
 
 
@@ -286,6 +353,20 @@ def test_a_module_of_another_folder_does_not_stand_for_it(tmp_path: Path) -> Non
     (tmp_path / "a" / "random.py").write_text(program())
     with pytest.raises(InputError, match="random is another module already"):
         simcore.run(written(tmp_path / "a", scenario))
+
+
+def test_ways_of_decoding_that_are_wrong_are_told(tmp_path: Path) -> None:
+    (tmp_path / "own_decode.py").write_text(OWN_DECODE)
+    own = {"kind": "own_decode:Waiting", "left_out": 1}
+    for strategies, says in (
+        ([own], r"strategies\[0\]\.kind: own_decode:Waiting: ValueError: 2 tokens are marked; 3 are needed"),
+        ([own, own], r"strategies\[1\]: is called 'waiting, 1 device', as strategies\[0\] is; each label"),
+        ([{**own, "left_out": 3}], r"own_decode:Waiting: UnboundLocalError: .* \(own_decode.py, line 20\)"),
+        ([{**own, "ranks": 3}], r"strategies\[0\]\.ranks: "),
+        ([{**own, "ranks": "1"}], r"strategies\[0\]\.ranks: is '1'; a whole number is needed"),
+    ):
+        with pytest.raises(InputError, match=says):
+            simcore.run(written(tmp_path, {**DECODE, "strategies": strategies}), jobs=1)
 
 
 def test_a_tiling_that_forgets_positions_is_told(tmp_path: Path) -> None:

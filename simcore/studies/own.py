@@ -141,12 +141,15 @@ def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
         if field not in cls.model_fields:
             raise FieldError(plain(field), f"no such field{nearest(str(field), cls.model_fields)}")
     try:
-        return cls.model_validate(dict(given))
+        found = cls.model_validate(dict(given))
     except ValidationError as error:
         field, _, says = fault(cls, given, error, "kind").partition(": ")
         raise FieldError(field, says) from None
     except Exception as error:
         raise FieldError("kind", _told(given["kind"], cls, error)) from None
+    if not isinstance(ranks := getattr(found, "ranks", []), list):
+        raise FieldError("ranks", f"is {shown(ranks)}; a list is needed, as of ranks: Many[int]")
+    return found
 
 
 def check_labels(strategies: Iterable[tuple[int, Any]], label: Callable[[Any], str]) -> None:
@@ -179,14 +182,14 @@ def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
 
 @contextmanager
 def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
-    """What goes wrong meanwhile, a broken law too, is told of the strategy where it is one's own. Raises
+    """What goes wrong meanwhile, a broken law too, is told of the strategy, if it is one's own. Raises
     OwnError."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        if not is_own(strategy.kind) or os.environ.get(TRACEBACK):
+        if strategy is None or not is_own(strategy.kind) or os.environ.get(TRACEBACK):
             raise
         place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
         told = _told(strategy.kind, type(strategy), error)

@@ -6,9 +6,9 @@ cases = sum over strategies of ranks * contexts * batches * hit rates, and the b
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
-from simcore.input.fields import MOST_RUNS
+from simcore.input.fields import MOST_RUNS, single_valued
 from simcore.input.files import InputError, unknown_name
 from simcore.models.decoder import why_not
 from simcore.studies.common import Axes
@@ -17,16 +17,19 @@ from simcore.studies.decode.scenario import (
     AlSpec,
     AlSpecPipelined,
     DecodeScenario,
+    DecodeStrategies,
+    DecodeStrategy,
     LayerHits,
     PublishedHits,
     RateHits,
-    Strategy,
     TensorParallel,
+    own_label,
     variants,
 )
 from simcore.studies.decode.speculation import LayerHits as LayerPattern
 from simcore.studies.decode.speculation import RateHits as RatePattern
 from simcore.studies.decode.speculation import balanced, hit_draws
+from simcore.studies.own import is_own, name_of
 
 # Groups of plain two-group speculation.
 PAIR = 2
@@ -95,19 +98,25 @@ def cases(bench: Bench, tables: Sequence[HitRow]) -> list[Case]:
     scenario = bench.scenario
     _check_contexts(bench)
     found: list[Case] = []
-    for i, strategy in enumerate(scenario.strategies):
+    placed = [(f"strategies[{i}]", one) for i, each in enumerate(scenario.strategies) for one in _each(each)]
+    for where, strategy in placed:
         for kind, ranks, groups in variants(strategy):
-            _check(bench, ranks, groups, f"strategies[{i}]")
+            _check(bench, ranks, groups, where)
+            label = _strategy_label(strategy, ranks, groups)
             for context in scenario.context_tokens:
                 for batch in scenario.batch:
-                    axes = Axes(kind, _strategy_label(strategy, ranks, groups), ranks, groups, context, batch)
-                    found += _with_hits(bench, strategy, axes, f"strategies[{i}]", tables)
+                    axes = Axes(name_of(kind), label, ranks, groups, context, batch)
+                    found += _with_hits(bench, strategy, axes, where, tables)
     if scenario.baseline is not None:
         _check(bench, scenario.baseline.ranks, 1, "baseline")
         here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
         found += [case for case in here if case not in found]
     if len(found) > MOST_RUNS:
         raise InputError(f"the lists multiply into {len(found):,} runs; at most {MOST_RUNS:,} are allowed")
+    kinds: dict[str, str] = {}
+    for case in found:
+        if kinds.setdefault(case.axes.label, case.axes.strategy) != case.axes.strategy:
+            raise InputError(f"strategies: {case.axes.label} is the label of two; each may be given once")
     if len(set(found)) < len(found):
         twice = next(case.axes.label for case in found if found.count(case) > 1)
         raise InputError(f"strategies: {twice} is given twice")
@@ -127,17 +136,25 @@ def _check_contexts(bench: Bench) -> None:
         raise InputError(f"context_tokens: {max(scenario.context_tokens):,}{of}: {reason}")
 
 
-def _strategy_label(strategy: Strategy, ranks: int, groups: int) -> str:
+def _each(strategy: DecodeStrategies) -> Iterator[DecodeStrategies]:
+    """A strategy; of one's own, each of its variants."""
+    yield from single_valued(strategy) if is_own(strategy.kind) else (strategy,)
+
+
+def _strategy_label(strategy: DecodeStrategies, ranks: int, groups: int) -> str:
+    if is_own(strategy.kind):
+        return own_label(cast(DecodeStrategy, strategy))
     chunk = None if isinstance(strategy, TensorParallel) else strategy.chunk_tokens
     overlap = strategy.overlap_last_layer if isinstance(strategy, AlSpec) else True
     return label_of(strategy.kind, ranks, groups, chunk=chunk, overlap=overlap)
 
 
 def _with_hits(
-    bench: Bench, strategy: Strategy, axes: Axes, where: str, tables: Sequence[HitRow]
+    bench: Bench, strategy: DecodeStrategies, axes: Axes, where: str, tables: Sequence[HitRow]
 ) -> Iterator[Case]:
-    if isinstance(strategy, TensorParallel):
-        yield Case(axes, None, bench.hardware.chunk)
+    if is_own(strategy.kind) or isinstance(strategy, TensorParallel):
+        own = cast(DecodeStrategy, strategy) if is_own(strategy.kind) else None
+        yield Case(axes, None, bench.hardware.chunk, own=own)
         return
     overlap = strategy.overlap_last_layer if isinstance(strategy, AlSpec) else True
     chunk = strategy.chunk_tokens or bench.hardware.chunk

@@ -6,6 +6,7 @@ result of a case = sum over its draws of weight * what the run gave, per token
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Any
@@ -24,9 +25,10 @@ from simcore.sim.garbage import no_collections
 from simcore.sim.runs import Setup
 from simcore.sim.segments import Cuts
 from simcore.studies.common import Axes, middle_first, student_t
-from simcore.studies.decode.scenario import DecodeScenario
+from simcore.studies.decode.scenario import DecodeScenario, DecodeStrategy
 from simcore.studies.decode.speculation import HitPattern
 from simcore.studies.hardware import Hardware
+from simcore.studies.own import blamed
 from simcore.studies.processes import SHORT_S, in_processes
 
 # Sets of prices that are remembered at a time: a search over link latencies goes through hundreds.
@@ -60,6 +62,7 @@ class Case:
     """One point of the study; its axes name a context.
 
     `free`: what the profile assumes to take no time does take none; else it is priced by link and roofline.
+    `own`: a strategy of its user's own.
     """
 
     axes: Axes
@@ -68,6 +71,7 @@ class Case:
     overlap: bool = True
     link_latency_s: float | None = None
     free: bool = True
+    own: DecodeStrategy | None = field(default=None, compare=False, repr=False)
 
     @property
     def context(self) -> int:
@@ -134,6 +138,9 @@ class Bench:
         """The schedule of a case, ready to be run on any machine."""
         model, axes = self.model(case), case.axes
         arguments: dict[str, Any] = {"tokens": self.scenario.tokens, "context": case.context}
+        own = case.own
+        if own is not None:
+            return lambda m: own.program(m, model, **arguments)
         if axes.strategy == "tensor_parallel":
             return lambda m: tensor_parallel(m, model, **arguments)
         if axes.strategy == "alspec":
@@ -182,13 +189,21 @@ class Bench:
         key = _same(case), pattern
         if key not in self.runs:
             repeats = range(self.hardware.repeats)
-            traces = [self._simulate(case, pattern, lockstep=(TENSOR,)) for _ in repeats]
+            with self.blamed(case):
+                traces = [self._simulate(case, pattern, lockstep=(TENSOR,)) for _ in repeats]
+                if case.own and (marked := len(metrics.moments(traces[0]))) != self.scenario.tokens:
+                    raise ValueError(f"{marked} tokens are marked; {self.scenario.tokens} are needed")
             self.runs[key] = _middle([_summary(trace) for trace in traces])
         return self.runs[key]
 
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
-        return self._simulate(case, _last_pattern(case))
+        with self.blamed(case):
+            return self._simulate(case, _last_pattern(case))
+
+    def blamed(self, case: Case) -> AbstractContextManager[None]:
+        """See `own.blamed`."""
+        return blamed(case.own, self.scenario.strategies)
 
     def keeps_step(self, case: Case, trace: Trace) -> bool:
         """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: in the trace
@@ -236,7 +251,8 @@ class Bench:
 def _same(case: Case) -> Case:
     """What runs of a case go by, but for their hits: counted hits come back at many rates, and what a run
     gives depends on its pattern alone."""
-    return replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=""))
+    label = case.axes.label if case.own else ""
+    return replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=label))
 
 
 def _title(axes: Axes) -> str:
@@ -246,7 +262,7 @@ def _title(axes: Axes) -> str:
 
 def mesh_of(axes: Axes) -> dict[str, int]:
     """How the ranks of a strategy are laid out."""
-    if axes.strategy == "tensor_parallel":
+    if axes.groups == 1:
         return {TENSOR: axes.ranks}
     return {GROUP: axes.groups, TENSOR: axes.ranks}
 

@@ -4,12 +4,15 @@ runs = product over fields of the number of values given
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, model_validator
 
 from simcore.input.fields import FieldError, Many, Strict, distinct
+from simcore.machine.machine import Machine, Program
+from simcore.models.decoder import Decoder
 from simcore.studies.fields import Common, Ranks
+from simcore.studies.own import OrOwn, check_labels, is_own
 
 # The longest context, batch and token count that a file may ask for: what is beyond is a slip of the hand.
 MOST_CONTEXT = 100_000_000
@@ -78,7 +81,25 @@ class AlSpecPipelined(Strict):
 
 
 DecodeStrategies = TensorParallel | AlSpec | AlSpecPipelined
-Strategy = Annotated[DecodeStrategies, Field(discriminator="kind")]
+
+
+class DecodeStrategy(Protocol):
+    """A way of decoding on devices that hold slices of the model, of one's own (docs/own_strategies.md).
+    Where it is asked for anything, fields with `Many` values have one value each."""
+
+    @property
+    def kind(self) -> str:
+        """What a scenario calls it."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Devices of the group."""
+
+    def label(self) -> str:
+        """What people call it, but for the number of devices."""
+
+    def program(self, m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:
+        """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each."""
 
 
 class Baseline(Strict):
@@ -107,7 +128,10 @@ class DecodeScenario(Common):
     `part`: what of the model: all of it, or one layer, without embedding and LM head."""
 
     study: Literal["decode"]
-    strategies: Annotated[list[Strategy], Field(min_length=1)]
+    strategies: Annotated[
+        list[Annotated[DecodeStrategies, Field(discriminator="kind"), OrOwn(DecodeStrategy)]],
+        Field(min_length=1),
+    ]
     context_tokens: Many[Context]
     batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = [1]
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 1
@@ -118,6 +142,8 @@ class DecodeScenario(Common):
 
     @model_validator(mode="after")
     def _consistent(self) -> "DecodeScenario":
+        own = ((i, strategy) for i, strategy in enumerate(self.strategies) if is_own(strategy.kind))
+        check_labels(own, own_label)
         if self.part == "model":
             return self
         for i, strategy in enumerate(self.strategies):
@@ -129,7 +155,13 @@ class DecodeScenario(Common):
         return self
 
 
-def variants(strategy: Strategy) -> Iterator[tuple[str, int, int]]:
+def own_label(strategy: DecodeStrategy) -> str:
+    """What people call a strategy of one's own on so many devices."""
+    ranks = strategy.ranks[0]
+    return f"{strategy.label()}, {ranks} device{'s' if ranks > 1 else ''}"
+
+
+def variants(strategy: DecodeStrategies) -> Iterator[tuple[str, int, int]]:
     """(kind, ranks of a group, groups) of each variant that a strategy's lists multiply into."""
     if isinstance(strategy, AlSpecPipelined):
         yield from ((strategy.kind, 1, groups) for groups in strategy.groups)

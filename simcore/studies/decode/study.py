@@ -65,10 +65,11 @@ def _checked_trace(bench: Bench, case: Case) -> Trace:
     trace = bench.trace(case)
     if bench.hardware.measured:
         return trace
-    if not laws.repeatable(lambda: bench.trace(case), trace):
-        raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
-    if not bench.keeps_step(case, trace):
-        raise LawError(f"lockstep: the ranks of {case.axes.label} do not all do the same")
+    with bench.blamed(case):
+        if not laws.repeatable(lambda: bench.trace(case), trace):
+            raise LawError(f"repeatability: {case.axes.label} gives other bytes when it is run again")
+        if not bench.keeps_step(case, trace):
+            raise LawError(f"lockstep: the ranks of {case.axes.label} do not all do the same")
     return trace
 
 
@@ -217,6 +218,7 @@ def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> 
             continue
         seen.add(case.axes.label)
         pattern = case.hits.draws[0][1] if case.hits else no_hits
-        found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": pattern})
+        with bench.blamed(case):
+            found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": pattern})
         lines += [f"# {case.axes.label}, {case.context:,} tokens", *found.lines]
     return lines

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, single_valued
-from simcore.input.files import shown
 from simcore.studies.fields import Common
 from simcore.studies.own import OrOwn, check_labels
 from simcore.studies.serving.kv_memory import MemoryShare
@@ -121,8 +120,6 @@ class ServingScenario(Common):
 
 
 def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> None:
-    if not isinstance(strategy.ranks, list):
-        raise FieldError(f"strategies[{place}].ranks", f"is {shown(strategy.ranks)}; Many[Ranks] is needed")
     for ranks in strategy.ranks:
         for of in devices:
             if of % ranks:
