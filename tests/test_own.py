@@ -257,7 +257,8 @@ WRONG = {
         f"{KIND}{MINE} lacks program; kind, ranks, in_turn, label, room, program are needed",
     ),
     "no ranks": (edited("    ranks: Many[int] = [1]\n", ""), {}, f"{KIND}{MINE} lacks ranks; "),
-    "one number of ranks": (edited("Many[int] = [1]", "int = 1"), {}, "strategies[0].ranks: is 1; "),
+    "one number of ranks": (edited("Many[int] = [1]", "int = 1"), {}, "strategies[0].ranks: is 1; a list"),
+    "no ranks at all": (program(), {"ranks": 0}, "strategies[0].ranks: is [0]; a list of whole"),
     "a wrong field": (
         program(), {"longest": True},
         "strategies[0].longest: no such field; did you mean 'longest_first'? (allowed: kind, ranks, longest",
@@ -325,6 +326,16 @@ def test_an_error_in_its_program_can_be_seen_in_full(tmp_path: Path, monkeypatch
     scenario["strategies"][0]["kind"] = MINE
     monkeypatch.setenv("SIMCORE_TRACEBACK", "1")
     with pytest.raises(AttributeError, match="sorted"):
+        simcore.run(written(tmp_path, scenario), jobs=1)
+
+
+def test_an_error_on_several_devices_is_none_of_the_devices(tmp_path: Path) -> None:
+    (tmp_path / "own_wrong.py").write_text(edited("line.sort(", "line.sorted("))
+    scenario = {**shown(), "device": ["h100-sxm", "h200-sxm"]}
+    scenario["strategies"][0]["kind"] = MINE
+    with pytest.raises(
+        InputError, match=r"mine.yaml: strategies\[0\]\.kind: own_wrong:OneByOne: AttributeError"
+    ):
         simcore.run(written(tmp_path, scenario), jobs=1)
 
 

@@ -34,7 +34,8 @@ Dtype = Annotated[str, AfterValidator(_dtype)]
 # Of matrices: formats too that are stored in another way than they are multiplied in.
 WeightDtype = Annotated[str, AfterValidator(_weight_dtype)]
 Matrix = Annotated[str, AfterValidator(_matrix)]
-Ranks = Annotated[int, Field(ge=1, le=1024)]
+MOST_RANKS = 1024
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 
 
 OnCpu = Annotated[

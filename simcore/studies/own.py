@@ -23,6 +23,7 @@ from pydantic_core import core_schema
 from simcore.input.errors import TRACEBACK, fault
 from simcore.input.fields import FieldError, Strict, kinds_of, single_valued
 from simcore.input.files import LONGEST_LIST, InputError, nearest, plain, shown
+from simcore.studies.fields import MOST_RANKS
 
 _KIND = re.compile(r"(?:(?P<folder>.*)/)?(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
@@ -94,6 +95,8 @@ def _module(folder: str | None, name: str, allowed: str) -> Any:
         module = importlib.import_module(name) if own or not folder else None
     except (Exception, SystemExit) as error:
         if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
+            if _in_full():
+                raise
             raise ValueError(f"{plain(name)} cannot be imported: {_says(error, own)}") from None
         module = None
     if module is None:
@@ -146,9 +149,13 @@ def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
         field, _, says = fault(cls, given, error, "kind").partition(": ")
         raise FieldError(field, says) from None
     except Exception as error:
+        if _in_full():
+            raise
         raise FieldError("kind", _told(given["kind"], cls, error)) from None
-    if not isinstance(ranks := getattr(found, "ranks", []), list):
-        raise FieldError("ranks", f"is {shown(ranks)}; a list is needed, as of ranks: Many[int]")
+    ranks = getattr(found, "ranks", [1])
+    if not isinstance(ranks, list) or any(one not in range(1, MOST_RANKS + 1) for one in ranks):
+        said = f"a list of whole numbers from 1 to {MOST_RANKS} is needed"
+        raise FieldError("ranks", f"is {shown(ranks)}; {said}")
     return found
 
 
@@ -170,7 +177,7 @@ def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
     try:
         name = label(variant)
     except Exception as error:
-        if not is_own(variant.kind):
+        if not is_own(variant.kind) or _in_full():
             raise
         raise FieldError(field, _told(variant.kind, type(variant), error)) from None
     if not (isinstance(name, str) and name and name.isprintable()):
@@ -189,11 +196,15 @@ def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if strategy is None or not is_own(strategy.kind) or os.environ.get(TRACEBACK):
+        if strategy is None or not is_own(strategy.kind) or _in_full():
             raise
         place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
         told = _told(strategy.kind, type(strategy), error)
         raise OwnError(f"strategies[{place}].kind: {told}") from error
+
+
+def _in_full() -> bool:
+    return bool(os.environ.get(TRACEBACK))
 
 
 def _told(kind: str, cls: type, error: BaseException) -> str:

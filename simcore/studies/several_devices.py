@@ -11,6 +11,7 @@ from typing import Any
 
 from simcore.input.files import InputError
 from simcore.studies.common import BY_DATASHEET, Outcome, Progress, Standing, Study
+from simcore.studies.own import OwnError
 
 DATASHEET = "datasheet"
 # Shares of the time: from which on the datasheet prices all there is; by how much more than of other devices
@@ -46,6 +47,8 @@ class SeveralDevices:
         for one in self.each:
             try:
                 self.outcomes[one.name] = one.study.run(_told_of(one.name, progress))
+            except OwnError:
+                raise
             except InputError as error:
                 refused.append(f"{one.name}: {error}")
         if not self.outcomes:
