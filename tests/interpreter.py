@@ -1,7 +1,8 @@
 """Triton's interpreter, quicker, with the same results. It patches its language in every call of a device
 function: once a launch will do. It makes a table of all number formats for each that it looks up, and looks
 for all built-in functions: once will do. It reduces and scans a block number by number: slice by slice, along
-the axis, will do. It works out whether integers overflow, then tells nobody: not at all will do."""
+the axis, will do. It describes the shape of every block anew: once will do. It works out whether integers
+overflow, then tells nobody: not at all will do."""
 
 import inspect
 from collections.abc import Callable
@@ -23,6 +24,7 @@ def make_quicker() -> None:
     _find_builtins_once(interpreter)
     _look_up_once(interpreter)
     _combine_slices(interpreter)
+    _describe_shapes_once(interpreter)
     _no_check_without_effect(interpreter)
 
 
@@ -83,6 +85,44 @@ def _look_up_once(interpreter: Any) -> None:
         return formats[name]
 
     interpreter._get_np_dtype = look_up_once
+
+
+def _describe_shapes_once(interpreter: Any) -> None:
+    core = interpreter.tl.core
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    # By format and shape: what a type of blocks knows but its format.
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    # By a shape of those, which is kept here: what a tensor knows but its numbers and its type.
+    tensors: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    def described_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = [size.value if type(size) is core.constexpr else size for size in shape]
+        if not all(type(size) is int for size in sizes):
+            make_type(self, element_ty, shape)
+            return
+        known = types.get((element_ty.name, *sizes))
+        if known is None:
+            make_type(self, element_ty, shape)
+            known = {name: value for name, value in vars(self).items() if name != "element_ty"}
+            types[element_ty.name, *sizes] = known
+            return
+        self.element_ty = element_ty
+        vars(self).update(known)
+
+    def described_tensor(self: Any, handle: Any, type: Any) -> None:
+        shape = type.shape if type.is_block() else None
+        _, known = tensors.get(id(shape), (None, None))
+        if known is not None:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            vars(self).update(known)
+            return
+        make_tensor(self, handle, type)
+        if shape is not None:
+            own = ("handle", "type", "dtype")
+            tensors[id(shape)] = shape, {name: value for name, value in vars(self).items() if name not in own}
+
+    core.block_type.__init__ = described_type
+    core.tensor.__init__ = described_tensor
 
 
 def _no_check_without_effect(interpreter: Any) -> None:
