@@ -244,7 +244,8 @@ class _OneOfThem:
 @thorough
 @pytest.mark.skipif(not ONE_BY_ONE, reason="a GPU has programs at the same time itself")
 def test_programs_that_run_at_the_same_time_meet() -> None:
-    context, work, truths = multiprocessing.get_context("spawn"), [], []
+    # What a process would import anew takes ten times as long as all else.
+    context, work, truths = multiprocessing.get_context("fork"), [], []
     for block, rows, channels in MEETINGS:
         model, config = Model(block, 3, 3, 5, channels), TokenConfig(PROGRAMS, rows, 1)
         space = workspace(model.a, model.matrices, config)
