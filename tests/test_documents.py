@@ -14,11 +14,7 @@ from simcore.scenario import scenario_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
-<<<<<<< HEAD
-MOST_WORDS = {"README.md": 1500, "ARCHITECTURE.md": 3000, "docs/own_strategies.md": 500}
-=======
-MOST_WORDS = {"README.md": 1500, "docs/own_strategies.md": 499}
->>>>>>> 2796a54 (Ways of decoding may be classes of one's own too)
+MOST_WORDS = {"README.md": 1500, "ARCHITECTURE.md": 3000, "docs/own_strategies.md": 499}
 
 
 def blocks(document: Path, kind: str) -> Iterator[str]:
