@@ -52,7 +52,7 @@ __all__ = [
     "profile_names",
 ]
 
-PROFILES = Path(__file__).parent / "profiles"
+PROFILES = Path(__file__).resolve().parent / "profiles"
 # What a profile is read from, one or the other.
 FILES = ("profile.yaml", "ops.csv", FITS, POINTS)
 Stamp = tuple[str, int, int, int]

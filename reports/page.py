@@ -144,7 +144,7 @@ def page_data(sections: Sequence[Section]) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files("reports").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("simcore.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @cache

@@ -245,7 +245,9 @@ def _cells(content: str) -> pd.DataFrame:
 def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
     """Typed columns; of the axes only those that are `needed` must be there."""
     there = [[name for name in names if name in cells.columns or name in needed] for names in (text, numbers)]
-    return _unknown(cells.index, text, numbers).assign(**dict(_typed(cells, *there).items()))
+    return _unknown(cells.index, text, numbers).assign(
+        **{str(name): column for name, column in _typed(cells, *there).items()}
+    )
 
 
 def _results(cells: pd.DataFrame, axes: Axes, *, sessions: bool = False) -> pd.DataFrame:

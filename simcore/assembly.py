@@ -50,9 +50,9 @@ from simcore.studies.serving.scenario import ServingScenario, SharedMemory
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario
 
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = ROOT / "scenarios" / "models"
-PUBLISHED = ROOT / "validate" / "published"
+PACKAGE = Path(__file__).resolve().parent
+MODELS = (PACKAGE / "scenarios" / "models").resolve()
+PUBLISHED = (PACKAGE / "validate" / "published").resolve()
 HITS = PUBLISHED / "alspec_hits.csv"
 DEFAULT_CHUNK = 128
 # Of the sizes of errors that are normal, their 90th percentile over their median.

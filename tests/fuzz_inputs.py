@@ -622,7 +622,7 @@ def make(seed: int, number: int, folder: Path, only: Sequence[str] = ()) -> tupl
 
 def prepare(home: Path) -> None:
     """Imports everything and reads the largest profile, so that a forked process has them; makes runs."""
-    for name in ("devices.imported", "reports", "simcore.cli"):
+    for name in ("simcore.devices.imported", "simcore.reports", "simcore.cli"):
         importlib.import_module(name)
     load_profile("h200-sxm", "local")
     make_runs(home)

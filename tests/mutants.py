@@ -53,10 +53,10 @@ CORE = (
     "validate/ladder/rungs.py", "validate/engines/*.py",
 )  # fmt: skip
 TEXTS = ("__init__.py", "answer.py", "tables.py", "published.py")
-PACKAGES = ("simcore", "devices", "kernels", "validate", "reports", "scenarios", "tests")
+PACKAGES = ("simcore", "tests")
 # Tests of kernels on Triton's interpreter take minutes and run nothing of the core.
 ELSEWHERE = ("test_triton_*", "test_torch_ops*", "test_torch_seq*", "test_step_kernels*", "test_*_on_gpu*")
-DOCTESTS = ("simcore", "devices", "validate")
+DOCTESTS = ("simcore", "simcore/devices", "simcore/validate")
 # The first tests that are tried on a fault: so many, of so many files at most.
 FIRST_TESTS, FIRST_FILES = 60, 12
 SLOWEST_S = 60.0
@@ -702,7 +702,8 @@ def _copy(tree: Path) -> None:
     left_out = shutil.ignore_patterns(
         ".git", ".venv", "venv", ".*_cache", ".hypothesis", ".coverage-map", "runs", "build", "dist"
     )
-    shutil.copytree(ROOT, tree, ignore=left_out)
+    # simcore/devices of the copy is a link to devices of the copy.
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=left_out)
 
 
 def _preload() -> None:

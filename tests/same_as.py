@@ -37,13 +37,19 @@ CUTS = {
 SAYS_WHICH, PAGE = ("provenance.json",), "report.html"
 PRICES = """
 import json, sys
+from importlib import import_module
+from importlib.util import find_spec
+
+# A revision may have these folders beside simcore.
+within = "simcore." if find_spec("simcore.devices") else ""
 try:
-    from validate.calibration.cuda_grid import drawn, families
+    grid = import_module(f"{within}validate.calibration.cuda_grid")
 except ImportError:
-    from validate.card_grid import drawn, families
-from devices.price import pricer
-from devices.profile import load_profile
-from devices.spec import load_device
+    grid = import_module(f"{within}validate.card_grid")
+drawn, families = grid.drawn, grid.families
+pricer = import_module(f"{within}devices.price").pricer
+load_profile = import_module(f"{within}devices.profile").load_profile
+load_device = import_module(f"{within}devices.spec").load_device
 
 kinds = sorted({family.kind for family in families()})
 ops = drawn(kinds, 10_000 // len(families()) + 1, int(sys.argv[1]), beside_grid=False)

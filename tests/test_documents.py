@@ -40,7 +40,8 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_program_that_is_called_is_there(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    for module in re.findall(r"python -m ((?:validate|tests)[\w.]*)", text):
+    for module in re.findall(r"python -m ((?:simcore\.|validate|tests)[\w.]*)", text):
+        assert module.startswith(("simcore.", "tests.")), module
         assert importlib.util.find_spec(module.rstrip(".")) is not None, module
     for word in re.findall(r"python -m simcore ([a-z]+)(?=[ `\]|])", text):
         assert word in cli.COMMANDS, word

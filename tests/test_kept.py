@@ -148,6 +148,25 @@ def test_prices_of_anything_else_are_not_used(tmp_path: Path, monkeypatch: pytes
     assert len(list((tmp_path / "prices").iterdir())) == 1
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_code_of_devices_counts(linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the repository devices is a link, in an installation a folder."""
+    package = tmp_path / "simcore"
+    devices = tmp_path / "devices" if linked else package / "devices"
+    for folder in (package, devices):
+        folder.mkdir()
+        (folder / "code.py").write_text("a = 1\n")
+    if linked:
+        (package / "devices").symlink_to(Path("..", "devices"))
+    monkeypatch.setattr(kept, "ROOT", package)
+    before = kept.code_digest.__wrapped__()
+    for folder in (package, devices):
+        (folder / "code.py").write_text("a = 2\n")
+        after = kept.code_digest.__wrapped__()
+        assert after not in (before, None)
+        before = after
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"device": "h100-sxm"}, {"device": "h200-sxm", "overheads": {"in_graph_s": 1e-6}}, {"profile": "none"}],

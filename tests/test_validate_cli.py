@@ -228,7 +228,7 @@ def test_nothing_is_measured_that_no_report_could_show(
 ) -> None:
     """Without plotly a run on a real machine ends before it begins."""
     monkeypatch.setitem(sys.modules, "plotly", None)
-    for name in [name for name in sys.modules if name.split(".")[0] == "reports"]:
+    for name in [name for name in sys.modules if name.startswith("simcore.reports")]:
         monkeypatch.delitem(sys.modules, name)
     out = tmp_path / "out"
     assert call(command, written(tmp_path), "--on", "cpu", "--out", str(out)) == 2

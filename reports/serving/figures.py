@@ -284,7 +284,7 @@ STAGES = (
 )
 
 
-def _stage_hover(row: dict[str, Any], stage: int, long: float) -> str:
+def _stage_hover(row: dict[Any, Any], stage: int, long: float) -> str:
     name, long_text = f"<b>request {row['request']:.0f}</b>", duration(long)
     again = f", preempted {counted(int(row['preemptions']), 'time')}" if row["preemptions"] > 0 else ""
     return [

@@ -309,7 +309,9 @@ def points(rows: pd.DataFrame) -> list[Point]:
 
 def _same(column: Any, value: float) -> NDArray[np.bool_]:
     # A value that went through a CSV file may differ in its last digit from the one in a Parquet file.
-    return np.isclose(np.asarray(column, dtype=float), value, rtol=1e-6, atol=0.0, equal_nan=True)
+    values = np.asarray(column, dtype=float)
+    same: NDArray[np.bool_] = np.isclose(values, value, rtol=1e-6, atol=0.0, equal_nan=True)
+    return same
 
 
 def at(rows: pd.DataFrame, point: Point) -> pd.DataFrame:

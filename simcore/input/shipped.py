@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simcore.input.files import InputError, nearest, plain
 
-SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+SCENARIOS = (Path(__file__).resolve().parents[1] / "scenarios").resolve()
 ENDING = ".yaml"
 SCHEMA = "simcore.schema.json"
 # As far as a full stop, but that of "et al.", or a question mark.

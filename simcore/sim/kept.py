@@ -105,7 +105,8 @@ def cache_folder() -> Path | None:
 def code_digest() -> str | None:
     """A digest of the code that prices go by; None where it cannot be read."""
     digest = hashlib.sha256()
-    files = sorted(path for room in (ROOT, ROOT.parent / "devices") for path in room.rglob("*.py"))
+    # Devices may be a link, which is not followed.
+    files = sorted({path for room in (ROOT, ROOT / "devices") for path in room.rglob("*.py")})
     try:
         for path in files:
             digest.update(f"{path.name}\n".encode() + path.read_bytes())

@@ -46,6 +46,7 @@ from devices.profile import load_profile
 from devices.spec import load_device
 from kernels.linear_attention.api import default_device
 from kernels.table import TABLE, Kernel
+from simcore.compiled import PACKAGE
 from simcore.input.files import InputError
 from simcore.ops.op import Op, Roofline
 from simcore.studies.common import Progress
@@ -74,8 +75,7 @@ ENDING_S, ENDING_SHARE = 75.0, 0.3
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
 # What decides how long an op takes here, and what its floor is.
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("kernels", "simcore", "validate")
+SOURCES = (PACKAGE, PACKAGE / "kernels", PACKAGE / "validate")
 
 Key = tuple[str, str, str]
 
@@ -420,7 +420,7 @@ def _identity(card: Card) -> dict[str, str]:
     born = asdict(birth(card))
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     code = hashlib.sha256()
-    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+    for path in sorted({path for folder in SOURCES for path in folder.rglob("*.py")}):
         code.update(path.read_bytes())
     own = {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
     return {**own, "uuid": uuid, "code": code.hexdigest()}
