@@ -46,4 +46,4 @@ bench-compare:
 
 # Kernels: checked against float64, then timed beside the public ones that are installed.
 bench-kernels:
-	$(PYTHON) -m validate.benchmarks.kernels
+	$(PYTHON) -m simcore.validate.benchmarks.kernels

@@ -29,10 +29,10 @@ from collections.abc import Set
 from dataclasses import replace
 from functools import lru_cache
 
-from devices.collectives import collective_seconds, crosses_link
-from devices.fit import MOST_FACTOR
-from devices.price import MEMO, STAYS, pricer, roofline
-from devices.spec import DeviceSpec, Link
+from simcore.devices.collectives import collective_seconds, crosses_link
+from simcore.devices.fit import MOST_FACTOR
+from simcore.devices.price import MEMO, STAYS, pricer, roofline
+from simcore.devices.spec import DeviceSpec, Link
 from simcore.ops.op import Floor, Op, Price, Pricer, SourceKind
 
 __all__ = ["carried"]

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any, cast
 
-from devices.spec import SOURCED, DeviceSpec
+from simcore.devices.spec import SOURCED, DeviceSpec
 from simcore.input.files import InputError, unknown_name, validated
 
 __all__ = ["Change", "change_text", "changed", "changed_overheads"]

@@ -22,7 +22,7 @@ binomial reduction and a binomial broadcast. On a ring only `ring` is allowed (`
 from collections.abc import Callable, Mapping
 from math import ceil, log2
 
-from devices.spec import Link
+from simcore.devices.spec import Link
 from simcore.input.files import InputError
 from simcore.ops.op import DTYPE_BYTES, Op
 

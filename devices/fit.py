@@ -2,9 +2,10 @@
 
     seconds = launches * kernel_s + floor_s / efficiency
 
-`floor_s` is what the datasheet allows at least (`devices.price.roofline`), `launches` how many kernels the
-time covers (1 for a plain op, the parts of a fused one). Both constants are fitted at once, by least squares
-of the relative error, with neither below 0 (Lawson and Hanson 1974, non-negative least squares):
+`floor_s` is what the datasheet allows at least (`simcore.devices.price.roofline`), `launches` how many
+kernels the time covers (1 for a plain op, the parts of a fused one). Both constants are fitted at once, by
+least squares of the relative error, with neither below 0 (Lawson and Hanson 1974, non-negative least
+squares):
 
     minimise  sum_i ((launches_i * kernel_s + floor_i * x - seconds_i) / seconds_i)^2,   x = 1 / efficiency
 

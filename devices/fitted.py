@@ -7,10 +7,11 @@ came about, `fits.csv` has a line for each kind of op:
 
 `where` is what must hold of an op besides its kind, as in "dtype=fp32;batch=16;m=5..16": its dtype, or a
 dimension of its shape, which has one value or is in a range ("65.." has no end). Of the lines that hold the
-one with most conditions counts, of several such the first. What the numbers mean stands in `devices.fit`.
+one with most conditions counts, of several such the first. What the numbers mean stands in
+`simcore.devices.fit`.
 
 With granularity `measured` the shapes that were fitted to count as well: they stand in `points.csv`, and say
-how far ops near them are from the fit (`devices.interpolation`).
+how far ops near them are from the fit (`simcore.devices.interpolation`).
 """
 
 import csv
@@ -27,9 +28,9 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from devices.fit import LEAST_CHECKS, Fit, checked_interval
-from devices.interpolation import Correction, Measured, correction, staying_bytes
-from devices.spec import check_return
+from simcore.devices.fit import LEAST_CHECKS, Fit, checked_interval
+from simcore.devices.interpolation import Correction, Measured, correction, staying_bytes
+from simcore.devices.spec import check_return
 from simcore.input.files import (
     STRICT,
     Count,
@@ -74,9 +75,9 @@ OVERHEADS = tuple(field.name for field in fields(Overheads))
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class FitRow:
-    """One line of `fits.csv`; see the head of this file and `devices.fit`. `form`: what was fitted to, the
-    floor of the roofline ("floor") or that of the waves that a kernel's blocks run in ("waves",
-    `devices.waves`)."""
+    """One line of `fits.csv`; see the head of this file and `simcore.devices.fit`. `form`: what was fitted
+    to, the floor of the roofline ("floor") or that of the waves that a kernel's blocks run in ("waves",
+    `simcore.devices.waves`)."""
 
     kind: str
     kernel_s: NonNegative

@@ -1,7 +1,7 @@
-"""A profile out of a user's tables of op times (`devices.op_tables`).
+"""A profile out of a user's tables of op times (`simcore.devices.op_tables`).
 
-    each kind of op and dtype      two constants (`devices.fit`), corrected by the times near an op's shape
-                                   (`devices.interpolation`)
+    each kind of op and dtype      two constants (`simcore.devices.fit`), corrected by the times near an op's shape
+                                   (`simcore.devices.interpolation`)
     what the tables do not have    no fit: the roofline prices it
 
 Times that the device cannot reach by its datasheet are no times of that op on it: a few are left out. Where
@@ -17,11 +17,11 @@ from statistics import median
 
 import numpy as np
 
-from devices.fitted import Birth, FittedProfile, parse_where
-from devices.making import Point, as_read, check_target, fits, shape_text, write_whole
-from devices.op_tables import KINDS, Format, OpTable, Timed, read_table
-from devices.price import launches_and_floor, pricer, roofline
-from devices.spec import DeviceSpec
+from simcore.devices.fitted import Birth, FittedProfile, parse_where
+from simcore.devices.making import Point, as_read, check_target, fits, shape_text, write_whole
+from simcore.devices.op_tables import KINDS, Format, OpTable, Timed, read_table
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.spec import DeviceSpec
 from simcore.input.files import InputError
 from simcore.ops.op import Op
 

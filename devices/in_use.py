@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from devices.carried import carried
-from devices.changed import Change, change_text, changed, changed_overheads
-from devices.fitted import FittedProfile
-from devices.price import pricer
-from devices.profile import NO_PROFILE, Profile, has_profile, load_profile, profile_names
-from devices.spec import DeviceSpec, Link, device_names, load_device
+from simcore.devices.carried import carried
+from simcore.devices.changed import Change, change_text, changed, changed_overheads
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.price import pricer
+from simcore.devices.profile import NO_PROFILE, Profile, has_profile, load_profile, profile_names
+from simcore.devices.spec import DeviceSpec, Link, device_names, load_device
 from simcore.input.files import InputError, is_path, read_yaml
 from simcore.ops.op import Pricer
 

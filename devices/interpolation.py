@@ -19,8 +19,9 @@ from memory beyond: c jumps there, by half and more. Of a tile on one side of it
 what c is; where they are not all around it, it is as where nothing was measured on one side.
 
 How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
-of a kind together (`devices.fit.checked_interval`); where there are none, those at points left out one by
-one, which are about twice as far from others as what lies between them (`devices.fit.interval`).
+of a kind together (`simcore.devices.fit.checked_interval`); where there are none, those at points left out
+one by one, which are about twice as far from others as what lies between them
+(`simcore.devices.fit.interval`).
 """
 
 import math
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from devices.fit import MOST_FACTOR, Fit, interval
+from simcore.devices.fit import MOST_FACTOR, Fit, interval
 from simcore.input.files import Count, InputError
 from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
@@ -67,8 +68,8 @@ CHUNKS = {
 ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
 TILES = frozenset({"tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"})
 COMPLEX_BYTES = 8
-# Sides, powers of two, of tiles that are one transform (`is_transformed` of kernels.long_convolution): the
-# spectrum of such a filter has no last bin of its own.
+# Sides, powers of two, of tiles that are one transform (`is_transformed` of
+# simcore.kernels.long_convolution): the spectrum of such a filter has no last bin of its own.
 ONE_TRANSFORM, LEAST_SIDE, MOST_SIDE = "tile_flash_fft", 16, 16_384
 # Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")

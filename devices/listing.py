@@ -6,9 +6,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
-from devices.completed import ASSUMED
-from devices.profile import PROFILES, profile_names
-from devices.spec import DeviceSpec, Link
+from simcore.devices.completed import ASSUMED
+from simcore.devices.profile import PROFILES, profile_names
+from simcore.devices.spec import DeviceSpec, Link
 from simcore.input.files import InputError, read_yaml
 
 __all__ = ["described", "lines"]

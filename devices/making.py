@@ -1,7 +1,7 @@
 """Makes a profile folder out of measured ops: fits of them, profile.yaml, fits.csv, points.csv.
 
-    a line for each kind of op, its dtype, and what changes how it is computed      devices.fit
-    a line of points.csv for each measured op                                       devices.interpolation
+    a line for each kind of op, its dtype, and what changes how it is computed      simcore.devices.fit
+    a line of points.csv for each measured op                                       simcore.devices.interpolation
 
 A folder is written whole or not at all, and takes the place of none that holds anything else.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.fit import fit_two
-from devices.fitted import FITS, POINTS, FitRow, FittedProfile, write_fitted
-from devices.interpolation import Measured, Role
+from simcore.devices.fit import fit_two
+from simcore.devices.fitted import FITS, POINTS, FitRow, FittedProfile, write_fitted
+from simcore.devices.interpolation import Measured, Role
 from simcore.input.drafts import folder_draft
 from simcore.input.files import InputError, read_yaml
 from simcore.ops.op import Op
@@ -47,10 +47,10 @@ LEAST_IN_BAND = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured op: `launches` and floor as `devices.price.launches_and_floor` has them; median, 10th and
-    90th percentile of `runs` runs in seconds. `cache`: where operands come from; `warm_s`: the median where
-    all of them are in the cache, None where that was not measured; `role`: what it is for, as in
-    `devices.interpolation.Measured`."""
+    """One measured op: `launches` and floor as `simcore.devices.price.launches_and_floor` has them; median,
+    10th and 90th percentile of `runs` runs in seconds. `cache`: where operands come from; `warm_s`: the
+    median where all of them are in the cache, None where that was not measured; `role`: what it is for, as in
+    `simcore.devices.interpolation.Measured`."""
 
     op: Op
     launches: int

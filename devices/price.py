@@ -4,11 +4,11 @@
     roofline  kernel_s + max(flops / (peak * efficiency), hbm_bytes / (bandwidth * efficiency))
     fused     the sum of its parts, unless a profile has a row of it
     iteration a profile's, linear in the sequences it computes
-    fitted    launches * kernel_s + floor / efficiency, two constants a kind (devices.fit)
-    measured  fitted, corrected by what was measured near the op's shape (devices.interpolation)
-    alike     attention that was not measured, by attention that was (devices.attention_fallback)
-    narrow    products of weights in few bits that were not measured, by those of bf16 (devices.narrow)
-    blocks    an op that says how many it has: its floor stretched to whole waves of them (devices.waves)
+    fitted    launches * kernel_s + floor / efficiency, two constants a kind (simcore.devices.fit)
+    measured  fitted, corrected by what was measured near the op's shape (simcore.devices.interpolation)
+    alike     attention that was not measured, by attention that was (simcore.devices.attention_fallback)
+    narrow    products of weights in few bits that were not measured, by those of bf16 (simcore.devices.narrow)
+    blocks    an op that says how many it has: its floor stretched to whole waves of them (simcore.devices.waves)
 
 A price names its source, so that a report can say how much of a run rests on what.
 """
@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from devices.attention_fallback import price_alike
-from devices.collectives import collective_seconds, crosses_link
-from devices.fitted import FittedProfile
-from devices.narrow import price_narrow
-from devices.profile import Point, Profile, points
-from devices.spec import DeviceSpec, Link
-from devices.waves import stretch
+from simcore.devices.attention_fallback import price_alike
+from simcore.devices.collectives import collective_seconds, crosses_link
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.narrow import price_narrow
+from simcore.devices.profile import Point, Profile, points
+from simcore.devices.spec import DeviceSpec, Link
+from simcore.devices.waves import stretch
 from simcore.input.files import InputError
 from simcore.ops.op import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 

@@ -10,8 +10,8 @@ has the one op `iteration`, and its rows differ in how many sequences it compute
 
     seconds(iteration, ranks, sequences) = likewise
 
-A profile of granularity `fitted` or `measured` is no table: `devices.fitted` reads it, and `load_profile`
-gives either.
+A profile of granularity `fitted` or `measured` is no table: `simcore.devices.fitted` reads it, and
+`load_profile` gives either.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
+from simcore.devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
 from simcore.input.files import (
     STRICT,
     Count,
@@ -57,7 +57,7 @@ PROFILES = Path(__file__).resolve().parent / "profiles"
 FILES = ("profile.yaml", "ops.csv", FITS, POINTS)
 Stamp = tuple[str, int, int, int]
 ITERATION = "iteration"
-# What op times of a profile are of: see `Profile` and `devices.fitted`.
+# What op times of a profile are of: see `Profile` and `simcore.devices.fitted`.
 Granularity = Literal["ops", "parts", "iteration"]
 GRANULARITIES = (*get_args(Granularity), FITTED, MEASURED)
 # So many profiles that were read are kept.

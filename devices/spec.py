@@ -5,7 +5,7 @@
     seconds >= bytes / link.bytes_per_s         one direction of one device
 
 A catalogue file `catalog/<name>.yaml` holds one device and every figure of it. A file of one's own has the
-same keys, most of which it may leave out (`devices.completed`).
+same keys, most of which it may leave out (`simcore.devices.completed`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from devices.completed import OPTIONAL_IN_LINK, REQUIRED, completed
+from simcore.devices.completed import OPTIONAL_IN_LINK, REQUIRED, completed
 from simcore.input.files import (
     STRICT,
     Bytes,
@@ -92,8 +92,8 @@ class Link:
 
     `bytes_per_s` is one direction of one device. `latency_s` is the start, paid once by every collective
     and put; `setup_s` what a library's ring or tree pays once besides; `step_s` the latency of each step
-    of a ring, a tree or a put; `per_peer_s` what each peer adds to one_shot (`devices.collectives` has
-    the formulas). `relative_error` is the half-width of the 90 % interval of a time computed from them.
+    of a ring, a tree or a put; `per_peer_s` what each peer adds to one_shot (`simcore.devices.collectives`
+    has the formulas). `relative_error` is the half-width of the 90 % interval of a time computed from them.
     """
 
     kind: str
@@ -127,7 +127,7 @@ class DeviceSpec:
     `kernel_s` is what a kernel of a captured graph costs besides its work. `tensor_parallel` maps a
     number of ranks, or "default", to the style that a decoder layer is split in. `sources` maps the
     other figures to where they come from. `sibling`: the device of the catalogue whose measured prices are
-    carried over where this one has none (`devices.carried`).
+    carried over where this one has none (`simcore.devices.carried`).
     """
 
     name: Name

@@ -7,11 +7,11 @@ Each family of ops keeps its kernels in a package of its own.
 
 from collections.abc import Mapping
 
-from kernels.decoder import DECODER
-from kernels.flash_decoding import FLASH_DECODING
-from kernels.kernel import Kernel, dtype_of
-from kernels.linear_attention import LINEAR_ATTENTION
-from kernels.long_convolution import LONG_CONVOLUTION
+from simcore.kernels.decoder import DECODER
+from simcore.kernels.flash_decoding import FLASH_DECODING
+from simcore.kernels.kernel import Kernel, dtype_of
+from simcore.kernels.linear_attention import LINEAR_ATTENTION
+from simcore.kernels.long_convolution import LONG_CONVOLUTION
 
 __all__ = ["TABLE", "Kernel", "dtype_of"]
 

@@ -4,8 +4,8 @@
     elsewhere
 
 Each has a form that only tells shapes. Operators allocate what they give, and their workspaces, anew:
-launches of a captured graph that must not are made by the functions of `kernels.decoder`, which also take a
-gate.
+launches of a captured graph that must not are made by the functions of `simcore.kernels.decoder`, which also
+take a gate.
 """
 
 from typing import Any
@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.decoder.activation import activation as triton_activation
-from kernels.decoder.activation import reference_activation
-from kernels.decoder.decode_attention import decode_attention as triton_decode_attention
-from kernels.decoder.decode_attention import reference_decode_attention
-from kernels.decoder.matmul import MOST_ROWS, reference_matmul
-from kernels.decoder.matmul import matmul as triton_matmul
-from kernels.decoder.norm import norm as triton_norm
-from kernels.decoder.norm import reference_norm
-from kernels.decoder.rotary import reference_rotary_append
-from kernels.decoder.rotary import rotary_append as triton_rotary_append
-from kernels.decoder.speculative_attention import Speculation, reference_speculative_attention
-from kernels.decoder.speculative_attention import speculative_attention as triton_speculative_attention
-from kernels.kernel import has_kernel
+from simcore.kernels.decoder.activation import activation as triton_activation
+from simcore.kernels.decoder.activation import reference_activation
+from simcore.kernels.decoder.decode_attention import decode_attention as triton_decode_attention
+from simcore.kernels.decoder.decode_attention import reference_decode_attention
+from simcore.kernels.decoder.matmul import MOST_ROWS, reference_matmul
+from simcore.kernels.decoder.matmul import matmul as triton_matmul
+from simcore.kernels.decoder.norm import norm as triton_norm
+from simcore.kernels.decoder.norm import reference_norm
+from simcore.kernels.decoder.rotary import reference_rotary_append
+from simcore.kernels.decoder.rotary import rotary_append as triton_rotary_append
+from simcore.kernels.decoder.speculative_attention import Speculation, reference_speculative_attention
+from simcore.kernels.decoder.speculative_attention import (
+    speculative_attention as triton_speculative_attention,
+)
+from simcore.kernels.kernel import has_kernel
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -43,7 +45,7 @@ def decode_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.decoder.decode_attention`: q [batch, q_heads, d] to the same."""
+    """`simcore.kernels.decoder.decode_attention`: q [batch, q_heads, d] to the same."""
     run = triton_decode_attention if has_kernel(q) else reference_decode_attention
     return run(
         q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
@@ -70,8 +72,8 @@ def speculative_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Five:
-    """`kernels.decoder.speculative_attention`: exact, early [batch, q_heads, d], hits int32 [batch], norms
-    fp32 [batch, 2], priority int32 [1]."""
+    """`simcore.kernels.decoder.speculative_attention`: exact, early [batch, q_heads, d], hits int32 [batch],
+    norms fp32 [batch, 2], priority int32 [1]."""
     run = triton_speculative_attention if has_kernel(q) else _reference_speculation
     made = run(
         q, k, v, lengths, sinks=sinks, window=window, threshold=threshold, scale=scale,
@@ -143,7 +145,7 @@ def rotary_append(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.decoder.rotary.rotary_append`: q [batch, q_heads, d]; k and v go into the cache."""
+    """`simcore.kernels.decoder.rotary.rotary_append`: q [batch, q_heads, d]; k and v go into the cache."""
     run = triton_rotary_append if has_kernel(qkv) else reference_rotary_append
     q = run(
         qkv, cos, sin, lengths, k_cache, v_cache, q_heads=q_heads, block_table=block_table, k_scale=k_scale,

@@ -10,18 +10,18 @@ workspaces anew: launches of a captured graph that must not are made by the func
 import torch
 from torch import Tensor
 
-from kernels.kernel import has_kernel
-from kernels.linear_attention.triton_chunked import chunked_linear_attention
-from kernels.linear_attention.triton_step import linear_attention_step as triton_step
-from kernels.linear_attention.triton_step import reference_linear_attention_step
-from kernels.linear_attention.triton_tensors import reference_linear_attention
-from kernels.long_convolution.triton_direct import direct_tile as triton_direct_tile
-from kernels.long_convolution.triton_direct import reference_direct_tile
-from kernels.long_convolution.triton_fft import fft_tile as triton_fft_tile
-from kernels.long_convolution.triton_fft import reference_fft_tile
-from kernels.long_convolution.triton_rows import conv_column as triton_conv_column
-from kernels.long_convolution.triton_rows import conv_row as triton_conv_row
-from kernels.long_convolution.triton_rows import reference_conv_column, reference_conv_row
+from simcore.kernels.kernel import has_kernel
+from simcore.kernels.linear_attention.triton_chunked import chunked_linear_attention
+from simcore.kernels.linear_attention.triton_step import linear_attention_step as triton_step
+from simcore.kernels.linear_attention.triton_step import reference_linear_attention_step
+from simcore.kernels.linear_attention.triton_tensors import reference_linear_attention
+from simcore.kernels.long_convolution.triton_direct import direct_tile as triton_direct_tile
+from simcore.kernels.long_convolution.triton_direct import reference_direct_tile
+from simcore.kernels.long_convolution.triton_fft import fft_tile as triton_fft_tile
+from simcore.kernels.long_convolution.triton_fft import reference_fft_tile
+from simcore.kernels.long_convolution.triton_rows import conv_column as triton_conv_column
+from simcore.kernels.long_convolution.triton_rows import conv_row as triton_conv_row
+from simcore.kernels.long_convolution.triton_rows import reference_conv_column, reference_conv_row
 
 Two = tuple[Tensor, Tensor]
 
@@ -40,8 +40,8 @@ def linear_attention(
     state: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Two:
-    """`kernels.linear_attention.triton_chunked`: q [batch, q_heads, length, rank], k, v of kv_heads; out
-    [batch, q_heads, length, dim] and the final state [batch, kv_heads, rank, dim]."""
+    """`simcore.kernels.linear_attention.triton_chunked`: q [batch, q_heads, length, rank], k, v of kv_heads;
+    out [batch, q_heads, length, dim] and the final state [batch, kv_heads, rank, dim]."""
     if has_kernel(q):
         return chunked_linear_attention(q, k, v, decay, state, lengths=lengths)
     wide = summed_in(q.dtype)
@@ -72,7 +72,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = Non
 
 @torch.library.custom_op("simcore::direct_tile", mutates_args=("z",))
 def direct_tile(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`kernels.long_convolution.triton_direct`: adds a square tile to z, by the sum; taps from lag 1 on."""
+    """`simcore.kernels.long_convolution.triton_direct`: adds a square tile to z, by the sum; taps from lag 1
+    on."""
     (triton_direct_tile if has_kernel(y) else reference_direct_tile)(y, taps, z)
 
 
@@ -83,8 +84,8 @@ def _(y: Tensor, taps: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::fft_tile", mutates_args=("z",))
 def fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
-    """`kernels.long_convolution.triton_fft`: adds a square tile to z, by the right-angle spectrum of the
-    taps."""
+    """`simcore.kernels.long_convolution.triton_fft`: adds a square tile to z, by the right-angle spectrum of
+    the taps."""
     (triton_fft_tile if has_kernel(y) else reference_fft_tile)(y, spectrum, z)
 
 
@@ -95,8 +96,8 @@ def _(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::conv_row", mutates_args=("z",))
 def conv_row(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`kernels.long_convolution.triton_rows`: adds what all inputs y give to one position z; taps from lag
-    1 on."""
+    """`simcore.kernels.long_convolution.triton_rows`: adds what all inputs y give to one position z; taps
+    from lag 1 on."""
     (triton_conv_row if has_kernel(y) else reference_conv_row)(y, taps, z)
 
 
@@ -107,8 +108,8 @@ def _(y: Tensor, taps: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::conv_column", mutates_args=("z",))
 def conv_column(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`kernels.long_convolution.triton_rows`: adds what one input y gives to all positions z; taps from lag
-    1."""
+    """`simcore.kernels.long_convolution.triton_rows`: adds what one input y gives to all positions z; taps
+    from lag 1."""
     (triton_conv_column if has_kernel(y) else reference_conv_column)(y, taps, z)
 
 

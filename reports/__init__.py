@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from reports.common import sections as sections_common
-from reports.decode import sections as sections_decode
-from reports.operators import sections as sections_operators
-from reports.page import Opening, Section, render
-from reports.run import Run, read_run
-from reports.serving import sections as sections_serving
-from reports.tiling import sections as sections_tiling
-from reports.validation import sections as sections_validation
 from simcore.input.drafts import write_text
+from simcore.reports.common import sections as sections_common
+from simcore.reports.decode import sections as sections_decode
+from simcore.reports.operators import sections as sections_operators
+from simcore.reports.page import Opening, Section, render
+from simcore.reports.run import Run, read_run
+from simcore.reports.serving import sections as sections_serving
+from simcore.reports.tiling import sections as sections_tiling
+from simcore.reports.validation import sections as sections_validation
 
 __all__ = ["build"]
 

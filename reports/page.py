@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
-from reports import style
+from simcore.reports import style
 
 BUTTONS_AT_MOST = 6
 

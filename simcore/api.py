@@ -191,7 +191,7 @@ def place_of(on: str, where: str, scenario: Scenario, progress: Progress) -> Pla
     if on == CARD:
         _, card = card_for(where, scenario, progress)
         return Place(on, card.start, REPEATS, described=card.described)
-    from validate.machines.here import Real, check_formats  # noqa: PLC0415
+    from simcore.validate.machines.here import Real, check_formats  # noqa: PLC0415
 
     check_formats(scenario, where)
     real = Real(REPEATS)
@@ -203,11 +203,11 @@ def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, A
     none, the scenario is for another one, or asks for what is not run on cards yet."""
     if importlib.util.find_spec("triton") is None:
         raise InputError(f"--on {CARD}: needs triton: pip install 'simcore[kernels]'")
-    from validate.calibration.cuda import this_card  # noqa: PLC0415
-    from validate.machines.cuda.runs import this_machine  # noqa: PLC0415
-    from validate.machines.cuda.states import check_card_runs  # noqa: PLC0415
-    from validate.machines.here import check_formats  # noqa: PLC0415
-    from validate.timing.precompile import compile_for  # noqa: PLC0415
+    from simcore.validate.calibration.cuda import this_card  # noqa: PLC0415
+    from simcore.validate.machines.cuda.runs import this_machine  # noqa: PLC0415
+    from simcore.validate.machines.cuda.states import check_card_runs  # noqa: PLC0415
+    from simcore.validate.machines.here import check_formats  # noqa: PLC0415
+    from simcore.validate.timing.precompile import compile_for  # noqa: PLC0415
 
     check_card_runs(scenario, where)
     check_formats(scenario, where, "a card")
@@ -246,7 +246,7 @@ def report_builder() -> Callable[[Path], Path]:
     InputError where a package that it needs is not there."""
     # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
     try:
-        from reports import build  # noqa: PLC0415
+        from simcore.reports import build  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InputError(f"reports need the package {error.name}, which is not installed") from None
     return build

@@ -14,13 +14,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from devices.completed import assumed_figures
-from devices.fitted import MEASURED, FittedProfile, SharedUse
-from devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_sibling
-from devices.price import STAYS, roofline
-from devices.profile import NO_PROFILE, Profile, load_profile
-from devices.spec import DeviceSpec, Link, check_return
 from simcore import compiled
+from simcore.devices.completed import assumed_figures
+from simcore.devices.fitted import MEASURED, FittedProfile, SharedUse
+from simcore.devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_sibling
+from simcore.devices.price import STAYS, roofline
+from simcore.devices.profile import NO_PROFILE, Profile, load_profile
+from simcore.devices.spec import DeviceSpec, Link, check_return
 from simcore.input.fields import OneDevice
 from simcore.input.files import InputError, is_path, unknown_name
 from simcore.machine import laws

@@ -18,10 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from devices import listing
-from devices.fitted import profile_schema
-from devices.spec import device_names, load_device
-from devices.spec import json_schema as device_schema
 from simcore import api, rundir, terminal
 from simcore.api import (
     CARD,
@@ -36,6 +32,10 @@ from simcore.api import (
     told_of,
 )
 from simcore.assembly import MODELS, model_names, provenance
+from simcore.devices import listing
+from simcore.devices.fitted import profile_schema
+from simcore.devices.spec import device_names, load_device
+from simcore.devices.spec import json_schema as device_schema
 from simcore.export import export as export_bench
 from simcore.input import shipped
 from simcore.input.drafts import write_text
@@ -170,11 +170,11 @@ def calibrate(
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
     check_real(on)
-    from validate.calibration import cpu as calibration  # noqa: PLC0415
+    from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
 
     if on == CARD:
         # Triton's kernels are for those alone who have a card.
-        from validate.calibration.cuda import calibrate_card  # noqa: PLC0415
+        from simcore.validate.calibration.cuda import calibrate_card  # noqa: PLC0415
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
         target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s)
@@ -198,7 +198,7 @@ def validate(
     file = shipped.file_or_shipped(file)
     check_real(on)
     report_builder()
-    from validate.ladder import climb  # noqa: PLC0415
+    from simcore.validate.ladder import climb  # noqa: PLC0415
 
     scenario = load_scenario(file, settings, on=on)
     target = out or Path("runs") / scenario.name / f"validate-{on}"
@@ -225,16 +225,16 @@ def validate(
 
 def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
     """What a climb on a device of this machine goes by: its bounds, and on a card its machine."""
-    from validate.calibration import cpu as calibration  # noqa: PLC0415
-    from validate.ladder import rungs as ladder  # noqa: PLC0415
+    from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
+    from simcore.validate.ladder import rungs as ladder  # noqa: PLC0415
 
     if on == CARD:
-        from validate.machines.op_by_op import calibrated, card_here, one_by_one  # noqa: PLC0415
+        from simcore.validate.machines.op_by_op import calibrated, card_here, one_by_one  # noqa: PLC0415
 
         device, real = card_for(str(file), scenario, terminal.progress())
         ops = one_by_one(real.release, card_here(), calibrated(device, scenario.profile))
         return {"bounds": ladder.load_bounds(device), "device": device, "real": real, "ops": ops}
-    from validate.machines.here import check_formats  # noqa: PLC0415
+    from simcore.validate.machines.here import check_formats  # noqa: PLC0415
 
     check_formats(scenario, str(file))
     bounds = ladder.load_bounds(on)
@@ -349,8 +349,8 @@ def import_profile(
 ) -> None:
     """Make a profile of tables of op times: aiconfigurator's, or a CSV with kind, shape, dtype, median_s."""
     # pyarrow takes a while to import.
-    from devices.imported import import_tables  # noqa: PLC0415
-    from devices.op_tables import check_format  # noqa: PLC0415
+    from simcore.devices.imported import import_tables  # noqa: PLC0415
+    from simcore.devices.op_tables import check_format  # noqa: PLC0415
 
     spec = load_device(device)
     found = import_tables(tables, spec, out, form=check_format(form), date=date)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from simcore.validate.timing.pace import Pace
 from tests.interpreter import make_quicker
 from tests.thorough import leave_out
 from tests.whole_card import card_lock, others_use_it
-from validate.timing.pace import Pace
 
 # What is imported and collected stays to the end of the run: looking for garbage among it, again and again
 # while it grows, took as long as all else until the first test.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from simcore.machine.machine import Condition, Flag, holds
-from validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
+from simcore.validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
 
 Call = Callable[[], object]
 
@@ -112,7 +112,8 @@ class FakeVerbs:
 
 
 class FakeLayer:
-    """See `validate.machines.cuda.layer.Layer`. `steps`: how much is done at most whenever somebody looks."""
+    """See `simcore.validate.machines.cuda.layer.Layer`. `steps`: how much is done at most whenever somebody
+    looks."""
 
     device = "cpu"
 

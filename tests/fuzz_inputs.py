@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from devices.profile import load_profile
 from simcore import cli
+from simcore.devices.profile import load_profile
 from tests import hostile
 
 ROOT = Path(__file__).resolve().parent.parent

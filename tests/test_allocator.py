@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from validate.timing import allocator
-from validate.timing.allocator import IN_SEGMENTS, SETTINGS, take_memory_in_segments
+from simcore.validate.timing import allocator
+from simcore.validate.timing.allocator import IN_SEGMENTS, SETTINGS, take_memory_in_segments
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from validate.benchmarks import cases
-from validate.benchmarks.cases import Compared, Row, Times
-from validate.benchmarks.convolution import (
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import Compared, Row, Times
+from simcore.validate.benchmarks.convolution import (
     LINES,
     TILES,
     Operands,

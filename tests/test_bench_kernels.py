@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from validate.benchmarks import cases
-from validate.benchmarks import kernels as bench_kernels
-from validate.benchmarks import run as bench_run
-from validate.benchmarks.cases import (
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks import kernels as bench_kernels
+from simcore.validate.benchmarks import run as bench_run
+from simcore.validate.benchmarks.cases import (
     ANCHORS,
     LONG,
     NARROW,
@@ -28,7 +28,7 @@ from validate.benchmarks.cases import (
     Row,
     Times,
 )
-from validate.benchmarks.peers import PEERS, Candidate, Peer, present, splits_to_try
+from simcore.validate.benchmarks.peers import PEERS, Candidate, Peer, present, splits_to_try
 
 L2 = 60 * 2**20
 BORN = Birth(

@@ -2,9 +2,9 @@
 
 import torch
 
-from kernels.linear_attention.naive import naive
-from validate.benchmarks import linear_attention as bench
-from validate.benchmarks.linear_attention import Sequences, Token, drawn, truth
+from simcore.kernels.linear_attention.naive import naive
+from simcore.validate.benchmarks import linear_attention as bench
+from simcore.validate.benchmarks.linear_attention import Sequences, Token, drawn, truth
 
 
 def test_the_truth_is_the_explicit_sum() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from validate.benchmarks.token_step import MOVES, STEPS, Step, by_kernels, drawn, places, truth
+from simcore.validate.benchmarks.token_step import MOVES, STEPS, Step, by_kernels, drawn, places, truth
 
 
 @pytest.mark.parametrize("block", ["mlp", "gate"])

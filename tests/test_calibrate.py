@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from devices import making
-from devices.making import Point, fits
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.table import TABLE, Kernel
+from simcore.devices import making
+from simcore.devices.making import Point, fits
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.table import TABLE, Kernel
 from simcore.machine.trace import Cause, PricedOp, Span, Trace
 from simcore.ops.convolution import tile
 from simcore.ops.op import Op, Price, fuse, matmul, norm, placed, residual
 from simcore.studies.common import Axes, Row
-from validate.calibration import cpu as calibration
-from validate.calibration.cpu import calibrate
-from validate.calibration.cpu_grid import KINDS, grid
-from validate.calibration.cpu_host import host_costs, operand_costs
-from validate.ladder.rungs import (
+from simcore.validate.calibration import cpu as calibration
+from simcore.validate.calibration.cpu import calibrate
+from simcore.validate.calibration.cpu_grid import KINDS, grid
+from simcore.validate.calibration.cpu_host import host_costs, operand_costs
+from simcore.validate.ladder.rungs import (
     Bounds,
     OpPoint,
     compared,
@@ -37,7 +37,7 @@ from validate.ladder.rungs import (
     numeric_error,
     op_points,
 )
-from validate.timing.cpu_times import CACHE, measure
+from simcore.validate.timing.cpu_times import CACHE, measure
 
 torch.set_num_threads(1)
 CPU = load_device("cpu")

@@ -22,39 +22,39 @@ import triton
 import typer
 from typer.testing import CliRunner
 
-from devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
-from devices.interpolation import FEW_ROWS, Measured, coordinates
-from devices.making import Point, shape_text, write_whole
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.decoder.matmul import MOST_ROWS, padded
-from kernels.streams import one_stream, shared
-from kernels.table import TABLE, Kernel
+from simcore.devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
+from simcore.devices.interpolation import FEW_ROWS, Measured, coordinates
+from simcore.devices.making import Point, shape_text, write_whole
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.decoder.matmul import MOST_ROWS, padded
+from simcore.kernels.streams import one_stream, shared
+from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Price, Roofline, matmul
+from simcore.validate.accuracy.held_out import Tried, lines, met, summary, told_apart
+from simcore.validate.accuracy.held_out import main as judge
+from simcore.validate.accuracy.held_out import write as write_tried
+from simcore.validate.accuracy.other_operators import ratios as operator_ratios
+from simcore.validate.accuracy.other_operators import read
+from simcore.validate.accuracy.profile_checks import by_kind, is_close
+from simcore.validate.accuracy.two_calibrations import main as compare_profiles
+from simcore.validate.accuracy.two_calibrations import ratios
+from simcore.validate.benchmarks.cases import BORN
+from simcore.validate.benchmarks.timing import Card
+from simcore.validate.calibration import cuda as card_calibrate
+from simcore.validate.calibration import cuda_host as card_host
+from simcore.validate.calibration import cuda_nodes as card_nodes
+from simcore.validate.calibration import cuda_sharing as card_sharing
+from simcore.validate.calibration.cuda import calibrate_card, own_line, profile_of
+from simcore.validate.calibration.cuda_grid import CONTEXT, drawn, families, grid
+from simcore.validate.program import run as run_program
+from simcore.validate.timing import compile_ahead
+from simcore.validate.timing import cuda_times as card_measure
+from simcore.validate.timing.compile_ahead import as_compiled
+from simcore.validate.timing.cuda_times import cache_state
 from tests.thorough import thorough
-from validate.accuracy.held_out import Tried, lines, met, summary, told_apart
-from validate.accuracy.held_out import main as judge
-from validate.accuracy.held_out import write as write_tried
-from validate.accuracy.other_operators import ratios as operator_ratios
-from validate.accuracy.other_operators import read
-from validate.accuracy.profile_checks import by_kind, is_close
-from validate.accuracy.two_calibrations import main as compare_profiles
-from validate.accuracy.two_calibrations import ratios
-from validate.benchmarks.cases import BORN
-from validate.benchmarks.timing import Card
-from validate.calibration import cuda as card_calibrate
-from validate.calibration import cuda_host as card_host
-from validate.calibration import cuda_nodes as card_nodes
-from validate.calibration import cuda_sharing as card_sharing
-from validate.calibration.cuda import calibrate_card, own_line, profile_of
-from validate.calibration.cuda_grid import CONTEXT, drawn, families, grid
-from validate.program import run as run_program
-from validate.timing import compile_ahead
-from validate.timing import cuda_times as card_measure
-from validate.timing.compile_ahead import as_compiled
-from validate.timing.cuda_times import cache_state
 
 H200 = load_device("h200-sxm")
 FLOOR = roofline(H200)
@@ -620,10 +620,10 @@ def test_where_no_process_can_be_had_it_is_compiled_where_it_is_launched(
 def test_a_kernel_is_compiled_as_the_hook_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(compile_ahead, "a_kernel", SimpleNamespace(preload=given.append), raising=False)
-    compile_ahead.compiled("validate.timing.compile_ahead", "a_kernel", "n=1")
+    compile_ahead.compiled("simcore.validate.timing.compile_ahead", "a_kernel", "n=1")
     assert given == ["n=1"]
     # What fails here fails, and is noted, where it is launched.
-    compile_ahead.compiled("validate.timing.compile_ahead", "no_such_kernel", "n=1")
+    compile_ahead.compiled("simcore.validate.timing.compile_ahead", "no_such_kernel", "n=1")
 
 
 @thorough

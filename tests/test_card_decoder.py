@@ -12,13 +12,13 @@ from simcore.machine import laws, metrics
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
 from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
+from simcore.validate.machines.buffers.decoder import answer, decoder_states
+from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeLayer
 from tests.thorough import first
-from validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
-from validate.machines.buffers.decoder import answer, decoder_states
-from validate.machines.cpu.machine import TorchRun
-from validate.machines.cuda.layer import CudaLayer
-from validate.machines.cuda.machine import Card
 
 HAS_GPU = torch.cuda.is_available()
 needs_card = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.long_convolution.placed import KERNELS
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.long_convolution.placed import KERNELS
 from simcore.machine.machine import Machine, Program
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import IMPLEMENTATIONS
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
+from simcore.validate.machines.buffers import cuda_long_convolution as card_long_convolution
+from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from simcore.validate.machines.buffers.long_convolution import long_convolution_state
+from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeLayer
 from tests.thorough import first, thorough
-from validate.machines.buffers import cuda_long_convolution as card_long_convolution
-from validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
-from validate.machines.buffers.long_convolution import long_convolution_state
-from validate.machines.cpu.machine import TorchRun
-from validate.machines.cuda.layer import CudaLayer
-from validate.machines.cuda.machine import Card
 
 torch.set_num_threads(1)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from devices.price import roofline
-from devices.spec import load_device
-from kernels.table import TABLE
+from simcore.devices.price import roofline
+from simcore.devices.spec import load_device
+from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
-from validate.benchmarks import timing as bench_timing
-from validate.timing import cuda_times as card_measure
+from simcore.validate.benchmarks import timing as bench_timing
+from simcore.validate.timing import cuda_times as card_measure
 
 START_S, OTHER_S = 2.3e-6, 1.1e-6
 

@@ -13,10 +13,10 @@ from simcore.models.decoder_config import DecoderConfig
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
+from simcore.validate.calibration import cuda_nodes as card_nodes
+from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
+from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeLayer
-from validate.calibration import cuda_nodes as card_nodes
-from validate.machines.buffers.cuda_decoder import card_decoder_states
-from validate.machines.cuda.machine import Card
 
 NODE_S = 4e-7
 NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from devices.price import roofline
-from devices.spec import load_device
-from kernels.kernel import in_double
-from kernels.streams import one_stream
-from kernels.table import TABLE
+from simcore.devices.price import roofline
+from simcore.devices.spec import load_device
+from simcore.kernels.kernel import in_double
+from simcore.kernels.streams import one_stream
+from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, matmul
-from validate.benchmarks.timing import Card, capture
-from validate.calibration.cuda_grid import drawn
-from validate.timing import cuda_times as card_measure
+from simcore.validate.benchmarks.timing import Card, capture
+from simcore.validate.calibration.cuda_grid import drawn
+from simcore.validate.timing import cuda_times as card_measure
 
 pytestmark = [
     pytest.mark.gpu,

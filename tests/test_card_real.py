@@ -15,13 +15,13 @@ import pytest
 import torch
 import yaml
 
-from devices.making import Point
-from devices.price import launches_and_floor, pricer, roofline
-from devices.spec import load_device
-from kernels.table import TABLE
 from simcore.assembly import Place, assemble
 from simcore.cli import main
+from simcore.devices.making import Point
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.table import TABLE
 from simcore.machine.machine import Overheads
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder, Dtypes
@@ -35,31 +35,31 @@ from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Simulation
 from simcore.studies.common import middle_first
 from simcore.studies.fields import HostOverheads
+from simcore.validate.calibration import cuda_host as card_host
+from simcore.validate.calibration.cuda_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
+from simcore.validate.ladder import climb as climbing
+from simcore.validate.ladder.climb import OpTimes, climb
+from simcore.validate.ladder.rungs import Bounds
+from simcore.validate.machines import op_by_op as isolated
+from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
+from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.long_convolution import long_convolution_state
+from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda import runs as card_real
+from simcore.validate.machines.cuda import states as card_states
+from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.machine import Card, verbs_of
+from simcore.validate.machines.cuda.memory import Memory
+from simcore.validate.machines.cuda.runs import CountedRun, RealCard, this_machine
+from simcore.validate.machines.cuda.states import CardOperatorState, CardStates, check_card_runs
+from simcore.validate.machines.op_by_op import Isolated, calibrated, measure_alone, priced_between, shape_of
+from simcore.validate.timing import cuda_times as card_measure
+from simcore.validate.timing.op_times import op_times, plain
+from simcore.validate.timing.pace import Pace, pace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.thorough import first, thorough
-from validate.calibration import cuda_host as card_host
-from validate.calibration.cuda_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
-from validate.ladder import climb as climbing
-from validate.ladder.climb import OpTimes, climb
-from validate.ladder.rungs import Bounds
-from validate.machines import op_by_op as isolated
-from validate.machines.buffers.cuda_decoder import card_decoder_states
-from validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
-from validate.machines.buffers.decoder import decoder_states
-from validate.machines.buffers.long_convolution import long_convolution_state
-from validate.machines.cpu.machine import TorchRun
-from validate.machines.cuda import runs as card_real
-from validate.machines.cuda import states as card_states
-from validate.machines.cuda.layer import CudaLayer
-from validate.machines.cuda.machine import Card, verbs_of
-from validate.machines.cuda.memory import Memory
-from validate.machines.cuda.runs import CountedRun, RealCard, this_machine
-from validate.machines.cuda.states import CardOperatorState, CardStates, check_card_runs
-from validate.machines.op_by_op import Isolated, calibrated, measure_alone, priced_between, shape_of
-from validate.timing import cuda_times as card_measure
-from validate.timing.op_times import op_times, plain
-from validate.timing.pace import Pace, pace
 
 pytestmark = pytest.mark.usefixtures("hurried")
 METRICS = ("token_latency_s", "latency_s", "total_s")

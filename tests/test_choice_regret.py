@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices.fit import fit_two
-from devices.fitted import Birth, FittedProfile
-from devices.interpolation import Measured, correction
-from devices.making import Point, shape_text
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.linear_attention import api
-from kernels.long_convolution.spectral import spectrum, tile_spectrum
-from kernels.table import TABLE
+from simcore.devices.fit import fit_two
+from simcore.devices.fitted import Birth, FittedProfile
+from simcore.devices.interpolation import Measured, correction
+from simcore.devices.making import Point, shape_text
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.linear_attention import api
+from simcore.kernels.long_convolution.spectral import spectrum, tile_spectrum
+from simcore.kernels.table import TABLE
 from simcore.ops.convolution import tile
 from simcore.ops.op import Op
-from validate.benchmarks import cases
-from validate.benchmarks import choice as bench_choice
-from validate.benchmarks.cases import Birth as Run
-from validate.benchmarks.cases import Times
-from validate.benchmarks.choice import (
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks import choice as bench_choice
+from simcore.validate.benchmarks.cases import Birth as Run
+from simcore.validate.benchmarks.cases import Times
+from simcore.validate.benchmarks.choice import (
     Case,
     Chosen,
     Clock,
@@ -42,8 +42,8 @@ from validate.benchmarks.choice import (
     trained_tiles,
     write_profile,
 )
-from validate.benchmarks.run import Bench
-from validate.benchmarks.timing import Card
+from simcore.validate.benchmarks.run import Bench
+from simcore.validate.benchmarks.timing import Card
 
 torch.set_num_threads(1)
 

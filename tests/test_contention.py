@@ -18,25 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from devices.fitted import FittedProfile, read_fitted, write_fitted
-from devices.price import pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.table import TABLE
+from simcore.devices.fitted import FittedProfile, read_fitted, write_fitted
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.table import TABLE
 from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.long_convolution import LongConvolution
 from simcore.sim import contention as contention_laws
 from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
-from tests.fake_card import FakeLayer
-from tests.test_card_decoder import GQA
-from tests.test_fit import PROFILE
-from tests.thorough import examples, thorough
-from validate.accuracy import contention, contention_cases
-from validate.accuracy.contention import read, write
-from validate.accuracy.contention_cases import (
+from simcore.validate.accuracy import contention, contention_cases
+from simcore.validate.accuracy.contention import read, write
+from simcore.validate.accuracy.contention_cases import (
     Case,
     Device,
     Models,
@@ -48,9 +44,9 @@ from validate.accuracy.contention_cases import (
     seconds_of,
     streams_of,
 )
-from validate.calibration import contention_fit
-from validate.calibration import cuda_sharing as card_sharing
-from validate.calibration.contention_fit import (
+from simcore.validate.calibration import contention_fit
+from simcore.validate.calibration import cuda_sharing as card_sharing
+from simcore.validate.calibration.contention_fit import (
     Constants,
     cases_of,
     fit,
@@ -62,12 +58,16 @@ from validate.calibration.contention_fit import (
     simulated_on,
     together_s,
 )
-from validate.calibration.cuda_instances import CardInstancesState, Instances
-from validate.machines.cuda.layer import STREAMS_OF_TORCH, CudaLayer
-from validate.machines.cuda.machine import Card
-from validate.machines.cuda.runs import RealCard
-from validate.machines.cuda.states import CardStates
-from validate.program import write_csv
+from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
+from simcore.validate.machines.cuda.layer import STREAMS_OF_TORCH, CudaLayer
+from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.machines.cuda.runs import RealCard
+from simcore.validate.machines.cuda.states import CardStates
+from simcore.validate.program import write_csv
+from tests.fake_card import FakeLayer
+from tests.test_card_decoder import GQA
+from tests.test_fit import PROFILE
+from tests.thorough import examples, thorough
 
 pytestmark = pytest.mark.usefixtures("hurried")
 fixed = settings(deadline=None, derandomize=True, database=None)

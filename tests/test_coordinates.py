@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from devices.fit import fit_two
-from devices.interpolation import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
-from devices.making import shape_text
-from devices.price import launches_and_floor, roofline
-from devices.spec import load_device
-from kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
-from kernels.table import TABLE
+from simcore.devices.fit import fit_two
+from simcore.devices.interpolation import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
+from simcore.devices.making import shape_text
+from simcore.devices.price import launches_and_floor, roofline
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
+from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
 from simcore.ops.convolution import IMPLEMENTATIONS, Implementation, tile
 from simcore.ops.linear_attention import linear_attention
 from simcore.ops.op import Op
-from validate.calibration.cuda import in_turn
-from validate.calibration.cuda_grid import KEPT_BYTES, drawn, grid
+from simcore.validate.calibration.cuda import in_turn
+from simcore.validate.calibration.cuda_grid import KEPT_BYTES, drawn, grid
 
 
 def dimensions(op: Op) -> Mapping[str, int]:
@@ -185,7 +185,7 @@ def test_a_state_is_not_read_once_more_for_a_chunk_that_is_not_full(method: str)
 
 
 def test_sequences_of_full_chunks_are_told_from_those_with_rows_left_over() -> None:
-    # 512 rows may be two groups, 511 are one (`kernels.linear_attention.triton_chunked`).
+    # 512 rows may be two groups, 511 are one (`simcore.kernels.linear_attention.triton_chunked`).
     make: Any = partial(linear_attention, "lightning", batch=1, heads=8, rank=128, dim=128, dtype="bf16")
     lengths = [
         coordinates("linear_attention_lightning", dimensions(make(length=length, decay=True)))["length"]

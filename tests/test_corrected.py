@@ -11,8 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from devices.fit import Fit
-from devices.interpolation import Correction, Measured, correction
+from simcore.devices.fit import Fit
+from simcore.devices.interpolation import Correction, Measured, correction
 from simcore.ops.op import Op, Price, Work
 
 FIT = Fit(0.0, 1.0, 0.5, 2.0, 9, 1e-9, 1e3)

@@ -18,22 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.streams import current_gate
+from simcore.kernels.streams import current_gate
 from simcore.machine import laws
 from simcore.machine.machine import DeadlockError, LawError, Machine, MismatchError, Program, Verdict
 from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
+from simcore.validate.machines import host as host_side
+from simcore.validate.machines.cuda import machine as card_machine
+from simcore.validate.machines.cuda.layer import CudaLayer, Layer, seen_together
+from simcore.validate.machines.cuda.machine import DEPTH, Card, CardRun
+from simcore.validate.machines.cuda.records import OrderError
 from tests import fake_card
 from tests.fake_card import FakeLayer
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import Clock, items, same_order, without_time
 from tests.thorough import examples
-from validate.machines import host as host_side
-from validate.machines.cuda import machine as card_machine
-from validate.machines.cuda.layer import CudaLayer, Layer, seen_together
-from validate.machines.cuda.machine import DEPTH, Card, CardRun
-from validate.machines.cuda.records import OrderError
 
 fixed = settings(deadline=None, derandomize=True, database=None)
 needs_card = [

@@ -16,11 +16,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices import collectives, spec
-from devices.collectives import collective_seconds
-from devices.price import pricer, roofline
-from devices.profile import PROFILES, load_profile, points, profile_names
-from devices.spec import DeviceSpec, InputError, device_names, load_device
+from simcore.devices import collectives, spec
+from simcore.devices.collectives import collective_seconds
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import PROFILES, load_profile, points, profile_names
+from simcore.devices.spec import DeviceSpec, InputError, device_names, load_device
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Size
 from tests.thorough import examples
@@ -241,7 +241,7 @@ def test_a_ring_takes_no_one_shot() -> None:
 
 
 def test_importing_prices_is_light() -> None:
-    code = "import devices.price, sys; print([m for m in ('pandas', 'scipy', 'torch') if m in sys.modules])"
+    code = "import simcore.devices.price, sys; print([m for m in ('pandas', 'scipy', 'torch') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

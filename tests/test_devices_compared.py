@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from devices.carried import carried
-from devices.in_use import DATASHEET, MEASUREMENTS, chosen_device, default_profile_of
-from devices.price import pricer, roofline
-from devices.spec import load_device
 from simcore.assembly import DecodeStudy, ServingStudy, assemble
+from simcore.devices.carried import carried
+from simcore.devices.in_use import DATASHEET, MEASUREMENTS, chosen_device, default_profile_of
+from simcore.devices.price import pricer, roofline
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Pricer

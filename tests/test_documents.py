@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devices.spec import load_device
 from simcore import cli
+from simcore.devices.spec import load_device
 from simcore.scenario import scenario_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devices.spec import device_names, load_device
 from simcore.assembly import ServingStudy, assemble
+from simcore.devices.spec import device_names, load_device
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
 from simcore.studies.serving.engines import engine_names, load_engine, with_engines

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from devices.fit import LEAST_CHECKS, Fit, checked_interval, fit_two
-from devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
+from simcore.devices.fit import LEAST_CHECKS, Fit, checked_interval, fit_two
+from simcore.devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops.op import Op, Pricer, decode_attention, fuse, matmul, norm
 
@@ -128,7 +128,7 @@ def test_an_interval_covers_what_another_process_finds(monkeypatch: pytest.Monke
         return float(np.mean(inside))
 
     assert covered() == pytest.approx(0.9, abs=0.016)
-    monkeypatch.setattr("devices.fit.ANOTHER_TIME", 0.0)
+    monkeypatch.setattr("simcore.devices.fit.ANOTHER_TIME", 0.0)
     assert covered() < 0.75
 
 

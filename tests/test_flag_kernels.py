@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from simcore.machine.machine import Condition, Flag, Setting, Verdict
+from simcore.validate.machines.cuda import flag_kernels
+from simcore.validate.machines.cuda.flag_kernels import Words, flags_of, keyless, settings
 from tests.fake_card import FakeVerbs
-from validate.machines.cuda import flag_kernels
-from validate.machines.cuda.flag_kernels import Words, flags_of, keyless, settings
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from kernels.table import TABLE
+from simcore.kernels.table import TABLE
 from simcore.ops.flash_decoding import flash_attention_2, flash_decoding
 
 torch.set_num_threads(1)

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from devices.fitted import FittedProfile
-from devices.imported import profile_of
-from devices.making import shape_text
-from devices.op_tables import KINDS, Timed, op_of, read_table
-from devices.price import pricer, roofline
-from devices.profile import load_profile
-from devices.spec import DeviceSpec, load_device
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.imported import profile_of
+from simcore.devices.making import shape_text
+from simcore.devices.op_tables import KINDS, Timed, op_of, read_table
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op

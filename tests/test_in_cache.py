@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from devices.fitted import FitRow, FittedProfile
-from devices.interpolation import Measured
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
 from simcore.assembly import assemble
+from simcore.devices.fitted import FitRow, FittedProfile
+from simcore.devices.interpolation import Measured
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 from simcore.scenario import load_scenario

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 
 pytestmark = pytest.mark.skipif(not ONE_BY_ONE, reason="Triton's interpreter is not chosen")
 SHAPE = (4, 8, 2)

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.decode_attention import (
+from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     decode_attention,
     decode_config,
     reference_decode_attention,
     workspace,
 )
-from kernels.decoder.matmul import matmul, matmul_config
-from kernels.decoder.norm import norm
-from kernels.decoder.rotary import rotary_append
-from kernels.decoder.speculative_attention import (
+from simcore.kernels.decoder.matmul import matmul, matmul_config
+from simcore.kernels.decoder.norm import norm
+from simcore.kernels.decoder.rotary import rotary_append
+from simcore.kernels.decoder.speculative_attention import (
     reference_speculative_attention,
     speculation,
     speculative_attention,

@@ -10,12 +10,12 @@ from statistics import fmean
 import pytest
 import torch
 
-from kernels.kernel import Kernel
+from simcore.kernels.kernel import Kernel
 from simcore.machine.trace import Cause, PricedOp, Span, Trace
 from simcore.ops import op as ops
 from simcore.ops.op import Floor, Op, Price
 from simcore.studies.common import Axes, Row
-from validate.ladder.rungs import (
+from simcore.validate.ladder.rungs import (
     Bounds,
     Compared,
     OpPoint,
@@ -28,7 +28,7 @@ from validate.ladder.rungs import (
     prices_of,
     spread,
 )
-from validate.timing.op_times import plain
+from simcore.validate.timing.op_times import plain
 
 BOUNDS = Bounds({"fp32": 1.0}, 60.0, 40.0, 50.0, prices_p95=80.0)
 AXES = Axes("tensor_parallel", "tensor parallel", 1, 1, 128, 1)

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from kernels.table import TABLE
 from simcore.assembly import Place, assemble
 from simcore.input.files import InputError
+from simcore.kernels.table import TABLE
 from simcore.ops.op import Op
 from simcore.scenario import parse_scenario
+from simcore.validate.machines.cuts import units
+from simcore.validate.machines.here import Real
+from simcore.validate.timing.op_times import op_times, plain
+from simcore.validate.timing.precompile import compile_for, launched
 from tests.test_card_real import LAYER, LINEAR
-from validate.machines.cuts import units
-from validate.machines.here import Real
-from validate.timing.op_times import op_times, plain
-from validate.timing.precompile import compile_for, launched
 
 TILES: dict[str, Any] = {
     "name": "tiles",

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from devices.price import pricer
-from devices.spec import load_device
-from kernels.kernel import dtype_of
-from kernels.linear_attention import LINEAR_ATTENTION
-from kernels.linear_attention.api import (
+from simcore.devices.price import pricer
+from simcore.devices.spec import load_device
+from simcore.kernels.kernel import dtype_of
+from simcore.kernels.linear_attention import LINEAR_ATTENTION
+from simcore.kernels.linear_attention.api import (
     benchmark_method,
     causal_linear_attention,
     causal_linear_attention_step,
@@ -23,7 +23,7 @@ from kernels.linear_attention.api import (
     default_device,
     gpu_device,
 )
-from kernels.linear_attention.naive import naive
+from simcore.kernels.linear_attention.naive import naive
 from simcore.ops.linear_attention import (
     METHODS,
     STATED_MEMORY,
@@ -39,7 +39,7 @@ from tests.thorough import first
 
 torch.set_num_threads(1)
 # The package's name `recursion` is the function.
-recursion_module = import_module("kernels.linear_attention.recursion")
+recursion_module = import_module("simcore.kernels.linear_attention.recursion")
 
 ALL = (*METHODS, *TORCH_METHODS)
 RANK, DIM, HEADS = 5, 7, 3

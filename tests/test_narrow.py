@@ -8,10 +8,10 @@ from math import sqrt
 
 import pytest
 
-from devices.narrow import price_narrow
-from devices.price import pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
+from simcore.devices.narrow import price_narrow
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import config_from_hugging_face
 from simcore.models.number_formats import number_formats

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from devices.fitted import FittedProfile
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import device_names, load_device
-from devices.waves import stretch, waves
 from simcore.assembly import Parts, assemble
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import device_names, load_device
+from simcore.devices.waves import stretch, waves
 from simcore.input.files import InputError
 from simcore.models.operators import LINEAR_ATTENTION, linear_attention_op
 from simcore.ops.flash_decoding import (
@@ -39,7 +39,7 @@ from simcore.sim.tape import record
 from simcore.studies.common import Outcome, flat
 from simcore.studies.operators import read_operator_published
 from simcore.terminal import show
-from validate.accuracy import published_fits
+from simcore.validate.accuracy import published_fits
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "validate" / "published"

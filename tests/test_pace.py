@@ -5,8 +5,8 @@ from itertools import repeat
 
 import pytest
 
-from validate.timing import pace
-from validate.timing.pace import Pace
+from simcore.validate.timing import pace
+from simcore.validate.timing.pace import Pace
 
 FAST_S, SLOW_S = 1e-3, 1.6e-3
 

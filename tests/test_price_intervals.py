@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import simcore
-from devices.price import pricer, roofline, summed
-from devices.profile import Assumed, Profile, load_profile
-from devices.spec import DeviceSpec, load_device
+from simcore.devices.price import pricer, roofline, summed
+from simcore.devices.profile import Assumed, Profile, load_profile
+from simcore.devices.spec import DeviceSpec, load_device
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Work
 

@@ -13,17 +13,17 @@ import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 
-import reports
-from reports import style
-from reports.common import figures as figures_common
-from reports.common import sections as sections_common
-from reports.decode import figures as figures_decode
-from reports.decode import sections as sections_decode
-from reports.run import read_run
+from simcore import reports
 from simcore.assembly import MODELS, assemble
 from simcore.models.decoder import STYLES, Decoder, Style, why_not
 from simcore.models.decoder_config import load_config
 from simcore.models.served_decoder import ServedDecoder
+from simcore.reports import style
+from simcore.reports.common import figures as figures_common
+from simcore.reports.common import sections as sections_common
+from simcore.reports.decode import figures as figures_decode
+from simcore.reports.decode import sections as sections_decode
+from simcore.reports.run import read_run
 from simcore.scenario import load_scenario
 from tests.thorough import first, thorough
 

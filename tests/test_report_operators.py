@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 
-import reports
-from reports import style
-from reports.operators import figures as figures_operators
-from reports.operators import sections as sections_operators
-from reports.run import read_run
+from simcore import reports
+from simcore.reports import style
+from simcore.reports.operators import figures as figures_operators
+from simcore.reports.operators import sections as sections_operators
+from simcore.reports.run import read_run
 from tests.thorough import first, thorough
 
 LENGTHS = (128, 512, 2048, 8192)

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 
-import reports
-from reports import style
-from reports.common.figures import Variant
-from reports.run import read_run
-from reports.serving import figures as figures_serving
-from reports.serving import sections as sections_serving
+from simcore import reports
+from simcore.reports import style
+from simcore.reports.common.figures import Variant
+from simcore.reports.run import read_run
+from simcore.reports.serving import figures as figures_serving
+from simcore.reports.serving import sections as sections_serving
 from tests.serving_run import SERVERS, SLO, SUMMARY, write_run
 from tests.thorough import first, thorough
 

@@ -11,16 +11,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import reports
-from reports.common.figures import compared_place
-from reports.decode import figures as figures_decode
-from reports.decode import sections as sections_decode
-from reports.operators import figures as figures_operators
-from reports.operators import sections as sections_operators
-from reports.run import Run, read_run
-from reports.serving import sections as sections_serving
-from reports.text import milliseconds
-from reports.tiling.figures import lasting
+from simcore import reports
+from simcore.reports.common.figures import compared_place
+from simcore.reports.decode import figures as figures_decode
+from simcore.reports.decode import sections as sections_decode
+from simcore.reports.operators import figures as figures_operators
+from simcore.reports.operators import sections as sections_operators
+from simcore.reports.run import Run, read_run
+from simcore.reports.serving import sections as sections_serving
+from simcore.reports.text import milliseconds
+from simcore.reports.tiling.figures import lasting
 from tests.serving_run import write_run
 
 SLOW, FAST = "h100-sxm", "h200-sxm"

@@ -18,13 +18,13 @@ import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 
-import reports
-from reports import style
-from reports.common.figures import Variant
-from reports.run import read_run
-from reports.tiling import figures as figures_tiling
-from reports.tiling import sections as sections_tiling
-from reports.validation import sections as sections_validation
+from simcore import reports
+from simcore.reports import style
+from simcore.reports.common.figures import Variant
+from simcore.reports.run import read_run
+from simcore.reports.tiling import figures as figures_tiling
+from simcore.reports.tiling import sections as sections_tiling
+from simcore.reports.validation import sections as sections_validation
 from tests.thorough import first, thorough
 
 SMALL = 32

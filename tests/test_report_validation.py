@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import reports
-from reports.run import read_run
-from reports.validation import figures
-from reports.validation.sections import error_table, prices
+from simcore import reports
 from simcore.machine.trace import Cause, PricedOp, Span, Trace, write_chrome_trace
 from simcore.ops.op import Price, norm
+from simcore.reports.run import read_run
+from simcore.reports.validation import figures
+from simcore.reports.validation.sections import error_table, prices
 
 LADDER = "rung,label,what,n,median_pct,p95_pct,worst_pct,bound_pct,passed\n1,all,shapes,3,5,9,inf,10,True\n"
 HEAD = "kind,shape,dtype,predicted_s,low_s,high_s,source,measured_s,p10_s,p90_s,n,held_out,cache\n"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from devices.making import Point
-from devices.price import roofline
-from devices.spec import load_device
+from simcore.devices.making import Point
+from simcore.devices.price import roofline
+from simcore.devices.spec import load_device
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution
@@ -14,9 +14,9 @@ from simcore.ops import op as ops
 from simcore.ops.op import Graph, Op, Price
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.sim.simulation import Simulation
-from validate.machines.op_by_op import measure_alone
-from validate.machines.reuse import found_in_cache
-from validate.timing.op_times import plain
+from simcore.validate.machines.op_by_op import measure_alone
+from simcore.validate.machines.reuse import found_in_cache
+from simcore.validate.timing.op_times import plain
 
 
 def product(n: int) -> Op:

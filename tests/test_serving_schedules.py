@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.price import pricer, roofline
-from devices.spec import load_device
+from simcore.devices.price import pricer, roofline
+from simcore.devices.spec import load_device
 from simcore.machine.machine import Machine, Overheads, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder_config import DecoderConfig, load_config

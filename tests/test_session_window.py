@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from reports.run import read_run
-from reports.serving import sections as sections_serving
 from simcore.cli import main
+from simcore.reports.run import read_run
+from simcore.reports.serving import sections as sections_serving
 from simcore.studies.common import ServingAxes
 from simcore.studies.serving import study
 from simcore.studies.serving.served import Bools, Served, served

@@ -6,10 +6,10 @@ from math import sqrt
 
 import pytest
 
-from devices.attention_fallback import price_alike
-from devices.in_use import prices_of
-from devices.price import pricer
-from devices.spec import load_device
+from simcore.devices.attention_fallback import price_alike
+from simcore.devices.in_use import prices_of
+from simcore.devices.price import pricer
+from simcore.devices.spec import load_device
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price
 

@@ -14,11 +14,27 @@ from typer.testing import CliRunner
 
 from simcore.input.files import InputError
 from simcore.ops.op import DTYPE_BYTES
+from simcore.validate.engines import compare as silicon
+from simcore.validate.engines.compare import Compared, compared, figures, lines, missed
+from simcore.validate.engines.predict import (
+    Predicted,
+    drawn,
+    fitted,
+    least,
+    predict,
+    predict_all,
+    scenario_of,
+)
+from simcore.validate.engines.rows import (
+    COLUMNS,
+    Row,
+    _cached_bytes,
+    impossible,
+    inconsistent,
+    read_rows,
+    series,
+)
 from tests.thorough import thorough
-from validate.engines import compare as silicon
-from validate.engines.compare import Compared, compared, figures, lines, missed
-from validate.engines.predict import Predicted, drawn, fitted, least, predict, predict_all, scenario_of
-from validate.engines.rows import COLUMNS, Row, _cached_bytes, impossible, inconsistent, read_rows, series
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data" / "silicon" / "silicon_half_a.csv"
@@ -359,7 +375,7 @@ def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
 
 def program(*words: str) -> Any:
     return subprocess.run(
-        [sys.executable, "-m", "validate.engines.compare", *words],
+        [sys.executable, "-m", "simcore.validate.engines.compare", *words],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
 

@@ -7,11 +7,11 @@ from statistics import median
 
 import pytest
 
+from simcore.validate.engines import compare as silicon
+from simcore.validate.engines.compare import Compared, figures, missed
+from simcore.validate.engines.predict import Predicted, fitted
+from simcore.validate.engines.rows import Row
 from tests.test_silicon import MAX_70B, row
-from validate.engines import compare as silicon
-from validate.engines.compare import Compared, figures, missed
-from validate.engines.predict import Predicted, fitted
-from validate.engines.rows import Row
 
 # What the comparison promises, in percent: written here, so that it cannot move with the code.
 PROMISED = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}
@@ -77,7 +77,7 @@ def test_an_engine_s_constant_is_found_wherever_it_lies(
     def predicted(tasks: Sequence[tuple[Row, float]], *_: object) -> list[Predicted]:
         return [Predicted(1.0, step_s(one.clients, host), 0.0, 0.0, 0) for one, host in tasks]
 
-    monkeypatch.setattr("validate.engines.predict.predict_all", predicted)
+    monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
     rows = [row(MAX_70B, clients, 2, tmp_path) for clients in (4, 32)]
     rows = [replace(r, id=str(i), tpot_s=step_s(r.clients, host_s)) for i, r in enumerate(rows)]
     assert fitted({"series": rows}, "none") == {"series": pytest.approx(host_s, abs=1e-7)}

@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.slot_moves import BLOCK, programs_for, reference_slot_moves, slot_caches, slot_moves
-from kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.decoder.slot_moves import (
+    BLOCK,
+    programs_for,
+    reference_slot_moves,
+    slot_caches,
+    slot_moves,
+)
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from simcore.schedules.shuffle import shuffle
 
 HAS_GPU = torch.cuda.is_available()

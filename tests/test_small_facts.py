@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.price import launches_and_floor
+from simcore.devices.price import launches_and_floor
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import write_chrome_trace
 from simcore.models.long_convolution import LongConvolution

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.activation import activation, reference_activation
-from kernels.decoder.cache import kv_append, move, reference_kv_append
-from kernels.decoder.layer import (
+from simcore.kernels.decoder.activation import activation, reference_activation
+from simcore.kernels.decoder.cache import kv_append, move, reference_kv_append
+from simcore.kernels.decoder.layer import (
     Attend,
     Buffers,
     LayerCache,
@@ -30,7 +30,7 @@ from kernels.decoder.layer import (
     speculate,
     step,
 )
-from kernels.decoder.matmul import (
+from simcore.kernels.decoder.matmul import (
     MatmulConfig,
     config_for,
     matmul,
@@ -38,22 +38,22 @@ from kernels.decoder.matmul import (
     reference_matmul,
     workspace,
 )
-from kernels.decoder.norm import norm, reference_norm
-from kernels.decoder.residual import residual
-from kernels.decoder.rotary import (
+from simcore.kernels.decoder.norm import norm, reference_norm
+from simcore.kernels.decoder.residual import residual
+from simcore.kernels.decoder.rotary import (
     angles,
     reference_rotary,
     reference_rotary_append,
     rotary,
     rotary_append,
 )
-from kernels.decoder.speculative_attention import (
+from simcore.kernels.decoder.speculative_attention import (
     speculation,
     speculative_workspace,
 )
-from kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
-from kernels.decoder.token import note, reference_note
-from kernels.table import TABLE
+from simcore.kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
+from simcore.kernels.decoder.token import note, reference_note
+from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
 from tests.thorough import thorough
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import kernel as kernel_module
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.linear_attention import dispatch
-from kernels.linear_attention.api import causal_linear_attention, causal_linear_attention_step, op_of
-from kernels.linear_attention.naive import naive
-from kernels.long_convolution import spectral, triton_direct, triton_fft, triton_rows
-from kernels.table import TABLE
+from simcore.kernels import kernel as kernel_module
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.linear_attention import dispatch
+from simcore.kernels.linear_attention.api import causal_linear_attention, causal_linear_attention_step, op_of
+from simcore.kernels.linear_attention.naive import naive
+from simcore.kernels.long_convolution import spectral, triton_direct, triton_fft, triton_rows
+from simcore.kernels.table import TABLE
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops import convolution as conv
 from simcore.ops.linear_attention import METHODS, linear_attention, linear_attention_step
@@ -24,9 +24,9 @@ from simcore.ops.op import Op
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
+from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
+from simcore.validate.machines.cpu.machine import TorchRun
 from tests.thorough import first, thorough
-from validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
-from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.long_convolution import LONG_CONVOLUTION
-from kernels.long_convolution.spectral import spectrum
-from kernels.table import TABLE
+from simcore.kernels.long_convolution import LONG_CONVOLUTION
+from simcore.kernels.long_convolution.spectral import spectrum
+from simcore.kernels.table import TABLE
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution, half_length, tile_side
@@ -31,10 +31,10 @@ from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.sim.simulation import Simulation
+from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
+from simcore.validate.machines.cpu.machine import TorchRun
 from tests.programs import by_name
 from tests.thorough import first, thorough
-from validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
-from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, multiprocessing
 
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.long_convolution import token_step as module
-from kernels.long_convolution.token_step import (
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.long_convolution import token_step as module
+from simcore.kernels.long_convolution.token_step import (
     TokenConfig,
     Workspace,
     config_for,
@@ -24,8 +24,8 @@ from kernels.long_convolution.token_step import (
     workspace,
 )
 from simcore.models.long_convolution import LongConvolution
+from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from tests.thorough import thorough
-from validate.machines.buffers.long_convolution import long_convolution_state
 
 torch.set_num_threads(1)
 

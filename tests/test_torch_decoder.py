@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.decoder import DECODER
-from kernels.decoder.attention import evenly, prompts_of
-from kernels.decoder.rotary import angles
-from kernels.table import TABLE
+from simcore.kernels.decoder import DECODER
+from simcore.kernels.decoder.attention import evenly, prompts_of
+from simcore.kernels.decoder.rotary import angles
+from simcore.kernels.table import TABLE
 from simcore.machine import laws, metrics
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
@@ -35,10 +35,17 @@ from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim.simulation import Simulation
+from simcore.validate.machines.buffers.decoder import (
+    DecoderState,
+    Matrices,
+    answer,
+    decoder_states,
+    right,
+    shards,
+)
+from simcore.validate.machines.buffers.served import served_states
+from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.workload.requests import END, REQUESTS, Journal, Request
-from validate.machines.buffers.decoder import DecoderState, Matrices, answer, decoder_states, right, shards
-from validate.machines.buffers.served import served_states
-from validate.machines.cpu.machine import TorchRun
 
 torch.set_num_threads(1)
 fixed = settings(deadline=None, derandomize=True, database=None)

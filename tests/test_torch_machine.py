@@ -21,11 +21,11 @@ from simcore.machine.metrics import tokens as tokens_of
 from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
+from simcore.validate.machines import host as host_side
+from simcore.validate.machines.cpu.machine import TorchRun, units
 from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.thorough import examples
-from validate.machines import host as host_side
-from validate.machines.cpu.machine import TorchRun, units
 
 torch.set_num_threads(1)
 fixed = settings(deadline=None, derandomize=True, database=None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import kernels.torch_ops  # noqa: F401  (registers the operators)
+import simcore.kernels.torch_ops  # noqa: F401  (registers the operators)
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, truth
 from tests.thorough import first
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels.torch_sequence_ops  # noqa: F401  (registers the operators)
-from kernels.linear_attention.naive import naive
-from kernels.long_convolution.triton_fft import right_angle_spectrum
+import simcore.kernels.torch_sequence_ops  # noqa: F401  (registers the operators)
+from simcore.kernels.linear_attention.naive import naive
+from simcore.kernels.long_convolution.triton_fft import right_angle_spectrum
 from tests.thorough import first
 
 torch.set_num_threads(1)

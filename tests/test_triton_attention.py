@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.decode_attention import (
+from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     Workspace,
     decode_attention,
     reference_decode_attention,
     workspace,
 )
-from kernels.decoder.speculative_attention import (
+from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     SpeculativeWorkspace,
     receive,
@@ -29,7 +29,7 @@ from kernels.decoder.speculative_attention import (
     speculative_attention,
     speculative_workspace,
 )
-from kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from tests.attention_cases import (
     BARS,
     FP8,

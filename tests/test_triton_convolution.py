@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.layer import capture
-from kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
-from kernels.long_convolution.triton_direct import (
+from simcore.kernels.decoder.layer import capture
+from simcore.kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
+from simcore.kernels.long_convolution.triton_direct import (
     DirectConfig,
     direct_config,
     direct_tile,
     reference_direct_tile,
 )
-from kernels.long_convolution.triton_rows import (
+from simcore.kernels.long_convolution.triton_rows import (
     ColumnConfig,
     RowConfig,
     conv_cell,

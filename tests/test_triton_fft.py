@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.long_convolution.triton_fft import (
+from simcore.kernels.long_convolution.triton_fft import (
     FftConfig,
     fft_config,
     fft_space,

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.linear_attention.naive import naive
-from kernels.linear_attention.triton_chunked import (
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.linear_attention.naive import naive
+from simcore.kernels.linear_attention.triton_chunked import (
     LEAST_ROWS,
     MOST_ALONE,
     MOST_GROUPS,
@@ -26,14 +26,14 @@ from kernels.linear_attention.triton_chunked import (
     chunked_linear_attention,
     is_copied,
 )
-from kernels.linear_attention.triton_fleet import FleetConfig, fleet_attention
-from kernels.linear_attention.triton_step import (
+from simcore.kernels.linear_attention.triton_fleet import FleetConfig, fleet_attention
+from simcore.kernels.linear_attention.triton_step import (
     StepConfig,
     linear_attention_step,
     reference_linear_attention_step,
     step_config,
 )
-from kernels.linear_attention.triton_tensors import Sizes, reference_linear_attention
+from simcore.kernels.linear_attention.triton_tensors import Sizes, reference_linear_attention
 from tests.thorough import first, thorough
 
 torch.set_num_threads(1)

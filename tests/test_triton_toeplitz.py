@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.long_convolution.triton_toeplitz import (
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.long_convolution.triton_toeplitz import (
     PRECISIONS,
     Precision,
     ToeplitzConfig,

@@ -14,9 +14,9 @@ import yaml
 from simcore import terminal
 from simcore.input.files import InputError
 from simcore.scenario import load_scenario, resolved
+from simcore.validate.calibration import cpu as calibration
 from tests.command_line import call
 from tests.thorough import thorough
-from validate.calibration import cpu as calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 TILING: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_a_broken_bound_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tight.write_text(
         yaml.safe_dump({"cpu": {"numerics": numerics, "prices": 1e-9, "schedules": 1e9, "end_to_end": 1e9}})
     )
-    from validate.ladder import rungs as ladder  # noqa: PLC0415
+    from simcore.validate.ladder import rungs as ladder  # noqa: PLC0415
 
     load = ladder.load_bounds
     monkeypatch.setattr(ladder, "load_bounds", lambda device: load(device, tight))

@@ -58,11 +58,15 @@ def files_of(folder: Path, name: str) -> set[str]:
     suffixes = {".py", ".yaml", ".json", ".csv", ".html", ".css", ".js"}
     paths = (path for path in folder.rglob("*") if path.suffix in suffixes)
     within = {path.relative_to(folder).as_posix() for path in paths}
-    return {f"{name}/{path}" for path in within if "profiles/cpu/" not in path and not path.startswith("native/")}
+    return {
+        f"{name}/{path}" for path in within if "profiles/cpu/" not in path and not path.startswith("native/")
+    }
 
 
 @pytest.mark.parametrize("made", first(1, [of_the_repository, of_a_source_archive]))
-def test_a_wheel_has_all_of_simcore_and_nothing_beside_it(made: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_wheel_has_all_of_simcore_and_nothing_beside_it(
+    made: Callable[[Path], Path], tmp_path: Path
+) -> None:
     pytest.importorskip("hatchling")
     with zipfile.ZipFile(made(tmp_path)) as wheel:
         names = wheel.namelist()
@@ -70,7 +74,9 @@ def test_a_wheel_has_all_of_simcore_and_nothing_beside_it(made: Callable[[Path],
     information = {name for name in names if name.startswith("simcore-")}
     assert {name.partition("/")[0] for name in {*names} - information} == {"simcore"}
     assert {name.partition("/")[0] for name in information} == {"simcore-0.1.0.dist-info"}
-    wanted = files_of(ROOT / "simcore", "simcore").union(*(files_of(ROOT / f, f"simcore/{f}") for f in FOLDERS))
+    wanted = files_of(ROOT / "simcore", "simcore").union(
+        *(files_of(ROOT / f, f"simcore/{f}") for f in FOLDERS)
+    )
     assert len(wanted) > 300
     assert wanted <= {*names}
     assert not [name for name in names if "__pycache__" in name or "/native/" in name]

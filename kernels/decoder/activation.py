@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decoder.tensors import random_tensor
-from kernels.kernel import Kernel, by_device
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
 # Elements of one program: one 16-byte access a thread where they have 2 bytes.

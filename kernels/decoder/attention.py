@@ -14,9 +14,9 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from kernels.decoder.tensors import random_tensor, wide
-from kernels.kernel import Kernel, by_device
-from kernels.streams import shared
+from simcore.kernels.decoder.tensors import random_tensor, wide
+from simcore.kernels.kernel import Kernel, by_device
+from simcore.kernels.streams import shared
 from simcore.ops.op import Op, prompts
 
 # What FlashAttention 2 takes: elements of a head, and the first compute capability.

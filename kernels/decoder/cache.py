@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_like, kind
-from kernels.decoder.tensors import random_tensor
-from kernels.kernel import Kernel, by_device
+from simcore.kernels.decoder.checks import check_like, kind
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
 # Elements of one program that moves rows.

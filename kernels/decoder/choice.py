@@ -6,8 +6,8 @@ id[t] = the first v with the largest logits[t, v]
 import torch
 from torch import Tensor
 
-from kernels.decoder.tensors import random_tensor
-from kernels.kernel import Kernel
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.kernel import Kernel
 from simcore.ops.op import Op
 
 

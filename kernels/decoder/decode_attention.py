@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.attention import attend
-from kernels.decoder.checks import check_gate, check_like, check_space
-from kernels.decoder.split_kv import (
+from simcore.kernels.decoder.attention import attend
+from simcore.kernels.decoder.checks import check_gate, check_like, check_space
+from simcore.kernels.decoder.split_kv import (
     Cache,
     Shares,
     Workspace,
@@ -42,10 +42,10 @@ from kernels.decoder.split_kv import (
     sum_parts,
     write_part,
 )
-from kernels.decoder.tensors import random_tensor
-from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
-from kernels.kernel import Kernel, by_device
-from kernels.streams import shared
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
+from simcore.kernels.kernel import Kernel, by_device
+from simcore.kernels.streams import shared
 from simcore.ops.op import Op
 
 # log2(e): exponents are taken to the base 2, which is what the hardware does.

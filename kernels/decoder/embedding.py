@@ -6,8 +6,8 @@ x[t] = table[ids[t]]
 import torch
 from torch import Tensor
 
-from kernels.decoder.tensors import random_tensor
-from kernels.kernel import Kernel
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.kernel import Kernel
 from simcore.ops.op import Op
 
 # Rows of the table that `embedding` is timed on: enough that a step seldom reads one twice.

@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder import matmul as products
-from kernels.decoder import split_kv
-from kernels.decoder.activation import activation, reference_activation
-from kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
-from kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
-from kernels.decoder.norm import norm, reference_norm
-from kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
-from kernels.decoder.speculative_attention import (
+from simcore.kernels.decoder import matmul as products
+from simcore.kernels.decoder import split_kv
+from simcore.kernels.decoder.activation import activation, reference_activation
+from simcore.kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
+from simcore.kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
+from simcore.kernels.decoder.norm import norm, reference_norm
+from simcore.kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
+from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     SpeculativeWorkspace,
     speculative_attention,

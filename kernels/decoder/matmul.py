@@ -8,7 +8,7 @@ on their way at any time to hide the latency of memory. The program that comes t
 in order, so that the result is always the same.
 
 More rows are cuBLAS's, which is given whole multiples of some where the tensor of x has room for them
-(`devices.interpolation.padded_rows`): what the rows beyond hold does not matter.
+(`simcore.devices.interpolation.padded_rows`): what the rows beyond hold does not matter.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from devices.interpolation import padded_rows
-from kernels.decoder.checks import check_gate, check_like, kind
-from kernels.decoder.tensors import random_tensor
-from kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
-from kernels.kernel import Kernel, by_device
-from kernels.streams import is_one_stream, shared
+from simcore.devices.interpolation import padded_rows
+from simcore.kernels.decoder.checks import check_gate, check_like, kind
+from simcore.kernels.decoder.tensors import random_tensor
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
+from simcore.kernels.kernel import Kernel, by_device
+from simcore.kernels.streams import is_one_stream, shared
 from simcore.ops.op import Op
 
 MOST_ROWS = 64
@@ -253,7 +253,7 @@ _spaces: dict[tuple[int, int], Workspace] = {}
 
 def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Workspace:
     """A workspace that the launches of a stream share; in a captured graph one of its own, since graphs of
-    one stream may be replayed on several, unless it is said that they are not (`kernels.streams`)."""
+    one stream may be replayed on several, unless it is said that they are not (`simcore.kernels.streams`)."""
     if is_one_stream():
         return shared(("matmul", device, launch), lambda: workspace([launch], device))
     if torch.cuda.is_current_stream_capturing():

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_gate, check_like, kind
-from kernels.decoder.tensors import random_tensor, wide
-from kernels.kernel import Kernel, by_device
+from simcore.kernels.decoder.checks import check_gate, check_like, kind
+from simcore.kernels.decoder.tensors import random_tensor, wide
+from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
 EPS = 1e-6

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_gate, check_like, kind
-from kernels.decoder.split_kv import cache as check_cache
-from kernels.decoder.tensors import random_tensor, wide
-from kernels.kernel import Kernel, by_device, dtype_of
+from simcore.kernels.decoder.checks import check_gate, check_like, kind
+from simcore.kernels.decoder.split_kv import cache as check_cache
+from simcore.kernels.decoder.tensors import random_tensor, wide
+from simcore.kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops.op import Op
 
 BASE = 10_000.0

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import kind
-from kernels.gpu import gpu_of
+from simcore.kernels.decoder.checks import kind
+from simcore.kernels.gpu import gpu_of
 
 # Words that a program copies at once: four accesses of 16 bytes a thread.
 BLOCK, WARPS = 4096, 8

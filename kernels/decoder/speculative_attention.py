@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.attention import attend
-from kernels.decoder.checks import check_gate, check_like, check_space
-from kernels.decoder.decode_attention import (
+from simcore.kernels.decoder.attention import attend
+from simcore.kernels.decoder.checks import check_gate, check_like, check_space
+from simcore.kernels.decoder.decode_attention import (
     LOG2E,
     MOST_SEQUENCES,
     DecodeConfig,
@@ -36,7 +36,7 @@ from kernels.decoder.decode_attention import (
     shares_of,
     tokens_of,
 )
-from kernels.decoder.split_kv import (
+from simcore.kernels.decoder.split_kv import (
     ONE_BY_ONE,
     block_added,
     cache,
@@ -58,8 +58,8 @@ from kernels.decoder.split_kv import (
     write_part,
     write_words,
 )
-from kernels.kernel import Kernel, by_device
-from kernels.streams import shared
+from simcore.kernels.kernel import Kernel, by_device
+from simcore.kernels.streams import shared
 from simcore.ops.op import Op
 
 # Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have

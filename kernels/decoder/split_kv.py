@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import kind
+from simcore.kernels.decoder.checks import kind
 
 # The interpreter runs programs one after another: none may wait for a later one.
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)

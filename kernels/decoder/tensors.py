@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.kernel import dtype_of
+from simcore.kernels.kernel import dtype_of
 from simcore.ops.op import Op
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kernels.decoder.tensors import random_tensor, wide
-from kernels.kernel import Kernel
+from simcore.kernels.decoder.tensors import random_tensor, wide
+from simcore.kernels.kernel import Kernel
 from simcore.ops.op import Op
 
 

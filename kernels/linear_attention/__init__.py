@@ -1,21 +1,21 @@
 """Causal linear attention with decay, six methods and a single step: op kind -> kernel.
 
 A method takes (op, q, k, v, decay=None, state=None), a step (op, q, k, v, state, decay=None); both give
-(output, final state). `kernels.linear_attention.naive` says what they have to compute.
+(output, final state). `simcore.kernels.linear_attention.naive` says what they have to compute.
 """
 
 from collections.abc import Mapping
 
-from kernels.kernel import Kernel
-from kernels.linear_attention.block_based import block_based
-from kernels.linear_attention.causal_dot_product import causal_dot_product
-from kernels.linear_attention.dispatch import by_tensors, step_by_tensors
-from kernels.linear_attention.fleet import fleet
-from kernels.linear_attention.inputs import inputs, step_inputs
-from kernels.linear_attention.lightning import lightning
-from kernels.linear_attention.recursion import recursion
-from kernels.linear_attention.step import step
-from kernels.linear_attention.vanilla import vanilla
+from simcore.kernels.kernel import Kernel
+from simcore.kernels.linear_attention.block_based import block_based
+from simcore.kernels.linear_attention.causal_dot_product import causal_dot_product
+from simcore.kernels.linear_attention.dispatch import by_tensors, step_by_tensors
+from simcore.kernels.linear_attention.fleet import fleet
+from simcore.kernels.linear_attention.inputs import inputs, step_inputs
+from simcore.kernels.linear_attention.lightning import lightning
+from simcore.kernels.linear_attention.recursion import recursion
+from simcore.kernels.linear_attention.step import step
+from simcore.kernels.linear_attention.vanilla import vanilla
 
 LINEAR_ATTENTION: Mapping[str, Kernel] = {
     "linear_attention_vanilla": Kernel(vanilla, vanilla, inputs),

@@ -17,15 +17,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from devices.price import pricer
-from devices.profile import load_profile, profile_names
-from devices.spec import DeviceSpec, device_names, load_device
-from kernels.kernel import DTYPES
-from kernels.linear_attention import LINEAR_ATTENTION
-from kernels.linear_attention.dispatch import TRITON, is_taken
-from kernels.linear_attention.inputs import inputs
-from kernels.linear_attention.naive import naive
-from kernels.linear_attention.terms import accumulated_in
+from simcore.devices.price import pricer
+from simcore.devices.profile import load_profile, profile_names
+from simcore.devices.spec import DeviceSpec, device_names, load_device
+from simcore.kernels.kernel import DTYPES
+from simcore.kernels.linear_attention import LINEAR_ATTENTION
+from simcore.kernels.linear_attention.dispatch import TRITON, is_taken
+from simcore.kernels.linear_attention.inputs import inputs
+from simcore.kernels.linear_attention.naive import naive
+from simcore.kernels.linear_attention.terms import accumulated_in
 from simcore.ops.linear_attention import (
     METHODS,
     TORCH_METHODS,

@@ -7,7 +7,7 @@ S_[t]   = gamma^B S_[t-1] + (gamma^(B-1-j) k_j)_[t]^T v_[t]
 import torch
 from torch import Tensor
 
-from kernels.linear_attention.terms import (
+from simcore.kernels.linear_attention.terms import (
     Result,
     mask,
     masked_product,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.linear_attention.terms import Result, powers, prepared, zero_state
+from simcore.kernels.linear_attention.terms import Result, powers, prepared, zero_state
 from simcore.ops.op import Op
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from kernels.kernel import Run, has_kernel
-from kernels.linear_attention.step import step
-from kernels.linear_attention.terms import Result
-from kernels.linear_attention.triton_chunked import aligned, chunked_linear_attention
-from kernels.linear_attention.triton_fleet import fleet_attention
-from kernels.linear_attention.triton_step import linear_attention_step
-from kernels.linear_attention.triton_tensors import WIDEST
+from simcore.kernels.kernel import Run, has_kernel
+from simcore.kernels.linear_attention.step import step
+from simcore.kernels.linear_attention.terms import Result
+from simcore.kernels.linear_attention.triton_chunked import aligned, chunked_linear_attention
+from simcore.kernels.linear_attention.triton_fleet import fleet_attention
+from simcore.kernels.linear_attention.triton_step import linear_attention_step
+from simcore.kernels.linear_attention.triton_tensors import WIDEST
 from simcore.ops.op import Op
 
 # By method.

@@ -7,7 +7,7 @@ from one block of rows to the next, l^i, is row i of the state.
 import torch
 from torch import Tensor
 
-from kernels.linear_attention.terms import Result, decayed, powers, prepared, zero_state
+from simcore.kernels.linear_attention.terms import Result, decayed, powers, prepared, zero_state
 from simcore.ops.op import Op
 
 

@@ -6,7 +6,7 @@ Keys are scaled by rank^-1/2 and decays lie between 0.9 and 1, so that half-prec
 import torch
 from torch import Tensor
 
-from kernels.kernel import dtype_of
+from simcore.kernels.kernel import dtype_of
 from simcore.ops.op import Op
 
 

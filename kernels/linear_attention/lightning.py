@@ -7,8 +7,8 @@ nothing stays on chip, and the two are one algorithm with different blocks.
 
 from torch import Tensor
 
-from kernels.linear_attention.block_based import block_based
-from kernels.linear_attention.terms import Result
+from simcore.kernels.linear_attention.block_based import block_based
+from simcore.kernels.linear_attention.terms import Result
 from simcore.ops.op import Op
 
 

@@ -6,8 +6,8 @@ A base case of at most op["block"] rows is the causal dot product, or, with a de
 import torch
 from torch import Tensor
 
-from kernels.linear_attention.causal_dot_product import causal_dot_product
-from kernels.linear_attention.terms import (
+from simcore.kernels.linear_attention.causal_dot_product import causal_dot_product
+from simcore.kernels.linear_attention.terms import (
     Result,
     mask,
     masked_product,

@@ -27,9 +27,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.decoder.split_kv import launched
-from kernels.gpu import PROCESSORS, gpu_of
-from kernels.linear_attention.triton_tensors import (
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import PROCESSORS, gpu_of
+from simcore.kernels.linear_attention.triton_tensors import (
     Sizes,
     log_decay,
     outputs,

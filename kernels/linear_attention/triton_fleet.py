@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_powers
-from kernels.linear_attention.triton_tensors import (
+from simcore.kernels.decoder.checks import check_powers
+from simcore.kernels.linear_attention.triton_tensors import (
     outputs,
     sizes_of,
     store_tile,

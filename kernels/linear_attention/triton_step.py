@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_like, check_powers, check_written, kind
-from kernels.decoder.split_kv import launched
-from kernels.gpu import gpu_of
-from kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
+from simcore.kernels.decoder.checks import check_like, check_powers, check_written, kind
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import gpu_of
+from simcore.kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
 
 # Numbers of the state that a program has: 32 of each of 256 threads. Fewer, on a GPU that is not full, until
 # two programs a multiprocessor (of an H200) read; never fewer columns than make a line of 64 bytes.

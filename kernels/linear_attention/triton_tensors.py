@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decoder.checks import check_like, check_written, kind
-from kernels.linear_attention.terms import mask, masked_product, state_after, weighed_queries
+from simcore.kernels.decoder.checks import check_like, check_written, kind
+from simcore.kernels.linear_attention.terms import mask, masked_product, state_after, weighed_queries
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
 # Columns of q, k or v that a kernel takes at most: a program holds a state of so many rows.

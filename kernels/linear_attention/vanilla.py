@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.linear_attention.terms import (
+from simcore.kernels.linear_attention.terms import (
     Result,
     mask,
     masked_product,

@@ -6,9 +6,9 @@ each. The parts of the tiles that a framework runs as several kernels are here t
 
 from collections.abc import Mapping
 
-from kernels.kernel import Kernel
-from kernels.long_convolution.blocks import GATE, NEXT_INPUT
-from kernels.long_convolution.direct import (
+from simcore.kernels.kernel import Kernel
+from simcore.kernels.long_convolution.blocks import GATE, NEXT_INPUT
+from simcore.kernels.long_convolution.direct import (
     ACCUMULATE,
     CONV_CELL,
     CONV_COLUMN,
@@ -18,9 +18,9 @@ from kernels.long_convolution.direct import (
     TILE_CONV,
     TILE_FLASH_CONV,
 )
-from kernels.long_convolution.generic import GENERIC_CELL, GENERIC_READ, GENERIC_TILE
-from kernels.long_convolution.relaxed import FILTER_TAP, RELAXED_CELL, RELAXED_TILE
-from kernels.long_convolution.spectral import (
+from simcore.kernels.long_convolution.generic import GENERIC_CELL, GENERIC_READ, GENERIC_TILE
+from simcore.kernels.long_convolution.relaxed import FILTER_TAP, RELAXED_CELL, RELAXED_TILE
+from simcore.kernels.long_convolution.spectral import (
     CONV_CARRY,
     CONV_PREFILL,
     IRFFT,

@@ -7,8 +7,8 @@ next_input  x = a + noise                                                       
 import torch
 from torch import Tensor
 
-from kernels.kernel import Kernel
-from kernels.long_convolution.tensors import normal
+from simcore.kernels.kernel import Kernel
+from simcore.kernels.long_convolution.tensors import normal
 from simcore.ops.op import Op
 
 

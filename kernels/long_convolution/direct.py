@@ -5,8 +5,8 @@ row     z_t     += sum over the `inputs` positions i before t of  y_i k_(t-i)
 column  z_(t+j) += y_t k_j                                        for j = 1 .. outputs
 tile    z_(U+v) += sum over u < U of  y_u k_(U+v-u)               for v = 0 .. outputs - 1     (U = side)
 
-Everything but the cell takes its taps from lag 1 on. Layouts: `kernels.long_convolution.tensors`. On a GPU
-they are the kernels of `triton_rows` and `triton_direct`.
+Everything but the cell takes its taps from lag 1 on. Layouts: `simcore.kernels.long_convolution.tensors`. On
+a GPU they are the kernels of `triton_rows` and `triton_direct`.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kernel import Kernel, Run, by_device
-from kernels.long_convolution.tensors import channels_last, normal, put_back, wide
-from kernels.long_convolution.triton_direct import direct_tile as triton_tile
-from kernels.long_convolution.triton_rows import conv_cell as triton_cell
-from kernels.long_convolution.triton_rows import conv_column as triton_column
-from kernels.long_convolution.triton_rows import conv_row as triton_row
+from simcore.kernels.kernel import Kernel, Run, by_device
+from simcore.kernels.long_convolution.tensors import channels_last, normal, put_back, wide
+from simcore.kernels.long_convolution.triton_direct import direct_tile as triton_tile
+from simcore.kernels.long_convolution.triton_rows import conv_cell as triton_cell
+from simcore.kernels.long_convolution.triton_rows import conv_column as triton_column
+from simcore.kernels.long_convolution.triton_rows import conv_row as triton_row
 from simcore.ops.op import Op
 
 # The tap at lag j of random inputs has the size TAP / (1 + j): sums stay small at any length.

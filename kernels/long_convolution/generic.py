@@ -19,8 +19,8 @@ Cells and reads are of one layer and position and have neither dimension.
 import torch
 from torch import Tensor
 
-from kernels.kernel import Kernel
-from kernels.long_convolution.tensors import normal, put_back, wide
+from simcore.kernels.kernel import Kernel
+from simcore.kernels.long_convolution.tensors import normal, put_back, wide
 from simcore.ops.op import Op
 
 

@@ -21,12 +21,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_like, check_written, kind
-from kernels.decoder.split_kv import launched
-from kernels.gpu import gpu_of
-from kernels.kernel import has_kernel
-from kernels.long_convolution.tensors import FORMATS, wide
-from kernels.long_convolution.triton_rows import check_number
+from simcore.kernels.decoder.checks import check_like, check_written, kind
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import gpu_of
+from simcore.kernels.kernel import has_kernel
+from simcore.kernels.long_convolution.tensors import FORMATS, wide
+from simcore.kernels.long_convolution.triton_rows import check_number
 
 # Channels of a program, and its warps: a number for each thread.
 BLOCK, WARPS = 128, 4

@@ -6,15 +6,15 @@ tile   z_(n+s) += sum over u + v = s of  y_u k_v + y'_u k'_v,        u, v < side
 
 (Flash Inference, Algorithm 3; van der Hoeven 1997.) The pieces y, k of a tile are of earlier and of the last
 positions, y', k' of the last and of earlier ones. The whole product of two pieces has 2 side - 1 entries, for
-which an order of 2 side is enough. Layouts: `kernels.long_convolution.tensors`.
+which an order of 2 side is enough. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.kernel import Kernel
-from kernels.long_convolution.direct import activations, random_taps
-from kernels.long_convolution.tensors import back, forward, normal, put_back, wide
+from simcore.kernels.kernel import Kernel
+from simcore.kernels.long_convolution.direct import activations, random_taps
+from simcore.kernels.long_convolution.tensors import back, forward, normal, put_back, wide
 from simcore.ops.op import Op
 
 

@@ -5,16 +5,17 @@
 
 Of a cyclic convolution of order 2U, the entries from U on are those of the plain one: the last index of the
 plain one is 3U - 2, which wraps to U - 2 (Flash Inference, App. C). A carry needs no tap at lag 0, so that it
-reads one lag later and wraps in the same order as a prompt. Layouts: `kernels.long_convolution.tensors`.
+reads one lag later and wraps in the same order as a prompt. Layouts:
+`simcore.kernels.long_convolution.tensors`.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.kernel import Kernel, has_kernel
-from kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
-from kernels.long_convolution.tensors import back, channels_last, forward, wide
-from kernels.long_convolution.triton_fft import (
+from simcore.kernels.kernel import Kernel, has_kernel
+from simcore.kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
+from simcore.kernels.long_convolution.tensors import back, channels_last, forward, wide
+from simcore.kernels.long_convolution.triton_fft import (
     fft_tile,
     is_transformed,
     reference_fft_tile,

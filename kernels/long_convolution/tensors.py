@@ -9,7 +9,7 @@ Numbers of 16 bits are stored as such; sums and transforms are made in fp32.
 import torch
 from torch import Tensor
 
-from kernels.kernel import dtype_of
+from simcore.kernels.kernel import dtype_of
 from simcore.ops.op import DTYPE_BYTES, Op
 
 # What kernels take and store.

@@ -41,10 +41,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decoder.checks import check_space, check_written, kind
-from kernels.decoder.split_kv import ONE_BY_ONE
-from kernels.gpu import PROCESSORS, gpu_of
-from kernels.long_convolution.tensors import FORMATS, wide
+from simcore.kernels.decoder.checks import check_space, check_written, kind
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.gpu import PROCESSORS, gpu_of
+from simcore.kernels.long_convolution.tensors import FORMATS, wide
 
 # Numbers of a row that the threads of a warp have at once, 16 bytes each.
 LINE_BYTES = 512

@@ -7,7 +7,7 @@ inputs it needs R inputs and 2 R - 1 taps, half of which it has from the inputs 
 serve R^2 products. Threads of a program have other sums and sequences of the same channels, whose inputs and
 taps they find in the cache. While a block of inputs is summed up, the next is on its way.
 
-Layouts: `kernels.long_convolution.tensors`; sums are made in fp32.
+Layouts: `simcore.kernels.long_convolution.tensors`; sums are made in fp32.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_powers, kind
-from kernels.decoder.split_kv import launched
-from kernels.gpu import PROCESSORS, gpu_of
-from kernels.long_convolution.register_fft import longer
-from kernels.long_convolution.tensors import put_back, wide
-from kernels.long_convolution.triton_rows import (
+from simcore.kernels.decoder.checks import check_powers, kind
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import PROCESSORS, gpu_of
+from simcore.kernels.long_convolution.register_fft import longer
+from simcore.kernels.long_convolution.tensors import put_back, wide
+from simcore.kernels.long_convolution.triton_rows import (
     cdiv,
     check_operands,
     filter_strides,

@@ -17,7 +17,7 @@ take three launches with what is between in memory: over n1, and the twiddle w^n
 n2, times the spectrum, back over k2; the twiddle, and back over k1. The twist w^n is divided among constants
 and twiddle factors.
 
-All is fp32. Layouts: `kernels.long_convolution.tensors`.
+All is fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
 import math
@@ -31,10 +31,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_powers, check_written, kind
-from kernels.decoder.split_kv import launched
-from kernels.gpu import gpu_of
-from kernels.long_convolution.register_fft import (
+from simcore.kernels.decoder.checks import check_powers, check_written, kind
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import gpu_of
+from simcore.kernels.long_convolution.register_fft import (
     backward,
     cosine,
     factors_at,
@@ -46,7 +46,7 @@ from kernels.long_convolution.register_fft import (
     sine,
     times,
 )
-from kernels.long_convolution.tensors import FORMATS
+from simcore.kernels.long_convolution.tensors import FORMATS
 
 # Sides that transforms are made of; in one launch up to FUSED_SIDE, of two factors up to PLAIN_SIDE.
 LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 512, 16384

@@ -6,11 +6,11 @@
 
 Bound by the reading of y, taps and z, once each. The inputs of a row are shared out over programs, which so
 all have as much to read; their parts are summed in the same launch and in a fixed order, by the last programs
-of each block of channels: see `kernels.decoder.split_kv` for how the words of a part say that they are there.
-Sequences that share a filter are taken together, so that its taps are read once.
+of each block of channels: see `simcore.kernels.decoder.split_kv` for how the words of a part say that they
+are there. Sequences that share a filter are taken together, so that its taps are read once.
 
 The position, and how many inputs or outputs count, may be read on the device: a captured graph stays right
-while they move. Layouts: `kernels.long_convolution.tensors`.
+while they move. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_powers, check_written, kind
-from kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, tile
-from kernels.gpu import PROCESSORS, gpu_of
-from kernels.long_convolution.tensors import FORMATS, put_back, wide
+from simcore.kernels.decoder.checks import check_powers, check_written, kind
+from simcore.kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, tile
+from simcore.kernels.gpu import PROCESSORS, gpu_of
+from simcore.kernels.long_convolution.tensors import FORMATS, put_back, wide
 
 # Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy; so
 # many of them do at least.

@@ -18,7 +18,7 @@ instruction (mma m16n8k8) is written out. Between it and the next a channel of a
 in bf16, where two neighbours are one register, half as many.
 
 What is multiplied, by `precision`: "tf32x3" (about fp32), "tf32" (rounded to nearest, not cut off) or "bf16";
-sums are made in fp32. Layouts: `kernels.long_convolution.tensors`.
+sums are made in fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decoder.checks import check_powers, kind
-from kernels.decoder.split_kv import ONE_BY_ONE, launched
-from kernels.gpu import gpu_of
-from kernels.long_convolution.register_fft import longer
-from kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
-from kernels.long_convolution.triton_rows import cdiv, filter_strides
+from simcore.kernels.decoder.checks import check_powers, kind
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE, launched
+from simcore.kernels.gpu import gpu_of
+from simcore.kernels.long_convolution.register_fft import longer
+from simcore.kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
+from simcore.kernels.long_convolution.triton_rows import cdiv, filter_strides
 
 Precision = Literal["tf32x3", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

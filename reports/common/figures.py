@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.run import DEVICE
-from reports.text import (
+from simcore.reports import style
+from simcore.reports.run import DEVICE
+from simcore.reports.text import (
     counted,
     in_figure,
     known,

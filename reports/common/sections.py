@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports.common import figures
-from reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
-from reports.run import Run, extreme
-from reports.text import (
+from simcore.reports.common import figures
+from simcore.reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import Run, extreme
+from simcore.reports.text import (
     counted,
     known,
     listed,

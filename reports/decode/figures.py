@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.common.figures import ROW_PX, Variant, log_ticks, spaced
-from reports.run import DEVICE
-from reports.text import (
+from simcore.reports import style
+from simcore.reports.common.figures import ROW_PX, Variant, log_ticks, spaced
+from simcore.reports.run import DEVICE
+from simcore.reports.text import (
     in_figure,
     interval,
     known,

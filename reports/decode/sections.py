@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports.common import sections as common
-from reports.common.figures import variants
-from reports.decode import figures
-from reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
-from reports.run import DEVICE, Run, extreme
-from reports.text import (
+from simcore.reports.common import sections as common
+from simcore.reports.common.figures import variants
+from simcore.reports.decode import figures
+from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import DEVICE, Run, extreme
+from simcore.reports.text import (
     duration,
     interval,
     known,

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.common import figures as figures_common
-from reports.run import DEVICE
-from reports.text import (
+from simcore.reports import style
+from simcore.reports.common import figures as figures_common
+from simcore.reports.run import DEVICE
+from simcore.reports.text import (
     in_figure,
     interval,
     known,
@@ -27,7 +27,7 @@ from reports.text import (
     strategy_name,
     tokens,
 )
-from reports.tiling.figures import HEIGHT_PX, NARROW_HEIGHT_PX, lasting, log_axis, powers_axis
+from simcore.reports.tiling.figures import HEIGHT_PX, NARROW_HEIGHT_PX, lasting, log_axis, powers_axis
 
 # Between two rows of texts above a figure.
 CROSSING_ROW_PX = 14

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports.common import sections as common
-from reports.operators import figures
-from reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
-from reports.run import DEVICE, Run, extreme
-from reports.text import (
+from simcore.reports.common import sections as common
+from simcore.reports.operators import figures
+from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import DEVICE, Run, extreme
+from simcore.reports.text import (
     counted,
     interval,
     known,
@@ -30,7 +30,7 @@ from reports.text import (
     times,
     tokens,
 )
-from reports.tiling.figures import lasting
+from simcore.reports.tiling.figures import lasting
 
 LATENCY, MEMORY, OUT = "latency_s", "memory_bytes", "out_of_memory"
 NOT_RANKED = "not_ranked"

@@ -14,9 +14,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from reports import style
-from reports.common.figures import Variant, log_ticks, spaced
-from reports.text import counted, duration, in_figure, known, percent, recorded, significant
+from simcore.reports import style
+from simcore.reports.common.figures import Variant, log_ticks, spaced
+from simcore.reports.text import counted, duration, in_figure, known, percent, recorded, significant
 
 LOG_SCALE_FROM = 10.0
 SECONDS_FROM = 10.0

@@ -16,13 +16,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from reports.common import sections as common
-from reports.common.figures import Variant, variants
-from reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
-from reports.run import REQUEST_MARK, SESSIONS, Run, extreme
-from reports.serving import figures
-from reports.serving.figures import Scale
-from reports.text import counted, known, listed, percent, recorded, significant, times
+from simcore.reports.common import sections as common
+from simcore.reports.common.figures import Variant, variants
+from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import REQUEST_MARK, SESSIONS, Run, extreme
+from simcore.reports.serving import figures
+from simcore.reports.serving.figures import Scale
+from simcore.reports.text import counted, known, listed, percent, recorded, significant, times
 
 AXES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     # Before the rate, which it is.

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.common import figures as figures_common
-from reports.common.figures import ROW_PX, Variant, log_ticks, spaced
-from reports.serving.figures import Scale
-from reports.text import (
+from simcore.reports import style
+from simcore.reports.common import figures as figures_common
+from simcore.reports.common.figures import ROW_PX, Variant, log_ticks, spaced
+from simcore.reports.serving.figures import Scale
+from simcore.reports.text import (
     duration,
     in_figure,
     interval,

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports.common import sections as common
-from reports.common.figures import Variant
-from reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
-from reports.run import Run, extreme
-from reports.serving.figures import Scale
-from reports.text import (
+from simcore.reports.common import sections as common
+from simcore.reports.common.figures import Variant
+from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import Run, extreme
+from simcore.reports.serving.figures import Scale
+from simcore.reports.text import (
     counted,
     interval,
     known,
@@ -31,7 +31,7 @@ from reports.text import (
     times_of,
     tokens,
 )
-from reports.tiling import figures
+from simcore.reports.tiling import figures
 
 AXES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "layers": ("layers", lambda v: counted(round(v), "layer")),

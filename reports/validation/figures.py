@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.common.figures import log_ticks
-from reports.text import in_figure, known, percent, signed_percent, significant
-from reports.tiling.figures import lasting
+from simcore.reports import style
+from simcore.reports.common.figures import log_ticks
+from simcore.reports.text import in_figure, known, percent, signed_percent, significant
+from simcore.reports.tiling.figures import lasting
 
 SCATTER_PX, NARROW_SCATTER_PX = 440, 360
 TICKS_AT_LEAST, TICKS_AT_MOST = 4, 9

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from reports import style
-from reports.common import sections as common
-from reports.common.figures import ROW_PX
-from reports.page import Details, Opening, Plot, Section, Table, Tile
-from reports.run import ERRORS, EVERY_AXIS, Run, extreme
-from reports.text import (
+from simcore.reports import style
+from simcore.reports.common import sections as common
+from simcore.reports.common.figures import ROW_PX
+from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.run import ERRORS, EVERY_AXIS, Run, extreme
+from simcore.reports.text import (
     NOTHING,
     counted,
     in_figure,
@@ -33,8 +33,8 @@ from reports.text import (
     significant,
     strategy_name,
 )
-from reports.tiling.figures import lasting
-from reports.validation import figures
+from simcore.reports.tiling.figures import lasting
+from simcore.reports.validation import figures
 
 RUNGS: Mapping[str, str] = {"0": "numerics", "1": "prices", "2": "schedules", "3": "end to end"}
 WORDS = {True: "passed", False: "failed"}

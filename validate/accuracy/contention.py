@@ -1,7 +1,7 @@
 """Several graphs at a time on a CUDA card: how much they slow each other down, against the simulated machine.
 
-    python -m validate.accuracy.contention --profile local --out rows.csv --fit
-    python -m validate.accuracy.contention --measured rows.csv          judges rows again, without a card
+    python -m simcore.validate.accuracy.contention --profile local --out rows.csv --fit
+    python -m simcore.validate.accuracy.contention --measured rows.csv          judges rows again, without a card
 
 Cases and programs are those of `contention_cases`; the profile has the constants of the law that
 they are held against. --fit takes them from the rows instead (`contention_fit`), judges by those
@@ -19,16 +19,25 @@ from typing import Annotated, Any, get_type_hints
 import torch
 import typer
 
-from devices.fitted import FittedProfile, write_shared_use
-from devices.profile import NO_PROFILE, PROFILES, load_profile
-from devices.spec import load_device
+from simcore.devices.fitted import FittedProfile, write_shared_use
+from simcore.devices.profile import NO_PROFILE, PROFILES, load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError, is_path
 from simcore.ops.convolution import IMPLEMENTATIONS
 from simcore.terminal import BROKEN
-from validate.accuracy.contention_cases import BESIDE, KINDS, Case, Device, Models, Row, measured, streams_of
-from validate.benchmarks.cases import BORN
-from validate.benchmarks.timing import birth, measure_card
-from validate.calibration.contention_fit import (
+from simcore.validate.accuracy.contention_cases import (
+    BESIDE,
+    KINDS,
+    Case,
+    Device,
+    Models,
+    Row,
+    measured,
+    streams_of,
+)
+from simcore.validate.benchmarks.cases import BORN
+from simcore.validate.benchmarks.timing import birth, measure_card
+from simcore.validate.calibration.contention_fit import (
     LEAST_S,
     MOST_PCT,
     Constants,
@@ -43,9 +52,9 @@ from validate.calibration.contention_fit import (
     shared_use,
     simulated_on,
 )
-from validate.calibration.cuda import this_card
-from validate.machines.cuda.runs import this_machine
-from validate.program import check_out, partial_of, run, write_csv
+from simcore.validate.calibration.cuda import this_card
+from simcore.validate.machines.cuda.runs import this_machine
+from simcore.validate.program import check_out, partial_of, run, write_csv
 
 # What a case may have at most; else as many as a context has tokens, and seconds.
 MOST = {"batch": 512, "count": 256, "side": 4096, "layers": 32}

@@ -25,7 +25,7 @@ from simcore.ops.convolution import Implementation
 from simcore.ops.op import Graph, Op, Price, Pricer, Roofline
 from simcore.sim.contention import Rates
 from simcore.sim.runs import Setup, Start, simulated
-from validate.calibration.cuda_instances import Instances
+from simcore.validate.calibration.cuda_instances import Instances
 
 Kind = Literal["shared weights", "own weights", "beside"]
 SHARED: Kind = "shared weights"

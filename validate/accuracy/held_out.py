@@ -1,7 +1,7 @@
 """Rung 1 on a CUDA card by itself: prices of a profile against times of shapes that it was not made of.
 
-    python -m validate.accuracy.held_out --count 100 --seed 7 --out prices.csv
-    python -m validate.accuracy.held_out --count 100 --seed 7 --measured prices.csv --device h200-sxm
+    python -m simcore.validate.accuracy.held_out --count 100 --seed 7 --out prices.csv
+    python -m simcore.validate.accuracy.held_out --count 100 --seed 7 --measured prices.csv --device h200-sxm
 
 Shapes are drawn by the seed from the ranges that a calibration covers (`cuda_grid`), kind by kind,
 measured as a calibration measures, and priced. Of each kind: how many, median, 95th percentile and worst
@@ -21,26 +21,26 @@ import typer
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
-from devices.fitted import FittedProfile
-from devices.interpolation import Took, place_of
-from devices.making import Point, shape_text
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import Profile, load_profile
-from devices.spec import DeviceSpec, load_device
-from kernels.table import TABLE
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.interpolation import Took, place_of
+from simcore.devices.making import Point, shape_text
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import Profile, load_profile
+from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import Count, InputError, read_cells, unknown_name, validated
+from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, Price, Pricer
 from simcore.terminal import BROKEN
-from validate.benchmarks.cases import BORN
-from validate.benchmarks.timing import Card, birth, measure_card, one_line
-from validate.calibration.cpu import NAME
-from validate.calibration.cuda import this_card
-from validate.calibration.cuda_grid import drawn
-from validate.ladder.rungs import off_pct
-from validate.program import check_out, run, write_csv
-from validate.timing import cuda_times as card_measure
-from validate.timing.allocator import take_memory_in_segments
-from validate.timing.compile_ahead import as_compiled
+from simcore.validate.benchmarks.cases import BORN
+from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
+from simcore.validate.calibration.cpu import NAME
+from simcore.validate.calibration.cuda import this_card
+from simcore.validate.calibration.cuda_grid import drawn
+from simcore.validate.ladder.rungs import off_pct
+from simcore.validate.program import check_out, run, write_csv
+from simcore.validate.timing import cuda_times as card_measure
+from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.compile_ahead import as_compiled
 
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512

@@ -1,6 +1,6 @@
 """Prices of a profile beside operator times that others measured on the same card.
 
-    python -m validate.accuracy.other_operators DIR --device h200-sxm
+    python -m simcore.validate.accuracy.other_operators DIR --device h200-sxm
 
 DIR holds tables of aiconfigurator (Apache-2.0): latency in ms of cuBLAS products, of FlashAttention as vLLM
 calls it, of NCCL's collectives, each its own file. Compared is what is the same op: products in bf16 and fp8
@@ -19,17 +19,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from devices.op_tables import Line, collective_op, gemm_op, latency_s, plain_attention, read_lines
-from devices.price import pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
+from simcore.devices.op_tables import Line, collective_op, gemm_op, latency_s, plain_attention, read_lines
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.models.decoder import TENSOR
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Pricer, Roofline
-from validate.calibration.cpu import NAME
-from validate.calibration.cuda_grid import grid
-from validate.program import run
+from simcore.validate.calibration.cpu import NAME
+from simcore.validate.calibration.cuda_grid import grid
+from simcore.validate.program import run
 
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)

@@ -1,12 +1,12 @@
 """How far off a measured profile's prices are, by the shapes that its calibration measured to check them.
 
-    python -m validate.accuracy.profile_checks h200-sxm [--profile local]
+    python -m simcore.validate.accuracy.profile_checks h200-sxm [--profile local]
 
     error = 100 (max(price, measured) / min(price, measured) - 1)        in percent
 
 No card is needed. Of each kind of op: how many shapes, median, 95th percentile and worst error, and the shape
 of the worst. No price is made of these shapes, but the intervals are: how many lie inside says nothing here
-(`validate.accuracy.held_out` measures others).
+(`simcore.validate.accuracy.held_out` measures others).
 """
 
 import math
@@ -17,13 +17,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from devices.fitted import FittedProfile
-from devices.interpolation import Measured
-from devices.profile import load_profile
-from devices.spec import load_device
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.interpolation import Measured
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
-from validate.accuracy.held_out import MEDIAN_PCT, P95_PCT, label
-from validate.program import run
+from simcore.validate.accuracy.held_out import MEDIAN_PCT, P95_PCT, label
+from simcore.validate.program import run
 
 Errors = Mapping[str, Sequence[tuple[float, Measured]]]
 
@@ -38,7 +38,7 @@ def by_kind(profile: FittedProfile) -> Errors:
 
 
 def is_close(errors: Sequence[float]) -> bool:
-    """Whether prices are as close as `validate.accuracy.held_out` asks of a kind."""
+    """Whether prices are as close as `simcore.validate.accuracy.held_out` asks of a kind."""
     return median(errors) < MEDIAN_PCT and float(np.percentile(errors, 95)) < P95_PCT
 
 

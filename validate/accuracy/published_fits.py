@@ -1,13 +1,13 @@
 """Fits to the tables of two papers: which profile rows follow from which published cells.
 
     point = (launches, floor_s, published seconds) of a cell whose `fitted_by` names the profile
-    row   = devices.fit.fit_two(points of one method in one table)
+    row   = simcore.devices.fit.fit_two(points of one method in one table)
 
 LeetDecoding's cells have the plain floor, Flash-Decoding's the floor of the waves of their blocks. The number
 of splits of Flash-Decoding is the cheapest one by the very fit that is being made: fitted, chosen anew, and
 so on until it stays the same.
 
-    python -m validate.accuracy.published_fits     writes fits.csv of both profiles anew
+    python -m simcore.validate.accuracy.published_fits     writes fits.csv of both profiles anew
 """
 
 import csv
@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from devices.fit import Fit, fit_two
-from devices.fitted import FITS, FitRow, FittedProfile
-from devices.price import launches_and_floor, pricer, roofline
-from devices.spec import DeviceSpec, load_device
+from simcore.devices.fit import Fit, fit_two
+from simcore.devices.fitted import FITS, FitRow, FittedProfile
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import InputError
 from simcore.models.operators import NOT_ATOMIC, linear_attention_op
 from simcore.ops.flash_decoding import method_op, split_count, with_splits

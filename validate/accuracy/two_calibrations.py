@@ -1,9 +1,10 @@
 """How well two calibrations of a card agree: the same shapes, measured twice.
 
-    python -m validate.accuracy.two_calibrations DIR DIR [--out rows.csv]
+    python -m simcore.validate.accuracy.two_calibrations DIR DIR [--out rows.csv]
 
 By kind of op: how many shapes both have, the median of second / first, and between what the middle 90 % of
-them lie. Shapes that a card cannot tell apart (`devices.interpolation.coordinates`) count as the same.
+them lie. Shapes that a card cannot tell apart (`simcore.devices.interpolation.coordinates`) count as the
+same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from devices.fitted import FittedProfile
-from devices.profile import load_profile
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.profile import load_profile
 from simcore.input.files import InputError, read_yaml
 from simcore.terminal import BROKEN
-from validate.program import check_out, run, write_csv
+from simcore.validate.program import check_out, run, write_csv
 
 MOST_OFF = 0.02
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.decoder.decode_attention import (
+from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     config_for,
     decode_attention,
     reference_decode_attention,
     workspace,
 )
-from kernels.decoder.speculative_attention import (
+from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     early_workers,
     receive,
@@ -28,12 +28,12 @@ from kernels.decoder.speculative_attention import (
     speculative_attention,
     speculative_workspace,
 )
-from kernels.decoder.split_kv import cache
-from kernels.kernel import DTYPES
-from validate.benchmarks import cases
-from validate.benchmarks.cases import OURS, Bar, Case, Compared, Row
-from validate.benchmarks.peers import Candidate, Inputs, Peer
-from validate.benchmarks.run import (
+from simcore.kernels.decoder.split_kv import cache
+from simcore.kernels.kernel import DTYPES
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import OURS, Bar, Case, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate, Inputs, Peer
+from simcore.validate.benchmarks.run import (
     SEED,
     Bench,
     Entry,
@@ -45,7 +45,7 @@ from validate.benchmarks.run import (
     take_turns,
     tried,
 )
-from validate.benchmarks.timing import CUDA, Card, event, one_line, wait
+from simcore.validate.benchmarks.timing import CUDA, Card, event, one_line, wait
 
 FP8 = torch.float8_e4m3fn
 EARLY_RUNS, EARLY_WARM_UPS = 40, 3

@@ -5,8 +5,8 @@
 A part measures the ways at a training set of shapes, writes them as a profile of granularity measured
 (`interpolation`) and reads that back. Then it draws other shapes, lets the choices of the product go by
 the profile's prices there, and measures the ways. One is left out where the datasheet's price
-(`devices.price`, no profile) is more than SLOW times the best time found, for it will not be the fastest; one
-that is chosen is measured in any case. Our own kernels are checked against float64 each time.
+(`simcore.devices.price`, no profile) is more than SLOW times the best time found, for it will not be the
+fastest; one that is chosen is measured in any case. Our own kernels are checked against float64 each time.
 
 auto      bf16 with decay: our kernels, and torch's methods
 hybrid    fp32: our direct sum and our transform, torch's transform and its depthwise convolution
@@ -30,23 +30,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from devices.fitted import Birth, FittedProfile
-from devices.making import Point, as_read, fits, shape_text, write_whole
-from devices.price import launches_and_floor, pricer, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.kernel import in_double
-from kernels.linear_attention.api import chosen_method, default_device, op_of
-from kernels.table import TABLE
+from simcore.devices.fitted import Birth, FittedProfile
+from simcore.devices.making import Point, as_read, fits, shape_text, write_whole
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
+from simcore.kernels.kernel import in_double
+from simcore.kernels.linear_attention.api import chosen_method, default_device, op_of
+from simcore.kernels.table import TABLE
 from simcore.ops.convolution import Implementation
 from simcore.ops.linear_attention import METHODS, memory_bytes
 from simcore.ops.op import Op, Pricer, Roofline
 from simcore.studies.tiling.implementations import Lanes, cheapest, sides
-from validate.benchmarks import cases
-from validate.benchmarks.cases import Bar, Row, Times
-from validate.benchmarks.run import SEED, Bench, relative_error, say
-from validate.benchmarks.timing import capture, one_line, replayed
-from validate.timing.cuda_times import GRAPH_S, MOST_SETS, calls_over, operands
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import Bar, Row, Times
+from simcore.validate.benchmarks.run import SEED, Bench, relative_error, say
+from simcore.validate.benchmarks.timing import capture, one_line, replayed
+from simcore.validate.timing.cuda_times import GRAPH_S, MOST_SETS, calls_over, operands
 
 DRAWN = 200
 SLOW = 2.0
@@ -269,7 +269,7 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
     profile = FittedProfile(
         name=name,
         title=f"{birth.processor}, kernels of this project and torch's",
-        source=f"measured by python -m validate.benchmarks.kernels, {len(points)} shapes, captured graphs",
+        source=f"measured by python -m simcore.validate.benchmarks.kernels, {len(points)} shapes, captured graphs",
         device=device,
         granularity="measured",
         # What a captured graph costs around a kernel is in its time already.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.long_convolution.triton_direct import direct_tile
-from kernels.long_convolution.triton_fft import (
+from simcore.kernels.long_convolution.triton_direct import direct_tile
+from simcore.kernels.long_convolution.triton_fft import (
     LEAST,
     LONGEST_SIDE,
     fft_config_for,
@@ -26,12 +26,18 @@ from kernels.long_convolution.triton_fft import (
     fft_tile,
     right_angle_spectrum,
 )
-from kernels.long_convolution.triton_rows import RowConfig, conv_column, conv_row, row_config_for, row_space
-from kernels.long_convolution.triton_toeplitz import PRECISIONS, toeplitz_config, toeplitz_tile
-from validate.benchmarks import cases
-from validate.benchmarks.cases import OURS, Bar, Compared, Row
-from validate.benchmarks.peers import Candidate
-from validate.benchmarks.run import SEED, Bench, compared_part, take_turns, tried
+from simcore.kernels.long_convolution.triton_rows import (
+    RowConfig,
+    conv_column,
+    conv_row,
+    row_config_for,
+    row_space,
+)
+from simcore.kernels.long_convolution.triton_toeplitz import PRECISIONS, toeplitz_config, toeplitz_tile
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate
+from simcore.validate.benchmarks.run import SEED, Bench, compared_part, take_turns, tried
 
 WORD = 4
 # Sides up to here are tried as direct sums too.

@@ -1,4 +1,5 @@
-"""`python -m validate.benchmarks.kernels`: the kernels on a CUDA device, beside the fastest public ones.
+"""`python -m simcore.validate.benchmarks.kernels`: the kernels on a CUDA device, beside the fastest public
+ones.
 
 anchors      decode attention at the shapes where the public kernels were measured, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
@@ -36,18 +37,18 @@ from pathlib import Path
 
 import torch
 
-from validate.benchmarks import cases
-from validate.benchmarks.attention import anchors, speculative, table, variants
-from validate.benchmarks.cases import Bar
-from validate.benchmarks.choice import auto, hybrid
-from validate.benchmarks.convolution import baselines, tiles
-from validate.benchmarks.linear_attention import linear_attention, linear_step
-from validate.benchmarks.peers import PEERS, Peer, compile_ahead, present
-from validate.benchmarks.run import Bench, free, say
-from validate.benchmarks.steps import layer, projections
-from validate.benchmarks.timing import Card, birth, measure_card, one_line
-from validate.benchmarks.token_step import slots, token_steps
-from validate.timing.allocator import take_memory_in_segments
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.attention import anchors, speculative, table, variants
+from simcore.validate.benchmarks.cases import Bar
+from simcore.validate.benchmarks.choice import auto, hybrid
+from simcore.validate.benchmarks.convolution import baselines, tiles
+from simcore.validate.benchmarks.linear_attention import linear_attention, linear_step
+from simcore.validate.benchmarks.peers import PEERS, Peer, compile_ahead, present
+from simcore.validate.benchmarks.run import Bench, free, say
+from simcore.validate.benchmarks.steps import layer, projections
+from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
+from simcore.validate.benchmarks.token_step import slots, token_steps
+from simcore.validate.timing.allocator import take_memory_in_segments
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
 
@@ -73,7 +74,7 @@ PARTS: dict[str, Callable[[Bench], list[Bar]]] = {
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m validate.benchmarks.kernels", description=str(__doc__).split("\n")[0]
+        prog="python -m simcore.validate.benchmarks.kernels", description=str(__doc__).split("\n")[0]
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="which, in this order (%(default)s)")
     parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the tables (%(default)s)")
@@ -163,7 +164,7 @@ def run_apart(asked: argparse.Namespace) -> int:
         words += ["--quick"] if asked.quick else []
         words += ["--without", ",".join(asked.without)] if asked.without else []
         for part in asked.parts:
-            command = [sys.executable, "-m", "validate.benchmarks.kernels", "--parts", part, *words]
+            command = [sys.executable, "-m", "simcore.validate.benchmarks.kernels", "--parts", part, *words]
             process = subprocess.Popen(command)
             try:
                 code = max(code, abs(process.wait(asked.apart)) and 1)
@@ -180,7 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """The exit code of the command line."""
     asked = arguments(words)
     if not torch.cuda.is_available():
-        print("validate.benchmarks.kernels needs a CUDA device; there is none here", file=sys.stderr)
+        print("simcore.validate.benchmarks.kernels needs a CUDA device; there is none here", file=sys.stderr)
         return 2
     take_memory_in_segments()
     if asked.apart is not None:

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
 
-from kernels.linear_attention.api import causal_linear_attention
-from kernels.linear_attention.triton_chunked import chunked_linear_attention
-from kernels.linear_attention.triton_step import linear_attention_step
-from validate.benchmarks import cases
-from validate.benchmarks.cases import OURS, Bar, Compared, Row
-from validate.benchmarks.peers import Candidate
-from validate.benchmarks.run import SEED, Bench, compared_part, say, take_turns, tried
-from validate.benchmarks.timing import capture, one_line, replayed, version_of
+from simcore.kernels.linear_attention.api import causal_linear_attention
+from simcore.kernels.linear_attention.triton_chunked import chunked_linear_attention
+from simcore.kernels.linear_attention.triton_step import linear_attention_step
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate
+from simcore.validate.benchmarks.run import SEED, Bench, compared_part, say, take_turns, tried
+from simcore.validate.benchmarks.timing import capture, one_line, replayed, version_of
 
 HEADS, WIDTH = 32, 128
 FASTER, STEP_FASTER, STEP_SHARE = 1.8, 1.15, 0.85

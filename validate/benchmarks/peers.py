@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.kernel import DTYPES
-from validate.benchmarks.cases import Case
-from validate.benchmarks.timing import one_line, version_of
+from simcore.kernels.kernel import DTYPES
+from simcore.validate.benchmarks.cases import Case
+from simcore.validate.benchmarks.timing import one_line, version_of
 
 Attend = Callable[[], Tensor]
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from validate.benchmarks import cases
-from validate.benchmarks.cases import Birth, Compared, Row
-from validate.benchmarks.peers import Candidate, Peer
-from validate.benchmarks.timing import Card, capture, one_line, replayed
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import Birth, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate, Peer
+from simcore.validate.benchmarks.timing import Card, capture, one_line, replayed
 
 ROUNDS = 2
 # Every run draws the same numbers, so that runs can be compared.

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.decoder.decode_attention import reference_decode_attention
-from kernels.decoder.layer import (
+from simcore.kernels.decoder.decode_attention import reference_decode_attention
+from simcore.kernels.decoder.layer import (
     Buffers,
     LayerCache,
     LayerWeights,
@@ -17,13 +17,13 @@ from kernels.decoder.layer import (
     layer_step,
     reference_layer_step,
 )
-from kernels.decoder.matmul import config_for, matmul
-from kernels.decoder.matmul import workspace as matmul_workspace
-from validate.benchmarks import cases
-from validate.benchmarks.cases import OURS, Bar, Compared, Row
-from validate.benchmarks.peers import Candidate
-from validate.benchmarks.run import ROUNDS, SEED, Bench, free, relative_error, say, take_turns, tried
-from validate.benchmarks.timing import capture, one_line, replayed
+from simcore.kernels.decoder.matmul import config_for, matmul
+from simcore.kernels.decoder.matmul import workspace as matmul_workspace
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate
+from simcore.validate.benchmarks.run import ROUNDS, SEED, Bench, free, relative_error, say, take_turns, tried
+from simcore.validate.benchmarks.timing import capture, one_line, replayed
 
 
 def projection_row(of: cases.Projection, implementation: str, version: str) -> Row:

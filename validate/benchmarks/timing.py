@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from validate.benchmarks.cases import Birth
-from validate.timing.reading_kernels import nothing_kernel, read_kernel
+from simcore.validate.benchmarks.cases import Birth
+from simcore.validate.timing.reading_kernels import nothing_kernel, read_kernel
 
 LEAST_REPLAYS, LEAST_S, MOST_REPLAYS = 20, 0.03, 400
 QUICK_REPLAYS, QUICK_S = 5, 0.001

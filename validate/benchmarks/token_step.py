@@ -15,12 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decoder.slot_moves import slot_caches, slot_moves
-from kernels.long_convolution.token_step import config_for, reference_token_step, token_step, workspace
-from validate.benchmarks import cases
-from validate.benchmarks.cases import OURS, Bar, Compared, Row
-from validate.benchmarks.peers import Candidate
-from validate.benchmarks.run import SEED, Bench, brief, compared_part, take_turns, tried
+from simcore.kernels.decoder.slot_moves import slot_caches, slot_moves
+from simcore.kernels.long_convolution.token_step import (
+    config_for,
+    reference_token_step,
+    token_step,
+    workspace,
+)
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.peers import Candidate
+from simcore.validate.benchmarks.run import SEED, Bench, brief, compared_part, take_turns, tried
 
 # Positions of a model: a graph of one model has no more steps.
 ROOM = cases.LEAST_CALLS

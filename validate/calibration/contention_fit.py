@@ -19,16 +19,16 @@ from typing import Any
 
 from scipy.optimize import minimize
 
-from devices.fitted import FittedProfile, SharedUse
-from devices.price import pricer, roofline
-from devices.spec import DeviceSpec
 from simcore.assembly import MODELS
+from simcore.devices.fitted import FittedProfile, SharedUse
+from simcore.devices.price import pricer, roofline
+from simcore.devices.spec import DeviceSpec
 from simcore.input.files import InputError
 from simcore.models.decoder import Dtypes
 from simcore.models.decoder_config import load_config
 from simcore.models.long_convolution import LongConvolution
 from simcore.sim.contention import Rates, shared_reads
-from validate.accuracy.contention_cases import (
+from simcore.validate.accuracy.contention_cases import (
     BESIDE,
     OWN,
     SHARED,
@@ -39,7 +39,7 @@ from validate.accuracy.contention_cases import (
     predicted,
     seconds_of,
 )
-from validate.ladder.rungs import off_pct
+from simcore.validate.ladder.rungs import off_pct
 
 # Where a law is further off in the median, it is none.
 MOST_PCT = 8.0

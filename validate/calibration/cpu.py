@@ -1,6 +1,6 @@
 """Fits a price profile of this machine: two constants for each kind of op and dtype, and what the host costs.
 
-    seconds = launches * kernel_s + floor_s / efficiency          (devices.fit)
+    seconds = launches * kernel_s + floor_s / efficiency          (simcore.devices.fit)
     seconds = median of the kernel (cpu_times) + what the machine spends around it (cpu_host)
 
 Torch computes on one thread, here as in runs.
@@ -18,19 +18,19 @@ from typing import Any, cast
 
 import torch
 
-from devices.fitted import Birth, FitRow, FittedProfile
-from devices.making import Point, check_target, fits, write_whole
-from devices.price import pricer, roofline
-from devices.profile import PROFILES
-from devices.spec import load_device
-from kernels.table import TABLE, Kernel
+from simcore.devices.fitted import Birth, FitRow, FittedProfile
+from simcore.devices.making import Point, check_target, fits, write_whole
+from simcore.devices.price import pricer, roofline
+from simcore.devices.profile import PROFILES
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op
 from simcore.studies.common import Progress
-from validate.calibration.cpu_grid import grid
-from validate.calibration.cpu_host import host_costs, operand_costs
-from validate.machines.cpu.machine import one_thread
-from validate.timing.cpu_times import CACHE, Clock, measure, rates
+from simcore.validate.calibration.cpu_grid import grid
+from simcore.validate.calibration.cpu_host import host_costs, operand_costs
+from simcore.validate.machines.cpu.machine import one_thread
+from simcore.validate.timing.cpu_times import CACHE, Clock, measure, rates
 
 __all__ = ["NAME", "calibrate", "processor", "profile_path"]
 

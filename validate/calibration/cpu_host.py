@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from kernels.table import TABLE
+from simcore.kernels.table import TABLE
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder, Dtypes
@@ -31,11 +31,11 @@ from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.tensor_parallel import tensor_parallel
-from validate.machines.buffers.decoder import decoder_states
-from validate.machines.buffers.long_convolution import long_convolution_state
-from validate.machines.buffers.served import served_states
-from validate.machines.cpu.machine import State, TorchRun
-from validate.timing.op_times import op_times
+from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.long_convolution import long_convolution_state
+from simcore.validate.machines.buffers.served import served_states
+from simcore.validate.machines.cpu.machine import State, TorchRun
+from simcore.validate.timing.op_times import op_times
 
 MODEL = Path(__file__).resolve().parents[2] / "scenarios" / "models" / "tiny-llama.json"
 # Launches of one run by which host costs are told apart, and how often it is repeated.

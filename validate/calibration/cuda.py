@@ -1,9 +1,9 @@
 """Measures what ops cost on a CUDA card, and writes the profile by which they are priced.
 
-    a line for each kind of op         two constants                       devices.fit
+    a line for each kind of op         two constants                       simcore.devices.fit
     and for each matrix, each set of
     heads, ... that models have        two constants, corrected by what
-                                       was measured near an op's shape     devices.interpolation
+                                       was measured near an op's shape     simcore.devices.interpolation
     intervals                          by shapes drawn besides, by kind
 
 What was measured is kept beside the profile until it is whole: a calibration that was interrupted goes on
@@ -27,10 +27,11 @@ from statistics import median
 
 import torch
 
-from devices.fit import Fit, fit_two
-from devices.fitted import Birth, FittedProfile, SharedUse
-from devices.interpolation import Role, correction
-from devices.making import (
+from simcore.compiled import PACKAGE
+from simcore.devices.fit import Fit, fit_two
+from simcore.devices.fitted import Birth, FittedProfile, SharedUse
+from simcore.devices.interpolation import Role, correction
+from simcore.devices.making import (
     ALIKE,
     COLUMNS,
     Point,
@@ -41,25 +42,24 @@ from devices.making import (
     shape_text,
     write_whole,
 )
-from devices.price import launches_and_floor, roofline
-from devices.profile import load_profile
-from devices.spec import load_device
-from kernels.linear_attention.api import default_device
-from kernels.table import TABLE, Kernel
-from simcore.compiled import PACKAGE
+from simcore.devices.price import launches_and_floor, roofline
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.linear_attention.api import default_device
+from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Roofline
 from simcore.studies.common import Progress
-from validate.benchmarks.timing import Card, birth, measure_card, one_line
-from validate.calibration import cuda_host as card_host
-from validate.calibration import cuda_nodes as card_nodes
-from validate.calibration import cuda_sharing as card_sharing
-from validate.calibration.cpu import NAME, measured_on, profile_path
-from validate.calibration.cuda_grid import Family, drawn, families, grid
-from validate.program import partial_of
-from validate.timing import cuda_times as card_measure
-from validate.timing.allocator import take_memory_in_segments
-from validate.timing.compile_ahead import as_compiled
+from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
+from simcore.validate.calibration import cuda_host as card_host
+from simcore.validate.calibration import cuda_nodes as card_nodes
+from simcore.validate.calibration import cuda_sharing as card_sharing
+from simcore.validate.calibration.cpu import NAME, measured_on, profile_path
+from simcore.validate.calibration.cuda_grid import Family, drawn, families, grid
+from simcore.validate.program import partial_of
+from simcore.validate.timing import cuda_times as card_measure
+from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.compile_ahead import as_compiled
 
 CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
 # Between two shapes more is measured where a price there would be further off than this (a logarithm), so
@@ -406,7 +406,8 @@ def _at(
 
 
 def _off(constants: Fit, low: At, high: At, middle: At) -> float:
-    """log(measured / what `devices.interpolation` has between two points); 0 where they say nothing of it."""
+    """log(measured / what `simcore.devices.interpolation` has between two points); 0 where they say nothing
+    of it."""
     near = correction(constants, [as_read(low[1]), as_read(high[1])])
     return near.error(constants, as_read(middle[1])) or 0.0
 

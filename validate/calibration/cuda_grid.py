@@ -20,7 +20,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from devices.interpolation import operand_bytes, place_of
+from simcore.devices.interpolation import operand_bytes, place_of
 from simcore.models.decoder import Decoder, why_not
 from simcore.models.decoder_config import load_config
 from simcore.ops import convolution as conv
@@ -60,7 +60,7 @@ LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 
 FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
 FEWEST_LAYERS = (1, 2, 3, 9, 36)
 # Up to so many bytes ops find their inputs in the cache where they are measured, beyond not: calls go round
-# 128 sets of them (`validate.timing.cuda_times`), and an H200 keeps 60 MiB.
+# 128 sets of them (`simcore.validate.timing.cuda_times`), and an H200 keeps 60 MiB.
 KEPT_BYTES = 60 * 2**20 // 128
 # Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
 # and beside round numbers, of which groups are alike, others.

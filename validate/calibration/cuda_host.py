@@ -26,13 +26,13 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.streams import current_gate
+from simcore.kernels.streams import current_gate
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, Work
-from validate.machines.cuda.layer import CudaLayer, Layer
-from validate.machines.cuda.machine import Card
-from validate.timing.pace import pace
+from simcore.validate.machines.cuda.layer import CudaLayer, Layer
+from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.timing.pace import pace
 
 ROUNDS, MESSAGES, RUNS = 100, 200, 9
 ONE, SOME, MANY = 1, 201, 501

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from simcore.models.decoder import Decoder
 from simcore.ops.op import Graph, Op, Publication, placed
-from validate.machines.buffers.cuda_decoder import CardDecoderState
+from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState
 
 INSTANCE = "instance"
 

@@ -13,18 +13,18 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-from kernels.table import TABLE
+from simcore.kernels.table import TABLE
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder import TENSOR, Decoder
 from simcore.models.decoder_config import load_config
 from simcore.ops.op import Op, Roofline
-from validate.benchmarks.timing import Card as Reached
-from validate.calibration.cuda_grid import LLAMA, MODELS
-from validate.machines.buffers.cuda_decoder import card_decoder_states, card_weights
-from validate.machines.cuda.layer import CudaLayer
-from validate.machines.cuda.machine import Card
-from validate.timing import cuda_times as card_measure
+from simcore.validate.benchmarks.timing import Card as Reached
+from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
+from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states, card_weights
+from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.timing import cuda_times as card_measure
 
 # Batches and contexts; tokens of a run, of which the later half counts; runs, of which the last does.
 CASES = ((1, 1021), (4, 3989), (16, 1531), (32, 2039))

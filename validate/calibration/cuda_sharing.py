@@ -1,4 +1,5 @@
-"""How graphs share a card, as a calibration measures it: a part of what `validate.accuracy.contention` does.
+"""How graphs share a card, as a calibration measures it: a part of what
+`simcore.validate.accuracy.contention` does.
 
     streams   1 to 32 decode steps of one model at a time
     beside    one tile after the other beside token steps
@@ -11,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from devices.fitted import FittedProfile, SharedUse
-from devices.spec import load_device
+from simcore.devices.fitted import FittedProfile, SharedUse
+from simcore.devices.spec import load_device
 from simcore.ops.op import Op
-from validate.accuracy.contention_cases import BESIDE, OWN, SHARED, Case, Row, jobs, measured
-from validate.benchmarks.timing import one_line
-from validate.calibration.contention_fit import (
+from simcore.validate.accuracy.contention_cases import BESIDE, OWN, SHARED, Case, Row, jobs, measured
+from simcore.validate.benchmarks.timing import one_line
+from simcore.validate.calibration.contention_fit import (
     LEAST_S,
     MOST_PCT,
     cases_of,
@@ -29,8 +30,8 @@ from validate.calibration.contention_fit import (
     shared_use,
     simulated_on,
 )
-from validate.machines.cuda.runs import this_machine
-from validate.timing.cuda_times import FAILURES
+from simcore.validate.machines.cuda.runs import this_machine
+from simcore.validate.timing.cuda_times import FAILURES
 
 LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
 # Every second one is fitted to: of the few, what fills the card, and what does not judges it.

@@ -1,11 +1,11 @@
 """The simulator beside measured engines that nobody here wrote: rows of TTFT and TPOT.
 
-    python -m validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0]
+    python -m simcore.validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0]
 
-FILE is a table of measured runs with the columns of `validate.engines.rows`. Its dense Llama-3.1 8B and 70B
-rows on H100 and H200 are predicted, each as the closed loop that it was, by the engine's own rules of
+FILE is a table of measured runs with the columns of `simcore.validate.engines.rows`. Its dense Llama-3.1 8B
+and 70B rows on H100 and H200 are predicted, each as the closed loop that it was, by the engine's own rules of
 batching, at the prices that its card has by default, or those of another profile. A tenth of the rows of each
-series, drawn by the seed, gives its one constant (`validate.engines.predict`); the others are judged:
+series, drawn by the seed, gives its one constant (`simcore.validate.engines.predict`); the others are judged:
 
     error = |predicted - measured| / measured
 
@@ -22,13 +22,13 @@ from typing import Annotated, Any
 
 import typer
 
-from devices.in_use import prices_of
-from devices.profile import NO_PROFILE, profile_names
+from simcore.devices.in_use import prices_of
+from simcore.devices.profile import NO_PROFILE, profile_names
 from simcore.input.files import InputError, unknown_name
-from validate.calibration.cpu import NAME
-from validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
-from validate.engines.rows import Row, impossible, inconsistent, read_rows
-from validate.program import check_out, run, write_csv
+from simcore.validate.calibration.cpu import NAME
+from simcore.validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
+from simcore.validate.engines.rows import Row, impossible, inconsistent, read_rows
+from simcore.validate.program import check_out, run, write_csv
 
 # What aiconfigurator 0.12 reaches on such rows, and the bars, in percent.
 BARS = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}

@@ -24,8 +24,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.profile import NO_PROFILE
 from simcore.assembly import ServingStudy, assemble
+from simcore.devices.profile import NO_PROFILE
 from simcore.machine.machine import Overheads
 from simcore.ops.op import Op, Price, Pricer
 from simcore.scenario import parse_scenario
@@ -33,8 +33,8 @@ from simcore.studies.hardware import Hardware
 from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
-from validate.calibration.cpu import NAME
-from validate.engines.rows import Row
+from simcore.validate.calibration.cpu import NAME
+from simcore.validate.engines.rows import Row
 
 # The share of rows that a constant is fitted to.
 FITTED_SHARE = 0.1

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass as checked
 
-from devices.spec import load_device
+from simcore.devices.spec import load_device
 from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES

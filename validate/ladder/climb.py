@@ -18,9 +18,9 @@ from functools import cache
 from statistics import median
 from typing import Any, Protocol
 
-from devices.price import roofline
-from devices.spec import load_device
 from simcore.assembly import Parts, Place, assemble
+from simcore.devices.price import roofline
+from simcore.devices.spec import load_device
 from simcore.machine.machine import Overheads
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
@@ -28,10 +28,10 @@ from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup, Start, span_by_span
 from simcore.studies.common import FIGURE, Outcome, Progress, Row, flat, of_whole_runs
 from simcore.studies.fields import HostOverheads
-from validate.ladder.recorded import longest, price_rows, simulated_too
-from validate.ladder.rungs import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
-from validate.machines.here import Real
-from validate.timing.op_times import plain
+from simcore.validate.ladder.recorded import longest, price_rows, simulated_too
+from simcore.validate.ladder.rungs import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
+from simcore.validate.machines.here import Real
+from simcore.validate.timing.op_times import plain
 
 ROLE = "measured on this machine"
 # Figures that split the time of a graph among its ops: on a card nobody has measured these.

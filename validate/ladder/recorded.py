@@ -12,7 +12,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Size
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.studies.common import middle_first
-from validate.ladder.rungs import OpPoint
+from simcore.validate.ladder.rungs import OpPoint
 
 
 @dataclass

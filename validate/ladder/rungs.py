@@ -32,18 +32,18 @@ import numpy as np
 import torch
 from pydantic.dataclasses import dataclass as checked
 
-from devices.fit import Fit, fit_two
-from devices.making import condition
-from devices.price import launches_and_floor, summed
-from kernels.kernel import Kernel, in_double
-from kernels.table import TABLE
+from simcore.devices.fit import Fit, fit_two
+from simcore.devices.making import condition
+from simcore.devices.price import launches_and_floor, summed
 from simcore.input.files import STRICT, InputError, Positive, read_yaml, unknown_name, validated
+from simcore.kernels.kernel import Kernel, in_double
+from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.studies.common import Row
-from validate.calibration.cpu_grid import grid
-from validate.machines.cpu.machine import units
-from validate.timing.op_times import op_times, plain
+from simcore.validate.calibration.cpu_grid import grid
+from simcore.validate.machines.cpu.machine import units
+from simcore.validate.timing.op_times import op_times, plain
 
 __all__ = [
     "Bounds",
@@ -139,7 +139,7 @@ def op_points(
 ) -> list[OpPoint]:
     """What rungs 0 and 1 need of real runs: at most 20 shapes of each kind and dtype, 5 of them with their
     numerical error. `price`: the predicted prices; `calibrated`: the ops that they were fitted to
-    (`validate.calibration.cpu_grid` if left out)."""
+    (`simcore.validate.calibration.cpu_grid` if left out)."""
     known = {plain(op) for op in (grid(table) if calibrated is None else calibrated)}
     by_kind: dict[tuple[str, str], list[tuple[float, Op, list[float]]]] = {}
     for op, seconds in op_times(traces).items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kernels.table import TABLE
+from simcore.kernels.table import TABLE
 from simcore.machine import mesh as layout
 from simcore.machine.machine import MismatchError
 from simcore.ops.op import Graph, Op, Publication

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kernels.kernel import DTYPES as FORMATS
-from kernels.table import TABLE
 from simcore.input.files import InputError
+from simcore.kernels.kernel import DTYPES as FORMATS
+from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
@@ -22,11 +22,11 @@ from simcore.ops.op import Op, Publication
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import middle_first
-from validate.calibration.cpu import processor
-from validate.machines.buffers.decoder import decoder_states
-from validate.machines.buffers.long_convolution import long_convolution_state
-from validate.machines.buffers.served import served_states
-from validate.machines.cpu.machine import ONE_AFTER_ANOTHER, State, TorchRun, one_thread
+from simcore.validate.calibration.cpu import processor
+from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.long_convolution import long_convolution_state
+from simcore.validate.machines.buffers.served import served_states
+from simcore.validate.machines.cpu.machine import ONE_AFTER_ANOTHER, State, TorchRun, one_thread
 
 SEED = 0
 

@@ -21,8 +21,17 @@ from simcore.machine.machine import Condition, DeadlockError, Flag, Machine, Pro
 from simcore.machine.trace import Gauge, Message, Trace
 from simcore.ops.op import Graph
 from simcore.sim.simulation import Route
+from simcore.validate.machines.launches import (
+    Device,
+    Launch,
+    Need,
+    SignalTicket,
+    Steps,
+    Task,
+    TorchTicket,
+    Waitable,
+)
 from simcore.workload.requests import END
-from validate.machines.launches import Device, Launch, Need, SignalTicket, Steps, Task, TorchTicket, Waitable
 
 
 @dataclass(slots=True, eq=False)

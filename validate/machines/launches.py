@@ -11,7 +11,7 @@ from simcore.ops.op import Graph, Op, Publication
 
 class State(Protocol):
     """The buffers of one rank, and which of them an op reads and writes. Ops come bound, with numbers for
-    all sizes; a fused op comes part by part unless `kernels.table.TABLE` has its kind."""
+    all sizes; a fused op comes part by part unless `simcore.kernels.table.TABLE` has its kind."""
 
     def execute(self, op: Op) -> None:
         """A local op."""

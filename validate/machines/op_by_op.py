@@ -1,8 +1,8 @@
 """What the ops of real runs on a card take one by one, and prices for the simulated machine from that.
 
-    isolated times      each op alone, cold, in captured graphs             validate.timing.cuda_times
+    isolated times      each op alone, cold, in captured graphs             simcore.validate.timing.cuda_times
     in a case           less by cold - warm, for ops that find their operands in the L2 cache there
-                                                                            validate.machines.reuse
+                                                                            simcore.validate.machines.reuse
     between two shapes  log t = log t1 + (log t2 - log t1) (log x - log x1) / (log x2 - log x1)
                         where both differ from it in the one dimension x alone, and lie on both sides
     beside one          t = t1 floor / floor1, where x lies within NEAR of it
@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from devices.making import Point, shape_text
-from devices.price import launches_and_floor
-from devices.profile import NO_PROFILE, has_profile, load_profile
-from devices.spec import load_device
-from kernels.table import TABLE, Kernel
+from simcore.devices.making import Point, shape_text
+from simcore.devices.price import launches_and_floor
+from simcore.devices.profile import NO_PROFILE, has_profile, load_profile
+from simcore.devices.spec import load_device
+from simcore.kernels.table import TABLE, Kernel
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.studies.common import Progress
-from validate.benchmarks.timing import Card, one_line
-from validate.ladder.climb import Ops, OpTimes
-from validate.ladder.rungs import (
+from simcore.validate.benchmarks.timing import Card, one_line
+from simcore.validate.ladder.climb import Ops, OpTimes
+from simcore.validate.ladder.rungs import (
     NUMERICS_SHAPES,
     PRICE_SHAPES,
     OpPoint,
@@ -36,10 +36,10 @@ from validate.ladder.rungs import (
     prices_of,
     spread,
 )
-from validate.machines.cuts import units
-from validate.machines.reuse import found_in_cache
-from validate.timing.cuda_times import FAILURES, go_on, measured
-from validate.timing.op_times import op_times, plain
+from simcore.validate.machines.cuts import units
+from simcore.validate.machines.reuse import found_in_cache
+from simcore.validate.timing.cuda_times import FAILURES, go_on, measured
+from simcore.validate.timing.op_times import op_times, plain
 
 # Shapes of a kind that are measured: more than are shown, for a replay takes its prices from them.
 MOST_SHAPES = 64

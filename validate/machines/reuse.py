@@ -14,10 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from devices.price import STAYS
+from simcore.devices.price import STAYS
 from simcore.machine.trace import Span, Trace
 from simcore.ops.op import Op
-from validate.timing.op_times import plain
+from simcore.validate.timing.op_times import plain
 
 
 def found_in_cache(trace: Trace, cache_bytes: int) -> frozenset[Op]:

@@ -45,11 +45,11 @@ quick() {
     local status=0
     time TRITON_CACHE_DIR=$out/triton-quick "$python" -m simcore calibrate --on cuda --quick --out "$out/quick" ||
         status=$?
-    "$python" -m validate.accuracy.two_calibrations $profile "$out/quick" --out "$out/h200_two_calibrations.csv" || status=$?
+    "$python" -m simcore.validate.accuracy.two_calibrations $profile "$out/quick" --out "$out/h200_two_calibrations.csv" || status=$?
     return $status
 }
 
-held_out() { "$python" -m validate.accuracy.held_out --count 50 --seed "${SEED:-29}" --out "$out/h200_held_out.csv"; }
+held_out() { "$python" -m simcore.validate.accuracy.held_out --count 50 --seed "${SEED:-29}" --out "$out/h200_held_out.csv"; }
 
 tiles() { ladder tiles --set tokens=256; }
 
@@ -67,7 +67,7 @@ decoder_layer() { ladder decoder_layer --set 'batch=[1, 5, 37]' --set 'context_t
 codellama_34b() { ladder codellama_34b; }
 
 contention() {
-    "$python" -m validate.accuracy.contention --repeats 2 --contexts 1024,8192 --sides 32,64,128,256,512,1024 \
+    "$python" -m simcore.validate.accuracy.contention --repeats 2 --contexts 1024,8192 --sides 32,64,128,256,512,1024 \
         --out "$out/h200_contention.csv"
 }
 

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import torch
 import triton
 
-from kernels.streams import one_stream
-from kernels.table import TABLE
+from simcore.kernels.streams import one_stream
+from simcore.kernels.table import TABLE
 from simcore.ops.op import Op
 
 MOST_PROCESSES = 14

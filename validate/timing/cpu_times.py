@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from devices.making import Point
-from devices.price import launches_and_floor
-from kernels.kernel import DTYPES, Kernel
+from simcore.devices.making import Point
+from simcore.devices.price import launches_and_floor
+from simcore.kernels.kernel import DTYPES, Kernel
 from simcore.ops.op import Op, Roofline
 from simcore.sim.garbage import no_collections
 from simcore.studies.common import Progress

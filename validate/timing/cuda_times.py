@@ -36,19 +36,19 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from devices.fitted import WRITTEN
-from devices.interpolation import COLD, STAY
-from devices.making import Point
-from devices.price import launches_and_floor
-from kernels.kernel import DTYPES, Kernel
-from kernels.streams import one_stream
+from simcore.devices.fitted import WRITTEN
+from simcore.devices.interpolation import COLD, STAY
+from simcore.devices.making import Point
+from simcore.devices.price import launches_and_floor
 from simcore.input.files import InputError
+from simcore.kernels.kernel import DTYPES, Kernel
+from simcore.kernels.streams import one_stream
 from simcore.ops.op import Op, Roofline
 from simcore.sim.garbage import no_collections
-from validate.benchmarks import cases
-from validate.benchmarks.timing import Card, capture, once_s, one_line, replayed, replays_s
-from validate.timing.captures import GraphPool
-from validate.timing.reading_kernels import nothing_kernel
+from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks.timing import Card, capture, once_s, one_line, replayed, replays_s
+from simcore.validate.timing.captures import GraphPool
+from simcore.validate.timing.reading_kernels import nothing_kernel
 
 SEED = 0
 # More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.

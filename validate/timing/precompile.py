@@ -1,21 +1,21 @@
 """What a scenario launches on a card, known before it runs there: the simulated machine launches the same.
 
 A kernel is compiled for a second or more where it is first launched, and a run launches one after the other;
-known beforehand, all are compiled side by side (`validate.timing.compile_ahead`).
+known beforehand, all are compiled side by side (`simcore.validate.timing.compile_ahead`).
 """
 
 import time
 
-from kernels.table import TABLE
 from simcore.assembly import Place, assemble
+from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.studies.common import Progress
-from validate.machines.cuts import units
-from validate.timing.compile_ahead import Try, as_compiled
-from validate.timing.op_times import op_times, plain
+from simcore.validate.machines.cuts import units
+from simcore.validate.timing.compile_ahead import Try, as_compiled
+from simcore.validate.timing.op_times import op_times, plain
 
 # For so long kernels are waited for; what is missing then is compiled where it is launched.
 MOST_S = 600.0

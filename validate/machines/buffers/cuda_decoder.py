@@ -4,8 +4,8 @@
     K, V of the new token at position lengths - 1; attention over lengths tokens; the id chosen at lengths -
     first
 
-So one captured step is right for every token. Kernels are those of `kernels.table`, called with where to
-write. Weights, caches and ids are as in `decoder_state`, drawn on the card unless a generator elsewhere is
+So one captured step is right for every token. Kernels are those of `simcore.kernels.table`, called with where
+to write. Weights, caches and ids are as in `decoder_state`, drawn on the card unless a generator elsewhere is
 asked for. Layouts of attention are chosen for all tokens that the cache has room for.
 """
 
@@ -17,20 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.decoder.activation import activation
-from kernels.decoder.cache import kv_append, move
-from kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
-from kernels.decoder.matmul import product
-from kernels.decoder.norm import norm
-from kernels.decoder.residual import residual
-from kernels.decoder.rotary import angles, rotary
-from kernels.decoder.split_kv import Cache, Workspace
-from kernels.decoder.token import note
-from kernels.streams import current_gate, shared
+from simcore.kernels.decoder.activation import activation
+from simcore.kernels.decoder.cache import kv_append, move
+from simcore.kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
+from simcore.kernels.decoder.matmul import product
+from simcore.kernels.decoder.norm import norm
+from simcore.kernels.decoder.residual import residual
+from simcore.kernels.decoder.rotary import angles, rotary
+from simcore.kernels.decoder.split_kv import Cache, Workspace
+from simcore.kernels.decoder.token import note
+from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes
 from simcore.ops.op import Graph, Op, Publication, Size
-from validate.machines.buffers.decoder import LAYER_ENDS, Weights, kv_heads_of, normal, shards, torch_dtype
+from simcore.validate.machines.buffers.decoder import (
+    LAYER_ENDS,
+    Weights,
+    kv_heads_of,
+    normal,
+    shards,
+    torch_dtype,
+)
 
 CONTEXT = "context"
 

@@ -1,10 +1,10 @@
 """A long-convolution model on a card: the buffers of `long_convolution_state` there, at addresses that stay.
 
-A step (cells and blocks) reads its position on the card (`kernels.long_convolution.placed`): one graph does
-for all of them, and what goes from op to op inside it lies still. What else works on positions, rows, columns
-and tiles, is captured with them, one graph for each; so is a graph that has both. A layer's output comes to
-its place with the op behind its block: no copy is launched that the model does not have. Outputs stay where
-the last level has them.
+A step (cells and blocks) reads its position on the card (`simcore.kernels.long_convolution.placed`): one
+graph does for all of them, and what goes from op to op inside it lies still. What else works on positions,
+rows, columns and tiles, is captured with them, one graph for each; so is a graph that has both. A layer's
+output comes to its place with the op behind its block: no copy is launched that the model does not have.
+Outputs stay where the last level has them.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.kernel import DTYPES
-from kernels.long_convolution.placed import placed_for
-from kernels.streams import current_gate
+from simcore.kernels.kernel import DTYPES
+from simcore.kernels.long_convolution.placed import placed_for
+from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import POSITION
 from simcore.ops.op import Graph, Op, Publication
-from validate.machines.buffers.long_convolution import LongConvolutionState, parameters, run
+from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, parameters, run
 
 
 class CardLongConvolutionState:

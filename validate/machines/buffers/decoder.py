@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.decoder.rotary import angles
-from kernels.kernel import DTYPES
-from kernels.table import TABLE
+from simcore.kernels.decoder.rotary import angles
+from simcore.kernels.kernel import DTYPES
+from simcore.kernels.table import TABLE
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.long_convolution.spectral import tile_spectrum
-from kernels.table import TABLE
+from simcore.kernels.long_convolution.spectral import tile_spectrum
+from simcore.kernels.table import TABLE
 from simcore.models.long_convolution import LongConvolution, half_length
 from simcore.ops.op import Op, Publication
-from validate.machines.cpu.machine import State
+from simcore.validate.machines.cpu.machine import State
 
 Views = tuple[Tensor, Tensor]
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.decoder.attention import evenly, prompts_of
+from simcore.kernels.decoder.attention import evenly, prompts_of
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, Publication
-from validate.machines.buffers.decoder import Angles, Body, bodies, run_kernel, torch_dtype
+from simcore.validate.machines.buffers.decoder import Angles, Body, bodies, run_kernel, torch_dtype
 
 
 class ServedState:

@@ -28,9 +28,18 @@ from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Op, Price, Publication, Roofline
 from simcore.sim.simulation import Outcomes, Route, no_floor
-from validate.machines.cuts import Meeting, Meetings, Segment, segments, units
-from validate.machines.host import HostSide
-from validate.machines.launches import TURN, Launch, Need, SignalTicket, State, Steps, Task, TorchTicket
+from simcore.validate.machines.cuts import Meeting, Meetings, Segment, segments, units
+from simcore.validate.machines.host import HostSide
+from simcore.validate.machines.launches import (
+    TURN,
+    Launch,
+    Need,
+    SignalTicket,
+    State,
+    Steps,
+    Task,
+    TorchTicket,
+)
 
 __all__ = ["ONE_AFTER_ANOTHER", "State", "TorchRun", "one_thread", "units"]
 

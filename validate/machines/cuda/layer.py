@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from validate.machines.cuda import flag_kernels
-from validate.timing.captures import CUDA, GraphPool
+from simcore.validate.machines.cuda import flag_kernels
+from simcore.validate.timing.captures import CUDA, GraphPool
 
 # A kernel that spins for a signal must not stand in the hardware queue of whoever sends it: as many queues as
 # there can be. Read when CUDA is initialised.

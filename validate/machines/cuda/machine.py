@@ -33,16 +33,24 @@ from simcore.machine.trace import Cause, Trace
 from simcore.ops.op import Graph, Pricer, Roofline
 from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import Outcomes, Route, no_floor
-from validate.machines.cuda.flag_kernels import flags_of, settings
-from validate.machines.cuda.layer import Layer, seen_together
-from validate.machines.cuda.memory import Memory, Notes
-from validate.machines.cuda.parts import Arrival, CardTicket, Lane, Stream
-from validate.machines.cuda.plan import Plan, Stage, foreign, plan_key, stages
-from validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken, Waited
-from validate.machines.cuda.stages import Nodes, StageQueue, fill, met
-from validate.machines.cuts import Meeting, Meetings, units
-from validate.machines.host import HostSide
-from validate.machines.launches import TURN, Launch, Need, SignalTicket, Steps, Task, TorchTicket
+from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
+from simcore.validate.machines.cuda.layer import Layer, seen_together
+from simcore.validate.machines.cuda.memory import Memory, Notes
+from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane, Stream
+from simcore.validate.machines.cuda.plan import Plan, Stage, foreign, plan_key, stages
+from simcore.validate.machines.cuda.records import (
+    Clocks,
+    HostMoment,
+    Record,
+    Resolver,
+    SharedOut,
+    Taken,
+    Waited,
+)
+from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met
+from simcore.validate.machines.cuts import Meeting, Meetings, units
+from simcore.validate.machines.host import HostSide
+from simcore.validate.machines.launches import TURN, Launch, Need, SignalTicket, Steps, Task, TorchTicket
 
 # Replays that are queued ahead of the device.
 DEPTH = 2

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simcore.machine.machine import Flag
-from validate.machines.cuda.flag_kernels import Words
-from validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.flag_kernels import Words
+from simcore.validate.machines.cuda.layer import Layer
 
 MOST_FLAGS = MOST_COUNTERS = 4096
 # Gates and turns that one stream notes in one run, and verdicts that it is given.

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from simcore.ops.op import Graph
-from validate.machines.cuda.layer import Layer
-from validate.machines.cuda.memory import Notes
-from validate.machines.cuda.plan import Plan, Stage
-from validate.machines.cuda.records import Record
-from validate.machines.launches import Launch, Need, State, Steps, Task
+from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.memory import Notes
+from simcore.validate.machines.cuda.plan import Plan, Stage
+from simcore.validate.machines.cuda.records import Record
+from simcore.validate.machines.launches import Launch, Need, State, Steps, Task
 
 
 class CardState(State, Protocol):
@@ -20,8 +20,8 @@ class CardState(State, Protocol):
     goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
     does.
 
-    Ops read `kernels.streams.current_gate`, and leave nothing to later ones where it is 0; `put` and `meet`
-    too.
+    Ops read `simcore.kernels.streams.current_gate`, and leave nothing to later ones where it is 0; `put` and
+    `meet` too.
     """
 
     def told(self, graph: Graph) -> frozenset[str]:

@@ -14,9 +14,9 @@ from typing import Literal
 
 from simcore.machine.machine import Flag
 from simcore.ops.op import Graph, Op, Publication
-from validate.machines.cuda.flag_kernels import Settings, keyless
-from validate.machines.cuts import Segment, segments
-from validate.machines.launches import Launch
+from simcore.validate.machines.cuda.flag_kernels import Settings, keyless
+from simcore.validate.machines.cuts import Segment, segments
+from simcore.validate.machines.launches import Launch
 
 Kind = Literal["wait", "local", "collective", "wire", "settle"]
 

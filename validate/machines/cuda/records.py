@@ -23,9 +23,9 @@ from typing import Any
 from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Op, Price, Pricer, Publication, Roofline
-from validate.machines.cuda.layer import Layer
-from validate.machines.cuda.memory import Notes
-from validate.machines.launches import Launch, TorchTicket
+from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.memory import Notes
+from simcore.validate.machines.launches import Launch, TorchTicket
 
 # Events further apart than this are timed from one that lies between: the driver gives single precision.
 NEAR_S = 0.25

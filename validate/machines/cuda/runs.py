@@ -22,14 +22,14 @@ from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
-from validate.benchmarks.timing import version_of
-from validate.calibration.cuda_host import host_costs
-from validate.machines.cuda.layer import CudaLayer, Layer
-from validate.machines.cuda.machine import Card, CardRun
-from validate.machines.cuda.states import SEED, CardStates
-from validate.machines.here import reported
-from validate.timing.allocator import take_memory_in_segments
-from validate.timing.pace import pace
+from simcore.validate.benchmarks.timing import version_of
+from simcore.validate.calibration.cuda_host import host_costs
+from simcore.validate.machines.cuda.layer import CudaLayer, Layer
+from simcore.validate.machines.cuda.machine import Card, CardRun
+from simcore.validate.machines.cuda.states import SEED, CardStates
+from simcore.validate.machines.here import reported
+from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.pace import pace
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
@@ -148,7 +148,7 @@ def _held_bytes() -> tuple[int, int]:
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
     what a `Card` stands on; `at_pace`: whether the host was, before and after each run that counts
-    (`validate.timing.pace`); `memory`: how the card's memory is taken, in a word."""
+    (`simcore.validate.timing.pace`); `memory`: how the card's memory is taken, in a word."""
 
     repeats: int
     states: CardStates
@@ -161,7 +161,7 @@ class RealCard:
 
     @property
     def traces(self) -> list[Trace]:
-        """See `validate.machines.here.reported`."""
+        """See `simcore.validate.machines.here.reported`."""
         return reported(self.started)
 
     @property
@@ -184,7 +184,7 @@ class RealCard:
 
     def host_costs(self, case: str) -> Costs:
         """What verbs took in the run of a case that is reported; of a verb that it had none of, what it takes
-        in a loop (`validate.calibration.cuda_host`)."""
+        in a loop (`simcore.validate.calibration.cuda_host`)."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
         runs = self.started.get(case)

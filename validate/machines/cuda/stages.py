@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.streams import gated, one_stream
+from simcore.kernels.streams import gated, one_stream
 from simcore.machine import mesh as layout
 from simcore.ops.op import Op, Publication
-from validate.machines.cuda.layer import Layer
-from validate.machines.cuda.memory import Memory, Notes
-from validate.machines.cuda.parts import Lane, Stream
-from validate.machines.cuda.plan import Plan, Stage
-from validate.machines.cuts import units
-from validate.machines.launches import Launch
+from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.memory import Memory, Notes
+from simcore.validate.machines.cuda.parts import Lane, Stream
+from simcore.validate.machines.cuda.plan import Plan, Stage
+from simcore.validate.machines.cuts import units
+from simcore.validate.machines.launches import Launch
 
 # What is captured one after the other, made only where it has not been captured.
 Nodes = Callable[[], list[Callable[[], object]]]

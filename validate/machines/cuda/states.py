@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.streams import current_gate, one_stream
-from kernels.table import TABLE
 from simcore.input.files import InputError
+from simcore.kernels.streams import current_gate, one_stream
+from simcore.kernels.table import TABLE
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.op import Graph, Op, Publication
@@ -25,16 +25,16 @@ from simcore.sim.runs import Setup
 from simcore.studies.decode.scenario import DecodeScenario, TensorParallel
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.studies.tiling.scenario import TilingScenario
-from validate.calibration.cuda_instances import CardInstancesState, Instances
-from validate.machines.buffers.cuda_decoder import (
+from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
+from simcore.validate.machines.buffers.cuda_decoder import (
     CardDecoderState,
     card_decoder_states,
     card_weights,
     drawn_of,
 )
-from validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
-from validate.machines.buffers.decoder import Weights
-from validate.timing.cuda_times import operands
+from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from simcore.validate.machines.buffers.decoder import Weights
+from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
 TENSOR_PARALLEL = "tensor_parallel"
