@@ -1,7 +1,7 @@
 """A profile out of a user's tables of op times (`simcore.devices.op_tables`).
 
-    each kind of op and dtype      two constants (`simcore.devices.fit`), corrected by the times near an op's shape
-                                   (`simcore.devices.interpolation`)
+    each kind of op and dtype      two constants (`simcore.devices.fit`), corrected by the times near an op's
+                                   shape (`simcore.devices.interpolation`)
     what the tables do not have    no fit: the roofline prices it
 
 Times that the device cannot reach by its datasheet are no times of that op on it: a few are left out. Where

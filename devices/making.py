@@ -1,7 +1,7 @@
 """Makes a profile folder out of measured ops: fits of them, profile.yaml, fits.csv, points.csv.
 
-    a line for each kind of op, its dtype, and what changes how it is computed      simcore.devices.fit
-    a line of points.csv for each measured op                                       simcore.devices.interpolation
+    a line for each kind of op, its dtype, and what changes how it is computed   simcore.devices.fit
+    a line of points.csv for each measured op                                    simcore.devices.interpolation
 
 A folder is written whole or not at all, and takes the place of none that holds anything else.
 """

@@ -7,8 +7,8 @@
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (simcore.devices.fit)
     measured  fitted, corrected by what was measured near the op's shape (simcore.devices.interpolation)
     alike     attention that was not measured, by attention that was (simcore.devices.attention_fallback)
-    narrow    products of weights in few bits that were not measured, by those of bf16 (simcore.devices.narrow)
-    blocks    an op that says how many it has: its floor stretched to whole waves of them (simcore.devices.waves)
+    narrow    products of weights in few bits, not measured, by those of bf16 (simcore.devices.narrow)
+    blocks    an op that says how many it has: its floor stretched to whole waves (simcore.devices.waves)
 
 A price names its source, so that a report can say how much of a run rests on what.
 """

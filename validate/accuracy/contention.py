@@ -1,7 +1,7 @@
 """Several graphs at a time on a CUDA card: how much they slow each other down, against the simulated machine.
 
     python -m simcore.validate.accuracy.contention --profile local --out rows.csv --fit
-    python -m simcore.validate.accuracy.contention --measured rows.csv          judges rows again, without a card
+    python -m simcore.validate.accuracy.contention --measured rows.csv       judges rows again, without a card
 
 Cases and programs are those of `contention_cases`; the profile has the constants of the law that
 they are held against. --fit takes them from the rows instead (`contention_fit`), judges by those

@@ -269,7 +269,8 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
     profile = FittedProfile(
         name=name,
         title=f"{birth.processor}, kernels of this project and torch's",
-        source=f"measured by python -m simcore.validate.benchmarks.kernels, {len(points)} shapes, captured graphs",
+        source=f"measured by python -m simcore.validate.benchmarks.kernels, {len(points)} shapes, "
+        "captured graphs",
         device=device,
         granularity="measured",
         # What a captured graph costs around a kernel is in its time already.

@@ -1,5 +1,4 @@
-"""`python -m simcore.validate.benchmarks.kernels`: the kernels on a CUDA device, beside the fastest public
-ones.
+"""`python -m simcore.validate.benchmarks.kernels`: kernels on a CUDA device, beside the fastest public ones.
 
 anchors      decode attention at the shapes where the public kernels were measured, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
