@@ -45,7 +45,7 @@ def variants(results: pd.DataFrame, by: Sequence[str] = ("devices", "groups", "l
     found: list[Variant] = []
     hues = style.hues(dict.fromkeys(rows["strategy"]))
     for strategy, group in rows.groupby("strategy", sort=False):
-        colours = style.ramp(str(strategy), len(group), hues[strategy])
+        colours = style.ramp(str(strategy), len(group), hues[str(strategy)])
         symbol = style.SYMBOL.get(str(strategy), "circle")
         for (_, row), colour in zip(group.iterrows(), colours, strict=True):
             found.append(Variant(row["label"], row["strategy"], row["devices"], colour, symbol))
