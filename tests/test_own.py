@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import simcore
+from reports import style
 from simcore.input.files import InputError
 from simcore.studies.own import located
 from tests.command_line import call
@@ -208,6 +209,15 @@ def test_one_s_own_runs_on_this_cpu(tmp_path: Path) -> None:
         found = simcore.run(written(tmp_path, scenario), on="cpu").frame()
         own = found[(found["metric"] == metric) & (found["label"] == label)]
         assert (own["value"] > 0.0).tolist() == [True]
+
+
+def test_its_hue_in_a_report_is_no_other_strategy_s() -> None:
+    names = ["tensor_parallel", "alspec", "continuous_batching", "a:B", "a:C", "b:B"]
+    found = style.hues(names)
+    assert list(found) == names
+    assert len({tuple(hue) for hue in found.values()}) == len(names)
+    # Beyond that they are taken again.
+    assert len(style.hues([f"a:{n}" for n in range(20)])) == 20
 
 
 def test_the_schema_allows_one() -> None:
