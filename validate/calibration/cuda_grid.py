@@ -417,12 +417,17 @@ def families() -> tuple[Family, ...]:
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
     """The ops to measure of some kinds, of those with the same coordinates (`interpolation`) the first;
     `quick`: every third value of a range, and the last."""
+    return list(_grid(frozenset(kinds), quick))
+
+
+@cache
+def _grid(kinds: frozenset[str], quick: bool) -> tuple[Op, ...]:
     found: dict[tuple[object, ...], Op] = {}
     for family in families():
         if family.kind in kinds:
             for op in (_thinned(family) if quick else family).grid():
                 found.setdefault(place_of(op), op)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _thinned(family: Family) -> Family:
