@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import simcore
-from reports import style
 from simcore.input.files import InputError
+from simcore.reports import style
 from simcore.studies.own import located
 from tests.command_line import call
 from tests.test_documents import ROOT, blocks, programs
