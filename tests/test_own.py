@@ -254,7 +254,7 @@ def edited(old: str, new: str) -> str:
 
 
 WRONG = {
-    "no module": (None, {}, f"{KIND}no module own_wrong in the scenario's folder, "),
+    "no module": (None, {}, f"{KIND}no module own_wrong beside the scenario, "),
     "no class": ("x = 1\n", {}, f"{KIND}own_wrong has no OneByOne (there is none)"),
     "a misspelt class": (
         program(), {"kind": "own_wrong:OneByTwo"},
@@ -298,6 +298,30 @@ WRONG = {
         edited("def program(self", "def program(self, *_):\n        pass\n\n    def other(self"), {},
         f"{KIND}{MINE}: ",
     ),
+    "it leaves while it runs": (
+        edited("line.sort(", "raise SystemExit(0)\n            line.sort("), {},
+        f"{KIND}{MINE}: SystemExit: 0",
+    ),
+    "it leaves in its label": (
+        edited("return f", "raise SystemExit(0)\n        return f"), {}, f"{KIND}{MINE}: SystemExit: 0",
+    ),
+    "no room": (
+        edited("return memory.slots(1)", "memory.slots(1)"), {},
+        f"{KIND}{MINE}: TypeError: room(memory) gave NoneType; memory.slots(...) or memory.blocks",
+    ),
+    "ranks that are not whole": (
+        edited("Many[int] = [1]", "Many[float] = [1.0]"), {}, "strategies[0].ranks: is [1.0]; a list of",
+    ),
+    "an empty list of ranks": (
+        edited("ranks: Many[int] = [1]", "ranks: list[int] = []"), {}, "strategies[0].ranks: is []; a list of",
+    ),
+    "a label without end": (
+        edited("return f", "return 'x' * 101 or f"), {}, f"{KIND}{MINE} has the label '",
+    ),
+    "a label that changes": (
+        edited("return f", "return str(id(object())) + str(__import__('random').random()) or f"), {},
+        f"{KIND}{MINE} has the label '",
+    ),
     "a deadlock": (edited("closed = closed or END in came", "pass"), {}, f"{KIND}{MINE}: DeadlockError: "),
     "a request that is lost": (
         edited("    journal.finish(request, m.now())\n", ""), {},
@@ -328,6 +352,21 @@ def test_whatever_is_wrong_is_one_line(
     assert len(lines[0]) < 300
     assert lines[0].startswith(f"error: {file}: {says}"), lines[0]
     assert not out.exists()
+
+
+def test_one_may_go_on_from_ours_with_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_batching.py").write_text(
+        "from simcore.studies.serving.strategies import ContinuousBatching\n\n\n"
+        "class Mine(ContinuousBatching):\n    kind: str\n    half: bool = False\n\n"
+        "    def label(self):\n        return f'mine, {self.half}'\n"
+    )
+    scenario = shown()
+    scenario["workload"]["requests"] = 5
+    scenario["strategies"] = [{"kind": "own_batching:Mine", "engine": "vllm", "half": True}]
+    file, out = written(tmp_path, scenario), tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    assert call("run", str(file), "--out", str(out)) == 0
+    assert "mine, True" in (out / "results.csv").read_text()
 
 
 def test_an_error_in_its_program_can_be_seen_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

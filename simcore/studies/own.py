@@ -25,6 +25,8 @@ from simcore.input.fields import FieldError, Strict, kinds_of, single_valued
 from simcore.input.files import LONGEST_LIST, InputError, nearest, plain, shown
 from simcore.studies.fields import MOST_RANKS
 
+# Of a label, in characters: it stands in tables and in every warning.
+LONGEST_LABEL = 100
 _KIND = re.compile(r"(?:(?P<folder>.*)/)?(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
@@ -100,8 +102,8 @@ def _module(folder: str | None, name: str, allowed: str) -> Any:
             raise ValueError(f"{plain(name)} cannot be imported: {_says(error, own)}") from None
         module = None
     if module is None:
-        where = folder or "the scenario's folder, in this one or where Python looks"
-        raise ValueError(f"no module {plain(name)} in {where} {allowed}")
+        where = f"in {folder}" if folder else "beside the scenario, here or on sys.path"
+        raise ValueError(f"no module {plain(name)} {where} {allowed}")
     file = getattr(module, "__file__", None) or "built in"
     if own and not (os.path.exists(file) and os.path.samefile(own, file)):
         raise ValueError(f"{plain(name)} is another module already ({file}); rename yours")
@@ -148,12 +150,13 @@ def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         field, _, says = fault(cls, given, error, "kind").partition(": ")
         raise FieldError(field, says) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _in_full():
             raise
         raise FieldError("kind", _told(given["kind"], cls, error)) from None
     ranks = getattr(found, "ranks", [1])
-    if not isinstance(ranks, list) or any(one not in range(1, MOST_RANKS + 1) for one in ranks):
+    whole = isinstance(ranks, list) and ranks and all(type(one) is int for one in ranks)
+    if not whole or not all(1 <= one <= MOST_RANKS for one in ranks):
         said = f"a list of whole numbers from 1 to {MOST_RANKS} is needed"
         raise FieldError("ranks", f"is {shown(ranks)}; {said}")
     return found
@@ -175,15 +178,16 @@ def check_labels(strategies: Iterable[tuple[int, Any]], label: Callable[[Any], s
 def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
     field = f"strategies[{place}].kind"
     try:
-        name = label(variant)
-    except Exception as error:
+        name, again = label(variant), label(variant)
+    except (Exception, SystemExit) as error:
         if not is_own(variant.kind) or _in_full():
             raise
         raise FieldError(field, _told(variant.kind, type(variant), error)) from None
-    if not (isinstance(name, str) and name and name.isprintable()):
-        raise FieldError(
-            field, f"{name_of(variant.kind)} has the label {shown(name)}; a line of text is needed"
-        )
+    if not (
+        isinstance(name, str) and name == again and name.isprintable() and 0 < len(name) <= LONGEST_LABEL
+    ):
+        says = f"has the label {shown(name)}; a line of up to {LONGEST_LABEL} characters is needed"
+        raise FieldError(field, f"{name_of(variant.kind)} {says}, the same at each call")
     return name
 
 
@@ -195,7 +199,7 @@ def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if strategy is None or not is_own(strategy.kind) or _in_full():
             raise
         place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
@@ -214,6 +218,9 @@ def _told(kind: str, cls: type, error: BaseException) -> str:
 
 def _says(error: BaseException, file: str | None) -> str:
     """An error, and the last line of a file that it came up in."""
-    says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
+    try:
+        says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
+    except Exception:
+        says = type(error).__name__
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     return f"{says} ({Path(file).name}, line {lines[-1]})" if file and lines else says

@@ -153,7 +153,11 @@ class Bench:
         )
         try:
             with self.blamed(case):
-                return case.strategy.room(memory)
+                room = case.strategy.room(memory)
+                if not isinstance(room, Room):
+                    says = "memory.slots(...) or memory.blocks(...) is needed"
+                    raise TypeError(f"room(memory) gave {type(room).__name__}; {says}")
+                return room
         except OwnError:
             raise
         except InputError as error:

@@ -126,7 +126,7 @@ class Bench:
 
     def order(self, case: Case, model: LongConvolution) -> Order:
         """What a case launches and waits for, in order; cases whose schedules do the same share it."""
-        known = self.orders.setdefault(repr(case.strategy), [])
+        known = self.orders.setdefault(case.axes.label, [])
         found = next((order for order in known if order.holds(model)), None)
         if found is None:
             if self.full:
@@ -135,7 +135,7 @@ class Bench:
             asked: Any = Asked(model)
             with no_collections(), self.blamed(case):
                 found = recorded(partial(_program, case, asked, ended), ended, asked.read)
-            self.orders.setdefault(repr(case.strategy), []).append(found)
+            self.orders.setdefault(case.axes.label, []).append(found)
         return found
 
     def run(self, case: Case, end: End = "value") -> Result:

@@ -163,7 +163,8 @@ def _filled(strategy: ContinuousBatching, fields: Mapping[str, Any]) -> Continuo
     given["memory"] = strategy.memory.model_dump(exclude_unset=True)
     plain = _strategy({}).model_dump()
     name = load_engine(strategy.engine).name
-    return ContinuousBatching.model_validate({**plain, **_over(fields, given), "engine": name})
+    # A class of one's own may go on from ours.
+    return type(strategy).model_validate({**plain, **_over(fields, given), "engine": name})
 
 
 def _over(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
