@@ -313,7 +313,7 @@ WRONG = {
         edited("Many[int] = [1]", "Many[float] = [1.0]"), {}, "strategies[0].ranks: is [1.0]; a list of",
     ),
     "an empty list of ranks": (
-        edited("ranks: Many[int] = [1]", "ranks: list[int] = []"), {}, "strategies[0].ranks: is []; a list of",
+        edited("ranks: Many[int] = [1]", "ranks: list[int] = []"), {}, "strategies[0].ranks: is []; a list",
     ),
     "a label without end": (
         edited("return f", "return 'x' * 101 or f"), {}, f"{KIND}{MINE} has the label '",
