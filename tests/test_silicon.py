@@ -34,6 +34,7 @@ from simcore.validate.engines.rows import (
     read_rows,
     series,
 )
+from simcore.validate.program import run
 from tests.thorough import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -373,28 +374,35 @@ def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
     assert max(abs(one.ttft_pct) for one in found) < 1.0
 
 
-def program(*words: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "simcore.validate.engines.compare", *words],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+@thorough
+def test_the_program_ends_with_2_where_there_is_no_table(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", silicon.__name__, str(tmp_path / "none.csv")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    missing = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert missing.returncode == 2
+    assert missing.stderr.count("\n") == 1
 
 
 @thorough
-def test_the_program_ends_with_0_1_or_2(tmp_path: Path) -> None:
+def test_the_program_ends_with_0_or_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(*words: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["compare", *words])
+        with pytest.raises(SystemExit) as ended:
+            run(silicon.main)
+        return ended.value.code, *capsys.readouterr()
+
     path, _ = table(tmp_path, host_s=2e-5)
     out = tmp_path / "rows.csv"
-    good = program(str(path), "--profile", "none", "--jobs", "1", "--out", str(out))
-    assert (good.returncode, good.stderr) == (0, "")
+    code, said, wrong = program(str(path), "--profile", "none", "--jobs", "1", "--out", str(out))
+    assert (code, wrong) == (0, "")
     with out.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 7
-    assert "h200-sxm: datasheet of h200-sxm" in good.stdout
-    unknown = program(str(path), "--profile", "locall", "--jobs", "1")
-    assert unknown.returncode == 2
-    assert "--profile: unknown measured profile 'locall'" in unknown.stderr
-    missing = program(str(tmp_path / "none.csv"))
-    assert missing.returncode == 2
-    assert missing.stderr.count("\n") == 1
+    assert "h200-sxm: datasheet of h200-sxm" in said
+    code, _, wrong = program(str(path), "--profile", "locall", "--jobs", "1")
+    assert code == 2
+    assert "--profile: unknown measured profile 'locall'" in wrong
 
 
 def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
