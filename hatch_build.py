@@ -17,36 +17,17 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # The core is compiled against the types of what it imports.
 NEEDED = ["mypy>=1.13", "numpy>=1.26", "setuptools>=70", "simpy>=4.1"]
-# Runs in a folder that holds a copy of the package; what is compiled goes into `out`. A file of C for each
-# module takes the compiler less time than one for all, and all cores can work on them.
+# Runs in a folder that holds a copy of the package; what is compiled goes into `out`.
 COMPILE = """
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from mypyc.build import mypycify
 from setuptools import setup
-from setuptools.command.build_ext import build_ext
-
-
-class Together(build_ext):
-    def build_extensions(self):
-        one_by_one = self.compiler.compile
-
-        def compile(sources, **how):
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = pool.map(lambda source: one_by_one([source], **how), sources)
-                return [file for files in made for file in files]
-
-        self.compiler.compile = compile
-        super().build_extensions()
-
 
 flags = ["--ignore-missing-imports", "--follow-imports=silent"]
 setup(
     name="core",
     packages=[],
-    ext_modules=mypycify([*flags, *sys.argv[1:]], multi_file=True, debug_level="0"),
-    cmdclass={"build_ext": Together},
+    ext_modules=mypycify([*flags, *sys.argv[1:]], debug_level="0"),
     script_args=["-q", "build_ext", "--build-lib", "out"],
 )
 """
