@@ -309,6 +309,14 @@ WRONG = {
         edited("return memory.slots(1)", "memory.slots(1)"), {},
         f"{KIND}{MINE}: TypeError: room(memory) gave NoneType; memory.slots(...) or memory.blocks",
     ),
+    "no slots": (
+        edited("memory.slots(1)", "memory.slots(0)"), {},
+        f"{KIND}{MINE}: ValueError: memory.slots: count is 0; a whole number from 1 on is needed",
+    ),
+    "a label that is no text": (
+        edited("return f", "return None and f"), {}, f"{KIND}{MINE} has the label None; a line of up to 100",
+    ),
+    "a blank label": (edited("return f", "return '  ' or f"), {}, f"{KIND}{MINE} has the label ' '; a line"),
     "ranks that are not whole": (
         edited("Many[int] = [1]", "Many[float] = [1.0]"), {}, "strategies[0].ranks: is [1.0]; a list of",
     ),

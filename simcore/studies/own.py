@@ -178,17 +178,16 @@ def check_labels(strategies: Iterable[tuple[int, Any]], label: Callable[[Any], s
 def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
     field = f"strategies[{place}].kind"
     try:
-        name, again = label(variant), label(variant)
+        name, again = variant.label(), variant.label()
     except (Exception, SystemExit) as error:
         if not is_own(variant.kind) or _in_full():
             raise
         raise FieldError(field, _told(variant.kind, type(variant), error)) from None
-    if not (
-        isinstance(name, str) and name == again and name.isprintable() and 0 < len(name) <= LONGEST_LABEL
-    ):
+    text = isinstance(name, str) and name.isprintable() and name.strip()
+    if not text or name != again or len(name) > LONGEST_LABEL:
         says = f"has the label {shown(name)}; a line of up to {LONGEST_LABEL} characters is needed"
         raise FieldError(field, f"{name_of(variant.kind)} {says}, the same at each call")
-    return name
+    return label(variant)
 
 
 @contextmanager

@@ -79,7 +79,9 @@ class ServerMemory:
     longest: int
 
     def slots(self, count: int) -> Room:
-        """So many slots for the longest request each. Raises InputError where they do not fit."""
+        """So many slots for the longest request each. Raises InputError where they do not fit, ValueError
+        where it is no number of slots."""
+        _whole("slots", count=count)
         # All prompts may be computed at once: as one batch, or beside each other.
         free = self._free_bytes(KvMemory(), count * self.longest_prompt, count)
         fitting = self.units or blocks_in(free, self.model, self.longest)
@@ -93,7 +95,8 @@ class ServerMemory:
 
     def blocks(self, block_tokens: int, *, tokens: int, rows: int, rule: KvMemory | None = None) -> Room:
         """As many blocks as the rest of the memory holds beside a step of `tokens` tokens of which `rows` get
-        a next one. Raises InputError where that is none."""
+        a next one. Raises InputError where that is none, ValueError where a number is none of these."""
+        _whole("blocks", block_tokens=block_tokens, tokens=tokens, rows=rows)
         free = self._free_bytes(rule or KvMemory(), tokens, rows)
         limit = self.units or blocks_in(free, self.model, block_tokens)
         if limit < 1:
@@ -107,6 +110,13 @@ class ServerMemory:
 
     def _free_bytes(self, rule: KvMemory, tokens: int, rows: int) -> float:
         return room_bytes(rule, self.share or rule.share, self.hardware, self.model, tokens, rows)
+
+
+def _whole(method: str, **numbers: object) -> None:
+    """Raises ValueError where one is no whole number from 1 on."""
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"memory.{method}: {name} is {number!r}; a whole number from 1 on is needed")
 
 
 def room_bytes(

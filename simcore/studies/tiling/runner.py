@@ -140,7 +140,8 @@ class Bench:
 
     def run(self, case: Case, end: End = "value") -> Result:
         """One generation. Raises LawError where a law is broken."""
-        model, launched = self.launches(case)
+        with self.blamed(case):
+            model, launched = self.launches(case)
         ended: list[float] = []
         trace = self.trace(case, model, ended, end, rows=True)
         if self.device.measured:
@@ -154,6 +155,9 @@ class Bench:
         if len(ended) != first + case.generated:
             with self.blamed(case):
                 raise ValueError(f"ended_s has {len(ended)} moments; {first + case.generated} are needed")
+        if not launched:
+            with self.blamed(case):
+                raise ValueError("program launched nothing")
         return Result(np.array(ended[first:]), ended[0] if first else 0.0, by_kind, sources, trace)
 
     def trace(
