@@ -184,7 +184,7 @@ def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
             raise
         raise FieldError(field, _told(variant.kind, type(variant), error)) from None
     text = isinstance(name, str) and name.isprintable() and name.strip()
-    if not text or name != again or len(name) > LONGEST_LABEL:
+    if not text or name != again or (is_own(variant.kind) and len(name) > LONGEST_LABEL):
         says = f"has the label {shown(name)}; a line of up to {LONGEST_LABEL} characters is needed"
         raise FieldError(field, f"{name_of(variant.kind)} {says}, the same at each call")
     return label(variant)
