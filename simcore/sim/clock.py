@@ -49,7 +49,7 @@ class Clock:
         # The place of what is held back, which no event may pass.
         self._held: Place = NEVER
         # For whoever waits for what has come already.
-        self.past = simpy.Event(self.simpy)
+        self.past = self.event()
         self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
 
     def event(self) -> simpy.Event:
@@ -62,21 +62,19 @@ class Clock:
 
     def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Event:
         """An event that comes after a delay. Raises ValueError where that is negative or NaN."""
-        if not delay >= 0.0:
-            raise ValueError(f"a delay of {delay} s")
-        event = simpy.Event(self.simpy)
+        event = self.event()
         event._ok, event._value = True, value
-        self._push(self.now + delay, NORMAL, event)
+        self._push(delay, NORMAL, event)
         return event
 
     def call(self, delay_s: float, action: Callable[[], object]) -> None:
         """Does something after a delay, in its turn. Raises ValueError where that is negative or NaN."""
+        self._push(delay_s, NORMAL, Call(action))
+
+    def _push(self, delay_s: float, priority: int, due: object) -> None:
         if not delay_s >= 0.0:
             raise ValueError(f"a delay of {delay_s} s")
-        self._push(self.now + delay_s, NORMAL, Call(action))
-
-    def _push(self, at_s: float, priority: int, due: object) -> None:
-        heappush(self._queue, (at_s, priority, next(self._number), due))
+        heappush(self._queue, (self.now + delay_s, priority, next(self._number), due))
 
     def _at(self, at_s: float) -> None:
         # SimPy schedules by its own clock what its processes do.
@@ -115,7 +113,7 @@ class Clock:
             failed = True
             event = self.event()
             event._ok, event._value = False, error
-            self._push(self.now, FIRST, event)
+            self._push(0.0, FIRST, event)
         held, self._held = self._held, NEVER
         if failed or held is AT_ONCE:
             return False
@@ -165,7 +163,7 @@ class Clock:
         if event._value is not PENDING:
             raise RuntimeError(f"{event} has already been triggered")
         event._ok, event._value = True, value
-        self._push(self.now, NORMAL, event)
+        self._push(0.0, NORMAL, event)
 
     def _wake(self, event: Any) -> None:
         callbacks, event.callbacks = event.callbacks, None
@@ -178,7 +176,7 @@ class Clock:
         self._several = False
 
     def _drive(self, driven: "_Driven") -> None:
-        self._push(self.now, URGENT, Call(driven.begin))
+        self._push(0.0, URGENT, Call(driven.begin))
 
     def run_all(self) -> None:
         """Runs until nothing can happen any more. Raises what a process or other steps raise."""
