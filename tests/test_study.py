@@ -169,3 +169,21 @@ def test_asking_seldom_gives_the_places_of_plain_bisection(seed: int) -> None:
     often = len(asked)
     assert crossing(gain, [low, high], whole=whole, straight=True) == plain
     assert len(asked) - often <= often + 8
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_of_a_straight_line_three_gains_tell_where_it_crosses_zero(seed: int) -> None:
+    """One on each side, and one where bisection's last step falls between the two."""
+    random = Random(seed)
+    grid = random.choice([(0.0, 0.5, 1.0), (1e-7, 1e-5, 1e-3)])
+    root, slope = grid[-1] * random.uniform(0.02, 0.98), random.choice([-1.0, 1.0]) * random.uniform(0.1, 9.0)
+
+    def gain(x: float) -> float:
+        asked.append(x)
+        return slope * (x - root)
+
+    asked: list[float] = []
+    found = crossing(gain, grid, straight=True).at
+    assert len(asked) <= len(grid) + 3
+    assert found is not None
+    assert abs(found - root) <= 0.01 * root

@@ -26,6 +26,8 @@ Progress = Callable[[str, int, int], None]
 R = TypeVar("R")
 # Bisection stops when the bracket is this narrow, relative to its place.
 PRECISION = 1e-2
+# How close to where a line crosses zero a gain is asked for, relative to that place.
+MARGIN = PRECISION / 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,52 +382,63 @@ def crossing(
     >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
     3.0
     """
-    known = [(x, gain(x)) for x in grid]
+    known = {x: gain(x) for x in grid}
     places = [
-        _bisect(gain, below, above, whole, straight)
-        for below, above in pairwise(known)
-        if (above[1] > 0.0) != (below[1] > 0.0)
+        _bisect(gain, dict(known), below, above, whole, straight)
+        for below, above in pairwise(grid)
+        if (known[above] > 0.0) != (known[below] > 0.0)
     ]
-    return Crossing(tuple(places), known[0][1] > 0.0)
+    return Crossing(tuple(places), known[grid[0]] > 0.0)
 
 
 def _bisect(
     gain: Callable[[float], float],
-    below: tuple[float, float],
-    above: tuple[float, float],
+    known: dict[float, float],
+    below: float,
+    above: float,
     whole: bool,
     straight: bool,
 ) -> float:
-    """Where bisection between two arguments, each with its gain, comes to an end. Where gains are nearly
-    straight lines, most of its steps need not ask for one: where the line through the two nearest arguments
-    that are known crosses zero tells where to ask."""
-    low, high, ahead = below[0], above[0], below[1] > 0.0
+    """Where bisection between two arguments whose gains are known comes to an end. Where gains are nearly
+    straight lines, most of its steps need not ask for one: where such a line crosses zero tells where to
+    ask."""
+    low, high, ahead, last = below, above, known[below] > 0.0, below
     while high - low > max(1.0 if whole else 0.0, PRECISION * high):
         middle = math.sqrt(low * high) if low > 0.0 else high / 2.0
         if whole:
             middle = min(max(math.floor(middle), low + 1.0), high - 1.0)
-        for beside in (True, False) if straight else (False,):
-            if below[0] < middle < above[0]:
-                x = _beside(below, above, middle, whole) if beside else middle
-                found = x, gain(x)
-                if (found[1] > 0.0) == ahead:
-                    below = found
+        # A line that ends far away may miss; the second begins where the first one led to.
+        for beside in (True, True, False) if straight else (False,):
+            if below < middle < above:
+                last = _beside(known, last, below, above, middle, whole) if beside else middle
+                known[last] = gain(last)
+                if (known[last] > 0.0) == ahead:
+                    below = last
                 else:
-                    above = found
-        if middle <= below[0]:
+                    above = last
+        if middle <= below:
             low = middle
         else:
             high = middle
     return high
 
 
-def _beside(below: tuple[float, float], above: tuple[float, float], middle: float, whole: bool) -> float:
-    """An argument between `middle` and where the line between two known ones crosses zero: close to the
+def _beside(
+    known: Mapping[float, float], last: float, below: float, above: float, middle: float, whole: bool
+) -> float:
+    """An argument between `middle` and where a line through two known ones crosses zero: close to the
     latter, so that the bracket becomes narrow, but short of it, so that it tells the sign at `middle`."""
-    (low, at_low), (high, at_high) = below, above
-    likely = low + (high - low) * at_low / (at_low - at_high)
+    likely = _zero(known, last, min((x for x in known if x != last), key=lambda x: abs(x - last)))
+    if not below < likely < above:
+        likely = _zero(known, below, above)
     if likely > middle:
-        near = likely * (1.0 - PRECISION / 4.0)
+        near = likely * (1.0 - MARGIN)
         return max(middle, math.floor(near) if whole else near)
-    near = likely * (1.0 + PRECISION / 4.0)
+    near = likely * (1.0 + MARGIN)
     return min(middle, math.ceil(near) if whole else near)
+
+
+def _zero(known: Mapping[float, float], one: float, other: float) -> float:
+    """Where the line through two known arguments crosses zero."""
+    rise = known[other] - known[one]
+    return one - known[one] * (other - one) / rise if rise else math.inf
