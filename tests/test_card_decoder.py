@@ -115,8 +115,8 @@ def test_what_cannot_be_executed_is_refused(model: Decoder, says: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str]) -> None:
-    """Four layers of the 8B shape: tokens take what reading the weights takes, and not much more; printed,
-    with what host and clocks did."""
+    """Four layers of the 8B shape: tokens take what reading the weights takes, and no more than what the
+    host's verbs took in that very run; printed, with what host and clocks did."""
     config = DecoderConfig("8b", 4096, 14336, 4, 32, 8, 128, 32000, tied_embeddings=False)
     model, layer = Decoder(config, batch=1), CudaLayer()
     context, tokens = 2048, 50
@@ -139,4 +139,5 @@ def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str
         print("\ntoken {:.1f} us, graph {:.1f}, floor {:.1f}, clocks within {:.1f}".format(*us))
     assert run.fresh == 0
     assert floor_s < median(busy) < 2.5 * floor_s
-    assert median(busy) <= median(found) < median(busy) + 100e-6
+    host_s = sum(run.trace.verbs[name] for name in ("launch_s", "size_s", "wait_s"))
+    assert median(busy) <= median(found) < median(busy) + 1.5 * host_s + 20e-6

@@ -754,20 +754,37 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("nodes", [ONE, 73, SOME])
 def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
-    """By what verbs took, in other runs: of both machines what is left of the card's own time, the host's."""
+    """By what verbs took, in other runs before and after: of both machines what is left of the card's own
+    time, the host's. Where other processes change within the test what a verb takes, it cannot tell."""
     layer, program = CudaLayer(), partial(rounds, nodes=nodes)
     card = counting_card(layer)
-    # The first one captures.
-    real = [pace().keeps(lambda: card.start().run(program))[0] for _ in range(6)][1:]
-    overheads = Overheads(**pace().keeps(lambda: host_costs(layer))[0])
-    # Of a span on a card its start is part.
-    told_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2])
-    kernel_s = (told_s - overheads.start_s) / nodes
-    price = Price(kernel_s, kernel_s, kernel_s, "measured", "one node")
-    trace = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs).run(program)
+
+    def run() -> Trace:
+        return pace().keeps(lambda: card.start().run(program))[0]
+
+    def simulated_s(real: list[Trace], overheads: Overheads) -> float:
+        # Of a span on a card its start is part.
+        told_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2])
+        kernel_s = (told_s - overheads.start_s) / nodes
+        price = Price(kernel_s, kernel_s, kernel_s, "measured", "one node")
+        machine = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs)
+        return hosts_s(machine.run(program))
 
     def hosts_s(trace: Trace, start_s: float = 0.0) -> float:
         return trace.end_s - sum(span.end_s - span.start_s - start_s for span in trace.spans[1::2])
 
-    hosts = [hosts_s(one, overheads.start_s) for one in real]
-    assert hosts_s(trace) == pytest.approx(median(hosts), rel=0.2)
+    # The first one captures.
+    run()
+    costs = [Overheads(**pace().keeps(lambda: host_costs(layer))[0])]
+    for _ in range(4):
+        real = [run() for _ in range(5)]
+        costs.append(Overheads(**pace().keeps(lambda: host_costs(layer))[0]))
+        before_s, after_s = (simulated_s(real, overheads) for overheads in costs[-2:])
+        if after_s == pytest.approx(before_s, rel=0.1):
+            break
+    else:
+        pytest.skip(
+            f"verbs of a run take {before_s:.3g} s before it and {after_s:.3g} s after it, four times"
+        )
+    really_s = median(hosts_s(one, costs[-1].start_s) for one in real)
+    assert (before_s + after_s) / 2.0 == pytest.approx(really_s, rel=0.2)
