@@ -3,6 +3,7 @@
 result = simcore.run("scenario.yaml")        see simcore.api
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +13,13 @@ __all__ = ["Result", "compare", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is for Python, loaded when it is asked for: the command line takes the compiled core first."""
+    """What is for Python, loaded when it is asked for, with the compiled core if there is one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from simcore import compiled  # noqa: PLC0415
+
+    if not compiled.imported() and (refused := compiled.use()):
+        warnings.warn(refused, stacklevel=2)
     from simcore import api  # noqa: PLC0415
 
     return getattr(api, name)

@@ -392,10 +392,7 @@ def schedules() -> None:
             typer.echo(terminal.listing(kind, shipped.first_sentence(model.__doc__), 21))
 
 
-COMMANDS = (
-    *("run", "calibrate", "validate", "report", "export", "examples", "init", "schema", "devices", "engines"),
-    *("models", "schedules", PROFILE),
-)
+COMMANDS = (*(each.callback.__name__ for each in app.registered_commands if each.callback), PROFILE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@ what comes of it lies in `simcore/native/PYTHON-KEY`. KEY is made of their sourc
 import, and of the kind of Python, so that a compiled module never stands for what was edited since: then, or
 where nothing was compiled, the sources run, with the same results in three times the time of the event loop.
 
-Only the command line takes them (`use`); whoever imports simcore gets the sources.
+The command line and `simcore.run` take them (`use`), unless a module of the core was imported before.
 """
 
 import hashlib
@@ -142,6 +142,11 @@ def use() -> str:
         sys.meta_path.remove(finder)
         return _refused(" ".join(str(error).split())[:120])
     return ""
+
+
+def imported() -> bool:
+    """Whether a module of the core was imported, compiled or not: then it is too late for `use`."""
+    return any(f"{__package__}.{module}" in sys.modules for module in MODULES)
 
 
 def in_use() -> bool:

@@ -240,6 +240,22 @@ def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) 
 
 
 @COMPILED_ONLY
+@pytest.mark.parametrize(("first", "ran"), [("", "compiled"), ("import simcore.sim.bursts", "sources")])
+def test_from_python_the_compiled_core_runs_unless_a_module_of_it_was_imported(first: str, ran: str) -> None:
+    program = f"""
+{first}
+import simcore
+scenario = {{"name": "x", "study": "decode", "device": "a100-sxm-80gb", "model": "tiny-llama",
+             "context_tokens": 16, "strategies": [{{"kind": "tensor_parallel"}}]}}
+print(simcore.run(scenario).provenance["event_loop"])
+"""
+    environment = {**os.environ, compiled.SOURCES_ONLY: "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [ran]
+
+
+@COMPILED_ONLY
 def test_a_size_that_is_missing_is_told_by_the_compiled_core_too() -> None:
     program = """
 from simcore import compiled
