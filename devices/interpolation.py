@@ -146,6 +146,8 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     >>> shape = {"batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1024}
     >>> dict(coordinates("decode_attention", shape))
     {'head_dim': 128, 'context': 1024, 'pairs': 32, 'group': 4}
+    >>> dict(coordinates("gate", {"rows": 7, "channels": 64}))
+    {'rows': 7, 'channels': 64, 'left_over': 4}
     """
     own = dict(shape)
     if kind in ("decode_attention", "speculative_attention"):
@@ -285,6 +287,10 @@ def _chunked_work(kind: str, shape: Mapping[str, int]) -> float:
     1.0
     >>> _chunked_work("linear_attention_fleet", {**shape, "length": 72, "block": 64, "states": 0}), 80 / 72
     (1.1111111111111112, 1.1111111111111112)
+    >>> twice, states = 2 * 64 * 2 + 2 * 128, 2 * 64 * 128
+    >>> shape = {"length": 72, "rank": 64, "dim": 128, "block": 64, "states": 1}
+    >>> _chunked_work("linear_attention_fleet", shape) == (80 * twice + states) / (72 * twice + states)
+    True
     """
     length, rank, dim = shape["length"], shape["rank"], shape["dim"]
     reads = -(-dim // shape["block"]) if kind == "linear_attention_fleet" else 1

@@ -95,6 +95,13 @@ def test_utilisation_and_offered_rate_are_those_that_were_drawn() -> None:
         assert abs(values.mean() - expected) < MOST_ERRORS * values.std(ddof=1) / np.sqrt(len(values)), name
 
 
+@pytest.mark.parametrize(("count", "warm"), [(45, 5), (50, 5), (51, 6)])
+def test_a_share_of_the_requests_that_is_not_whole_is_rounded_up(count: int, warm: int) -> None:
+    """One a second, each answered within half of one: the window begins with the next that comes."""
+    case = queue(np.arange(float(count)), np.full(count, 0.5))
+    assert steady(case.served, 0.1).begin_s == float(warm)
+
+
 # -- laws ------------------------------------------------------------------------------------------------
 
 AREAS = ("utilisation", "mean_batch", "mean_kv_share", "mean_queue", "output_throughput_tokens_per_s",
