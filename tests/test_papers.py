@@ -148,6 +148,32 @@ def test_at_a_crossover_both_are_equally_fast() -> None:
     assert speedup == pytest.approx(1.0, abs=1e-2)
 
 
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.25, 0.0, 0.5), (0.75, 0.5, 1.0)])
+def test_a_rate_of_hits_crosses_where_its_link_latency_does(rate: float, low: float, high: float) -> None:
+    """At the link latency at which it is as fast as tensor parallelism with so many hits, it is so with as
+    many as the search in hits finds, to 1 %."""
+    common = ("context_tokens=8192", "baseline=null", "profile=none", "published=[]")
+
+    def ring(hits: float, crossover: str, device: str) -> Outcome:
+        strategy = f'{{"kind": "alspec_pipelined", "groups": 2, "hits": {{"kind": "rate", "value": {hits}}}}}'
+        return ran("alspec.yaml", f"strategies=[{strategy}]", f"crossover={crossover}", device, *common)[0]
+
+    at_s = next(
+        row.value
+        for row in ring(rate, "[link_latency_s]", "device=h100-sxm").rows
+        if row.metric == "crossover_link_latency_s"
+    )
+    device = f'device={{"base": "h100-sxm", "change": {{"links.nvlink.latency_s": {at_s}}}}}'
+    found = next(
+        row.value for row in ring(rate, "[hit_rate]", device).rows if row.metric == "crossover_hit_rate"
+    )
+    assert found is not None
+    assert low < found < high
+    again = ring(found, "[]", device)
+    speedup = next(row.value for row in again.rows if row.metric == "speedup_over_tensor_parallel")
+    assert speedup == pytest.approx(1.0, abs=1e-2)
+
+
 @thorough
 def test_random_hits_agree_with_counted_ones_within_four_standard_errors() -> None:
     """Mean of 64 replicas at 50 % hits against 16 of 32; 4 standard errors of the mean."""
