@@ -767,7 +767,7 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
         told_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2])
         kernel_s = (told_s - overheads.start_s) / nodes
         price = Price(kernel_s, kernel_s, kernel_s, "measured", "one node")
-        machine = Simulation(lambda op: price, overheads=overheads, told=lambda graph: graph.needs)
+        machine = Simulation(lambda op: price, overheads=overheads, device_sizes=lambda graph: graph.needs)
         return hosts_s(machine.run(program))
 
     def hosts_s(trace: Trace, start_s: float = 0.0) -> float:

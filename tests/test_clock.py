@@ -31,7 +31,7 @@ def test_the_clock_goes_on_at_once_only_up_to_the_next_event() -> None:
         yield clock.timeout(1.0)
         # At 3 something else is due: not before, not at the same time.
         for delay_s in (math.nextafter(2.0, 0.0) - 1.0, 2.0, 2.5, 0.5):
-            seen.append((clock.passes(delay_s), clock.now))
+            seen.append((clock.try_advance(delay_s), clock.now))
 
     clock.drive(steps())
     clock.timeout(3.0)
@@ -60,7 +60,7 @@ def test_whoever_is_woken_beside_others_takes_no_time_before_them() -> None:
     def steps(name: str) -> simpy.events.ProcessGenerator:
         yield event
         order.append(name)
-        if not clock.passes(0.0):
+        if not clock.try_advance(0.0):
             yield clock.timeout(0.0)
         order.append(name.upper())
 

@@ -106,8 +106,8 @@ def known_of(seed: int, end: Any = "value") -> tuple[Any, PricedGroups, list[tup
 @pytest.mark.parametrize("end", ENDS)
 def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
     rank, groups, asked = known_of(3)
-    tariff = GraphPricer(rank.price, rank.roofline, end=end, groups=groups)
-    plain = [tariff.ramp(rank.model.decode, *each) for each in asked]
+    graph_pricer = GraphPricer(rank.price, rank.roofline, end=end, groups=groups)
+    plain = [graph_pricer.ramp(rank.model.decode, *each) for each in asked]
     KeptPrices("k", tmp_path).save(1, groups.known)
     known = KeptPrices("k", tmp_path).load(1)
     assert {name: len(each.costs) for name, each in known.items()} == {

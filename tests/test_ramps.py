@@ -78,8 +78,8 @@ def table(seed: str, most: float, knots: int = 12) -> tuple[tuple[float, ...], t
     random = Random(seed)
     places = sorted(2.0 ** random.uniform(0.0, 24.0) for _ in range(knots))
     places = [round(place) if random.random() < 0.5 else place for place in places]
-    kept = [one for one, other in pairwise([*places, inf]) if one != other]
-    return tuple(kept), tuple(random.uniform(0.05, 1.0) * most for _ in kept)
+    deferred = [one for one, other in pairwise([*places, inf]) if one != other]
+    return tuple(deferred), tuple(random.uniform(0.05, 1.0) * most for _ in deferred)
 
 
 def looked_up(at: float, places: tuple[float, ...], values: tuple[float, ...]) -> float:
@@ -211,7 +211,7 @@ def assert_around(ramp: BurstCost, random: Random) -> None:
     """What holds at some work, asked in any order, is what holds at the replay that is at work then."""
     works_s = [random.uniform(0.0, ramp.total_s) for _ in range(20)]
     for work_s in [0.0, *works_s, *sorted(works_s), ramp.end_s(0), ramp.total_s]:
-        until_s, demand = ramp.around(work_s)
+        until_s, demand = ramp.demand_at(work_s)
         replay = ramp.replay_at(work_s)
         found = ramp.demand(replay)
         assert until_s == ramp.end_s(ramp.next_change(replay))
@@ -220,7 +220,7 @@ def assert_around(ramp: BurstCost, random: Random) -> None:
     until_s = 0.0
     while until_s < ramp.total_s:
         replay = ramp.replay_at(until_s)
-        until_s, demand = ramp.around(until_s)
+        until_s, demand = ramp.demand_at(until_s)
         assert until_s == ramp.end_s(ramp.next_change(replay))
         assert demand == ramp.demand(replay)
 
@@ -230,14 +230,14 @@ def assert_shortened(make: Callable[[], BurstCost], listed: Listed, random: Rand
     replays = len(listed.costs)
     for keep in {1, replays - 1, random.randint(1, replays), random.randint(1, replays), replays + 1} - {0}:
         ramp = make()
-        ramp.around(0.0)
-        ramp.shorten(keep)
-        kept = Listed(listed.costs[:keep], {}, listed.ends_s[:keep])
-        assert_work(ramp, kept)
+        ramp.demand_at(0.0)
+        ramp.truncate(keep)
+        deferred = Listed(listed.costs[:keep], {}, listed.ends_s[:keep])
+        assert_work(ramp, deferred)
         assert ramp.next_change(ramp.replays - 1) == ramp.replays - 1
-        assert ramp.around(0.0)[0] <= ramp.total_s
+        assert ramp.demand_at(0.0)[0] <= ramp.total_s
     ramp = make()
-    ramp.shorten(0)
+    ramp.truncate(0)
     assert (ramp.replays, ramp.total_s, ramp.floor_s()) == (0, 0.0, 0.0)
 
 
@@ -245,10 +245,10 @@ def assert_closed_form(
     rank: Rank, graph: Graph, sizes: Sizes, advance: Mapping[str, int] | None, replays: int, random: Random
 ) -> Listed:
     """Everything that a ramp tells of a burst."""
-    tariff = GraphPricer(rank.price, rank.roofline)
+    graph_pricer = GraphPricer(rank.price, rank.roofline)
 
     def make() -> BurstCost:
-        return tariff.ramp(graph, sizes, advance, replays)
+        return graph_pricer.ramp(graph, sizes, advance, replays)
 
     listed = one_by_one(rank, graph, sizes, advance, replays)
     ramp = make()
@@ -429,21 +429,21 @@ def test_a_burst_of_a_graph_that_reads_nothing_that_grows() -> None:
 @pytest.mark.parametrize("first", ["still", "growing"])
 def test_a_size_that_grows_by_nothing_is_told_from_one_that_grows(first: str) -> None:
     rank = in_tables(0, 1, False)
-    tariff = GraphPricer(rank.price, rank.roofline)
+    graph_pricer = GraphPricer(rank.price, rank.roofline)
     sizes = dict.fromkeys(rank.model.mixed.reads, 900)
     bursts = [{"kv_tokens": 0, "rows": 5}, {"kv_tokens": 9, "rows": 5}]
     for by in bursts if first == "still" else reversed(bursts):
-        ramp = tariff.ramp(rank.model.mixed, sizes, by, 50)
+        ramp = graph_pricer.ramp(rank.model.mixed, sizes, by, 50)
         assert_work(ramp, one_by_one(rank, rank.model.mixed, sizes, by, 50))
 
 
 def test_what_is_forgotten_is_asked_for_again() -> None:
-    """More mixtures of sizes than a tariff remembers, which are 4,096: the first are priced as before."""
+    """More mixtures of sizes than a pricer remembers, which are 4,096: the first are priced as before."""
     rank = in_tables(1, 1, True)
-    tariff = GraphPricer(rank.price, rank.roofline)
+    graph_pricer = GraphPricer(rank.price, rank.roofline)
 
     def total_s(tokens: int) -> float:
-        return tariff.ramp(rank.model.move, {"tokens": tokens}, {}, 10).total_s
+        return graph_pricer.ramp(rank.model.move, {"tokens": tokens}, {}, 10).total_s
 
     first = [total_s(tokens) for tokens in range(1, 6)]
     for tokens in range(6, 4200):
@@ -452,7 +452,7 @@ def test_what_is_forgotten_is_asked_for_again() -> None:
 
 
 def test_curves_do_not_mix_graphs_or_sizes() -> None:
-    """One tariff for many graphs and sizes in any order gives what a fresh one does."""
+    """One pricer for many graphs and sizes in any order gives what a fresh one does."""
     random = Random(5)
     rank = in_tables(2, 4, False)
     shared = GraphPricer(rank.price, rank.roofline)

@@ -174,7 +174,7 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clock, "passes", lambda *_: False)
         assert bytes_of() == quick
-        patch.setattr(Clock, "can_hold", lambda _: False)
+        patch.setattr(Clock, "can_hold_end", lambda _: False)
         assert bytes_of() == quick
 
 
@@ -240,7 +240,7 @@ SEEDS = (16, 20, 86, 177, 940)
 def test_hosts_that_work_events_off_leave_the_same_bytes(seed: int) -> None:
     quick = hosts_of(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clock, "can_hold", lambda _: False)
+        patch.setattr(Clock, "can_hold_end", lambda _: False)
         assert hosts_of(seed) == quick
 
 
@@ -268,7 +268,7 @@ def test_a_host_works_events_off_where_it_waits_alone() -> None:
 def test_who_is_woken_beside_another_one_holds_nothing_back(woken: int) -> None:
     """What is worked off then would come before the other one's turn."""
     clock, asked = Clock(), []
-    clock.timeout(1.0).callbacks += [lambda _: asked.append(clock.can_hold()) for _ in range(woken)]
+    clock.timeout(1.0).callbacks += [lambda _: asked.append(clock.can_hold_end()) for _ in range(woken)]
     clock.run_all()
     assert asked == [woken == 1] * woken
 
@@ -430,9 +430,9 @@ def curved(op: Op) -> Price:
 
 def test_a_single_replay_costs_its_price_however_that_bends() -> None:
     """Bursts take a curve as short lines; one replay is no burst."""
-    tariff = GraphPricer(curved, toy_roofline)
+    graph_pricer = GraphPricer(curved, toy_roofline)
     for size in (5, 77, 1001, 5000, 70_003):
-        assert tariff.ramp(growing(1), {"hundredths": size}, None, 1).total_s == 1e-3 * size**1.3
+        assert graph_pricer.ramp(growing(1), {"hundredths": size}, None, 1).total_s == 1e-3 * size**1.3
 
 
 def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
@@ -445,12 +445,13 @@ def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
     sizes = (40, 70_000)
     found = []
     for order in (sizes, sizes[::-1]):
-        tariff = GraphPricer(bends_late, toy_roofline)
-        tariff.settle()
+        graph_pricer = GraphPricer(bends_late, toy_roofline)
+        graph_pricer.settle()
         # One graph, whose groups are first seen once prices are settled.
         graph = growing(2)
         total_s = {
-            size: tariff.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s for size in order
+            size: graph_pricer.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s
+            for size in order
         }
         found.append([total_s[size] for size in sizes])
     assert found[0] == found[1]

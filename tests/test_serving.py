@@ -902,9 +902,9 @@ def test_chunks_keep_a_long_prompt_from_stalling_answers(tmp_path: Path) -> None
         assert beside.sum() >= -(-40_000 // budget)
         gaps[budget] = float((steps["end_s"] - steps["start_s"])[beside].max())
     table = bench(document(workload=load))
-    tariff = GraphPricer(table.hardware.price(1, None, True), table.hardware.roofline)
+    graph_pricer = GraphPricer(table.hardware.price(1, None, True), table.hardware.roofline)
     sizes = step_sizes(4, 4 * 500, [(252, 40_000 - 252)], 1)
-    longest_s = tariff.ramp(table.model(1).mixed, sizes, None, 1).total_s
+    longest_s = graph_pricer.ramp(table.model(1).mixed, sizes, None, 1).total_s
     assert gaps[256] <= longest_s + 2.0 * table.hardware.overheads.launch_s
     assert gaps[65_536] > 20.0 * longest_s
 

@@ -180,7 +180,7 @@ def test_sizes_in_the_memory_of_the_device_are_written_where_they_change(rows: b
         yield m.wait(ticket)
 
     costs = Overheads(launch_s=0.05, size_s=0.02)
-    simulated(program, overheads=costs, told=lambda graph: graph.needs & {"n"}, rows=rows)
+    simulated(program, overheads=costs, device_sizes=lambda graph: graph.needs & {"n"}, rows=rows)
     assert issued_s == pytest.approx([0.07, 0.12, 0.19])
     issued_s.clear()
     simulated(program, overheads=costs, rows=rows)

@@ -98,8 +98,10 @@ def simulated(
     schedule: Schedule, model: LongConvolution, price: Callable[[Op], Price], overheads: Overheads
 ) -> tuple[Trace, list[float]]:
     ended: list[float] = []
-    tariff = GraphPricer(price, no_floor)
-    machine = Simulation(price, overheads=overheads, rows=True, tariff=tariff, told=model.told)
+    graph_pricer = GraphPricer(price, no_floor)
+    machine = Simulation(
+        price, overheads=overheads, rows=True, graph_pricer=graph_pricer, device_sizes=model.told
+    )
     return machine.run(lambda m: schedule(m, model, ended)), ended
 
 

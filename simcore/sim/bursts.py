@@ -214,7 +214,7 @@ class BurstCost:
         piece = self._piece(replay)
         return piece.first + piece.last_like(replay - piece.first)
 
-    def around(self, work_s: float) -> tuple[float, Demand]:
+    def demand_at(self, work_s: float) -> tuple[float, Demand]:
         """What it asks of the device once so much is done, and the work up to which it asks just that."""
         since_s, until_s, demand, last = self._around
         if since_s <= work_s < until_s:
@@ -226,7 +226,7 @@ class BurstCost:
         self._around = work_s, until_s, demand, last
         return until_s, demand
 
-    def shorten(self, replays: int) -> None:
+    def truncate(self, replays: int) -> None:
         """Leaves out all but the first so many replays."""
         self._around, self._begins = UNKNOWN, None
         if replays >= self.replays:

@@ -3,7 +3,7 @@ happen meanwhile.
 
     at now + delay    an event; or at once, where whoever waits is the only one that this moment's event
                       wakes, and the next event comes later than now + delay; or, where others come before,
-                      once whoever waits has worked them off himself (`hold`, `reach`)
+                      once whoever waits has worked them off himself (`hold_end`, `run_to_held_end`)
 
 All give the same times in the same order, since in the latter two cases nobody could tell.
 """
@@ -49,8 +49,8 @@ class Clock:
         # The place of what is held back, which no event may pass.
         self._held: Place = NEVER
         # For whoever waits for what has come already.
-        self.past = self.event()
-        self.past._ok, self.past._value, self.past.callbacks = True, None, None  # type: ignore[assignment]
+        self.already_come = self.event()
+        self.already_come._ok, self.already_come._value, self.already_come.callbacks = True, None, None  # type: ignore[assignment]
 
     def event(self) -> simpy.Event:
         """An event that has not come."""
@@ -81,7 +81,7 @@ class Clock:
         self.now = at_s
         self.simpy._now = at_s
 
-    def passes(self, delay_s: float) -> bool:
+    def try_advance(self, delay_s: float) -> bool:
         """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
         at_s = self.now + delay_s
         if self._several or (self._held is not NEVER and at_s >= self._held[0]):
@@ -93,16 +93,16 @@ class Clock:
         self._at(at_s)
         return True
 
-    def can_hold(self) -> bool:
+    def can_hold_end(self) -> bool:
         """Whether something may be held back now: nothing is yet, and one alone is awake."""
         return self._held is NEVER and not self._several
 
-    def hold(self, delay_s: float) -> None:
+    def hold_end(self, delay_s: float) -> None:
         """What would come after a delay has its place among the events, and is held back; in the place of
-        what is held back already. `reach` has to follow."""
+        what is held back already. `run_to_held_end` has to follow."""
         self._held = (self.now + delay_s, NORMAL, next(self._number))
 
-    def reach(self) -> bool:
+    def run_to_held_end(self) -> bool:
         """Works off the events that come before what is held back, and goes there; the last thing that its
         caller does. False where it was let go meanwhile, or where an event failed, which ends the run: it is
         not raised where somebody else happens to wait."""
@@ -120,7 +120,7 @@ class Clock:
         self._at(held[0])
         return True
 
-    def let_go(self, action: Callable[[], object]) -> None:
+    def release_held(self, action: Callable[[], object]) -> None:
         """In the place of what is held back, something is done."""
         place: Any = (*self._held, Call(action))
         heappush(self._queue, place)
@@ -135,25 +135,25 @@ class Clock:
         its caller does, so that they may begin at once where nothing else can happen now."""
         ended = self.event()
         driven = _Driven(self, steps, ended)
-        if last and self.passes(0.0):
+        if last and self.try_advance(0.0):
             driven.begin()
         else:
             self._drive(driven)
         return ended
 
-    def comes(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
+    def succeed_and_run(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
         """Lets an event come after a delay; whoever waits for it goes on before this returns if nothing else
         can happen until then, so that this has to be the last thing that its caller does."""
-        if self.passes(delay_s):
+        if self.try_advance(delay_s):
             event._ok, event._value = True, value
             self._wake(event)
         else:
-            self.later(event, delay_s, value)
+            self.succeed_after(event, delay_s, value)
 
-    def later(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
+    def succeed_after(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
         """Lets an event come after a delay, whatever happens until then; in its turn, where that is none."""
         if delay_s > 0.0:
-            self.call(delay_s, lambda: self.comes(event, value))
+            self.call(delay_s, lambda: self.succeed_and_run(event, value))
         else:
             self.succeed(event, value)
 
@@ -217,7 +217,7 @@ class _Driven:
 
     def begin(self) -> None:
         """The first steps are taken."""
-        self.go_on(self._clock.past)
+        self.go_on(self._clock.already_come)
 
     def go_on(self, event: Any) -> None:
         """The event has come."""
@@ -233,4 +233,4 @@ class _Driven:
                     return
         except StopIteration as end:
             if self._ended is not None:
-                self._clock.comes(self._ended, end.value)
+                self._clock.succeed_and_run(self._ended, end.value)

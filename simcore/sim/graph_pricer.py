@@ -260,7 +260,7 @@ class _Plan:
 
 class GraphPricer:
     """Prices of graphs at given sizes, for one rank, at one `end` of their intervals; runs on the same device
-    may share `groups`, and one tariff."""
+    may share `groups`, and one graph_pricer."""
 
     def __init__(
         self, price: Pricer, roofline: Roofline, *, end: End = "value", groups: PricedGroups | None = None

@@ -20,7 +20,7 @@ from simcore.machine.machine import Condition, Flag, Program, Setting, Ticket, W
 from simcore.machine.trace import Cause, Gauge, Mark, Message
 from simcore.ops.op import Graph
 from simcore.sim.clock import Clock
-from simcore.sim.rows import RowLaunch, Waiter
+from simcore.sim.rows import DoneCallback, RowLaunch
 from simcore.sim.sharing import Piece
 
 if TYPE_CHECKING:
@@ -45,42 +45,42 @@ def then(event: simpy.Event, action: Callable[[simpy.Event], object]) -> None:
 class SimTicket:
     """A launch or a host loop that will be done; `end` is its last span and when it ended."""
 
-    __slots__ = ("_env", "_waiters", "end", "ran", "stopper")
+    __slots__ = ("_callbacks", "_env", "end", "on_stop", "ran")
 
     def __init__(self, env: Clock) -> None:
         self._env = env
-        self._waiters: list[Waiter] | None = None
-        self.stopper: Callable[[], None] | None = None
+        self._callbacks: list[DoneCallback] | None = None
+        self.on_stop: Callable[[], None] | None = None
         self.end: Cause | None = None
         self.ran = 0
 
     def stop(self) -> None:
         """Ends a repeated launch at its next replay boundary; one that has not begun runs not once."""
-        if self.stopper is not None and self.end is None:
-            self.stopper()
+        if self.on_stop is not None and self.end is None:
+            self.on_stop()
 
-    def done(self) -> CauseSteps:
+    def wait_done(self) -> CauseSteps:
         """Waits until it is done."""
         if self.end is None:
             event = self._env.event()
-            self.tell(lambda _: self._env.succeed(event))
+            self.add_callback(lambda _: self._env.succeed(event))
             yield event
         assert self.end is not None
         return self.end
 
-    def tell(self, waiter: Waiter) -> None:
+    def add_callback(self, waiter: DoneCallback) -> None:
         """Calls `waiter` once it is done, which it is not yet."""
-        if self._waiters is None:
-            self._waiters = []
-        self._waiters.append(waiter)
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(waiter)
 
     def finish(self, end: Cause) -> None:
         """Done: whoever waits goes on."""
         self.end = end
         # What is done cannot be stopped; and ticket and launch no longer hold each other.
-        self.stopper = None
-        if self._waiters is not None:
-            waiters, self._waiters = self._waiters, None
+        self.on_stop = None
+        if self._callbacks is not None:
+            waiters, self._callbacks = self._callbacks, None
             for waiter in waiters:
                 waiter(False)
 
@@ -100,7 +100,7 @@ class SignalTicket:
     def stop(self) -> None:
         """A signal cannot be stopped: nothing happens."""
 
-    def done(self) -> CauseSteps:
+    def wait_done(self) -> CauseSteps:
         """Takes it, once it has come."""
         return self._signals.take(self.name, self.source, self.waiter)
 
@@ -119,7 +119,7 @@ class Signals:
         self._published[name, source].append(cause)
         waiting = self._waiting.pop((name, source), ())
         if len(waiting) == 1:
-            self._env.comes(waiting[0])
+            self._env.succeed_and_run(waiting[0])
             return
         for event in waiting:
             self._env.succeed(event)
@@ -213,11 +213,11 @@ class SimMachine:
         # What the host waited for last: where the path that leads to its next launch comes from.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
-        # A launch that the device has not got yet: a host that waits for it at once may need no event.
-        self.kept: RowLaunch | None = None
+        # A launch that the device has not got yet: if its host waits for it at once, it may need no event.
+        self.deferred: RowLaunch | None = None
         self._along: dict[tuple[str, int], int] = {}
-        # What the device has been told of sizes.
-        self._told: dict[str, int] = {}
+        # Sizes as they stand in the device's memory.
+        self._device_sizes: dict[str, int] = {}
         self._items: dict[str, deque[Item]] = defaultdict(deque)
         self._watched: dict[str, list[Launch | RowLaunch]] = {}
         self._receivers: dict[str, deque[simpy.Event]] = defaultdict(deque)
@@ -235,7 +235,7 @@ class SimMachine:
 
     def _catch_up(self) -> Steps:
         left_s = max(0.0, self._busy_until_s - self._env.now)
-        if not self._env.passes(left_s):
+        if not self._env.try_advance(left_s):
             yield self._env.timeout(left_s)
 
     def along(self, axis: str, offset: int = 0) -> int:
@@ -265,26 +265,26 @@ class SimMachine:
         """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
-        if self.kept is not None:
-            self.let_go()
+        if self.deferred is not None:
+            self.submit_deferred()
         given = {} if sizes is None else sizes
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        facts = sim.facts(graph)
-        telling_s = self._telling_s(facts.told, given) if facts.told else 0.0
+        info = sim.info(graph)
+        size_update_s = self._size_update_s(info.device_sizes, given) if info.device_sizes else 0.0
         busy_s, now_s = self._busy_until_s, self._env.now
-        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (facts.launch_s + telling_s)
-        issued_s = busy_s - facts.back_s
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (info.launch_s + size_update_s)
+        issued_s = busy_s - info.back_s
         tickets: Any = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
-        if facts.closed and when is None and sets is None and len(tickets) == len(after):
-            row = RowLaunch(sim, self.rank, stream, facts, issued_s, tickets, given, advance, repeat, until)
+        if info.closed and when is None and sets is None and len(tickets) == len(after):
+            row = RowLaunch(sim, self.rank, stream, info, issued_s, tickets, given, advance, repeat, until)
             if tickets:
                 self._submit_row(row)
             else:
-                self.kept = row
+                self.deferred = row
             return row
         if not given.keys() >= graph.needs:
             missing = graph.needs.difference(given)
@@ -297,16 +297,16 @@ class SimMachine:
             sim.next_launch(), self.rank, stream, graph, Cause(self._host.span, issued_s, True),
             tickets, signals, given, advance, repeat, until, when, sets or {}, ticket,
         )  # fmt: skip
-        ticket.stopper = partial(self._stop, launch)
+        ticket.on_stop = partial(self._stop, launch)
         self.watch(launch)
         sim.submit(launch)
         return ticket
 
-    def let_go(self) -> None:
-        """The device gets the launch that was kept back: its host does something else than wait for it."""
-        kept, self.kept = self.kept, None
-        if kept is not None:
-            self._submit_row(kept)
+    def submit_deferred(self) -> None:
+        """Hands the device the launch that was held back, since its host does not wait for it at once."""
+        deferred, self.deferred = self.deferred, None
+        if deferred is not None:
+            self._submit_row(deferred)
 
     def _submit_row(self, row: RowLaunch) -> None:
         self.watch(row)
@@ -319,13 +319,13 @@ class SimMachine:
             others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
             self._watched[inbox] = [*others, launch]
 
-    def _telling_s(self, told: frozenset[str], sizes: Mapping[str, int]) -> float:
+    def _size_update_s(self, device_sizes: frozenset[str], sizes: Mapping[str, int]) -> float:
         """What it costs to tell the device of the sizes that a graph reads there and that are others than
         before; the first replay's, for a burst's host has nothing to do between two of them."""
         fresh = 0
-        for name in told:
-            if name in sizes and self._told.get(name) != sizes[name]:
-                self._told[name] = sizes[name]
+        for name in device_sizes:
+            if name in sizes and self._device_sizes.get(name) != sizes[name]:
+                self._device_sizes[name] = sizes[name]
                 fresh += 1
         return fresh * self._sim.overheads.size_s
 
@@ -354,17 +354,17 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
-        kept = self.kept
-        if kept is not None:
-            if len(tickets) == 1 and tickets[0] is kept:
-                self.kept = None
-                if self._sim.at_once(kept):
-                    return self._back()
-                if kept.awaited is not None:
-                    return kept.awaited
-                self._submit_row(kept)
+        deferred = self.deferred
+        if deferred is not None:
+            if len(tickets) == 1 and tickets[0] is deferred:
+                self.deferred = None
+                if self._sim.try_run_inline(deferred):
+                    return self._resume_now()
+                if deferred.host_event is not None:
+                    return deferred.host_event
+                self._submit_row(deferred)
             else:
-                self.let_go()
+                self.submit_deferred()
         if len(tickets) == 1 and isinstance(tickets[0], RowLaunch) and tickets[0].end is None:
             return self.waits_for(tickets[0])
         if any(isinstance(ticket, SignalTicket) for ticket in tickets):
@@ -378,42 +378,42 @@ class SimMachine:
             nonlocal left
             left -= 1
             if left <= 0:
-                self._wake(event, waited)
+                self._resume(event, waited)
 
         if not missing:
             one_less(False)
         for ticket in missing:
-            ticket.tell(one_less)
+            ticket.add_callback(one_less)
         return event
 
     def waits_for(self, launch: RowLaunch) -> simpy.Event:
         """The host goes on with this event, once a launch that is not done has ended."""
         event = self._env.event()
-        launch.tell(partial(self._wake, event, (launch,)))
+        launch.add_callback(partial(self._resume, event, (launch,)))
         return event
 
-    def _wake(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:
-        """The host goes on once it has seen that what it waited for is done. `last`: see `Waiter`."""
+    def _resume(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:
+        """The host goes on once it has seen that what it waited for is done. `last`: see `DoneCallback`."""
         if not self._sim.rows:
             for ticket in waited:
                 assert ticket.end is not None
-                self._go_on_after(ticket.end)
-        env, delay_s = self._env, self._coming_back_s()
+                self._set_host_cause(ticket.end)
+        env, delay_s = self._env, self._resume_delay_s()
         if last:
-            env.comes(event, None, delay_s)
+            env.succeed_and_run(event, None, delay_s)
         else:
-            env.later(event, delay_s)
+            env.succeed_after(event, delay_s)
 
-    def _back(self) -> Wait:
+    def _resume_now(self) -> Wait:
         # What the host waited for has ended just now.
-        env, delay_s = self._env, self._coming_back_s()
-        if env.passes(delay_s):
-            return env.past
+        env, delay_s = self._env, self._resume_delay_s()
+        if env.try_advance(delay_s):
+            return env.already_come
         event = env.event()
-        env.later(event, delay_s)
+        env.succeed_after(event, delay_s)
         return event
 
-    def _coming_back_s(self) -> float:
+    def _resume_delay_s(self) -> float:
         # Until the host has seen that what it waited for is done.
         wait_s, now_s = self._sim.overheads.wait_s, self._env.now
         if wait_s > 0.0 or self._busy_until_s > now_s:
@@ -422,43 +422,43 @@ class SimMachine:
 
     def _wait(self, tickets: Sequence[Ticket]) -> Steps:
         for ticket in tickets:
-            self._go_on_after((yield from _done(ticket)))
+            self._set_host_cause((yield from _done(ticket)))
         self._spend(self._sim.overheads.wait_s)
         yield from self._catch_up()
 
-    def _go_on_after(self, end: Cause) -> None:
+    def _set_host_cause(self, end: Cause) -> None:
         if end.at_s >= self.now():
             self._host = Cause(end.span, end.at_s, host=True)
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """The host gets a flag's value once `after` is done."""
-        self.let_go()
+        self.submit_deferred()
         return self._env.result(self._read(flag, after), last=True)
 
     def _read(self, flag: Flag, after: Ticket) -> Steps:
         end = yield from _done(after)
         value = self._sim.value_of(flag)
-        self._go_on_after(end)
+        self._set_host_cause(end)
         yield from self._wait([])
         return value
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """The next item of an inbox, or None after `timeout_s`."""
-        self.let_go()
+        self.submit_deferred()
         return self._env.result(self._recv(inbox, timeout_s), last=True)
 
     def _recv(self, inbox: str, timeout_s: float | None) -> Steps:
         yield from self._catch_up()
         if self._items[inbox]:
             message, item, _ = self._items[inbox].popleft()
-        elif timeout_s == 0.0 and self._env.passes(0.0):
+        elif timeout_s == 0.0 and self._env.try_advance(0.0):
             return None
         else:
             came = self._env.event()
             self._receivers[inbox].append(came)
             limit = () if timeout_s is None else (self._env.timeout(timeout_s),)
             # Even of one event: who comes at the same moment is there then, and is polled with it.
-            yield self._first(came, *limit)
+            yield self._any_of(came, *limit)
             if not came.triggered:
                 self._receivers[inbox].remove(came)
                 return None
@@ -470,11 +470,11 @@ class SimMachine:
         yield from self._catch_up()
         return item
 
-    def _first(self, *events: simpy.Event) -> simpy.Event:
+    def _any_of(self, *events: simpy.Event) -> simpy.Event:
         """Comes with the first of these events."""
         either = self._env.event()
         for event in events:
-            then(event, lambda _: None if either.triggered else self._env.comes(either))
+            then(event, lambda _: None if either.triggered else self._env.succeed_and_run(either))
         return either
 
     def poll(self, inbox: str) -> list[Any]:
@@ -500,7 +500,7 @@ class SimMachine:
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank's host, when this host's clock gets there."""
-        self.let_go()
+        self.submit_deferred()
         at_s = self._spend(self._sim.overheads.message_s)
         cause = Cause(self._host.span, at_s, host=True)
         receiver = self._sim.machines[rank]
@@ -516,18 +516,18 @@ class SimMachine:
             self._sim.trace.messages.append(message)
         if receivers := self._receivers[inbox]:
             if last and inbox not in self._watched:
-                self._env.comes(receivers.popleft(), (message, item, cause))
+                self._env.succeed_and_run(receivers.popleft(), (message, item, cause))
                 return
             self._env.succeed(receivers.popleft(), (message, item, cause))
         else:
             self._items[inbox].append((message, item, cause))
         if inbox in self._watched:
             for launch in self._watched.pop(inbox):
-                self._sim.curtail(launch)
+                self._sim.interrupt(launch)
 
     def spawn(self, program: Program) -> Ticket:
         """One more host loop, on the same host thread."""
-        self.let_go()
+        self.submit_deferred()
         ticket = SimTicket(self._env)
 
         def loop() -> Steps:
@@ -540,7 +540,7 @@ class SimMachine:
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
         """Notes when the host has come here and the tickets are done."""
-        self.let_go()
+        self.submit_deferred()
         marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
         self._sim.watch(self.rank, f"mark {name!r}", marking)
 
@@ -556,4 +556,4 @@ class SimMachine:
 
 
 def _done(ticket: Ticket) -> CauseSteps:
-    return cast(SimTicket | SignalTicket | RowLaunch, ticket).done()
+    return cast(SimTicket | SignalTicket | RowLaunch, ticket).wait_done()

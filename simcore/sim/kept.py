@@ -34,7 +34,7 @@ OFF = "none"
 # some megabytes.
 MOST_FILES = 64
 ROOT = Path(__file__).resolve().parents[1]
-# How many numbers a cost has, a stretch (`tariff.straight`), and a place beside the sizes that stay.
+# How many numbers a cost has, a stretch (`graph_pricer.straight`), and a place beside the sizes that stay.
 COST, STRETCH, PLACE = 6, 10, 5
 ENDING = ".npz"
 

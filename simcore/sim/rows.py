@@ -20,10 +20,10 @@ from simcore.sim.sharing import IDLE
 
 if TYPE_CHECKING:
     from simcore.sim.host import CauseSteps, SimTicket
-    from simcore.sim.simulation import Facts, Simulation
+    from simcore.sim.simulation import LaunchInfo, Simulation
 
 # Called when something is done; with True where that is the last thing that its caller does.
-Waiter = Callable[[bool], None]
+DoneCallback = Callable[[bool], None]
 _NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
 
 
@@ -31,20 +31,44 @@ class RowLaunch:
     """A launch, its ticket, and its piece of work on the device."""
 
     __slots__ = (
-        "_sim", "_waiters", "advance", "after", "at_s", "awaited", "begun_s", "demand", "done_with", "end",
-        "facts", "graph", "id", "issued_s", "lane", "next_s", "ran", "rank", "rate", "ready_s", "repeat",
-        "sizes", "stopped", "stream", "until", "work", "work_s",
+        "_callbacks",
+        "_sim",
+        "advance",
+        "after",
+        "at_s",
+        "begun_s",
+        "demand",
+        "end",
+        "graph",
+        "host_event",
+        "id",
+        "info",
+        "issued_s",
+        "lane",
+        "next_s",
+        "on_done",
+        "ran",
+        "rank",
+        "rate",
+        "ready_s",
+        "repeat",
+        "sizes",
+        "stopped",
+        "stream",
+        "until",
+        "work",
+        "work_s",
     )  # fmt: skip
     # Nothing of it leaves the device before its end.
     publications: ClassVar[deque[tuple[float, Publication]]] = _NOTHING_LEAVES
-    notes: ClassVar[bool] = False
+    records_progress: ClassVar[bool] = False
 
     def __init__(
         self,
         sim: "Simulation",
         rank: int,
         stream: str,
-        facts: "Facts",
+        info: "LaunchInfo",
         issued_s: float,
         after: "tuple[SimTicket | RowLaunch, ...]",
         sizes: Mapping[str, int],
@@ -56,8 +80,8 @@ class RowLaunch:
         self.id = sim.next_launch()
         self.rank = rank
         self.stream = stream
-        self.facts = facts
-        self.graph = facts.graph
+        self.info = info
+        self.graph = info.graph
         self.issued_s = issued_s
         self.after = after
         self.sizes = sizes
@@ -67,18 +91,18 @@ class RowLaunch:
         self.end: Cause | None = None
         self.ran = 0
         self.work: BurstCost | None = None
-        self._waiters: list[Waiter] | None = None
+        self._callbacks: list[DoneCallback] | None = None
         # What its host waits for, where others may come before its end.
-        self.awaited: simpy.Event | None = None
+        self.host_event: simpy.Event | None = None
 
-    def enter(self, lane: Any) -> None:
+    def reset_for(self, lane: Any) -> None:
         """It comes to its stream."""
         self.lane = lane
         self.at_s = self.work_s = self.next_s = self.ready_s = self.begun_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
         self.stopped = False
-        self.done_with: Callable[[], None] | None = None
+        self.on_done: Callable[[], None] | None = None
 
     # -- as a ticket ---------------------------------------------------------------------------------
 
@@ -91,29 +115,29 @@ class RowLaunch:
         """Ends it at its next replay boundary; one that has not begun runs not once."""
         if self.end is None:
             machine = self._sim.machines[self.rank]
-            machine.let_go()
+            machine.submit_deferred()
             machine.at_host_time(partial(self._sim.stop_row, self))
 
-    def done(self) -> "CauseSteps":
+    def wait_done(self) -> "CauseSteps":
         """Waits until it is done."""
         if self.end is None:
             event = self._sim.env.event()
-            self.tell(lambda _: self._sim.env.succeed(event))
+            self.add_callback(lambda _: self._sim.env.succeed(event))
             yield event
         assert self.end is not None
         return self.end
 
-    def tell(self, waiter: Waiter) -> None:
+    def add_callback(self, waiter: DoneCallback) -> None:
         """Calls `waiter` once it is done, which it is not yet."""
-        self._sim.as_event(self)
-        if self._waiters is None:
-            self._waiters = [waiter]
+        self._sim.schedule_end(self)
+        if self._callbacks is None:
+            self._callbacks = [waiter]
         else:
-            self._waiters.append(waiter)
+            self._callbacks.append(waiter)
 
     # -- as a piece of work --------------------------------------------------------------------------
 
-    def note(self, now_s: float, *, once: bool = False) -> None:
+    def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Where its rate changed is not written down."""
 
     def publish(self, publication: Publication) -> None:
@@ -123,20 +147,20 @@ class RowLaunch:
     def finish(self) -> None:
         """Its work is done now."""
         self._sim.end_row(self)
-        waiters, self._waiters = self._waiters, None
+        waiters, self._callbacks = self._callbacks, None
         if waiters is not None:
             for waiter in waiters:
                 waiter(False)
-        if self.done_with is not None:
-            self.done_with()
+        if self.on_done is not None:
+            self.on_done()
 
     def finish_last(self) -> None:
         """Its work is done now, and this is the last thing that its caller does."""
-        waiters, go_on = self._waiters, self.done_with
+        waiters, go_on = self._callbacks, self.on_done
         if waiters is None or len(waiters) > 1 or go_on is None or go_on is not self.lane.go_on:
             self.finish()
             return
         self._sim.end_row(self)
-        self._waiters = None
+        self._callbacks = None
         go_on()
         waiters[0](True)

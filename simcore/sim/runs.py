@@ -15,7 +15,7 @@ from simcore.ops.op import Pricer, Roofline
 from simcore.sim.contention import Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.segments import Cuts
-from simcore.sim.simulation import Outcomes, Route, Simulation, Told, nothing
+from simcore.sim.simulation import DeviceSizes, Outcomes, Route, Simulation, no_device_sizes
 
 
 class Run(Protocol):
@@ -48,9 +48,9 @@ class Setup:
     rates: Rates = max_min_rates
     lockstep: Sequence[str] = ()
     rows: bool = False
-    tariff: GraphPricer | None = None
+    graph_pricer: GraphPricer | None = None
     cuts: Cuts | None = None
-    told: Told = nothing
+    device_sizes: DeviceSizes = no_device_sizes
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
@@ -71,12 +71,12 @@ def simulated(setup: Setup) -> Run:
         rates=setup.rates,
         lockstep=setup.lockstep,
         rows=setup.rows,
-        tariff=setup.tariff,
+        graph_pricer=setup.graph_pricer,
         cuts=setup.cuts,
-        told=setup.told,
+        device_sizes=setup.device_sizes,
     )
 
 
 def span_by_span(setup: Setup) -> Run:
     """The same, whatever rows of numbers its study keeps, as a real machine leaves spans behind."""
-    return simulated(replace(setup, rows=False, tariff=None))
+    return simulated(replace(setup, rows=False, graph_pricer=None))

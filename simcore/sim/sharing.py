@@ -40,10 +40,10 @@ class Replays(Protocol):
     def replay_at(self, work_s: float) -> int:
         """The replay that is at work once so much is done."""
 
-    def around(self, work_s: float) -> tuple[float, Demand]:
+    def demand_at(self, work_s: float) -> tuple[float, Demand]:
         """What it asks of the device once so much is done, and the work up to which it asks just that."""
 
-    def shorten(self, replays: int) -> None:
+    def truncate(self, replays: int) -> None:
         """Leaves out all but the first so many."""
 
 
@@ -74,20 +74,20 @@ class Listed:
         """The replay that is at work once so much is done."""
         return min(bisect_right(self._ends, work_s), len(self._ends) - 1)
 
-    def around(self, work_s: float) -> tuple[float, Demand]:
+    def demand_at(self, work_s: float) -> tuple[float, Demand]:
         """The replay that is at work: its end, and what it asks of the device."""
         replay = self.replay_at(work_s)
         return self._ends[replay], self._demands[replay]
 
-    def shorten(self, replays: int) -> None:
+    def truncate(self, replays: int) -> None:
         """Leaves out all but the first so many."""
         del self._ends[replays:]
 
 
-class Work(Protocol):
+class Execution(Protocol):
     """What runs on a device: `work_s` seconds of its `work` were done at `at_s`, and since then it runs at
     `rate` of its speed alone. Beside others, it asks `demand` of the device until `next_s` of its work, or
-    until something leaves it there. `notes`: whether it notes where its rate changes."""
+    until something leaves it there. `records_progress`: whether it notes where its rate changes."""
 
     at_s: float
     work_s: float
@@ -96,7 +96,7 @@ class Work(Protocol):
     next_s: float
 
     @property
-    def notes(self) -> bool:
+    def records_progress(self) -> bool:
         """Whether it notes where its rate changes."""
 
     @property
@@ -107,7 +107,7 @@ class Work(Protocol):
     def publications(self) -> deque[tuple[float, Publication]]:
         """What leaves it, and after how much work."""
 
-    def note(self, now_s: float, *, once: bool = False) -> None:
+    def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
 
     def publish(self, publication: Publication) -> None:
@@ -121,12 +121,22 @@ class Work(Protocol):
 
 
 class Piece:
-    """Work in progress. `progress` collects (time, work) where the rate changes. `last` is called in the
-    place of `finish` where that is the last thing that its caller does."""
+    """Launched work in progress. `progress` collects (time, work) where the rate changes. `last` is called in
+    the place of `finish` where that is the last thing that its caller does."""
 
     __slots__ = (
-        "at_s", "demand", "finish", "last", "next_s", "notes", "progress", "publications", "publish", "rate",
-        "work", "work_s",
+        "at_s",
+        "demand",
+        "finish",
+        "last",
+        "next_s",
+        "progress",
+        "publications",
+        "publish",
+        "rate",
+        "records_progress",
+        "work",
+        "work_s",
     )  # fmt: skip
 
     def __init__(
@@ -146,13 +156,13 @@ class Piece:
         self.rate = 1.0
         self.demand = IDLE
         self.progress: list[tuple[float, float]] = []
-        self.notes = True
+        self.records_progress = True
 
     def finish_last(self) -> None:
         """Its work is done, and this is the last thing that its caller does."""
         (self.last or self.finish)()
 
-    def note(self, now_s: float, *, once: bool = False) -> None:
+    def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
         if not once or self.progress[-1][0] < now_s:
             self.progress.append((now_s, self.work_s))
@@ -165,19 +175,19 @@ class SharedDevice:
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self.running: list[Work] = []
+        self.running: list[Execution] = []
         # Of several pieces: what they ask for, at which rates they run, and when something happens to each.
         self._crowd = Crowd()
         self._rates: list[float] = []
         self._dues_s: list[float] = []
 
-    def start(self, piece: Work, now_s: float) -> None:
+    def start(self, piece: Execution, now_s: float) -> None:
         """Adds a piece; everybody's rate may change."""
         running = self.running
         if len(running) == 1:
-            _credit(running[0], now_s)
+            _update_progress(running[0], now_s)
         piece.at_s = now_s
-        piece.note(now_s)
+        piece.record_progress(now_s)
         running.append(piece)
         if len(running) > 1:
             for other in running if len(running) == 2 else (piece,):
@@ -185,30 +195,30 @@ class SharedDevice:
                 self._crowd.join(other.demand)
                 self._rates.append(nan)
                 self._dues_s.append(inf)
-            self._reprice(now_s)
+            self._update_rates(now_s)
 
-    def leave(self, piece: Work) -> None:
+    def withdraw(self, piece: Execution) -> None:
         """Takes a piece away of which nothing has run, if it is there: then it is alone."""
         if self.running == [piece]:
             self.running.clear()
 
-    def stop(self, piece: Work, now_s: float) -> None:
+    def stop(self, piece: Execution, now_s: float) -> None:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
-        _credit(piece, now_s)
+        _update_progress(piece, now_s)
         slack = ROUNDING * max(now_s, piece.work_s)
         # Work that has just come to the end of a replay has not passed it.
-        self.shorten(piece, piece.work.replay_at(max(0.0, piece.work_s - slack)) + 1)
+        self.truncate(piece, piece.work.replay_at(max(0.0, piece.work_s - slack)) + 1)
 
-    def shorten(self, piece: Work, replays: int) -> None:
+    def truncate(self, piece: Execution, replays: int) -> None:
         """Leaves out all but the first so many replays of a piece."""
-        piece.work.shorten(replays)
+        piece.work.truncate(replays)
         if len(self.running) > 1 and piece in self.running:
             i = self.running.index(piece)
             _look_ahead(piece)
             self._crowd.change(i, piece.demand)
             self._dues_s[i] = _due_s(piece)
 
-    def next_due(self) -> tuple[float, Work]:
+    def next_due(self) -> tuple[float, Execution]:
         """When something happens, and to which piece; one at least is running."""
         first = self.running[0]
         if len(self.running) == 1:
@@ -216,7 +226,7 @@ class SharedDevice:
         due_s = min(self._dues_s)
         return due_s, self.running[self._dues_s.index(due_s)]
 
-    def arrive(self, due: Work, now_s: float) -> None:
+    def arrive(self, due: Execution, now_s: float) -> None:
         """The moment that `next_due` told of has come: publishes and finishes what is due."""
         if len(self.running) > 1:
             self._arrive_beside_others(due, now_s)
@@ -229,12 +239,12 @@ class SharedDevice:
         self.end_alone(due, now_s)
         due.finish()
 
-    def end_alone(self, piece: Work, now_s: float) -> None:
+    def end_alone(self, piece: Execution, now_s: float) -> None:
         """All of the only piece is done; whoever asks has to finish it."""
         self.running.clear()
         _end(piece, now_s)
 
-    def _arrive_beside_others(self, due: Work, now_s: float) -> None:
+    def _arrive_beside_others(self, due: Execution, now_s: float) -> None:
         # Not what its rate makes of the time: rounding could carry it past what is due.
         due.work_s, due.at_s = due.next_s, now_s
         if due.publications:
@@ -246,14 +256,14 @@ class SharedDevice:
             due.finish()
         else:
             before = due.demand
-            _snap(due, now_s)
+            _snap_to_boundary(due, now_s)
             _look_ahead(due)
             if due.demand is not before:
                 self._crowd.change(i, due.demand)
             self._dues_s[i] = _due_s(due)
-        self._reprice(now_s)
+        self._update_rates(now_s)
 
-    def _publish(self, piece: Work, now_s: float) -> None:
+    def _publish(self, piece: Execution, now_s: float) -> None:
         while piece.publications and piece.publications[0][0] <= piece.work_s + _slack_s(piece, now_s):
             piece.publish(piece.publications.popleft()[1])
 
@@ -263,7 +273,7 @@ class SharedDevice:
             self._crowd.leave(i)
             del self._dues_s[i], self._rates[i]
 
-    def _reprice(self, now_s: float) -> None:
+    def _update_rates(self, now_s: float) -> None:
         """Works out anew when something happens to those whose rate is another than before."""
         running, before = self.running, self._rates
         if len(running) < 2:
@@ -280,50 +290,50 @@ class SharedDevice:
                 self._dues_s[i] = _due_s(piece)
 
 
-def _set_rate(piece: Work, rate: float, now_s: float) -> None:
+def _set_rate(piece: Execution, rate: float, now_s: float) -> None:
     """A piece runs at a rate from now on; it notes that where it is another."""
-    _credit(piece, now_s)
+    _update_progress(piece, now_s)
     if rate != piece.rate:
-        if piece.notes:
-            piece.note(now_s, once=True)
+        if piece.records_progress:
+            piece.record_progress(now_s, once=True)
         piece.rate = rate
 
 
-def _credit(piece: Work, now_s: float) -> None:
+def _update_progress(piece: Execution, now_s: float) -> None:
     """Adds what a piece has done since that was reckoned last."""
     piece.work_s += (now_s - piece.at_s) * piece.rate
     piece.at_s = now_s
 
 
-def _due_s(piece: Work) -> float:
+def _due_s(piece: Execution) -> float:
     """When something happens to a piece beside others."""
     return piece.at_s + max(0.0, (piece.next_s - piece.work_s) / piece.rate)
 
 
-def _end(piece: Work, now_s: float) -> None:
+def _end(piece: Execution, now_s: float) -> None:
     piece.work_s, piece.at_s = piece.work.total_s, now_s
-    piece.note(now_s)
+    piece.record_progress(now_s)
 
 
-def _slack_s(piece: Work, now_s: float) -> float:
+def _slack_s(piece: Execution, now_s: float) -> float:
     return ROUNDING * max(piece.work_s, now_s)
 
 
-def _target_s(piece: Work) -> float:
+def _target_s(piece: Execution) -> float:
     """The next point of the work of a piece that runs alone at which something happens."""
     end_s: float = piece.work.total_s
     return min(piece.publications[0][0], end_s) if piece.publications else end_s
 
 
-def _look_ahead(piece: Work) -> None:
+def _look_ahead(piece: Execution) -> None:
     """What a piece asks of the device now, and up to where."""
-    piece.next_s, piece.demand = piece.work.around(piece.work_s)
+    piece.next_s, piece.demand = piece.work.demand_at(piece.work_s)
     if piece.publications:
         piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
-def _snap(piece: Work, now_s: float) -> None:
+def _snap_to_boundary(piece: Execution, now_s: float) -> None:
     """Work that is within rounding of where something changes has come to it."""
-    end_s = piece.work.around(piece.work_s)[0]
+    end_s = piece.work.demand_at(piece.work_s)[0]
     if end_s <= piece.work_s + _slack_s(piece, now_s):
         piece.work_s = end_s

@@ -40,23 +40,23 @@ from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim.rows import RowLaunch
 from simcore.sim.segments import Cuts, Segment
-from simcore.sim.sharing import Listed, Piece, SharedDevice, Work
+from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
 from simcore.workload.requests import END
 
 # Origins of prices are counted one by one up to so many.
-MOST_TALLIES = 1 << 12
+MOST_SOURCE_TOTALS = 1 << 12
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
-Told = Callable[[Graph], frozenset[str]]
+DeviceSizes = Callable[[Graph], frozenset[str]]
 
 
 # What a stream may wait for.
-BEFORE_IT = "launch {0.id} of graph {0.graph.name} waits for launches before it"
-A_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
-OTHERS = "{0.kind} {0.name}: {1} of {2} ranks are there"
+WAITS_FOR_EARLIER = "launch {0.id} of graph {0.graph.name} waits for launches before it"
+WAITS_FOR_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
+WAITS_FOR_RANKS = "{0.kind} {0.name}: {1} of {2} ranks are there"
 
 
-def nothing(graph: Graph) -> frozenset[str]:
+def no_device_sizes(graph: Graph) -> frozenset[str]:
     """No graph reads a size in the device's memory."""
     del graph
     return frozenset()
@@ -88,22 +88,22 @@ class _Stream:
 
 
 @dataclass(slots=True, eq=False)
-class Facts:
-    """What holds of all launches of a graph. `launch_s`: host time of one, of which `back_s` comes after it
-    may begin; `told`: the sizes that its host writes for its kernels, where that costs anything; `closed`:
-    whether one that is tied to no flag and no signal is worked out in closed form; `number`: of its name, in
-    rows."""
+class LaunchInfo:
+    """What every launch of a graph costs and takes. `launch_s`: host time of one, of which `back_s` comes
+    after the device may begin; `device_sizes`: sizes that the host writes to the device's memory, if that
+    costs anything; `closed`: whether a launch without flags and signals is worked out in closed form;
+    `number`: that of the graph's name in rows."""
 
     graph: Graph
     launch_s: float
     back_s: float
-    told: frozenset[str]
+    device_sizes: frozenset[str]
     closed: bool
     number: int
 
 
 @dataclass(slots=True, eq=False)
-class _Tally:
+class _SourceTotal:
     """Work whose price comes from one origin."""
 
     origin: Origin
@@ -125,7 +125,7 @@ class _Demands(Sequence[Demand]):
         return self._demand(self._segments[i])
 
 
-class _Meeting:
+class _Rendezvous:
     __slots__ = ("arrived", "event", "id", "latest", "op", "start_s")
 
     def __init__(self, id: int, op: Op, event: simpy.Event) -> None:
@@ -148,10 +148,10 @@ class Simulation:
 
     `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
     out in closed form (bursts.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
-    messages are not noted. `tariff`, or `cuts` where spans are noted: the same prices, as an earlier run has
-    worked them out.
+    messages are not noted. `graph_pricer`, or `cuts` where spans are noted: the same prices, as an earlier
+    run has worked them out.
 
-    `told`: the sizes that kernels of a graph read in the device's memory; hosts write them
+    `device_sizes`: the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
     """
 
@@ -166,15 +166,15 @@ class Simulation:
         rates: Rates = max_min_rates,
         lockstep: Sequence[str] = (),
         rows: bool = False,
-        tariff: GraphPricer | None = None,
+        graph_pricer: GraphPricer | None = None,
         cuts: Cuts | None = None,
-        told: Told = nothing,
+        device_sizes: DeviceSizes = no_device_sizes,
     ) -> None:
         self.env = Clock()
         self.trace = Trace()
         self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
         self.overheads = overheads or Overheads()
-        self.told = told
+        self.device_sizes = device_sizes
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
         # Host loops and marks that have not come to their end, by rank and what they are.
@@ -185,9 +185,7 @@ class Simulation:
         self.fed_s: list[float] = []
         self._lockstep = frozenset(lockstep)
         self.rows = rows
-        self._tariff = tariff or GraphPricer(price, roofline)
-        self._price = price
-        self._roofline = roofline
+        self._graph_pricer = graph_pricer or GraphPricer(price, roofline)
         self._outcomes = outcomes or {}
         self._devices = [SharedDevice(rates) for _ in range(world)]
         self._alarms = [0] * world
@@ -196,15 +194,15 @@ class Simulation:
         # Streams of each rank on which something runs or waits.
         self._working = [0] * world
         self._streams: dict[tuple[int, str], _Stream] = {}
-        self._meetings: dict[tuple[str, str, tuple[int, ...]], list[_Meeting]] = defaultdict(list)
+        self._rendezvous_of: dict[tuple[str, str, tuple[int, ...]], list[_Rendezvous]] = defaultdict(list)
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
-        self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._turns: dict[tuple[str, str, int], int] = defaultdict(int)
         # Ops, by their id, that are for as many ranks as there are.
-        self._fitting: dict[int, Op] = {}
+        self._checked_collectives: dict[int, Op] = {}
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._cuts = cuts or Cuts(price, roofline)
-        self._facts: dict[int, Facts] = {}
-        self._tallies: dict[int, _Tally] = {}
+        self._infos: dict[int, LaunchInfo] = {}
+        self._source_totals: dict[int, _SourceTotal] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
 
@@ -222,8 +220,8 @@ class Simulation:
         stuck = [f"program of rank {m.rank}" for m, h in zip(running, hosts, strict=True) if not h.triggered]
         working = [stream for stream in self._streams.values() if stream.working]
         stuck += [f"{what} of rank {rank}" for rank, what in self.loops.values()]
-        kept = [m.kept for m in self.machines if m.kept is not None]
-        stuck += [f"launch {one.id} of graph {one.graph.name}, which its host kept back" for one in kept]
+        deferred = [m.deferred for m in self.machines if m.deferred is not None]
+        stuck += [f"launch {one.id} of graph {one.graph.name}, which its host kept back" for one in deferred]
         stuck += [f"rank {s.rank} stream {s.name}: {s.waits_for()}" for s in working]
         if stuck:
             raise DeadlockError("nothing can happen any more, and these still wait: " + "; ".join(stuck))
@@ -261,9 +259,9 @@ class Simulation:
     def host(self, machine: "SimMachine", program: Program) -> Steps:
         """A program with its host's last costs at its end."""
         result = yield from program
-        machine.let_go()
+        machine.submit_deferred()
         left_s = max(0.0, machine.now() - self.env.now)
-        if not self.env.passes(left_s):
+        if not self.env.try_advance(left_s):
             yield self.env.timeout(left_s)
         return result
 
@@ -273,18 +271,18 @@ class Simulation:
         """Queues a launch; its stream works it off in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
 
-    def facts(self, graph: Graph) -> Facts:
+    def info(self, graph: Graph) -> LaunchInfo:
         """What holds of all launches of a graph."""
-        found = self._facts.get(id(graph))
+        found = self._infos.get(id(graph))
         if found is None:
             launch_s, names = self.overheads.whole_launch_s(graph.kernels), self.trace.rows.graphs
             alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
             # A graph that is gone could leave its id to another one: it is kept here.
-            found = self._facts[id(graph)] = Facts(
+            found = self._infos[id(graph)] = LaunchInfo(
                 graph,
                 launch_s,
                 launch_s - self.overheads.begins_s(launch_s),
-                self.told(graph) if self.overheads.size_s else frozenset(),
+                self.device_sizes(graph) if self.overheads.size_s else frozenset(),
                 self.rows and alone,
                 names.setdefault(graph.name, len(names)) if self.rows and alone else -1,
             )
@@ -329,18 +327,18 @@ class Simulation:
 
     def _execute(self, stream: _Stream, launch: Launch) -> Steps:
         left_s = launch.issued.at_s - self.env.now
-        if left_s > 0.0 and not self.env.passes(left_s):
+        if left_s > 0.0 and not self.env.try_advance(left_s):
             yield self.env.timeout(left_s)
         cause = launch.issued if launch.issued.at_s > stream.free.at_s else stream.free
-        stream.waiting_for = (BEFORE_IT, launch)
+        stream.waiting_for = (WAITS_FOR_EARLIER, launch)
         for ticket in launch.after:
-            cause = latest(cause, (yield from ticket.done()))
+            cause = latest(cause, (yield from ticket.wait_done()))
         if self.env.now > stream.free.at_s:
             stream.since_s = self.env.now
         burst = launch.is_burst()
         for replay in itertools.count():
             # Whoever stops it at this very instant is heard first, as between the replays of a burst.
-            if replay and not self.env.passes(0.0):
+            if replay and not self.env.try_advance(0.0):
                 yield self.env.timeout(0.0)
             # Asked anew each time: what it runs until may have come.
             if launch.stopped or replay >= (1 if burst else launch.repeat):
@@ -349,8 +347,8 @@ class Simulation:
                 cause = yield from self._skip(stream, launch, cause, replay)
                 continue
             for signal in launch.signals:
-                stream.waiting_for = (A_SIGNAL, launch, signal)
-                cause = latest(cause, (yield from signal.done()))
+                stream.waiting_for = (WAITS_FOR_SIGNAL, launch, signal)
+                cause = latest(cause, (yield from signal.wait_done()))
             if burst:
                 cause = yield from self._burst(stream, launch, cause)
             else:
@@ -362,17 +360,17 @@ class Simulation:
 
     # -- launches in closed form ---------------------------------------------------------------------
 
-    def at_once(self, launch: RowLaunch) -> bool:
+    def try_run_inline(self, launch: RowLaunch) -> bool:
         """Runs a launch to its end, and works off what comes before; the last thing that its caller does at
-        this moment. False where its end has to be an event, which is `launch.awaited` if it has begun."""
+        this moment. False where its end has to be an event, which is `launch.host_event` if it has begun."""
         stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
         if stream.working or self._working[rank] or self._devices[rank].running:
             return False
-        work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        work = launch.work = self._cost(launch)
         # Its host has done nothing since, so it is not issued before now.
         now_s, start_s = env.now, launch.issued_s
-        if not env.passes(start_s - now_s + work.total_s):
-            return env.can_hold() and self._reach(stream, launch)
+        if not env.try_advance(start_s - now_s + work.total_s):
+            return env.can_hold_end() and self._run_inline_past_others(stream, launch)
         launch.lane = stream
         launch.ready_s, launch.begun_s = stream.free.at_s, start_s
         if start_s > launch.ready_s:
@@ -380,13 +378,13 @@ class Simulation:
         self.end_row(launch)
         return True
 
-    def _reach(self, stream: _Stream, launch: RowLaunch) -> bool:
+    def _run_inline_past_others(self, stream: _Stream, launch: RowLaunch) -> bool:
         """Runs a launch to its end, and works off what comes before."""
-        launch.enter(stream)
+        launch.reset_for(stream)
         self.machines[launch.rank].watch(launch)
         self._held = launch
-        self._take_up(stream, launch)
-        reached = self.env.reach()
+        self._begin_at_once(stream, launch)
+        reached = self.env.run_to_held_end()
         self._held = None
         if not reached:
             return False
@@ -395,58 +393,61 @@ class Simulation:
         stream.go_on()
         return True
 
-    def as_event(self, launch: RowLaunch) -> None:
+    def schedule_end(self, launch: RowLaunch) -> None:
         """The end of a launch is an event from here on: not only its host may have to do with it."""
         if launch is not self._held:
             return
         self._held = None
         rank = launch.rank
-        launch.awaited = self.machines[rank].waits_for(launch)
-        self.env.let_go(partial(self._ring, rank, self._alarms[rank], launch))
+        launch.host_event = self.machines[rank].waits_for(launch)
+        self.env.release_held(partial(self._ring, rank, self._alarms[rank], launch))
 
     def submit_row(self, launch: RowLaunch) -> None:
         """Queues a launch in closed form; it begins at once where nothing is in its way."""
         stream = self._stream(launch.rank, launch.stream)
-        launch.enter(stream)
+        launch.reset_for(stream)
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
             self._queue(stream, launch)
             return
-        self._take_up(stream, launch)
+        self._begin_at_once(stream, launch)
 
-    def _take_up(self, stream: _Stream, launch: RowLaunch) -> None:
+    def _cost(self, launch: RowLaunch) -> BurstCost:
+        return self._graph_pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+
+    def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
         """A stream that does nothing begins a launch; it works off itself what is queued meanwhile."""
         self._set_working(stream, True)
-        launch.done_with = stream.go_on
+        launch.on_done = stream.go_on
         self._begin(stream, launch)
 
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
         """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
         work = launch.work
         if work is None:
-            work = launch.work = self._tariff.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+            work = launch.work = self._cost(launch)
         free_s = ready_s = stream.free.at_s
         for ticket in launch.after:
             if ticket.end is not None and ticket.end.at_s > ready_s:
                 ready_s = ticket.end.at_s
-        now_s, start_s = self.env.now, launch.issued_s
-        start_s = max(start_s, now_s)
+        now_s = self.env.now
+        start_s = max(launch.issued_s, now_s)
         launch.ready_s, launch.begun_s = ready_s, start_s
         if start_s > free_s:
             stream.since_s = start_s
         work.since_s = stream.since_s
         work.kernels = launch.graph.kernels
-        work.launch_s = launch.facts.launch_s
+        work.launch_s = launch.info.launch_s
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # Nobody else can begin before it: it may as well begin a little later than now.
             device.start(launch, start_s)
             self._alarm(rank, start_s - now_s + work.total_s, launch)
         elif start_s > now_s:
-            self.env.call(start_s - now_s, partial(self._join, launch))
+            self.env.call(start_s - now_s, partial(self._add_to_device, launch))
         else:
-            self._join(launch)
+            self._add_to_device(launch)
 
-    def _join(self, launch: RowLaunch) -> None:
+    def _add_to_device(self, launch: RowLaunch) -> None:
         if launch.end is None:
             self._start(launch.rank, launch)
 
@@ -454,15 +455,15 @@ class Simulation:
         """A launch in closed form that had to queue."""
         if launch.issued_s > self.env.now:
             yield self.env.timeout(launch.issued_s - self.env.now)
-        stream.waiting_for = (BEFORE_IT, launch)
+        stream.waiting_for = (WAITS_FOR_EARLIER, launch)
         for ticket in launch.after:
-            yield from ticket.done()
+            yield from ticket.wait_done()
         if launch.stopped:
             launch.end = Cause(None, self.env.now)
             launch.finish()
             return
         done = self.env.event()
-        launch.done_with = partial(self.env.succeed, done)
+        launch.on_done = partial(self.env.succeed, done)
         self._begin(stream, launch)
         yield done
 
@@ -474,30 +475,30 @@ class Simulation:
         end_s, rows = self.env.now, self.trace.rows
         rows.numbers.extend(
             (
-                launch.id, launch.rank, launch.lane.number, launch.facts.number, launch.issued_s,
+                launch.id, launch.rank, launch.lane.number, launch.info.number, launch.issued_s,
                 launch.ready_s, launch.begun_s, end_s, work.total_s, work.floor_s(), work.replays,
             )
         )  # fmt: skip
-        self._tally(work)
+        self._add_to_sources(work)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
-    def _tally(self, work: BurstCost) -> None:
+    def _add_to_sources(self, work: BurstCost) -> None:
         """Counts work by where its price comes from."""
-        tally = self._tallies.get(id(work.origin))
-        if tally is None:
-            if len(self._tallies) >= MOST_TALLIES:
+        total = self._source_totals.get(id(work.origin))
+        if total is None:
+            if len(self._source_totals) >= MOST_SOURCE_TOTALS:
                 self._count_sources()
-            tally = self._tallies[id(work.origin)] = _Tally(work.origin)
-        tally.total_s += work.total_s
-        tally.replays += work.replays
+            total = self._source_totals[id(work.origin)] = _SourceTotal(work.origin)
+        total.total_s += work.total_s
+        total.replays += work.replays
 
     def _count_sources(self) -> None:
-        for tally in self._tallies.values():
-            tally.origin.count(tally.total_s, tally.replays, self.trace.rows.sources)
-        self._tallies.clear()
+        for total in self._source_totals.values():
+            total.origin.count(total.total_s, total.replays, self.trace.rows.sources)
+        self._source_totals.clear()
 
-    def curtail(self, launch: Launch | RowLaunch) -> None:
+    def interrupt(self, launch: Launch | RowLaunch) -> None:
         """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
         if isinstance(launch, Launch):
             if launch.is_burst() and launch.piece is not None:
@@ -512,13 +513,13 @@ class Simulation:
             self._devices[launch.rank].stop(launch, self.env.now)
             self._set_alarm(launch.rank)
         else:
-            self._devices[launch.rank].shorten(launch, 1)
+            self._devices[launch.rank].truncate(launch, 1)
             self._set_alarm(launch.rank)
 
     def stop_row(self, launch: RowLaunch) -> None:
         """Ends a launch in closed form at its next replay boundary."""
         # Whoever waits for it has to be there before it ends.
-        self.as_event(launch)
+        self.schedule_end(launch)
         launch.stopped = True
         device, work = self._devices[launch.rank], launch.work
         if launch.end is not None or work is None:
@@ -527,7 +528,7 @@ class Simulation:
             device.stop(launch, self.env.now)
         else:
             # Not begun: nothing of it runs.
-            device.leave(launch)
+            device.withdraw(launch)
             launch.end = Cause(None, self.env.now)
             launch.finish()
         self._set_alarm(launch.rank)
@@ -535,7 +536,7 @@ class Simulation:
     def _replay(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         for segment in self._cut(launch, replay):
             if segment.collective:
-                cause = yield from self._meet(stream, launch, segment, cause, replay)
+                cause = yield from self._run_collective(stream, launch, segment, cause, replay)
             else:
                 cause = yield from self._run(stream, launch, [segment], cause, replay)
         launch.ticket.ran += 1
@@ -569,7 +570,7 @@ class Simulation:
             partial(self.env.succeed, done),
             lambda publication: self._publish(launch, publication, Cause(id_, self.env.now)),
             deque(replays[0].publications),
-            partial(self.env.comes, done),
+            partial(self.env.succeed_and_run, done),
         )
         launch.piece = piece
         self._start(launch.rank, piece)
@@ -586,7 +587,7 @@ class Simulation:
     def _alone(self, rank: int, work_s: float) -> bool:
         """Does so much work where a device does nothing else and nothing can happen before it is done; else
         does nothing and returns False."""
-        return not self._devices[rank].running and self.env.passes(work_s)
+        return not self._devices[rank].running and self.env.try_advance(work_s)
 
     def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """What a segment asks of the device, with the share of the host's thread that launching it takes."""
@@ -603,10 +604,10 @@ class Simulation:
             self._devices[launch.rank].stop(launch.piece, self.env.now)
             self._set_alarm(launch.rank)
 
-    def _start(self, rank: int, piece: Work) -> None:
+    def _start(self, rank: int, piece: Execution) -> None:
         """A piece begins now on a device, beside what runs there."""
         if self._held is not None and self._held.rank == rank:
-            self.as_event(self._held)
+            self.schedule_end(self._held)
         self._devices[rank].start(piece, self.env.now)
         self._set_alarm(rank)
 
@@ -619,14 +620,14 @@ class Simulation:
         due_s, piece = device.next_due()
         self._alarm(rank, max(0.0, due_s - self.env.now), piece)
 
-    def _alarm(self, rank: int, delay_s: float, piece: Work) -> None:
+    def _alarm(self, rank: int, delay_s: float, piece: Execution) -> None:
         number = self._alarms[rank] = self._alarms[rank] + 1
         if piece is self._held:
-            self.env.hold(delay_s)
+            self.env.hold_end(delay_s)
         else:
             self.env.call(delay_s, partial(self._ring, rank, number, piece))
 
-    def _ring(self, rank: int, number: int, piece: Work) -> None:
+    def _ring(self, rank: int, number: int, piece: Execution) -> None:
         if number != self._alarms[rank]:
             return
         device = self._devices[rank]
@@ -642,7 +643,7 @@ class Simulation:
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
         seconds = self.overheads.gate_s * len(launch.graph.ops)
-        if not self.env.passes(seconds):
+        if not self.env.try_advance(seconds):
             yield self.env.timeout(seconds)
         id_ = next(self._ids)
         progress = [(start_s, 0.0), (self.env.now, seconds)]
@@ -651,29 +652,29 @@ class Simulation:
 
     # -- ranks that meet, signals, flags -----------------------------------------------------------
 
-    def _meet(
+    def _run_collective(
         self, stream: _Stream, launch: Launch, segment: Segment, cause: Cause, replay: int
     ) -> CauseSteps:
         op = segment.ops[0].op
         members = self._members(launch.rank, op.axis)
-        meeting = self._meeting(op, stream, launch.rank, members)
+        meeting = self._rendezvous(op, stream, launch.rank, members)
         meeting.arrived.append(launch.rank)
         meeting.latest = latest(meeting.latest, cause)
-        stream.waiting_for = (OTHERS, op, len(meeting.arrived), len(members))
+        stream.waiting_for = (WAITS_FOR_RANKS, op, len(meeting.arrived), len(members))
         if len(meeting.arrived) == len(members):
             meeting.start_s = self.env.now
-            if len(members) == 1 and self.env.passes(segment.seconds):
-                return self._met_at(stream, launch, segment, meeting, members, replay)
-            self.env.call(segment.seconds, lambda: self.env.comes(meeting.event))
+            if len(members) == 1 and self.env.try_advance(segment.seconds):
+                return self._record_collective(stream, launch, segment, meeting, members, replay)
+            self.env.call(segment.seconds, lambda: self.env.succeed_and_run(meeting.event))
         yield meeting.event
-        return self._met_at(stream, launch, segment, meeting, members, replay)
+        return self._record_collective(stream, launch, segment, meeting, members, replay)
 
-    def _met_at(
+    def _record_collective(
         self,
         stream: _Stream,
         launch: Launch,
         segment: Segment,
-        meeting: _Meeting,
+        meeting: _Rendezvous,
         members: tuple[int, ...],
         replay: int,
     ) -> Cause:
@@ -693,22 +694,22 @@ class Simulation:
             self._groups[key] = (rank,) if alone else layout.members(self.mesh, rank, axis)
         return self._groups[key]
 
-    def _meeting(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Meeting:
+    def _rendezvous(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Rendezvous:
         """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
-        turn = self._met[op.axis, stream.name, rank]
-        self._met[op.axis, stream.name, rank] += 1
-        meetings = self._meetings[op.axis, stream.name, members]
+        turn = self._turns[op.axis, stream.name, rank]
+        self._turns[op.axis, stream.name, rank] += 1
+        meetings = self._rendezvous_of[op.axis, stream.name, members]
         if turn < len(meetings) and meetings[turn].op is op:
             return meetings[turn]
-        if id(op) not in self._fitting:
+        if id(op) not in self._checked_collectives:
             size = self.mesh.get(op.axis, 1)
             if size != op.ranks:
                 raise MismatchError(
                     f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}"
                 )
-            self._fitting[id(op)] = op
+            self._checked_collectives[id(op)] = op
         if turn == len(meetings):
-            meetings.append(_Meeting(next(self._ids), op, self.env.event()))
+            meetings.append(_Rendezvous(next(self._ids), op, self.env.event()))
         other = meetings[turn].op
         if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
             raise MismatchError(

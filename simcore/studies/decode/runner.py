@@ -226,7 +226,7 @@ class Bench:
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
             case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
-            told=self.model(case).told,
+            device_sizes=self.model(case).told,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         with no_collections():

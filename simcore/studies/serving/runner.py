@@ -90,8 +90,8 @@ class Bench:
                 kept = self.hardware.kept
                 known = kept.load(ranks) if kept else None
                 self.groups[ranks] = PricedGroups(plain, self.hardware.roofline, known)
-            tariff = GraphPricer(plain, self.hardware.roofline, end=end, groups=self.groups[ranks])
-            self.prices[key] = at_end(plain, end), tariff
+            graph_pricer = GraphPricer(plain, self.hardware.roofline, end=end, groups=self.groups[ranks])
+            self.prices[key] = at_end(plain, end), graph_pricer
         return self.prices[key]
 
     def found_out(self) -> dict[int, dict[str, Known]]:
@@ -210,7 +210,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
     room = bench.room(case, drawn)
     drawn = drawn if most is None else drawn.first(most)
     journal = Journal()
-    price, tariff = bench.price(case.axes.ranks, end)
+    price, graph_pricer = bench.price(case.axes.ranks, end)
     setup = Setup(
         model=bench.model(case.axes.ranks),
         price=price,
@@ -220,7 +220,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         rates=_rates(bench.scenario, bench.hardware, end),
         lockstep=(TENSOR,),
         rows=True,
-        tariff=tariff,
+        graph_pricer=graph_pricer,
         case=repr((case.axes, replica)),
         title=_title(case.axes),
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},

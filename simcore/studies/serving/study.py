@@ -173,8 +173,8 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
 
     begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(told, 0))
     gave = dict(zip(first, begun, strict=True))
-    for _, tariff in bench.prices.values():
-        tariff.settle()
+    for _, graph_pricer in bench.prices.values():
+        graph_pricer.settle()
     rest = in_processes(
         lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(told, len(first))
     )

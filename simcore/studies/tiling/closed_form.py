@@ -20,7 +20,7 @@ from simcore.machine.machine import Overheads
 from simcore.machine.trace import ROW, Rows, Trace
 from simcore.ops.op import Graph, SourceKind
 from simcore.sim.graph_pricer import GraphPricer
-from simcore.sim.simulation import Told
+from simcore.sim.simulation import DeviceSizes
 from simcore.studies.tiling.launches import spread
 from simcore.studies.tiling.order import Order
 
@@ -68,28 +68,32 @@ def _lengths(order: Order) -> NDArray[np.int64]:
 
 
 def costs(
-    order: Order, graphs: Sequence[Graph], tariff: GraphPricer, overheads: Overheads, told: Told
+    order: Order,
+    graphs: Sequence[Graph],
+    graph_pricer: GraphPricer,
+    overheads: Overheads,
+    device_sizes: DeviceSizes,
 ) -> Costs:
     """What the launches of an order cost, `graphs` being its graphs. Raises what the prices raise."""
     launches = len(order.numbers)
     work_s, floor_s = np.empty(launches), np.empty(launches)
     sources: dict[SourceKind, float] = {}
     for i, graph in enumerate(graphs):
-        spread(order, i, graph, tariff, work_s, floor_s, sources)
+        spread(order, i, graph, graph_pricer, work_s, floor_s, sources)
     launch_s = [overheads.whole_launch_s(graph.kernels) for graph in graphs]
     back_s = [seconds - overheads.begins_s(seconds) for seconds in launch_s]
     host_s = np.array(launch_s)[order.numbers]
     if overheads.size_s:
-        host_s = host_s + overheads.size_s * _told(order, graphs, told)
+        host_s = host_s + overheads.size_s * _size_updates(order, graphs, device_sizes)
     return Costs(host_s, np.array(back_s)[order.numbers], work_s, floor_s, sources)
 
 
-def _told(order: Order, graphs: Sequence[Graph], told: Told) -> NDArray[np.int64]:
-    """Of how many sizes each launch has to tell the device: those that are others than it was told last."""
+def _size_updates(order: Order, graphs: Sequence[Graph], device_sizes: DeviceSizes) -> NDArray[np.int64]:
+    """How many sizes each launch has to write to the device: those that differ from what it wrote last."""
     found = np.zeros(len(order.numbers), np.int64)
-    tells = [told(graph) for graph in graphs]
-    for name in sorted(frozenset().union(*tells)):
-        among = [i for i, names in enumerate(tells) if name in names and name in order.sizes[i]]
+    read = [device_sizes(graph) for graph in graphs]
+    for name in sorted(frozenset().union(*read)):
+        among = [i for i, names in enumerate(read) if name in names and name in order.sizes[i]]
         if not among:
             continue
         places = np.concatenate([order.places[i] for i in among])

@@ -88,7 +88,7 @@ def spread(
     order: Order,
     i: int,
     graph: Graph,
-    tariff: GraphPricer,
+    graph_pricer: GraphPricer,
     work_s: NDArray[np.float64],
     floor_s: NDArray[np.float64],
     sources: dict[SourceKind, float],
@@ -96,7 +96,7 @@ def spread(
     """Writes what each launch of an order's graph `i` takes, and the least that it can take, to its place in
     `work_s` and `floor_s` [launches]; adds to `sources` where its price comes from."""
     places = order.places[i]
-    for start, ramp in _ramps(order, i, graph, tariff):
+    for start, ramp in _ramps(order, i, graph, graph_pricer):
         for piece in ramp.pieces:
             first = start + piece.first
             own, grown = places[first : first + piece.count], np.arange(piece.count)
@@ -105,11 +105,11 @@ def spread(
         ramp.origin.count(ramp.total_s, ramp.replays, sources)
 
 
-def _ramps(order: Order, i: int, graph: Graph, tariff: GraphPricer) -> Iterator[tuple[int, BurstCost]]:
+def _ramps(order: Order, i: int, graph: Graph, graph_pricer: GraphPricer) -> Iterator[tuple[int, BurstCost]]:
     """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
     at powers of two, as the simulated machine does, which asks for each launch by itself."""
     if not graph.reads:
-        yield 0, tariff.ramp(graph, {}, {}, len(order.places[i]))
+        yield 0, graph_pricer.ramp(graph, {}, {}, len(order.places[i]))
         return
     (name,) = graph.reads
     values, grows = order.sizes[i][name], order.advance[i].get(name, 0)
@@ -121,7 +121,7 @@ def _ramps(order: Order, i: int, graph: Graph, tariff: GraphPricer) -> Iterator[
         for start, end in zip([0, *ends], ends, strict=False):
             advance = {name: by or grows} if grows else {}
             sizes = {name: int(values[begin + start])}
-            yield begin + start, tariff.ramp(graph, sizes, advance, end - start)
+            yield begin + start, graph_pricer.ramp(graph, sizes, advance, end - start)
 
 
 def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
@@ -133,13 +133,13 @@ def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
     return Work(flops, hbm_bytes)
 
 
-def seconds_by_kind(bursts: Iterable[Burst], tariff: GraphPricer) -> dict[str, float]:
+def seconds_by_kind(bursts: Iterable[Burst], graph_pricer: GraphPricer) -> dict[str, float]:
     """Device seconds of all launches by kind of op, each op alone on its device."""
     found: dict[str, float] = {}
     for burst in bursts:
         for kind in dict.fromkeys(op.kind for op in burst.graph.ops):
             part = Graph(burst.graph.name, tuple(op for op in burst.graph.ops if op.kind == kind))
             advance = {name: by for name, by in burst.advance.items() if name in part.reads}
-            seconds = tariff.ramp(part, burst.sizes, advance, burst.count).total_s
+            seconds = graph_pricer.ramp(part, burst.sizes, advance, burst.count).total_s
             found[kind] = found.get(kind, 0.0) + seconds
     return found

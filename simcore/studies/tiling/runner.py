@@ -202,7 +202,7 @@ class Bench:
         self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
     ) -> Trace:
         """What a case did, launch by launch on the device's machine. Raises LawError."""
-        price, tariff = self.price(case, end)
+        price, graph_pricer = self.price(case, end)
         strategy = case.strategy
         half = isinstance(strategy, Fractal) and strategy.half_storage[0]
         holds: dict[str, Any] = {"tokens": case.axes.tokens, "half_storage": half}
@@ -213,10 +213,10 @@ class Bench:
             overheads=self.device.overheads,
             rates=self.device.rates,
             rows=rows,
-            tariff=tariff,
+            graph_pricer=graph_pricer,
             case=repr(case.axes) if rows else "",
             title=_title(case.axes),
-            told=model.told,
+            device_sizes=model.told,
             holds=holds,
         )
         run = self.device.start(setup)
