@@ -191,7 +191,7 @@ def step(
             assert contents[at] == tuple(tokens[: (i + 1) * cache.block])
         have = len(found) * cache.block
         chunk = random.randint(1, one.prompt_tokens + one.generated - have)
-        if blocks_for(have + chunk, cache.block) - len(found) + cache.unheld(found) > cache.free:
+        if blocks_for(have + chunk, cache.block) - len(found) + cache.unreferenced(found) > cache.free:
             return False
         running.append(asked.pop())
         cache.admit(one, found)

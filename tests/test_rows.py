@@ -172,7 +172,7 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
 
     quick = bytes_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clock, "passes", lambda *_: False)
+        patch.setattr(Clock, "try_advance", lambda *_: False)
         assert bytes_of() == quick
         patch.setattr(Clock, "can_hold_end", lambda _: False)
         assert bytes_of() == quick

@@ -82,18 +82,18 @@ def exact_ends(jobs: Sequence[Job]) -> list[Fraction]:
     """When each job ends, to the last digit."""
     now, left, ends = Fraction(0), [job.work for job in jobs], [Fraction(0)] * len(jobs)
     running: list[int] = []
-    coming = sorted(range(len(jobs)), key=lambda i: jobs[i].succeed_and_run)
+    coming = sorted(range(len(jobs)), key=lambda i: jobs[i].comes)
     while coming or running:
         rates = dict(zip(running, exact_rates([jobs[i] for i in running]), strict=True))
         events = [now + left[i] / rates[i] for i in running]
-        until = min([*events, *([jobs[coming[0]].succeed_and_run] if coming else [])])
+        until = min([*events, *([jobs[coming[0]].comes] if coming else [])])
         for i in running:
             left[i] -= (until - now) * rates[i]
         now = until
         for i in [i for i in running if left[i] == 0]:
             ends[i] = now
             running.remove(i)
-        while coming and jobs[coming[0]].succeed_and_run == now:
+        while coming and jobs[coming[0]].comes == now:
             running.append(coming.pop(0))
     return ends
 
@@ -106,7 +106,7 @@ shares = st.integers(0, 10).map(lambda n: Fraction(n, 10))
 @given(st.lists(st.builds(Job, hundredths, hundredths, shares, shares), min_size=1, max_size=5))
 def test_ends_are_those_of_the_exact_fluid_model(jobs: list[Job]) -> None:
     def loop(m: Machine, number: int, job: Job) -> Program:
-        yield m.recv("never", timeout_s=float(job.succeed_and_run))
+        yield m.recv("never", timeout_s=float(job.comes))
         graph = toys(
             f"job {number}", int(job.work * 100), memory=int(job.memory * 100), compute=int(job.compute * 100)
         )
@@ -214,7 +214,7 @@ def run_bursts(streams: Sequence[Sequence[Burst]], whole: bool) -> tuple[Trace, 
     def queue(m: Machine, number: int, todo: Sequence[Burst]) -> Program:
         launched: list[Sequence[Ticket]] = []
         for i, burst in enumerate(todo):
-            yield m.recv("never", timeout_s=burst.succeed_and_run / 100)
+            yield m.recv("never", timeout_s=burst.comes / 100)
             graph, stream = burst.graph(f"{number}.{i}"), f"stream {number}"
             if whole:
                 tickets = [m.launch(graph, stream=stream, sizes={"n": burst.size}, repeat=burst.times)]

@@ -76,7 +76,7 @@ class PrefixCache:
         at = map(self.where.get, identities(request, 0, most, self.block))
         return [block for block in takewhile(_is_known, at) if block is not None]
 
-    def unheld(self, blocks: Sequence[int]) -> int:
+    def unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of some blocks are free."""
         return sum(not self.holders[block] for block in blocks)
 
