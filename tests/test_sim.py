@@ -13,7 +13,7 @@ import pytest
 from simcore.machine import laws
 from simcore.machine.machine import DeadlockError, Machine, MismatchError, Overheads, Program, Verdict
 from simcore.machine.trace import Trace
-from simcore.ops.op import Graph, Publication, Size, put
+from simcore.ops.op import Graph, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
 from tests.programs import meet, sends, toy, toy_price, toy_roofline, toys
 
@@ -382,7 +382,7 @@ def test_marks_and_gauges_note_the_moment_and_cost_nothing(machine: Contract) ->
 # -- flags ---------------------------------------------------------------------------------------
 
 
-def test_a_launch_that_does_not_hold_costs_a_gate_an_op_and_waits_for_no_signal(machine: Contract) -> None:
+def test_a_launch_that_does_not_hold_costs_a_gate_a_kernel_and_waits_for_no_signal(machine: Contract) -> None:
     def program(m: Machine) -> Program:
         flag = m.flag("f")
         ticket = m.launch(toys("g", 9, 9, 9), when=flag.nonzero(), after=[m.signal("never")], sets={flag: 1})
@@ -392,6 +392,19 @@ def test_a_launch_that_does_not_hold_costs_a_gate_an_op_and_waits_for_no_signal(
 
     trace = machine.run(program, overheads=Overheads(gate_s=0.01))
     machine.logs(trace, [(0, "main", "g", "skipped", 0, 3), (0, "main", "a", "run", 3, 5)])
+
+
+def test_a_skipped_launch_takes_the_gate_of_each_kernel() -> None:
+    """Of an op that stands for three kernels, three."""
+    parts = toys("parts", 1, 1, 1).ops
+    graph = Graph("fused", (fuse("toys", "three", parts), *toys("one", 1).ops))
+
+    def program(m: Machine) -> Program:
+        never = m.flag("never")
+        yield m.wait(m.launch(graph, when=never.nonzero()))
+
+    assert graph.kernels == 4
+    assert simulated(program, overheads=Overheads(gate_s=0.01)).end_s == pytest.approx(0.04)
 
 
 def test_a_launch_that_does_not_hold_still_waits_for_its_tickets(machine: Contract) -> None:

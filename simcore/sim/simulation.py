@@ -642,7 +642,7 @@ class Simulation:
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
-        seconds = self.overheads.gate_s * len(launch.graph.ops)
+        seconds = self.overheads.gate_s * launch.graph.kernels
         if not self.env.try_advance(seconds):
             yield self.env.timeout(seconds)
         id_ = next(self._ids)
