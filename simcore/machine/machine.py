@@ -1,11 +1,11 @@
-"""Who does it: the interface between a strategy and whatever runs it.
+"""The machine: what a strategy can ask of the simulator or of real hardware.
 
-A strategy is a plain generator, a `Program`. It calls the machine to ask for something and yields to
-wait for it, where the wait is made: nothing comes between the two.
+A strategy is a plain generator, a `Program`. It calls the machine to ask for something and yields to wait for
+it. Write `yield m.wait(...)` in one expression: no other call may come between making a wait and yielding it.
 
-    def greedy_decode(m: Machine, model: Decoder, tokens: int) -> Program:
-        for _ in range(tokens):
-            step = m.launch(model.token_step())
+    def greedy_decode(m: Machine, model: Decoder, tokens: int, context: int) -> Program:
+        for token in range(tokens):
+            step = m.launch(model.token_step, sizes={"context": context + token})
             yield m.wait(step)
 
 Three machines run programs: the simulated one (`simcore.sim.simulation`), the tape, which only prints
@@ -13,18 +13,18 @@ Three machines run programs: the simulated one (`simcore.sim.simulation`), the t
 
 What a launch means, on every machine:
 
-1. `launch` returns at once; the host pays for it, and the device has the graph before it has paid for all of
-   it. Launches on one stream of one rank run in order.
-2. A launch starts when its stream is free, its `after` tickets are done and, if it names a signal in
-   `after`, when that signal has come.
-3. `when` is read on the device at that point, before any signal is waited for: a launch whose
-   condition does not hold waits for nothing more, does nothing and publishes nothing, but its kernels
-   still have to look at the flag and return.
+1. `launch` takes host time; the device may begin before the call returns. Launches on one stream of one rank
+   run in order.
+2. A launch starts when its stream is free, its `after` tickets are done and the signals named in `after` have
+   arrived.
+3. `when` is read on the device at that point, before any signal is waited for. If the condition does not
+   hold, the launch waits for nothing more, computes nothing and publishes nothing, but each of its kernels
+   still reads the flag and returns.
 4. A collective in a graph starts when its last rank arrives.
 5. At the end of the launch its `sets` are written, all of them from the values of that moment.
-6. `repeat=k` is k launches of the same graph, each size larger than before by what `advance` says (one,
-   where it says nothing at all); `stop()` ends it at the next boundary between two of them, and so does
-   an item that comes into the inbox `until` (one replay runs even if an item is there already).
+6. `repeat=k` is k replays of the graph for one launch by the host. Each size grows by `advance` from replay
+   to replay (by 1 if `advance` is left out). `stop()` ends it at the next boundary between two replays, and
+   so does an item that arrives in the inbox `until` (one replay runs even if an item is there already).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -39,7 +39,7 @@ Program = Generator[Wait, Any, Any]
 
 
 class DeadlockError(RuntimeError):
-    """Nothing can happen any more, and somebody still waits; the message says who, and for what."""
+    """Nothing can happen any more, but something still waits; the message says what waits for what."""
 
 
 class MismatchError(RuntimeError):
@@ -100,6 +100,7 @@ class Verdict:
     no: int
 
 
+# What a launch writes to a flag.
 Setting = int | Condition | Verdict
 
 
@@ -112,22 +113,24 @@ def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the verbs of a machine cost, in seconds: `launch_s`, and `launch_kernel_s` for each kernel of its
-    graph (`Graph.kernels`), host time of one launch, of which `return_s` comes after the device has been
-    given the graph, which then takes `start_s` until its first kernel begins where it has nothing else to do;
-    `size_s` of each size that kernels read in the device's memory and that is another than
-    in the launch before, `wait_s` of coming back from a wait or a read, `message_s` of one send or receive;
-    `gate_s` device time of one kernel that reads its flag and returns, `in_graph_s` of each kernel beyond its
-    price where others stand before it in a graph of a decoder (`simcore.assembly.in_graphs`)."""
+    """What calls of the machine cost, in seconds."""
 
+    # Host: a launch, and more of it for each kernel of its graph (`Graph.kernels`).
     launch_s: float = 0.0
     launch_kernel_s: float = 0.0
+    # Of that, what comes after the device has been given the graph.
     return_s: float = 0.0
+    # Device, if idle: from being given a graph until its first kernel begins.
     start_s: float = 0.0
+    # Host: writing a size that kernels read in the device's memory, if it differs from the launch before.
     size_s: float = 0.0
+    # Host: coming back from a wait or a read; one send or receive.
     wait_s: float = 0.0
     message_s: float = 0.0
+    # Device: a kernel that reads its flag and returns.
     gate_s: float = 0.0
+    # Device: each kernel of a decoder's graph beyond its price, if others stand before it
+    # (`simcore.assembly.in_graphs`).
     in_graph_s: float = 0.0
 
     def whole_launch_s(self, kernels: int) -> float:
@@ -135,7 +138,7 @@ class Overheads:
         return self.launch_s + self.launch_kernel_s * kernels
 
     def begins_s(self, launch_s: float) -> float:
-        """Seconds from the call of a launch that takes a host so long until its first kernel may begin."""
+        """Seconds from the call of a launch, which takes `launch_s`, until its first kernel may begin."""
         return max(0.0, launch_s - self.return_s) + self.start_s
 
 
@@ -172,14 +175,14 @@ class Machine(Protocol):
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
-        """Queues a graph on a stream, asynchronously."""
+        """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions."""
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""
 
     def signal(self, name: str, rank: int | None = None) -> Ticket:
-        """The next publication of this name by `rank` that nobody here has waited for yet. Signals
-        count: the n-th wait that is carried out takes the n-th publication."""
+        """The next publication of this name by `rank` that this rank has not waited for yet. Signals count:
+        the n-th wait that is carried out takes the n-th publication."""
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Yield it: the host blocks until all tickets are done."""
@@ -200,7 +203,7 @@ class Machine(Protocol):
         """One more host loop on this rank, beside the one that calls; they share one host thread."""
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
-        """Notes in the trace when the host has come here and the tickets are done; costs nothing."""
+        """Notes in the trace when the host has reached this call and the tickets are done; costs nothing."""
 
     def gauge(self, name: str, value: float, limit: float) -> None:
         """Notes a level and the limit that it must not exceed (KV slots in use); costs nothing."""

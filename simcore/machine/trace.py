@@ -40,13 +40,12 @@ def distinct(ops: tuple[PricedOp, ...]) -> Iterable[PricedOp]:
     return {id(priced): priced for priced in ops}.values() if len(ops) > 1 else ops
 
 
-# What there are millions of is not frozen, and its constructor is written out: compiled, that takes a tenth
-# of the time of the one that a dataclass makes.
+# A run has millions of these: they are not frozen, and their constructors are written out, which in the
+# compiled core takes a tenth of the time of a generated one. Treat them as immutable.
 @dataclass(slots=True, init=False)
 class Cause:
-    """Why something started when it did: the moment `at_s` of span `span`; for the host, `span` is what
-    it had waited for before (None: the start of the run) and the host was busy from then on. Nobody changes
-    it."""
+    """Why something started when it did: its predecessor on the critical path is span `span` (None: the start
+    of the run), at `at_s`. If `host`, the host was busy since that span ended."""
 
     span: int | None
     at_s: float
@@ -60,7 +59,7 @@ class Cause:
 
 @dataclass(slots=True, init=False)
 class Span:
-    """A stretch of one stream; see the head of this file. Times in seconds. Nobody changes it."""
+    """A stretch of one stream; see the head of this file. Times in seconds."""
 
     id: int
     launch: int

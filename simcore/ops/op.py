@@ -1,7 +1,7 @@
-"""What is done, how much of it, and what it costs: ops, graphs and prices.
+"""Ops, graphs, and what they cost. A price is in seconds.
 
-An op is a kind, a shape and a dtype; its work follows from these three by the formula that stands
-above the constructor of that kind, and is typed nowhere else:
+An op is a kind, a shape and a dtype. Its work follows from these three by one formula, which stands above the
+constructor of its kind:
 
     flops       floating-point operations (a multiply-add counts two)
     hbm_bytes   bytes that must cross device memory at least once (weights, caches, activations)
@@ -157,7 +157,7 @@ class Op:
 
     @property
     def kernels(self) -> int:
-        """How many launches it stands for: those of its parts, or one."""
+        """How many kernels (nodes of a captured graph) it stands for: those of its parts, or one."""
         return len(self.parts) or 1
 
     @property
@@ -243,7 +243,7 @@ class Graph:
 
     @cached_property
     def kernels(self) -> int:
-        """How many launches its ops stand for."""
+        """How many kernels its ops stand for."""
         return sum(op.kernels for op in self.ops)
 
     @cached_property
@@ -287,9 +287,10 @@ SourceKind = Literal[
 class Price:
     """Seconds that one op takes alone on its device, where the number comes from, and its interval.
 
-    `low_s` and `high_s` bound a 90 % interval. `early_s` is when an early part of the result leaves
-    the device, for ops that have one (speculative attention). `cached`: it was measured to take less than
-    its memory traffic would, for its operands lie in a cache.
+    `low_s` and `high_s` bound a 90 % interval. `source` "carried" means scaled from another device.
+    `early_s` is when an early part of the result leaves the device, for ops that have one (speculative
+    attention). `cached`: measured to take less than its memory traffic would, since its operands lie in a
+    cache.
     """
 
     seconds: float
@@ -320,7 +321,7 @@ class Floor(NamedTuple):
         return max(self.compute_s, self.memory_s, self.wire_s)
 
     def of(self, price: Price) -> "Floor":
-        """The least that an op of this price can take: without a memory that it does not read from."""
+        """The floor of an op with this price: without memory time, if its operands lie in a cache."""
         return self._replace(memory_s=0.0) if price.cached else self
 
 

@@ -1,11 +1,14 @@
-"""The event clock of the simulated machine: SimPy's, which goes on without an event where nothing else can
+"""The event clock of the simulated machine: SimPy's, which advances without an event if nothing else can
 happen meanwhile.
 
-    at now + delay    an event; or at once, where whoever waits is the only one that this moment's event
-                      wakes, and the next event comes later than now + delay; or, where others come before,
-                      once whoever waits has worked them off himself (`hold_end`, `run_to_held_end`)
+    at now + delay    an event; or at once (`try_advance`), if one process alone is awake and the next event
+                      comes later than now + delay; or, if others come before, after the waiting process has
+                      run them itself (`hold_end`, `run_to_held_end`)
 
-All give the same times in the same order, since in the latter two cases nobody could tell.
+All three give the same times in the same order.
+
+`succeed_and_run` may run the waiting process before it returns, and so may functions with `last=True`: their
+caller must do nothing after them at that moment.
 """
 
 from collections.abc import Callable, Generator
@@ -26,8 +29,7 @@ FIRST = -1
 
 
 class Call:
-    """Something to be done when its time has come: what an event with one callback is, in a third of the
-    time."""
+    """An action at its time: an event with one callback, in a third of the time."""
 
     __slots__ = ("action",)
 
@@ -82,7 +84,7 @@ class Clock:
         self.simpy._now = at_s
 
     def try_advance(self, delay_s: float) -> bool:
-        """Goes on by a delay if nothing else can happen until then; else does nothing and returns False."""
+        """Advances by a delay if nothing else can happen until then; else does nothing and returns False."""
         at_s = self.now + delay_s
         if self._several or (self._held is not NEVER and at_s >= self._held[0]):
             return False
@@ -94,18 +96,18 @@ class Clock:
         return True
 
     def can_hold_end(self) -> bool:
-        """Whether something may be held back now: nothing is yet, and one alone is awake."""
+        """Whether an end may be held back now: none is yet, and one process alone is awake."""
         return self._held is NEVER and not self._several
 
     def hold_end(self, delay_s: float) -> None:
-        """What would come after a delay has its place among the events, and is held back; in the place of
-        what is held back already. `run_to_held_end` has to follow."""
+        """Reserves a place among the events, a delay from now, in the place of one held already.
+        `run_to_held_end` has to follow."""
         self._held = (self.now + delay_s, NORMAL, next(self._number))
 
     def run_to_held_end(self) -> bool:
-        """Works off the events that come before what is held back, and goes there; the last thing that its
-        caller does. False where it was let go meanwhile, or where an event failed, which ends the run: it is
-        not raised where somebody else happens to wait."""
+        """Runs the events that come before the held place, and advances to it; the last thing that its caller
+        does. False if it was released meanwhile, or if an event failed, which ends the run: the error is not
+        raised in the process that happens to wait here."""
         failed = False
         try:
             self._work_off()
@@ -121,18 +123,17 @@ class Clock:
         return True
 
     def release_held(self, action: Callable[[], object]) -> None:
-        """In the place of what is held back, something is done."""
+        """Puts an action in the held place: an event after all."""
         place: Any = (*self._held, Call(action))
         heappush(self._queue, place)
         self._held = AT_ONCE
 
     def drive(self, steps: Steps) -> None:
-        """Runs steps from now on, of which nobody needs to know when they have ended."""
+        """Runs steps from now on; nothing waits for their end."""
         self._drive(_Driven(self, steps, None))
 
     def result(self, steps: Steps, *, last: bool = False) -> simpy.Event:
-        """Runs steps from now on; what they return comes with the event. `last`: it is the last thing that
-        its caller does, so that they may begin at once where nothing else can happen now."""
+        """Runs steps from now on; what they return comes with the event. `last`: see the file's head."""
         ended = self.event()
         driven = _Driven(self, steps, ended)
         if last and self.try_advance(0.0):
@@ -142,8 +143,8 @@ class Clock:
         return ended
 
     def succeed_and_run(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
-        """Lets an event come after a delay; whoever waits for it goes on before this returns if nothing else
-        can happen until then, so that this has to be the last thing that its caller does."""
+        """An event comes after a delay; what waits for it runs before this returns, if nothing else can
+        happen until then. The last thing that its caller does."""
         if self.try_advance(delay_s):
             event._ok, event._value = True, value
             self._wake(event)
@@ -151,7 +152,7 @@ class Clock:
             self.succeed_after(event, delay_s, value)
 
     def succeed_after(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
-        """Lets an event come after a delay, whatever happens until then; in its turn, where that is none."""
+        """An event comes after a delay, in its turn."""
         if delay_s > 0.0:
             self.call(delay_s, lambda: self.succeed_and_run(event, value))
         else:

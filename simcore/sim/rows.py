@@ -1,4 +1,5 @@
-"""Launches worked out in closed form, for runs of millions of steps: an object, a row, an event each.
+"""Launches worked out in closed form, for runs of millions of steps: each is one object, one row of the trace
+and one event at most.
 
     ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from simcore.sim.host import CauseSteps, SimTicket
     from simcore.sim.simulation import LaunchInfo, Simulation
 
-# Called when something is done; with True where that is the last thing that its caller does.
+# Called when something is done; with True if that is the last thing its caller does (see clock.py).
 DoneCallback = Callable[[bool], None]
 _NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
 
@@ -92,11 +93,11 @@ class RowLaunch:
         self.ran = 0
         self.work: BurstCost | None = None
         self._callbacks: list[DoneCallback] | None = None
-        # What its host waits for, where others may come before its end.
+        # The event that its host waits on already, if its end had to become one.
         self.host_event: simpy.Event | None = None
 
     def reset_for(self, lane: Any) -> None:
-        """It comes to its stream."""
+        """Begins its life on a stream: what its device share needs is set to its start."""
         self.lane = lane
         self.at_s = self.work_s = self.next_s = self.ready_s = self.begun_s = 0.0
         self.rate = 1.0

@@ -31,14 +31,14 @@ Bound = tuple[PricedOp, Floor, bool]
 
 
 class Cuts:
-    """Segments of graphs at their sizes, each worked out once. Runs at the same prices may share one.
-    `local`: another one whose prices are the same but for what crosses a link."""
+    """A cache of the segments of graphs at their sizes. Runs at the same prices may share one. `local`: a
+    cache whose prices differ only for ops that cross a link."""
 
     def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
         self._price = price
         self._roofline = roofline
         self._local = local
-        # Whether a graph, by its id, crosses no link.
+        # Graph id: whether any op of it crosses a link.
         self._crosses: dict[int, bool] = {}
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         # Ops without run-time sizes, by their id.

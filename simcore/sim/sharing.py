@@ -1,12 +1,12 @@
-"""The graphs that run on one device now, each at its share of it.
+"""Processor sharing on one device: graphs that run at once, each at its rate.
 
     work done by a piece = integral of its rate;  rates change only when a piece comes or goes, or, while
     several run, when one of them comes to replays that ask something else of the device
 
-Only pieces whose rate changes are reckoned anew; of the others it is known when they are due.
+Only pieces whose rate changes are reckoned anew; when the others are due is known.
 
-No clock of its own: whoever drives it says what time it is and asks when to come back. Alone on the
-device, a burst of any length therefore needs one event.
+It is passive: the caller passes the time and asks for the next moment at which something happens. A burst of
+any length that is alone on the device therefore needs one event.
 """
 
 from bisect import bisect_right
@@ -182,7 +182,7 @@ class SharedDevice:
         self._dues_s: list[float] = []
 
     def start(self, piece: Execution, now_s: float) -> None:
-        """Adds a piece; everybody's rate may change."""
+        """Adds a piece; the rates of all may change."""
         running = self.running
         if len(running) == 1:
             _update_progress(running[0], now_s)
@@ -198,7 +198,7 @@ class SharedDevice:
             self._update_rates(now_s)
 
     def withdraw(self, piece: Execution) -> None:
-        """Takes a piece away of which nothing has run, if it is there: then it is alone."""
+        """Removes a piece that has not begun; does nothing unless it is the only one."""
         if self.running == [piece]:
             self.running.clear()
 
@@ -240,7 +240,7 @@ class SharedDevice:
         due.finish()
 
     def end_alone(self, piece: Execution, now_s: float) -> None:
-        """All of the only piece is done; whoever asks has to finish it."""
+        """The only piece is done; the caller has to finish it."""
         self.running.clear()
         _end(piece, now_s)
 

@@ -50,7 +50,7 @@ Outcomes = Mapping[str, Callable[..., bool]]
 DeviceSizes = Callable[[Graph], frozenset[str]]
 
 
-# What a stream may wait for.
+# What a stream may wait for, told where nothing can happen any more.
 WAITS_FOR_EARLIER = "launch {0.id} of graph {0.graph.name} waits for launches before it"
 WAITS_FOR_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
 WAITS_FOR_RANKS = "{0.kind} {0.name}: {1} of {2} ranks are there"
@@ -337,7 +337,7 @@ class Simulation:
             stream.since_s = self.env.now
         burst = launch.is_burst()
         for replay in itertools.count():
-            # Whoever stops it at this very instant is heard first, as between the replays of a burst.
+            # A stop at this very instant comes first, as between the replays of a burst.
             if replay and not self.env.try_advance(0.0):
                 yield self.env.timeout(0.0)
             # Asked anew each time: what it runs until may have come.
@@ -361,8 +361,8 @@ class Simulation:
     # -- launches in closed form ---------------------------------------------------------------------
 
     def try_run_inline(self, launch: RowLaunch) -> bool:
-        """Runs a launch to its end, and works off what comes before; the last thing that its caller does at
-        this moment. False where its end has to be an event, which is `launch.host_event` if it has begun."""
+        """Tries to advance the clock to the end of a launch without an event; the last thing that its caller
+        does at this moment. False if its end has to be an event (`launch.host_event`, if it has begun)."""
         stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
         if stream.working or self._working[rank] or self._devices[rank].running:
             return False
@@ -379,7 +379,7 @@ class Simulation:
         return True
 
     def _run_inline_past_others(self, stream: _Stream, launch: RowLaunch) -> bool:
-        """Runs a launch to its end, and works off what comes before."""
+        """Runs the events that come before the end of a launch, and advances to it."""
         launch.reset_for(stream)
         self.machines[launch.rank].watch(launch)
         self._held = launch
@@ -394,7 +394,7 @@ class Simulation:
         return True
 
     def schedule_end(self, launch: RowLaunch) -> None:
-        """The end of a launch is an event from here on: not only its host may have to do with it."""
+        """Makes the end of a launch an event: others than its host may have to do with it."""
         if launch is not self._held:
             return
         self._held = None
@@ -415,7 +415,7 @@ class Simulation:
         return self._graph_pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
-        """A stream that does nothing begins a launch; it works off itself what is queued meanwhile."""
+        """Begins a launch on an idle stream, which then runs what is queued meanwhile."""
         self._set_working(stream, True)
         launch.on_done = stream.go_on
         self._begin(stream, launch)
@@ -499,7 +499,8 @@ class Simulation:
         self._source_totals.clear()
 
     def interrupt(self, launch: Launch | RowLaunch) -> None:
-        """What a launch runs until has come: it ends at its next replay boundary, but runs once."""
+        """An item has arrived in the inbox that a launch runs until: it ends at its next replay boundary, but
+        runs once."""
         if isinstance(launch, Launch):
             if launch.is_burst() and launch.piece is not None:
                 self.stop(launch)
@@ -634,7 +635,7 @@ class Simulation:
         if len(device.running) == 1 and not piece.publications:
             self._alarms[rank] += 1
             device.end_alone(piece, self.env.now)
-            # Whatever waits for it has to be the last here.
+            # What waits for it may run at once: see clock.py.
             piece.finish_last()
             return
         device.arrive(piece, self.env.now)
