@@ -754,8 +754,9 @@ def test_costs_of_verbs_on_a_real_card(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("nodes", [ONE, 73, SOME])
 def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
-    """By what verbs took, in other runs before and after: of both machines what is left of the card's own
-    time, the host's. Where other processes change within the test what a verb takes, it cannot tell."""
+    """By what verbs took in other runs, in turns with them: of both machines what is left of the card's own
+    time, the host's. Where a verb takes another time in each turn, since others share the host, it cannot
+    tell."""
     layer, program = CudaLayer(), partial(rounds, nodes=nodes)
     card = counting_card(layer)
 
@@ -775,16 +776,14 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
 
     # The first one captures.
     run()
-    costs = [Overheads(**pace().keeps(lambda: host_costs(layer))[0])]
-    for _ in range(4):
-        real = [run() for _ in range(5)]
+    costs, ratios = [], []
+    for turn in range(6):
+        real = [run() for _ in range(3)]
         costs.append(Overheads(**pace().keeps(lambda: host_costs(layer))[0]))
-        before_s, after_s = (simulated_s(real, overheads) for overheads in costs[-2:])
-        if after_s == pytest.approx(before_s, rel=0.1):
-            break
-    else:
-        pytest.skip(
-            f"verbs of a run take {before_s:.3g} s before it and {after_s:.3g} s after it, four times"
-        )
-    really_s = median(hosts_s(one, costs[-1].start_s) for one in real)
-    assert (before_s + after_s) / 2.0 == pytest.approx(really_s, rel=0.2)
+        if turn:
+            likely_s = [simulated_s(real, overheads) for overheads in costs[-2:]]
+            really_s = median(hosts_s(one, costs[-1].start_s) for one in real)
+            ratios.append(sum(likely_s) / 2.0 / really_s)
+    if max(ratios) > 1.4 * min(ratios):
+        pytest.skip(f"from turn to turn, predicted over measured is {min(ratios):.2f} to {max(ratios):.2f}")
+    assert median(ratios) == pytest.approx(1.0, rel=0.2)
