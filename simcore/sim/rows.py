@@ -3,9 +3,9 @@ and one event at most.
 
     ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
 
-The same rules as in `simulation.py`, for launches inside which nothing happens: no flag, no signal, no put, and
-collectives only among ranks in lockstep. One thing differs: such a collective is part of the launch's work,
-and beside other streams it is slowed down with it; there it takes its price.
+The same rules as in `simulation.py`, for launches inside which nothing happens: no flag, no signal, no put,
+and collectives only among ranks in lockstep. One thing differs: such a collective is part of the launch's
+work, and beside other streams it is slowed down with it; there it takes its price.
 """
 
 from collections import deque
