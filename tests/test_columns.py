@@ -34,6 +34,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
             "decode_speculation",
             "serving_flover",
             "serving_sessions",
+            "serving_datasheet",
             "tiling_prompt",
             "linear_attention",
         )

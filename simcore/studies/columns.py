@@ -7,14 +7,12 @@ run has them.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Type = Literal["text", "integer", "number", "boolean"]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column: the type of its values, their unit ("" for words and plain numbers), and what they mean."""
 
     type: Type
@@ -22,8 +20,7 @@ class Column:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """A metric: whether less or more of it is better (None: neither), and what it means."""
 
     better: Literal["lower", "higher"] | None
@@ -350,7 +347,7 @@ _VARIANTS = {
     WHOLE_RUN: ", of the whole run, warm-up and drain in it",
     BY_PRICES: ", of the first replica, with all prices at the ends of their intervals",
 }
-_SPREAD = re.compile(r"(?P<of>\w+)_(?:mean|(?P<greatest>max)|p(?P<percent>\d+))_s")
+_SPREAD = r"(?P<of>\w+)_(?:mean|(?P<greatest>max)|p(?P<percent>\d+))_s"
 
 
 def metric(study: str, name: str) -> Metric:
@@ -360,7 +357,7 @@ def metric(study: str, name: str) -> Metric:
             plain = metric(study, name.removesuffix(ending))
             return Metric(plain.better, plain.meaning + words)
     known = METRICS[study]
-    if name not in known and (spread := _SPREAD.fullmatch(name)) and f"{spread['of']}_s" in known:
+    if name not in known and (spread := re.fullmatch(_SPREAD, name)) and f"{spread['of']}_s" in known:
         percent, greatest = spread["percent"], spread["greatest"]
         which = f"{percent}th percentile" if percent else "greatest" if greatest else "mean"
         whole = known[f"{spread['of']}_s"]
@@ -378,11 +375,11 @@ def schema(
     return {
         "study": study,
         "columns": {
-            file: [{"name": name, **asdict(column)} for name, column in columns.items()]
+            file: [{"name": name, **column._asdict()} for name, column in columns.items()]
             for file, columns in files.items()
         },
         "metrics": [
-            {"name": name, "unit": unit, **asdict(metric(study, name))}
+            {"name": name, "unit": unit, **metric(study, name)._asdict()}
             for name, unit in dict(metrics).items()
         ],
     }
