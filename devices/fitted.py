@@ -25,7 +25,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from simcore.devices.fit import LEAST_CHECKS, Fit, checked_interval
@@ -117,55 +117,62 @@ COLUMNS = tuple(field.name for field in fields(FitRow))
 
 @dataclass(frozen=True, config=STRICT)
 class Birth:
-    """How a profile was measured: when, on what processor, on how many threads and with what software;
-    `runs` of each of `points` shapes, whose middle 80 % spread over `spread` of their median (the median over
-    all shapes). `rates`: what the machine reached besides (bytes/s, flop/s), for the record. None where a
-    table of others does not say."""
+    """How a profile was measured; None where a table of others does not say."""
 
-    date: str
-    processor: str
-    threads: Count | None
-    versions: dict[str, str]
-    points: Count
-    runs: Count | None
-    spread: NonNegative | None
-    rates: dict[str, NonNegative]
+    date: str = Field(description="when it was measured")
+    processor: str = Field(description="on what")
+    threads: Count | None = Field(description="on how many threads of a CPU")
+    versions: dict[str, str] = Field(description="with what software, by name")
+    points: Count = Field(description="shapes that were measured: lines of points.csv")
+    runs: Count | None = Field(description="runs of each shape")
+    spread: NonNegative | None = Field(
+        description="width of the middle 80 % of a shape's runs over their median; the median over all shapes"
+    )
+    rates: dict[str, NonNegative] = Field(
+        description="what the machine reached besides, bytes/s or flop/s, for the record"
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
 class SharedUse:
     """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
-    `simcore.sim.contention`), measured: seconds of each kernel in which another stream's may begin, the gap
-    within which instances share weights, the share of the memory's rate. `cases` were fitted to; of the
-    `judged` others the predicted time was off by `error_pct`, the median."""
+    `simcore.sim.contention`), measured."""
 
-    leaves_s: Seconds
-    reuse_s: Seconds
-    reach: Share
-    cases: Count
-    judged: Count
-    error_pct: NonNegative
-    processor: str
-    date: str
+    leaves_s: Seconds = Field(description="seconds of each kernel in which another stream's may begin")
+    reuse_s: Seconds = Field(description="gap within which instances share weights that they read, s")
+    reach: Share = Field(description="share of the memory's rate that graphs reach together")
+    cases: Count = Field(description="cases that were fitted to")
+    judged: Count = Field(description="other cases, by which the law was judged")
+    error_pct: NonNegative = Field(description="how far predicted times of those were off, %, the median")
+    processor: str = Field(description="on what it was measured")
+    date: str = Field(description="when it was measured")
 
 
 @dataclass(frozen=True, config=STRICT)
 class FittedProfile:
-    """The fits of a device. `overheads` replace those of the device (`machine.Overheads`); `birth` is
-    None for one that was fitted to other people's figures; `points` are there with granularity measured;
-    `contention` where several graphs at a time were measured too."""
+    """The fits of a device."""
 
-    name: str
-    title: str
-    source: str
-    device: str
-    granularity: Literal["fitted", "measured"]
-    fits: tuple[FitRow, ...]
-    overheads: dict[str, Seconds]
-    birth: Birth | None = None
-    notes: tuple[str, ...] = ()
-    points: tuple[Measured, ...] = ()
-    contention: SharedUse | None = None
+    name: str = Field(description="what the profile is called")
+    title: str = Field(description="what it holds, in words")
+    source: str = Field(description="where its times come from")
+    device: str = Field(description="device that it is of")
+    granularity: Literal["fitted", "measured"] = Field(
+        description="fitted: constants by kind of op (fits.csv); measured: times of shapes too (points.csv)"
+    )
+    fits: tuple[FitRow, ...] = Field(description="lines of fits.csv")
+    overheads: dict[str, Seconds] = Field(
+        description="what launches, waits and messages cost, in place of the device's own, s, by name"
+    )
+    birth: Birth | None = Field(
+        default=None, description="how it was measured; null: fitted to others' figures"
+    )
+    notes: tuple[str, ...] = Field(default=(), description="what to know of it")
+    points: tuple[Measured, ...] = Field(
+        default=(), description="lines of points.csv, with granularity measured"
+    )
+    contention: SharedUse | None = Field(
+        default=None, description="how graphs slow each other down, where several at a time were measured too"
+    )
 
     def __post_init__(self) -> None:
         for name in self.overheads:
@@ -343,9 +350,9 @@ def parse_where(text: str) -> dict[str, str]:
 def profile_schema() -> dict[str, Any]:
     """The JSON schema of the profile.yaml of a fitted or measured profile, for editors."""
     schema = TypeAdapter(FittedProfile).json_schema()
-    for name in ("fits", "points"):
+    for name, row in (("fits", FitRow), ("points", Measured)):
         # They stand in files of their own.
-        del schema["properties"][name]
+        del schema["properties"][name], schema["$defs"][row.__name__]
     schema["required"] = [name for name in schema["required"] if name not in ("fits", "points")]
     return schema
 

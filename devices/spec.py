@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from simcore.devices.completed import OPTIONAL_IN_LINK, REQUIRED, completed
@@ -71,14 +71,18 @@ def check_return(overheads: Mapping[str, float]) -> None:
         raise InputError(f"overheads.return_s: is {return_s:g}; at most launch_s ({launch_s:g}) is allowed")
 
 
+def _source() -> Any:
+    return Field(description="where these figures come from")
+
+
 @dataclass(frozen=True, config=STRICT)
 class Efficiency:
-    """The share of a datasheet rate that kernels reach, 0 to 1; `low` and `high` bound 90 % of them."""
+    """The share of a datasheet rate that kernels reach."""
 
-    value: Share
-    low: Share
-    high: Share
-    source: str
+    value: Share = Field(description="share of the datasheet's rate, 0 to 1")
+    low: Share = Field(description="low end of what 90 % of the kernels reach")
+    high: Share = Field(description="high end of what 90 % of the kernels reach")
+    source: str = _source()
 
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high <= 1.0:
@@ -88,25 +92,23 @@ class Efficiency:
 
 @dataclass(frozen=True, config=STRICT)
 class Link:
-    """What connects devices of one host.
+    """What connects devices of one host; `simcore.devices.collectives` has the formulas."""
 
-    `bytes_per_s` is one direction of one device. `latency_s` is the start, paid once by every collective
-    and put; `setup_s` what a library's ring or tree pays once besides; `step_s` the latency of each step
-    of a ring, a tree or a put; `per_peer_s` what each peer adds to one_shot (`simcore.devices.collectives`
-    has the formulas). `relative_error` is the half-width of the 90 % interval of a time computed from them.
-    """
-
-    kind: str
-    topology: Topology
-    bytes_per_s: PerSecond
-    latency_s: Seconds
-    setup_s: Seconds
-    step_s: Seconds
-    per_peer_s: Seconds
-    relative_error: Spread
-    max_devices: Count
-    algorithms: tuple[Algorithm, ...]
-    source: str
+    kind: str = Field(description="what it is, in words: nvlink, pcie, ethernet")
+    topology: Topology = Field(
+        description="whether devices reach all others at once, or neighbours on a ring"
+    )
+    bytes_per_s: PerSecond = Field(description="rate of one direction of one device, bytes/s")
+    latency_s: Seconds = Field(description="start of every collective and put, paid once, s")
+    setup_s: Seconds = Field(description="what a library's ring or tree pays once besides, s")
+    step_s: Seconds = Field(description="latency of each step of a ring, a tree or a put, s")
+    per_peer_s: Seconds = Field(description="what each peer adds to one_shot, s")
+    relative_error: Spread = Field(
+        description="half of the 90 % interval of a time computed from these, as a share of it"
+    )
+    max_devices: Count = Field(description="devices that it connects at most")
+    algorithms: tuple[Algorithm, ...] = Field(description="what collectives may use; the fastest is taken")
+    source: str = _source()
 
     def __post_init__(self) -> None:
         # On a ring only neighbours are one hop apart; the formulas of the others know no distance.
@@ -121,33 +123,37 @@ class Link:
 
 @dataclass(frozen=True, config=STRICT)
 class DeviceSpec:
-    """One device and how several of it are connected.
+    """One device and how several of it are connected. Where a file of one's own leaves out a figure, that of
+    an H200 is assumed."""
 
-    `processors` run the blocks of a kernel side by side (streaming multiprocessors, Tensix cores, CPU cores).
-    `kernel_s` is what a kernel of a captured graph costs besides its work. `tensor_parallel` maps a
-    number of ranks, or "default", to the style that a decoder layer is split in. `sources` maps the
-    other figures to where they come from. `sibling`: the device of the catalogue whose measured prices are
-    carried over where this one has none (`simcore.devices.carried`).
-    """
-
-    name: Name
-    vendor: str
-    description: str
-    memory_bytes: Bytes
-    hbm_bytes_per_s: PerSecond
-    l2_bytes: Bytes
-    processors: Count
-    flops_per_s: dict[str, PerSecond]
-    links: dict[str, Link]
-    default_link: str | None
-    overheads: Overheads
-    kernel_s: Seconds
-    hbm_efficiency: Efficiency
-    flops_efficiency: Efficiency
-    tensor_parallel: dict[str, TensorParallelStyle]
-    default_profile: str | None
-    sources: dict[str, str]
-    sibling: Name | None = None
+    name: Name = Field(description="what it is called; names of the catalogue are taken")
+    vendor: str = Field(description="who makes it")
+    description: str = Field(description="what it is, in words")
+    memory_bytes: Bytes = Field(description="device memory, bytes")
+    hbm_bytes_per_s: PerSecond = Field(description="rate of the device memory by the datasheet, bytes/s")
+    l2_bytes: Bytes = Field(description="cache that all processors share, bytes")
+    processors: Count = Field(
+        description="what blocks of a kernel run on side by side: streaming multiprocessors, cores"
+    )
+    flops_per_s: dict[str, PerSecond] = Field(
+        description="dense peak by the datasheet, by number format; bf16 is needed, flop/s"
+    )
+    links: dict[str, Link] = Field(description="what connects several of it, by name; none: a device alone")
+    default_link: str | None = Field(description="link that is used where none is named")
+    overheads: Overheads = Field(description="what launches, waits and messages cost, s")
+    kernel_s: Seconds = Field(description="what a kernel of a captured graph costs besides its work, s")
+    hbm_efficiency: Efficiency = Field(description="share of hbm_bytes_per_s that kernels reach")
+    flops_efficiency: Efficiency = Field(description="share of flops_per_s that kernels reach")
+    tensor_parallel: dict[str, TensorParallelStyle] = Field(
+        description="how a decoder layer is split, by number of ranks or for all others (default)"
+    )
+    default_profile: str | None = Field(
+        description="profile of op times that is used where none is named; null: the datasheet"
+    )
+    sources: dict[str, str] = Field(description="where the other figures come from, by name")
+    sibling: Name | None = Field(
+        None, description="device of the catalogue whose measured op times are carried over; by default none"
+    )
 
     def __post_init__(self) -> None:
         for dtype in self.flops_per_s:

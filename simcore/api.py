@@ -23,7 +23,8 @@ from simcore.input.files import InputError, nearest, plain
 from simcore.input.shipped import file_or_shipped
 from simcore.scenario import Scenario, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
-from simcore.studies.common import COLUMNS, FIGURE, Outcome, Progress, flat
+from simcore.studies.columns import COLUMNS
+from simcore.studies.common import FIGURE, Outcome, Progress, flat
 from simcore.studies.processes import cores
 
 if TYPE_CHECKING:

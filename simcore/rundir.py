@@ -1,6 +1,7 @@
 """Writes what a run left behind into its run directory: whole or not at all.
 
-    scenario.yaml  results.csv  comparison.csv  summary.json  provenance.json  trace.json.gz  report.html
+    scenario.yaml  results.csv  schema.json  comparison.csv  summary.json  provenance.json  trace.json.gz
+    report.html
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
     tiles.parquet  cells.parquet  growth.parquet
 and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
@@ -22,7 +23,8 @@ import yaml
 from simcore.input.drafts import draft_of, folder_draft
 from simcore.input.files import InputError
 from simcore.machine.trace import Trace, write_chrome_trace
-from simcore.studies.common import COLUMNS, Outcome, flat
+from simcore.studies.columns import COLUMNS, schema
+from simcore.studies.common import Outcome, flat
 
 # A directory that holds this file, and none but these, is one that a run has written.
 MARK = "provenance.json"
@@ -33,6 +35,7 @@ FILES = frozenset(
     {
         "scenario.yaml",
         "results.csv",
+        "schema.json",
         "comparison.csv",
         "steps.parquet",
         "requests.parquet",
@@ -108,7 +111,9 @@ def write(
     """Writes all files of a run but its report."""
     document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
     (folder / "scenario.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
-    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], COLUMNS[study])
+    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
+    metrics = ((row.metric, row.unit) for row in outcome.rows)
+    _write_json(folder / "schema.json", schema(study, metrics, outcome.tables))
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
     # Arrow takes longer to import than all else that `--help` needs.

@@ -33,12 +33,16 @@ _BY_STUDY = Annotated[Scenario, Field(discriminator="study")]
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a scenario file, for editors."""
     schema = TypeAdapter(_BY_STUDY).json_schema()
-    studies: dict[str, list[str]] = {}
+    meanings: dict[str, dict[str, list[str]]] = {}
     for study in get_args(Scenario):
-        for name in study.model_fields:
-            studies.setdefault(name, []).append(*get_args(study.model_fields["study"].annotation))
+        (name,) = get_args(study.model_fields["study"].annotation)
+        for field, about in schema["$defs"][study.__name__]["properties"].items():
+            meanings.setdefault(field, {}).setdefault(about["description"], []).append(name)
     # Beside the studies, for an editor would else say of a misspelt field that the file is of no study.
-    known = {name: {"description": f"study {' or '.join(of)}"} for name, of in studies.items()}
+    known = {
+        field: {"description": "; ".join(f"{text} (study {' or '.join(of)})" for text, of in texts.items())}
+        for field, texts in meanings.items()
+    }
     return {**schema, "type": "object", "properties": known, "additionalProperties": False}
 
 

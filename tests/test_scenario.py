@@ -1,15 +1,19 @@
 """Scenario files: what is accepted, what is refused, and that a refusal says where and what is allowed."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from simcore.devices.fitted import profile_schema
+from simcore.devices.spec import json_schema as device_schema
 from simcore.input.files import InputError
 from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved
 from simcore.studies.decode.scenario import variants
+from simcore.studies.tiling.strategies import Lazy
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD: dict[str, Any] = {
@@ -181,3 +185,32 @@ def test_the_schema_describes_every_field() -> None:
     schema = json_schema()
     assert set(GOOD) <= set(schema["properties"])
     assert schema["additionalProperties"] is False
+
+
+def properties(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All properties anywhere in a JSON schema, by name."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if key == "properties":
+            yield from value.items()
+        if isinstance(value, dict | list):
+            yield from properties(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "least"), [(json_schema(), 250), (device_schema(), 40), (profile_schema(), 20)]
+)
+def test_every_property_of_a_schema_has_a_description_of_a_line(schema: dict[str, Any], least: int) -> None:
+    described = [(name, about.get("description", "")) for name, about in properties(schema)]
+    assert len(described) >= least
+    assert [name for name, text in described if not text.strip() or "\n" in text] == []
+
+
+def test_what_a_list_of_alternatives_is_stands_at_the_property_not_at_its_items() -> None:
+    ranks = json_schema()["$defs"]["TensorParallel"]["properties"]["ranks"]
+    assert ranks["description"].startswith("devices of a group")
+    assert not [one for one in ranks["anyOf"] if "description" in one]
+
+
+def test_a_kind_is_described_by_what_it_selects() -> None:
+    lazy = json_schema()["$defs"]["Lazy"]
+    assert lazy["properties"]["kind"]["description"] == lazy["description"] == Lazy.__doc__

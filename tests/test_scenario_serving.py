@@ -707,8 +707,8 @@ def test_the_schema_has_both_studies_and_all_their_fields() -> None:
     serving = schema["$defs"]["ServingScenario"]
     assert set(GOOD) <= set(serving["properties"])
     assert serving["additionalProperties"] is False
-    assert schema["properties"]["context_tokens"] == {"description": "study decode or decode_attention"}
-    assert schema["properties"]["seed"] == {"description": f"study {' or '.join(STUDIES)}"}
+    assert schema["properties"]["workload"]["description"].endswith(" (study serving)")
+    assert schema["properties"]["name"]["description"].endswith(f" (study {' or '.join(STUDIES)})")
     shipped, own = serving["properties"]["strategies"]["items"]["anyOf"]
     assert own["properties"]["kind"]["pattern"] == ":"
     kinds = {get["$ref"].rpartition("/")[2] for get in shipped["oneOf"]}

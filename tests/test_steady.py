@@ -19,7 +19,8 @@ import yaml
 from scipy.stats import binom
 
 from simcore.cli import main
-from simcore.studies.common import WHOLE_RUN, Outcome
+from simcore.studies.columns import WHOLE_RUN
+from simcore.studies.common import Outcome
 from simcore.studies.serving import certainty
 from simcore.studies.serving.compare import compare
 from simcore.studies.serving.figures import WINDOWED, both, figures

@@ -17,7 +17,8 @@ from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.tape import record
-from simcore.studies.common import COLUMNS, Outcome, Row, flat
+from simcore.studies.columns import COLUMNS
+from simcore.studies.common import Outcome, Row, flat
 from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.cases import lanes
@@ -389,7 +390,7 @@ def test_a_run_directory_has_the_files_of_the_study(tmp_path: Path) -> None:
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
-    assert tuple(reader.fieldnames or ()) == COLUMNS["tiling"]
+    assert (reader.fieldnames or []) == [*COLUMNS["tiling"]]
     assert {row["study"] for row in rows} == {"tiling"}
     assert {row["block"] for row in rows} == {"mlp"}
     columns = {
@@ -479,4 +480,4 @@ def test_a_tape_has_a_prompt_and_at_least_as_many_generated_positions(prompt: in
 
 
 def test_flat_rows_have_all_columns(whole: Outcome) -> None:
-    assert tuple(flat("tiling", whole.rows[0])) == COLUMNS["tiling"]
+    assert [*flat("tiling", whole.rows[0])] == [*COLUMNS["tiling"]]

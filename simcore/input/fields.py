@@ -38,10 +38,28 @@ class FieldError(ValueError):
         self.says = says
 
 
+# Fields whose value says which model a mapping is.
+TAGS = ("kind", "study")
+
+
+def _tag_described(schema: dict[str, Any]) -> None:
+    """A tag means what the docstring of its model says."""
+    for tag in TAGS:
+        if tag in (fields := schema.get("properties", {})) and "description" in schema:
+            fields[tag].setdefault("description", " ".join(schema["description"].split()))
+
+
 class Strict(BaseModel):
     """A mapping of known fields with values of the right type, all finite."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        json_schema_extra=_tag_described,
+    )
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -140,12 +158,14 @@ class OneDevice:
 
 
 class DeviceChoice(Strict):
-    """A device, or one that is made of it: `change` has dotted names of its figures, each with a value or
-    with `times`, a factor; a list of either multiplies the runs. `name`: what a changed device is called."""
+    """A device, or one that is made of it by changes of its figures."""
 
-    base: Annotated[str, Field(min_length=1)]
-    change: dict[str, Any] = {}
-    name: Name | None = None
+    base: str = Field(min_length=1, description="name of a device (`simcore devices`), or a path to its YAML")
+    change: dict[str, Any] = Field(
+        {},
+        description="figures to change, by dotted name: a value, or {times: factor}; lists multiply the runs",
+    )
+    name: Name | None = Field(None, description="what the changed device is called; by default its changes")
 
     @model_validator(mode="after")
     def _checked(self) -> "DeviceChoice":

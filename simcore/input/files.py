@@ -27,7 +27,8 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+# What checks values is made when it is first asked: pydantic takes milliseconds for each type.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -28,7 +28,7 @@ What a launch means, on every machine:
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from simcore.ops.op import Graph
@@ -111,27 +111,26 @@ def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
     return {"==": left == right, "!=": left != right, ">": left > right}[condition.comparison]
 
 
+def _cost(description: str) -> float:
+    """A cost that is 0 unless it is given; schemas of files that have it say what it is."""
+    cost: float = field(default=0.0, metadata={"description": description})
+    return cost
+
+
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What calls of the machine cost, in seconds."""
+    """What calls of the machine cost, in seconds. `Graph.kernels` counts the kernels of a graph; where
+    `in_graph_s` applies, `simcore.assembly.in_graphs` says."""
 
-    # Host: a launch, and more of it for each kernel of its graph (`Graph.kernels`).
-    launch_s: float = 0.0
-    launch_kernel_s: float = 0.0
-    # Of that, what comes after the device has been given the graph.
-    return_s: float = 0.0
-    # Device, if idle: from being given a graph until its first kernel begins.
-    start_s: float = 0.0
-    # Host: writing a size that kernels read in the device's memory, if it differs from the launch before.
-    size_s: float = 0.0
-    # Host: coming back from a wait or a read; one send or receive.
-    wait_s: float = 0.0
-    message_s: float = 0.0
-    # Device: a kernel that reads its flag and returns.
-    gate_s: float = 0.0
-    # Device: each kernel of a decoder's graph beyond its price, if others stand before it
-    # (`simcore.assembly.in_graphs`).
-    in_graph_s: float = 0.0
+    launch_s: float = _cost("host time of a launch, s")
+    launch_kernel_s: float = _cost("host time that each kernel of its graph adds to a launch, s")
+    return_s: float = _cost("part of a launch's host time after the device has been given the graph, s")
+    start_s: float = _cost("from when an idle device has been given a graph until its first kernel begins, s")
+    size_s: float = _cost("host time of a size in device memory that differs from the launch before, s")
+    wait_s: float = _cost("host time of coming back from a wait or a read, s")
+    message_s: float = _cost("host time of one send or receive, s")
+    gate_s: float = _cost("device time of a kernel that reads its flag and returns, s")
+    in_graph_s: float = _cost("device time of a kernel beyond its price if others stand before it, s")
 
     def whole_launch_s(self, kernels: int) -> float:
         """Host time of a launch of a graph of so many kernels."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
+from simcore.studies.columns import COLUMNS, OF_FIGURE, WHOLE_RUN
 from simcore.studies.published import Published
 
 # Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
@@ -32,7 +33,7 @@ MARGIN = PRECISION / 32.0
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where in a study a figure belongs; `context_tokens` is None for one that holds over all contexts."""
+    """Where in a study a figure belongs; `COLUMNS` say what each field is."""
 
     strategy: str
     label: str
@@ -51,9 +52,8 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class ServingAxes:
-    """Where in a serving study a figure belongs. `rate_per_s` is what is offered (None: closed loop), of
-    requests or, where these are turns, of sessions, as `arriving` says; `prompt_tokens` and `output_tokens`
-    are mean lengths."""
+    """Where in a serving study a figure belongs; `COLUMNS` say what each field is. `arriving`: what comes at
+    the rate, requests or, where these are turns, sessions."""
 
     strategy: str
     label: str
@@ -69,10 +69,8 @@ class ServingAxes:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAxes:
-    """Where in a study of a single operator a figure belongs. `strategy` is a method; `length` the tokens, of
-    decode attention the cached ones, None for what holds over all of them; `dim` that of a head. Decode
-    attention has `kv_heads`, linear attention `rank` and `decay`, 0 or 1. `rival`: the other method of a
-    crossover."""
+    """Where in a study of a single operator a figure belongs; `COLUMNS` say what each field is. Decode
+    attention has `kv_heads`, linear attention `rank` and `decay`."""
 
     strategy: str
     label: str
@@ -105,7 +103,7 @@ class OperatorAxes:
 
 @dataclass(frozen=True, slots=True)
 class TilingAxes:
-    """Where in a tiling study a figure belongs; `tokens` are all positions, those of the prompt too."""
+    """Where in a tiling study a figure belongs; `COLUMNS` say what each field is."""
 
     strategy: str
     label: str
@@ -135,8 +133,6 @@ class Row:
 
 # The metric of a case that cannot be ranked with the others at its place: see `Outcome.unranked`.
 NOT_RANKED = "not_ranked"
-# What a figure of a whole run is called beside that of the part of it that is measured.
-WHOLE_RUN = "_whole_run"
 
 
 def of_whole_runs(rows: Iterable[Row]) -> list[Row]:
@@ -150,30 +146,8 @@ def of_whole_runs(rows: Iterable[Row]) -> list[Row]:
     return [row for row in renamed if not row.metric.startswith(("window_", "offered_"))]
 
 
-FIGURE = ("value", "low", "high", "unit", "source")
-# Columns of results.csv by study.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "decode": (
-        *("study", "device", "strategy", "label", "ranks", "groups", "devices", "context_tokens", "batch"),
-        *("hit_rate", "metric", "op_kind", *FIGURE),
-    ),
-    "serving": (
-        *("study", "device", "strategy", "label", "devices", "ranks", "requests", "rate_per_s"),
-        *("prompt_tokens", "output_tokens", "metric", *FIGURE),
-    ),
-    "linear_attention": (
-        *("study", "device", "strategy", "label", "devices", "batch", "heads", "length", "rank", "dim"),
-        *("decay", "rival", "metric", *FIGURE),
-    ),
-    "decode_attention": (
-        *("study", "device", "strategy", "label", "devices", "batch", "q_heads", "kv_heads", "head_dim"),
-        *("context_tokens", "rival", "metric", *FIGURE),
-    ),
-    "tiling": (
-        *("study", "device", "strategy", "label", "layers", "channels", "block", "tokens", "prompt_tokens"),
-        *("batch", "devices", "metric", "op_kind", *FIGURE),
-    ),
-}
+# Columns that say the figure itself, beside those that say of what it is.
+FIGURE = tuple(OF_FIGURE)
 
 
 def flat(study: str, row: Row) -> dict[str, Any]:

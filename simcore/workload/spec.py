@@ -24,8 +24,10 @@ Text = Annotated[str, Field(min_length=1)]
 class _Paced(Strict):
     """Arrivals at a mean rate, given as a rate or as an interval."""
 
-    rate_per_s: Many[Rate] | None = None
-    interval_s: Many[Interval] | None = None
+    rate_per_s: Many[Rate] | None = Field(None, description="mean rate of requests (or of sessions), 1/s")
+    interval_s: Many[Interval] | None = Field(
+        None, description="mean time between two, s, in place of the rate"
+    )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "_Paced":
@@ -48,46 +50,56 @@ class ConstantArrivals(_Paced):
 
 
 class PoissonArrivals(_Paced):
-    """Exponential gaps, the first request at once. `span_intervals`: given that the last request comes after
-    so many mean intervals (a Poisson process on that condition), to repeat a draw of known length."""
+    """Exponential gaps, the first request at once."""
 
     kind: Literal["poisson"]
-    span_intervals: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+    span_intervals: Annotated[float, Field(gt=0.0, le=1e9)] | None = Field(
+        None, description="mean intervals after which the last request comes; by default that is drawn too"
+    )
 
 
 class GammaArrivals(_Paced):
     """Gamma-distributed gaps with a coefficient of variation: 1 is Poisson, above 1 is bursty."""
 
     kind: Literal["gamma"]
-    cv: Annotated[float, Field(ge=0.01, le=100.0)]
+    cv: float = Field(ge=0.01, le=100.0, description="standard deviation of the gaps / their mean")
 
 
 class TraceArrivals(Strict):
-    """Requests as recorded, with their lengths. `format`: azure (CSV), mooncake (JSONL), vllm (the JSON of
-    `vllm bench serve --save-detailed`), table (CSV or Parquet; `columns` name arrival, prompt and output;
-    `time_unit` says what arrival counts in, `datetime` for timestamps). `rate_scale` 2 makes time run
-    twice as fast; `start_s`, `end_s` are a window of the recorded time, before scaling; `jitter_s` spreads
-    requests evenly over so many recorded seconds after their time, for traces that are recorded in bins.
-    `hash_block_tokens`: tokens of a block that a hash_id of a mooncake trace stands for."""
+    """Requests as recorded, with their lengths."""
 
     kind: Literal["trace"]
-    path: Text
-    format: Literal["azure", "mooncake", "vllm", "table"]
-    columns: dict[Literal["arrival", "prompt", "output"], Text] = {}
-    time_unit: Literal["s", "ms", "us", "ns", "datetime"] = "s"
-    rate_scale: Many[Annotated[float, Field(ge=1e-6, le=1e6)]] = [1.0]
-    start_s: Time = 0.0
-    end_s: Time | None = None
-    jitter_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
-    hash_block_tokens: Length = 512
+    path: Text = Field(description="path to the trace, from the folder of the scenario or the current one")
+    format: Literal["azure", "mooncake", "vllm", "table"] = Field(
+        description="azure: CSV; mooncake: JSONL; vllm: JSON of `vllm bench serve --save-detailed`;"
+        " table: any CSV or Parquet, with columns"
+    )
+    columns: dict[Literal["arrival", "prompt", "output"], Text] = Field(
+        {}, description="of a table: the columns of arrival times, prompt tokens and output tokens"
+    )
+    time_unit: Literal["s", "ms", "us", "ns", "datetime"] = Field(
+        "s", description="of a table: what arrivals count in; datetime: they are timestamps"
+    )
+    rate_scale: Many[Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
+        [1.0], description="how many times as fast as recorded requests come"
+    )
+    start_s: Time = Field(0.0, description="begin of the window of recorded time that is replayed, s")
+    end_s: Time | None = Field(None, description="end of that window, s; by default that of the trace")
+    jitter_s: float = Field(
+        0.0,
+        ge=0.0,
+        le=1e6,
+        description="recorded seconds over which requests are spread after their time, for traces in bins",
+    )
+    hash_block_tokens: Length = Field(512, description="tokens that a hash_id of a mooncake trace stands for")
 
 
 class ClosedLoop(Strict):
-    """`clients` that each send their next request `think_s` after the answer to the last."""
+    """Clients that each send their next request some time after the answer to the last."""
 
     kind: Literal["closed_loop"]
-    clients: Many[Annotated[int, Field(ge=1, le=1_000_000)]]
-    think_s: Time = 0.0
+    clients: Many[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(description="clients that send requests")
+    think_s: Time = Field(0.0, description="time from an answer to the client's next request, s")
 
 
 Arrivals = Annotated[
@@ -100,15 +112,15 @@ class ConstantLength(Strict):
     """Always the same number of tokens."""
 
     kind: Literal["constant"]
-    value: Many[Length]
+    value: Many[Length] = Field(description="tokens (of turns: how many)")
 
 
 class UniformLength(Strict):
-    """Whole numbers from `low` to `high`, both included, equally likely."""
+    """Whole numbers in a range, equally likely."""
 
     kind: Literal["uniform"]
-    low: Length
-    high: Many[Length]
+    low: Length = Field(description="least length, included")
+    high: Many[Length] = Field(description="greatest length, included")
 
     @model_validator(mode="after")
     def _ordered(self) -> "UniformLength":
@@ -118,12 +130,12 @@ class UniformLength(Strict):
 
 
 class LognormalLength(Strict):
-    """Lognormal with this mean and coefficient of variation, rounded, at least 1, at most `max`."""
+    """Lognormal, rounded, at least 1."""
 
     kind: Literal["lognormal"]
-    mean: Annotated[float, Field(ge=1.0, le=MOST_LENGTH)]
-    cv: Annotated[float, Field(gt=0.0, le=100.0)]
-    max: Length
+    mean: float = Field(ge=1.0, le=MOST_LENGTH, description="mean length, before it is rounded and cut")
+    cv: float = Field(gt=0.0, le=100.0, description="standard deviation / mean")
+    max: Length = Field(description="greatest length: longer ones are cut to it")
 
     @model_validator(mode="after")
     def _ordered(self) -> "LognormalLength":
@@ -133,12 +145,14 @@ class LognormalLength(Strict):
 
 
 class EmpiricalLength(Strict):
-    """Drawn with replacement from `values`, or from a column of a CSV or Parquet file."""
+    """Drawn with replacement from values, or from a column of a CSV or Parquet file."""
 
     kind: Literal["empirical"]
-    values: Annotated[list[Length], Field(min_length=1)] | None = None
-    path: Text | None = None
-    column: Text | None = None
+    values: Annotated[list[Length], Field(min_length=1)] | None = Field(
+        None, description="lengths that are drawn from"
+    )
+    path: Text | None = Field(None, description="a CSV or Parquet file in the place of values")
+    column: Text | None = Field(None, description="column of that file")
 
     @model_validator(mode="after")
     def _one_source(self) -> "EmpiricalLength":
@@ -159,33 +173,43 @@ Lengths = Annotated[
 
 
 class Sessions(Strict):
-    """Conversations. Each has `turns` requests: a turn's prompt is the one before it, its answer, and
-    `prompt_tokens` new ones; it comes `think_s` after that answer. All begin with the same
-    `shared_prefix_tokens` (a system prompt). A session ends before the turn whose prompt and `max_tokens`
-    of answer would be more than `max_context_tokens`. Sessions begin as `arrivals` say, whose rate is
-    theirs; `requests` counts turns, of all sessions together, the last of which may be cut short."""
+    """Conversations: a turn's prompt is the one before it, its answer, and `prompt_tokens` new ones. Sessions
+    begin as `arrivals` say, whose rate is theirs."""
 
-    turns: Lengths
-    max_context_tokens: Length
-    think_s: Time = 0.0
-    shared_prefix_tokens: Annotated[int, Field(ge=0, le=MOST_LENGTH)] = 0
+    turns: Lengths = Field(description="requests of a session")
+    max_context_tokens: Length = Field(
+        description="a session ends before the turn whose prompt and max_tokens of answer would be more"
+    )
+    think_s: Time = Field(0.0, description="time from an answer to the next turn, s")
+    shared_prefix_tokens: int = Field(
+        0, ge=0, le=MOST_LENGTH, description="tokens that all sessions begin with, such as a system prompt"
+    )
 
 
 class Workload(Strict):
-    """The requests of a run. Lengths are left out where a trace has them. `max_tokens`: what a server
-    must reserve for an answer of unknown length (default: the longest that the workload can ask for); longer
-    answers are cut there. Of a trace the first `requests` come; lengths that are given replace its own.
-    `distinct_prompts`: request i has the prompt of request i modulo so many (by default all differ, but for
-    what the hash_ids of a mooncake trace say). `sessions`: requests are turns of conversations, and
-    `prompt_tokens` what each turn adds."""
+    """The requests of a run."""
 
-    arrivals: Arrivals
-    requests: Many[Annotated[int, Field(ge=1, le=MOST_REQUESTS)]] | None = None
-    prompt_tokens: Lengths | None = None
-    output_tokens: Lengths | None = None
-    max_tokens: Length | None = None
-    distinct_prompts: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
-    sessions: Sessions | None = None
+    arrivals: Arrivals = Field(description="when requests come")
+    requests: Many[Annotated[int, Field(ge=1, le=MOST_REQUESTS)]] | None = Field(
+        None,
+        description="how many come; of a trace the first ones, by default all; of sessions the turns of all"
+        " together, of which the last session may be cut short",
+    )
+    prompt_tokens: Lengths | None = Field(
+        None, description="lengths of prompts, by default a trace's own; of sessions what each turn adds"
+    )
+    output_tokens: Lengths | None = Field(None, description="lengths of answers, by default a trace's own")
+    max_tokens: Length | None = Field(
+        None,
+        description="tokens that a server reserves for an answer of unknown length; longer ones are cut;"
+        " by default the longest that the workload can ask for",
+    )
+    distinct_prompts: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = Field(
+        None,
+        description="request i has the prompt of request i modulo so many; by default all differ, but for"
+        " what hash_ids of a mooncake trace say",
+    )
+    sessions: Sessions | None = Field(None, description="requests are turns of conversations; by default not")
 
     @model_validator(mode="after")
     def _complete(self) -> "Workload":

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from simcore.input.fields import FieldError, Many, Strict, distinct
 from simcore.machine.machine import Machine, Program
 from simcore.models.decoder import Decoder
-from simcore.studies.fields import Common, Ranks
+from simcore.studies.fields import Common, Ranks, SeveralRanks
 from simcore.studies.own import OrOwn, check_labels, is_own
 
 # The longest context, batch and token count that a file may ask for: what is beyond is a slip of the hand.
@@ -22,62 +22,79 @@ MOST_TOKENS = 100_000
 Groups = Annotated[int, Field(ge=2, le=1024)]
 Context = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Chunk = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
+Draw = Annotated[
+    Literal["fractional", "floor", "ceil", "random"],
+    Field(
+        description="hits per token: floor or ceil of layers times rate, as the paper's formula has it;"
+        " fractional: the mean of both, weighted; random: each is drawn"
+    ),
+]
+Chunk = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_CONTEXT)] | None,
+    Field(
+        description="the speculation attends over the first and last so many tokens; the profile's, or 128"
+    ),
+]
 
 
 class RateHits(Strict):
-    """A share of the speculations hits. `draw`: `fractional`, `floor` and `ceil` count hits per token as
-    the paper's formula does (fractional: the mean of both, weighted); `random` draws each one."""
+    """A share of the speculations hits."""
 
     kind: Literal["rate"]
-    value: Many[Share]
-    draw: Literal["fractional", "floor", "ceil", "random"] = "fractional"
+    value: Many[Share] = Field(description="share of the speculations that hit, 0 to 1")
+    draw: Draw = "fractional"
 
 
 class LayerHits(Strict):
     """One probability a layer, first layer first; drawn at random."""
 
     kind: Literal["layers"]
-    probabilities: Annotated[list[Share], Field(min_length=1)]
+    probabilities: list[Share] = Field(min_length=1, description="probability of a hit, by layer")
 
 
 class PublishedHits(Strict):
     """The hit rates that ALSpec's Tables 1 and 2 give for the scenario's model, a task and a threshold."""
 
     kind: Literal["published"]
-    task: str
-    threshold: Many[Annotated[float, Field(gt=0.0)]]
-    draw: Literal["fractional", "floor", "ceil", "random"] = "fractional"
+    task: str = Field(description="task of the tables, such as gsm8k-cot")
+    threshold: Many[Annotated[float, Field(gt=0.0)]] = Field(
+        description="error up to which a speculation is accepted, as the tables have it"
+    )
+    draw: Draw = "fractional"
 
 
-Hits = Annotated[RateHits | LayerHits | PublishedHits, Field(discriminator="kind")]
+Hits = Annotated[
+    RateHits | LayerHits | PublishedHits,
+    Field(discriminator="kind", description="how often speculations are right"),
+]
 
 
 class TensorParallel(Strict):
     """Every rank holds a slice of every layer."""
 
     kind: Literal["tensor_parallel"]
-    ranks: Many[Ranks] = [1]
+    ranks: SeveralRanks = [1]
 
 
 class AlSpec(Strict):
-    """Attention-level speculation on two groups of `ranks` devices each. `chunk_tokens`: the speculation
-    attends over the first and the last so many tokens (default: the profile's, else 128)."""
+    """Attention-level speculation on two groups of `ranks` devices each."""
 
     kind: Literal["alspec"]
-    ranks: Many[Ranks] = [1]
+    ranks: SeveralRanks = [1]
     hits: Hits
-    overlap_last_layer: bool = True
-    chunk_tokens: Chunk | None = None
+    overlap_last_layer: bool = Field(
+        True, description="whether LM head and next token go on before the last attention is verified"
+    )
+    chunk_tokens: Chunk = None
 
 
 class AlSpecPipelined(Strict):
     """Attention-level speculation around a ring of `groups` single devices."""
 
     kind: Literal["alspec_pipelined"]
-    groups: Many[Groups]
+    groups: Many[Groups] = Field(description="devices in the ring")
     hits: Hits
-    chunk_tokens: Chunk | None = None
+    chunk_tokens: Chunk = None
 
 
 DecodeStrategies = TensorParallel | AlSpec | AlSpecPipelined
@@ -106,39 +123,51 @@ class Baseline(Strict):
     """What speed-ups are reckoned against, at the same context and batch."""
 
     kind: Literal["tensor_parallel"]
-    ranks: Ranks
+    ranks: Ranks = Field(description="devices that share the model there")
 
 
 class ErrorBounds(Strict):
     """Constants of ALSpec's error bounds (App. A), none of which the paper gives. The defaults are the
     mildest possible: layers that amplify nothing (alpha = beta = 0), and Azuma's constant c = 1."""
 
-    alpha: Annotated[float, Field(ge=0.0)] = 0.0
-    beta: Annotated[float, Field(ge=0.0)] = 0.0
-    f_r: Annotated[float, Field(ge=0.0)] = 1.0
-    c: Annotated[float, Field(gt=0.0)] = 1.0
-    failure_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    alpha: float = Field(default=0.0, ge=0.0, description="Lipschitz constant of the feed-forward part")
+    beta: float = Field(default=0.0, ge=0.0, description="Lipschitz constant of the attention's input")
+    f_r: float = Field(
+        default=1.0, ge=0.0, description="Lipschitz constant of attention, at an input of magnitude R"
+    )
+    c: float = Field(default=1.0, gt=0.0, description="constant of the inequality of the Azuma type")
+    failure_probability: float = Field(
+        default=0.05, gt=0.0, lt=1.0, description="probability that the bound of App. A.3 does not hold"
+    )
 
 
 CrossoverAxis = Literal["context_tokens", "hit_rate", "link_latency_s"]
 
 
 class DecodeScenario(Common):
-    """Study `decode`: latency per token of one stream of tokens, by strategy, context, batch, hit rate.
-    `part`: what of the model: all of it, or one layer, without embedding and LM head."""
+    """Study `decode`: latency per token of one stream of tokens, by strategy, context, batch, hit rate."""
 
     study: Literal["decode"]
     strategies: Annotated[
         list[Annotated[DecodeStrategies, Field(discriminator="kind"), OrOwn(DecodeStrategy)]],
-        Field(min_length=1),
+        Field(min_length=1, description="ways of decoding to compare"),
     ]
-    context_tokens: Many[Context]
-    batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = [1]
-    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 1
-    part: Literal["model", "layer"] = "model"
-    baseline: Baseline | None = None
-    crossover: Annotated[list[CrossoverAxis], AfterValidator(distinct)] = []
-    error_bounds: ErrorBounds = ErrorBounds()
+    context_tokens: Many[Context] = Field(
+        description="tokens in the KV cache before the first one is decoded"
+    )
+    batch: Many[Annotated[int, Field(ge=1, le=MOST_BATCH)]] = Field([1], description="sequences at a time")
+    tokens: int = Field(1, ge=1, le=MOST_TOKENS, description="tokens decoded one after the other")
+    part: Literal["model", "layer"] = Field(
+        "model", description="model: all of it; layer: one layer, without embedding and LM head"
+    )
+    baseline: Baseline | None = Field(
+        None, description="what speed-ups are against; by default there are none"
+    )
+    crossover: Annotated[list[CrossoverAxis], AfterValidator(distinct)] = Field(
+        [],
+        description="along what to look for where ALSpec passes tensor parallelism on as many devices",
+    )
+    error_bounds: ErrorBounds = Field(ErrorBounds(), description="constants of ALSpec's error bounds")
 
     @model_validator(mode="after")
     def _consistent(self) -> "DecodeScenario":

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, distinct
 from simcore.input.files import nearest
 from simcore.models.operators import DECODE_ATTENTION, LINEAR_ATTENTION
-from simcore.studies.fields import Dtype, HostOverheads, OnCpu, OnDevices
+from simcore.studies.fields import Costs, Dtype, HostOverheads, OnCpu, OnDevices, ToCompare, Unused
 
 # Some methods are a launch a token and more: streams of ops beyond this take minutes to build.
 MOST_LENGTH = 1_000_000
@@ -50,28 +50,28 @@ class OperatorCommon(OnDevices):
     """What both studies say: name, device and its prices, the number format, what to compare with."""
 
     profile: str | None = Field(None, description="a fitted profile of the device, or 'none'")
-    dtype: Dtype = Field("bf16", description="of all inputs and outputs")
-    overheads: HostOverheads = HostOverheads()
-    published: Annotated[list[str], AfterValidator(distinct)] = []
+    dtype: Dtype = Field("bf16", description="number format of all inputs and outputs")
+    overheads: Costs = HostOverheads()
+    published: ToCompare = []
     on_cpu: OnCpu = {}
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="nothing is drawn: for the record")
+    seed: Unused = 0
 
 
 class LinearAttentionScenario(OperatorCommon):
-    """Study `linear_attention`: latency and memory of the methods of causal linear attention by length.
-    `decay`: with a decay per head, or without. `mask_by_rows`: masks with decay are made a row a launch.
-    `states`: a first state is given and the last one wanted."""
+    """Study `linear_attention`: latency and memory of the methods of causal linear attention by length."""
 
     study: Literal["linear_attention"]
-    methods: Many[Annotated[str, AfterValidator(_linear)]] = list(LINEAR_ATTENTION[:6])
-    batch: Many[Batch] = [1]
-    heads: Width = 32
-    rank: Width = 128
-    dim: Width = 128
-    length: Many[Annotated[int, Field(ge=1, le=MOST_LENGTH)]]
-    decay: Many[bool] = [False]
-    mask_by_rows: bool = False
-    states: bool = True
+    methods: Many[Annotated[str, AfterValidator(_linear)]] = Field(
+        list(LINEAR_ATTENTION[:6]), description=f"ways to compute it: {', '.join(LINEAR_ATTENTION)}"
+    )
+    batch: Many[Batch] = Field([1], description="sequences at a time")
+    heads: Width = Field(32, description="heads of a sequence")
+    rank: Width = Field(128, description="width of a head's queries and keys")
+    dim: Width = Field(128, description="width of a head's values and outputs")
+    length: Many[Annotated[int, Field(ge=1, le=MOST_LENGTH)]] = Field(description="tokens of a sequence")
+    decay: Many[bool] = Field([False], description="whether each head forgets by a decay of its own")
+    mask_by_rows: bool = Field(False, description="whether masks with decay are made a row a launch")
+    states: bool = Field(True, description="whether a first state is read and the last one written")
 
     @model_validator(mode="after")
     def _amount(self) -> "LinearAttentionScenario":
@@ -80,26 +80,35 @@ class LinearAttentionScenario(OperatorCommon):
         return self
 
 
+_SEQUENCES, _CACHED = "sequences, of one query token each", "cached tokens of a sequence"
+
+
 class DecodeShape(Strict):
     """One point: so many sequences, of so many cached tokens each."""
 
-    batch: Batch
-    context_tokens: Context
+    batch: Batch = Field(description=_SEQUENCES)
+    context_tokens: Context = Field(description=_CACHED)
 
 
 class DecodeAttentionScenario(OperatorCommon):
     """Study `decode_attention`: latency of the attention of one query token a sequence. Points are `shapes`,
-    or all pairs of `batch` and `context_tokens`. `splits`: of Flash-Decoding; auto: the cheapest number."""
+    or all pairs of `batch` and `context_tokens`."""
 
     study: Literal["decode_attention"]
-    methods: Many[Annotated[str, AfterValidator(_decode)]] = list(DECODE_ATTENTION)
-    shapes: Annotated[list[DecodeShape], AfterValidator(distinct)] = []
-    batch: Many[Batch] | None = None
-    context_tokens: Many[Context] | None = None
-    q_heads: Width
-    kv_heads: Width
-    head_dim: Width
-    splits: Annotated[Any, AfterValidator(_splits)] = "auto"
+    methods: Many[Annotated[str, AfterValidator(_decode)]] = Field(
+        list(DECODE_ATTENTION), description=f"ways to compute it: {', '.join(DECODE_ATTENTION)}"
+    )
+    shapes: Annotated[list[DecodeShape], AfterValidator(distinct)] = Field(
+        [], description="points one by one, in place of batch and context_tokens"
+    )
+    batch: Many[Batch] | None = Field(None, description=_SEQUENCES)
+    context_tokens: Many[Context] | None = Field(None, description=_CACHED)
+    q_heads: Width = Field(description="query heads, a multiple of kv_heads")
+    kv_heads: Width = Field(description="heads of the KV cache")
+    head_dim: Width = Field(description="width of a head")
+    splits: Annotated[Any, AfterValidator(_splits)] = Field(
+        "auto", description="parts that Flash-Decoding cuts a context into; auto: the cheapest number"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "DecodeAttentionScenario":

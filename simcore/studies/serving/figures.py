@@ -41,7 +41,8 @@ from typing import Protocol
 
 import numpy as np
 
-from simcore.studies.common import WHOLE_RUN, student_t
+from simcore.studies.columns import WHOLE_RUN
+from simcore.studies.common import student_t
 from simcore.studies.serving.levels import most_at_once, stretches
 from simcore.studies.serving.served import Bools, Floats, Ints, Served, Steps
 from simcore.studies.serving.window import Window, whole_run

@@ -28,21 +28,30 @@ Taken = Annotated[float, Field(ge=0.0, le=1e18)]
 
 
 class KvMemory(Strict):
-    """What of a device a server may fill with KV. `share_of`: the
-    share is of all its memory (`total`, vLLM), of what is free before the model is there (`free`, SGLang) or
-    of what the model leaves (`rest`, TensorRT-LLM). `driver_bytes`: held before the engine looks what is
-    free; `reserve_bytes`: taken by libraries while it runs; both with `group_` for ranks of a group. `peak`:
-    activations of the largest step (`widest_step`), of the run that vLLM profiles (`profile_run`) or `none`.
-    `splits_embedding`: ranks hold a part of it each, not all of it."""
+    """What of a device a server may fill with KV."""
 
-    share: MemoryShare = 0.9
-    share_of: Literal["total", "free", "rest"] = "total"
-    driver_bytes: Taken = 0.0
-    group_driver_bytes: Taken = 0.0
-    reserve_bytes: Taken = 0.0
-    group_reserve_bytes: Taken = 0.0
-    peak: Literal["widest_step", "profile_run", "none"] = "widest_step"
-    splits_embedding: bool = False
+    share: MemoryShare = Field(default=0.9, description="share of the memory that share_of names")
+    share_of: Literal["total", "free", "rest"] = Field(
+        default="total",
+        description="total: all memory, as vLLM; free: what is free before the model is there, as SGLang;"
+        " rest: what the model leaves, as TensorRT-LLM",
+    )
+    driver_bytes: Taken = Field(default=0.0, description="held before the engine looks what is free, bytes")
+    group_driver_bytes: Taken = Field(
+        default=0.0, description="driver_bytes where a server has several ranks, of each"
+    )
+    reserve_bytes: Taken = Field(default=0.0, description="taken by libraries while the engine runs, bytes")
+    group_reserve_bytes: Taken = Field(
+        default=0.0, description="reserve_bytes where a server has several ranks, of each"
+    )
+    peak: Literal["widest_step", "profile_run", "none"] = Field(
+        default="widest_step",
+        description="activations that are left room for: of the largest step, of the run that vLLM profiles,"
+        " or none",
+    )
+    splits_embedding: bool = Field(
+        default=False, description="whether ranks hold a part of the embedding each, not all"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,26 +30,33 @@ Target = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Slo(Strict):
-    """What a request is promised, in seconds: until its first token, for each further one, in all."""
+    """What a request is promised, in seconds; by default nothing."""
 
-    ttft_s: Target | None = None
-    tpot_s: Target | None = None
-    e2e_s: Target | None = None
+    ttft_s: Target | None = Field(default=None, description="longest time to its first token, s")
+    tpot_s: Target | None = Field(
+        default=None, description="longest time per output token after the first, s"
+    )
+    e2e_s: Target | None = Field(default=None, description="longest time to its last token, s")
 
 
 class SharedMemory(Strict):
-    """Graphs that run at once share memory and arithmetic fairly. `reuse_s`: an instance that reads its
-    weights a gap g after another spares exp(-g / reuse_s) of that traffic; 0 spares nothing."""
+    """Graphs that run at once share memory and arithmetic fairly."""
 
     kind: Literal["shared_memory"]
-    reuse_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    reuse_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1e6,
+        description="an instance that reads its weights g seconds after another spares exp(-g / reuse_s) of"
+        " that traffic, s; 0 spares nothing",
+    )
 
 
 class Throughput(Strict):
     """n graphs at once do 1 + gain (n - 1) times what one does."""
 
     kind: Literal["throughput"]
-    gain: Annotated[float, Field(ge=0.0, le=1.0)]
+    gain: float = Field(ge=0.0, le=1.0, description="what each further graph adds, as a share of one alone")
 
 
 class NoContention(Strict):
@@ -62,11 +69,16 @@ Contention = SharedMemory | Throughput | NoContention
 
 
 class SteadyState(Strict):
-    """Figures are of the requests that come once the first `warmup_share` of them (of a closed loop, at least
-    one of each client) have been answered, and until the last one comes; see window.py."""
+    """Figures are of the requests that come after the warm-up and until the last one comes."""
 
     kind: Literal["steady_state"]
-    warmup_share: Annotated[float, Field(ge=0.0, le=0.5)] = 0.1
+    warmup_share: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=0.5,
+        description="share of the requests with whose answers the warm-up ends; in a closed loop each client"
+        " has had one by then",
+    )
 
 
 class WholeRun(Strict):
@@ -82,19 +94,23 @@ class ServingScenario(Common):
     """Study `serving`: latency and throughput of requests, by strategy, load and number of devices."""
 
     study: Literal["serving"]
-    workload: Workload
+    workload: Workload = Field(description="requests: when they come and how long they are")
     strategies: Annotated[
         list[Annotated[ServingStrategies, Field(discriminator="kind"), OrOwn(ServingStrategy)]],
-        Field(min_length=1, max_length=1000),
+        Field(min_length=1, max_length=1000, description="ways of serving to compare"),
     ]
-    devices: Many[Devices] = [1]
-    routing: Literal["round_robin", "least_loaded", "prefix_aware"] = "least_loaded"
+    devices: Many[Devices] = Field([1], description="devices in all; a strategy's ranks make servers of them")
+    routing: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
+        "least_loaded",
+        description="which server a request goes to: each in turn, that with fewest open requests, or that"
+        " which was sent the longest beginning of its prompt",
+    )
     kv_blocks: Annotated[int, Field(ge=1, le=2**40)] | None = Field(
         None, description="KV blocks (or slots) of a server, in place of the memory that the model leaves"
     )
     memory_share: MemoryShare | None = Field(
         None,
-        description="of the device's memory, that weights, activations and KV may take;"
+        description="share of the device's memory that weights, activations and KV may take;"
         " by default a strategy's own (its engine's), 0.9 where it has none",
     )
     price_interval: bool | None = Field(
@@ -102,9 +118,16 @@ class ServingScenario(Common):
         description="whether to run the first replica at both ends of the prices' intervals too;"
         " by default, where it has at most 5000 requests",
     )
-    contention: Annotated[Contention, Field(discriminator="kind")] = SharedMemory(kind="shared_memory")
-    measure: Annotated[Measure, Field(discriminator="kind")] = SteadyState(kind="steady_state")
-    slo: Slo = Slo()
+    contention: Annotated[
+        Contention,
+        Field(discriminator="kind", description="how graphs that run at once slow each other down"),
+    ] = SharedMemory(kind="shared_memory")
+    measure: Annotated[
+        Measure, Field(discriminator="kind", description="which requests the figures are of")
+    ] = SteadyState(kind="steady_state")
+    slo: Slo = Field(
+        Slo(), description="what a request is promised; goodput counts those that keep all of it"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServingScenario":

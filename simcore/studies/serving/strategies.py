@@ -18,11 +18,12 @@ from simcore.schedules.continuous_batching import continuous_batching, fcfs, sho
 from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
-from simcore.studies.fields import Ranks
+from simcore.studies.fields import SeveralRanks
 from simcore.studies.serving.kv_memory import KvMemory, Room, ServerMemory
 from simcore.workload.requests import Journal
 
 Places = Annotated[int, Field(ge=1, le=65_536)]
+MaxBatch = Annotated[Many[Places], Field(description="requests in a batch at most")]
 ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
 
 
@@ -54,13 +55,14 @@ class ServingStrategy(Protocol):
 
 
 class TemporalFusion(Strict):
-    """Requests join a running batch at the next iteration, in one of `slots` places (Flover). `shuffle`:
-    those that run are kept together, so that no finished one is computed on."""
+    """Requests join a running batch at the next iteration, in one of its slots (Flover)."""
 
     kind: Literal["temporal_fusion"]
-    slots: Many[Places] = [32]
-    shuffle: Many[bool] = [True]
-    ranks: Many[Ranks] = [1]
+    slots: Many[Places] = Field([32], description="requests that run at once at most")
+    shuffle: Many[bool] = Field(
+        [True], description="whether those that run are kept together, so that no finished one is computed on"
+    )
+    ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -79,9 +81,11 @@ class DynamicBatching(Strict):
     """Requests wait until `max_batch` are there or the first has waited `window_s`; a batch ends together."""
 
     kind: Literal["dynamic_batching"]
-    window_s: Many[Annotated[float, Field(ge=0.0, le=1e6)]]
-    max_batch: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
+    window_s: Many[Annotated[float, Field(ge=0.0, le=1e6)]] = Field(
+        description="longest time that the first request of a batch waits for others, s"
+    )
+    max_batch: MaxBatch = [32]
+    ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -100,8 +104,8 @@ class ConcurrentInstances(Strict):
     """Each request runs by itself, up to `max_instances` at a time on one server."""
 
     kind: Literal["concurrent_instances"]
-    max_instances: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
+    max_instances: Many[Places] = Field([32], description="requests that run at once on a server at most")
+    ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -118,8 +122,8 @@ class IterationBatching(Strict):
     """Requests join a running batch between iterations, up to `max_batch`; for answers of one length."""
 
     kind: Literal["iteration_batching"]
-    max_batch: Many[Places] = [32]
-    ranks: Many[Ranks] = [1]
+    max_batch: MaxBatch = [32]
+    ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -133,29 +137,43 @@ class IterationBatching(Strict):
 
 
 class ContinuousBatching(Strict):
-    """Each step takes up to `token_budget` tokens, of prompts in chunks and of answers, for at most
-    `max_sequences` requests, whose KV cache is kept in blocks of `block_tokens`. `order`: who is next.
-    `prefill`: prompts in chunks beside answers (`chunked`, as vLLM), not cut (`whole`, as TensorRT-LLM), or
-    in steps of their own (`first`, as SGLang). New prompts wait up to `wait_steps` steps for others, unless a
-    step with them has `wait_tokens` tokens. `ahead`: so many steps are decided while one runs, as engines do
-    that overlap their host's work with the device's. `prefix_caching`: what a prompt begins with is not
-    computed again where its blocks are known from before (`sessions`, `distinct_prompts`, hash_ids).
-    `engine`: whose defaults (engines/catalog) stand for the fields that are not given; `memory`: what
-    its KV cache may take."""
+    """Each step takes tokens of prompts and of answers, up to a budget; the KV cache is kept in blocks (vLLM,
+    SGLang, TensorRT-LLM)."""
 
     kind: Literal["continuous_batching"]
-    engine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = [2048]
-    max_sequences: Many[Places] = [256]
-    block_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
-    order: Many[Literal["fcfs", "shortest_first"]] = ["fcfs"]
-    prefill: Many[Literal["chunked", "whole", "first"]] = ["chunked"]
-    wait_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    wait_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    ahead: Annotated[int, Field(ge=0, le=1000)] = 0
-    prefix_caching: bool = False
-    memory: KvMemory = KvMemory()
-    ranks: Many[Ranks] = [1]
+    engine: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        None, description="engine (`simcore engines`) whose defaults stand for the fields that are not given"
+    )
+    token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = Field(
+        [2048], description="tokens of a step at most, of prompts and answers together"
+    )
+    max_sequences: Many[Places] = Field([256], description="requests that run at once on a server at most")
+    block_tokens: int = Field(16, ge=1, le=65_536, description="tokens of a block of the KV cache")
+    order: Many[Literal["fcfs", "shortest_first"]] = Field(
+        ["fcfs"], description="who is next: first come first served, or the shortest first"
+    )
+    prefill: Many[Literal["chunked", "whole", "first"]] = Field(
+        ["chunked"],
+        description="chunked: prompts in chunks beside answers, as vLLM; whole: not cut, as TensorRT-LLM;"
+        " first: in steps of their own, as SGLang",
+    )
+    wait_steps: int = Field(
+        0, ge=0, le=1_000_000, description="steps that new prompts wait at most until there are wait_tokens"
+    )
+    wait_tokens: int = Field(
+        0, ge=0, le=10_000_000, description="tokens of a step with new prompts for which they wait no longer"
+    )
+    ahead: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="steps decided while one runs, as engines do that overlap host and device",
+    )
+    prefix_caching: bool = Field(
+        False, description="whether the beginning of a prompt is taken from blocks that are known from before"
+    )
+    memory: KvMemory = Field(KvMemory(), description="what the KV cache may take of a device")
+    ranks: SeveralRanks = [1]
 
     @model_serializer(mode="wrap")
     def _as_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.sim.graph_pricer import End, Known
+from simcore.studies.columns import BY_PRICES
 from simcore.studies.common import Outcome, Progress, Row, ServingAxes
 from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
@@ -320,7 +321,7 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
         if known:
             text = "first replica, all prices at the fast and at the slow end of their 90 % intervals"
             value, unit = one.replicas[0][name]
-            yield Row(axes, f"{name}_by_prices", value, unit, min(known), max(known), text)
+            yield Row(axes, f"{name}{BY_PRICES}", value, unit, min(known), max(known), text)
 
 
 def _same_load(a: Found, b: Found) -> bool:

@@ -5,10 +5,10 @@ runs = strategies * layers * channels * batch * tokens            (Flash Inferen
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, distinct
-from simcore.studies.fields import HostOverheads, OnCpu, OnDevices
+from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count
+from simcore.studies.fields import Costs, HostOverheads, OnCpu, OnDevices, ToCompare, Unused
 from simcore.studies.own import OrOwn, check_labels
 from simcore.studies.tiling.strategies import MOST_TOKENS, Generic, Relaxed, TilingStrategies, TilingStrategy
 
@@ -28,38 +28,39 @@ class LongConvolutionModel(Strict):
     """A long-convolution model: `layers` of a convolution as long as the sequence and a block each."""
 
     kind: Literal["long_convolution"]
-    layers: Many[Layers]
-    channels: Many[Channels]
-    block: Literal["mlp", "gate"] = "mlp"
+    layers: Many[Layers] = Field(description="layers, of a convolution and a block each")
+    channels: Many[Channels] = Field(description="width of a position")
+    block: Literal["mlp", "gate"] = Field(
+        "mlp", description="what follows a convolution: mlp, an MLP; gate, an elementwise product"
+    )
 
 
 class TilingScenario(OnDevices):
-    """Study `tiling`: time of a generation by schedule, layers, channels, batch and length.
-
-    `launching`: graph - each launch is a captured graph, of which a kernel costs the device's `kernel_s`
-    besides its work; eager - every kernel is launched by itself, as PyTorch does without graphs, which costs
-    `launch_s` and `launch_kernel_s` in its place.
-    """
+    """Study `tiling`: time of a generation by schedule, layers, channels, batch and length."""
 
     study: Literal["tiling"]
-    model: LongConvolutionModel
+    model: LongConvolutionModel = Field(description="the long-convolution model that generates")
     profile: str | None = Field(None, description="a fitted profile of the device, or 'none'")
-    batch: Many[Batch] = [1]
+    batch: Many[Batch] = Field([1], description="sequences at a time")
     tokens: Many[Tokens] = Field(description="positions in all, those of the prompt too")
-    prompt_tokens: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 0
-    dtype: FloatDtype = Field("fp16", description="of activations, filters and weights")
-    launching: Literal["graph", "eager"] = "graph"
+    prompt_tokens: int = Field(0, ge=0, lt=MOST_TOKENS, description="positions that are given, done by FFT")
+    dtype: FloatDtype = Field("fp16", description="number format of activations, filters and weights")
+    launching: Literal["graph", "eager"] = Field(
+        "graph",
+        description="graph: each launch is a captured graph, whose kernels cost the device's kernel_s each;"
+        " eager: each kernel is launched by itself, for launch_s and launch_kernel_s",
+    )
     strategies: Annotated[
         list[Annotated[TilingStrategies, Field(discriminator="kind"), OrOwn(TilingStrategy)]],
-        Field(min_length=1),
+        Field(min_length=1, description="schedules to compare"),
     ]
     price_interval: bool | None = Field(
         None, description="run each case at both ends of its prices too (default: those that are not long)"
     )
-    overheads: HostOverheads = HostOverheads()
-    published: Annotated[list[str], AfterValidator(distinct)] = []
+    overheads: Costs = HostOverheads()
+    published: ToCompare = []
     on_cpu: OnCpu = {}
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="nothing is drawn: for the record")
+    seed: Unused = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> "TilingScenario":

@@ -23,6 +23,9 @@ MOST_TOKENS = 1 << 22
 MOST_RANK = 1024
 # As in simcore.ops.convolution, and the cheapest of them.
 Tiles = Literal["hybrid", "conv", "flash_conv", "fft", "flash_fft"]
+Parallel = Annotated[
+    Many[bool], Field(description="whether contributions are made for all layers at once, or layer by layer")
+]
 
 
 class TilingStrategy(Protocol):
@@ -41,10 +44,10 @@ class TilingStrategy(Protocol):
 
 
 class Lazy(Strict):
-    """Before each position, the contributions of its whole history. `parallel`: of all layers at once."""
+    """Before each position, the contributions of its whole history."""
 
     kind: Literal["lazy"]
-    parallel: Many[bool] = [True]
+    parallel: Parallel = [True]
 
     def label(self) -> str:
         return "lazy" + _order(self.parallel)
@@ -54,10 +57,10 @@ class Lazy(Strict):
 
 
 class Eager(Strict):
-    """After each position, its contributions to all later ones. `parallel`: of all layers at once."""
+    """After each position, its contributions to all later ones."""
 
     kind: Literal["eager"]
-    parallel: Many[bool] = [True]
+    parallel: Parallel = [True]
 
     def label(self) -> str:
         return "eager" + _order(self.parallel)
@@ -67,15 +70,21 @@ class Eager(Strict):
 
 
 class Fractal(Strict):
-    """Tiles whose sides are powers of two (Algorithm 1). `tiles`: how they are computed, hybrid taking the
-    cheapest for each side; `half_storage`: half of the activations are stored (App. D); `sequential_from`:
-    tiles of that side and larger are done one layer after the other (App. E)."""
+    """Tiles whose sides are powers of two (Algorithm 1)."""
 
     kind: Literal["fractal"]
-    tiles: Many[Tiles] = ["hybrid"]
-    parallel: Many[bool] = [True]
-    half_storage: Many[bool] = [False]
-    sequential_from: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    tiles: Many[Tiles] = Field(
+        ["hybrid"],
+        description="how a tile is computed: direct (conv), by FFT, either of them fused (flash_), or as is"
+        " cheapest for its side (hybrid)",
+    )
+    parallel: Parallel = [True]
+    half_storage: Many[bool] = Field(
+        [False], description="whether half of the activations are stored (App. D)"
+    )
+    sequential_from: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = Field(
+        None, description="tiles of this side and larger are done layer by layer (App. E); by default none"
+    )
 
     def label(self) -> str:
         half, first = self.half_storage[0], self.sequential_from
@@ -94,12 +103,15 @@ class Fractal(Strict):
 
 
 class Generic(Strict):
-    """Fractal tiling of any mixer that aggregates contributions (Algorithm 2). `rank`: of the keys of linear
-    attention."""
+    """Fractal tiling of any mixer that aggregates contributions (Algorithm 2)."""
 
     kind: Literal["generic"]
-    mixer: Literal["convolution", "linear_attention"] = "convolution"
-    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] | None = None
+    mixer: Literal["convolution", "linear_attention"] = Field(
+        "convolution", description="what aggregates the contributions of positions"
+    )
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] | None = Field(
+        None, description="width of the keys of linear attention; a convolution has none"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Generic":
