@@ -39,10 +39,13 @@ def json_schema() -> dict[str, Any]:
         for field, about in schema["$defs"][study.__name__]["properties"].items():
             meanings.setdefault(field, {}).setdefault(about["description"], []).append(name)
     # Beside the studies, for an editor would else say of a misspelt field that the file is of no study.
-    known = {
-        field: {"description": "; ".join(f"{text} (study {' or '.join(of)})" for text, of in texts.items())}
-        for field, texts in meanings.items()
-    }
+    known = {}
+    for field, texts in meanings.items():
+        told = [
+            text if len(of) == len(get_args(Scenario)) else f"{text} (study {' or '.join(of)})"
+            for text, of in texts.items()
+        ]
+        known[field] = {"description": "; ".join(told)}
     return {**schema, "type": "object", "properties": known, "additionalProperties": False}
 
 
