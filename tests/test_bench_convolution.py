@@ -97,6 +97,6 @@ def test_bars_go_by_side_and_by_the_worst() -> None:
 
 
 def test_a_line_names_each_way() -> None:
-    line = cases.line_of(compared(64, 5.0, 13.0, 2.5), [])
+    line = str(compared(64, 5.0, 13.0, 2.5))
     assert line == "18 x 256, side 64: 2.60 times as fast, 2.00 of the floor; tf32 5.0, FFT 13.0"
     assert cases.file_name("NVIDIA H200", "tiles", "convolution") == "h200_convolution_kernels_tiles.csv"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from simcore.input.drafts import file_draft
 from simcore.input.files import InputError
 from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
 
@@ -30,12 +31,10 @@ def partial_of(path: Path) -> Path:
 
 def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Rows of the same names as a CSV file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
+    with file_draft(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    part.replace(path)
 
 
 def run(main: Callable[..., None]) -> None:

@@ -20,7 +20,6 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -46,6 +45,7 @@ from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import Bar, Row, Times
 from simcore.validate.benchmarks.run import SEED, Bench, relative_error, say
 from simcore.validate.benchmarks.timing import capture, one_line, replayed
+from simcore.validate.calibration.records import birth_of
 from simcore.validate.timing.cuda_times import GRAPH_S, MOST_SETS, calls_over, operands
 
 DRAWN = 200
@@ -362,7 +362,11 @@ def _part(
         points.append(point)
         rows.append(row_of(way, point.op, _times(point), "trained"))
     target = bench.out / "profiles" / device / name
-    write_profile(name, device, points, _birth(points, bench), target)
+    born = bench.birth
+    versions = {"torch": born.torch, "triton": born.triton, "driver": born.driver}
+    reached = {"read_bytes_per_s": born.read_bytes_per_s, "node_s": born.node_s}
+    birth = birth_of(points, born.device, versions, reached, threads=1)
+    write_profile(name, device, points, birth, target)
     say(f"{len(points)} points of {len(training)} shapes in {target}")
     price = pricer(spec, profile=load_profile(device, str(target)))
     found = list[Chosen]()
@@ -395,20 +399,6 @@ def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None 
         error_bar=cases.PEER_ERROR_BAR,
         times=times,
         cache_state=CACHE,
-    )
-
-
-def _birth(points: Sequence[Point], bench: Bench) -> Birth:
-    born = bench.birth
-    return Birth(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=born.device,
-        threads=1,
-        versions={"torch": born.torch, "triton": born.triton, "driver": born.driver},
-        points=len(points),
-        runs=min(point.runs for point in points),
-        spread=statistics.median(point.spread for point in points),
-        rates={"read_bytes_per_s": born.read_bytes_per_s, "node_s": born.node_s},
     )
 
 

@@ -19,11 +19,9 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -54,8 +52,8 @@ from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_li
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.calibration import cuda_sharing as card_sharing
-from simcore.validate.calibration.cpu import NAME, measured_on, profile_path
 from simcore.validate.calibration.cuda_grid import Family, drawn, families, grid
+from simcore.validate.calibration.records import NAME, birth_of, measured_on, profile_path, what_is_odd
 from simcore.validate.program import partial_of
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
@@ -470,16 +468,8 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
     born = birth(card)
     versions = {"torch": born.torch, "triton": born.triton, "driver": born.driver}
     versions |= {"sm_clock_mhz": born.sm_clock_mhz, "memory_clock_mhz": born.memory_clock_mhz}
-    return Birth(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=born.device,
-        threads=1,
-        versions={name: text for name, text in versions.items() if text},
-        points=len(points),
-        runs=min(point.runs for point in points),
-        spread=median(point.spread for point in points),
-        rates=dict(reached),
-    )
+    known = {name: text for name, text in versions.items() if text}
+    return birth_of(points, born.device, known, reached, threads=1)
 
 
 def _notes(
@@ -491,12 +481,7 @@ def _notes(
         if under_load := rates.get(card_measure.loaded(name)):
             slower = rates[f"{name}_flops_per_s"] / under_load
             yield f"times are of a card at rest; under load {name} products take {slower:.2f} times as long"
-    missing = sorted({*TABLE} - {point.op.kind for point in points})
-    if missing:
-        yield f"not measured, priced by the roofline: {', '.join(missing)}"
-    fast = sum(point.median_s < point.floor_s for point in points)
-    if fast:
-        yield f"{fast} of {len(points)} shapes were faster than the device's figures allow"
+    yield from what_is_odd(points, TABLE)
     if left_out:
         yield f"{left_out} shapes were left out: there was no time for them"
     if failed:
