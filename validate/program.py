@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -35,6 +35,21 @@ def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table for people: columns side by side, the first and the last to the left, the others to the
+    right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        middle = (text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True))
+        yield "  ".join([line[0].ljust(widths[0]), *middle, line[-1]]).rstrip()
+
+
+def markdown(lines: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A table of Markdown, its head first."""
+    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
+        yield f"| {' | '.join(map(str, line))} |"
 
 
 def run(main: Callable[..., None]) -> None:

@@ -16,6 +16,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from simcore.validate.program import aligned
+
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # ||out - truth|| / ||truth||, truth in fp64, by the dtype of the output.
 ERROR_BARS: Mapping[str, float] = {"bf16": 4e-3, "fp16": 1e-3, "fp32": 1e-5}
@@ -586,8 +588,8 @@ def number(value: float | None, form: str) -> str:
 
 
 def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
-    """The table of a part, the first column and the last to the left, the others to the right. Times in us; %
-    of read bandwidth; ratio: fastest peer to ours; +-: what lies between the two rounds."""
+    """The table of a part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: between the two
+    rounds."""
     peers = list(dict.fromkeys(row.label for one in found for row in one.peers))
     lines = [["case", "ours", "TB/s", "%", *peers, "ratio", "/floor", "+-", "error", "config"]]
     for one in found:
@@ -605,10 +607,7 @@ def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
             number(ours.error, ".0e"),
             "; ".join(dict.fromkeys(row.brief for row in one.rows if row.brief)),
         ])  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        middle = (text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True))
-        yield "  ".join([line[0].ljust(widths[0]), *middle, line[-1]]).rstrip()
+    yield from aligned(lines)
 
 
 def summary(found: Sequence[Compared]) -> str:
