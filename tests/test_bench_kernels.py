@@ -167,6 +167,10 @@ def test_flash_decodings_table_is_flat_over_nine_rows() -> None:
     assert verdicts(cases.table_bars(flat[:5])) == [None]
 
 
+def speculative_bars(found: list[Compared]) -> list[Bar]:
+    return [goal.bar(found) for goal in cases.SPECULATIVE_GOALS]
+
+
 def speculated(context: int, slower: float | None, share: float | None) -> Compared:
     case = replace(LONG, context=context)
     found = compared(case, None if slower is None else 100.0 * slower, 100.0)
@@ -175,12 +179,12 @@ def speculated(context: int, slower: float | None, share: float | None) -> Compa
 
 def test_speculative_bars_look_at_long_contexts_alone() -> None:
     found = [speculated(1024, 1.3, 0.9), speculated(8192, 1.04, 0.5), speculated(131072, 1.01, 0.2)]
-    assert verdicts(cases.speculative_bars(found)) == [True, True]
+    assert verdicts(speculative_bars(found)) == [True, True]
     late = replace(speculated(131072, 1.06, 0.3), name="late")
-    assert verdicts(cases.speculative_bars([*found, late])) == [False, False]
+    assert verdicts(speculative_bars([*found, late])) == [False, False]
     wrong = replace(speculated(131072, None, None), name="wrong")
-    assert verdicts(cases.speculative_bars([*found, wrong])) == [False, False]
-    assert verdicts(cases.speculative_bars([])) == [None, None]
+    assert verdicts(speculative_bars([*found, wrong])) == [False, False]
+    assert verdicts(speculative_bars([])) == [None, None]
 
 
 def test_a_skipped_layer_is_cheap() -> None:
@@ -366,13 +370,12 @@ def test_the_driver_checks_times_saves_and_judges(
         return bench_run.compare(case, Trial(ways, TRUTHS, poison, 2, "cold"), bench)
 
     shapes = [replace(LONG, context=context) for context in (1, 2, 3)]
-    part = Benchmark(
-        "x", shapes, measure, lambda found: [cases.bar("fast", cases.ratios(found), least=2.5)], tabled=True
-    )
+    goal = cases.Goal("fast", least=2.5)
+    part = Benchmark("x", shapes, measure, [goal], tabled=True)
     bench = a_bench(tmp_path)
     (found,) = part.run(bench)
     assert (found.met, found.found) == (False, f"no figure at {shapes[1]}, {shapes[2]}")
-    assert part.bars([]) == [Bar("fast", "not measured", None)]
+    assert goal.bar([]) == Bar("fast", "not measured", None)
     read = read_rows(tmp_path / "h200_decode_kernels_x.csv")
     assert [(line["context"], line["implementation"], line["median_s"] != "") for line in read] == [
         ("1", "ours, fine", True), ("1", "ours, coarse", True), ("1", "peer", True),

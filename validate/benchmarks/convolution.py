@@ -36,7 +36,7 @@ from simcore.kernels.long_convolution.triton_rows import (
 )
 from simcore.kernels.long_convolution.triton_toeplitz import PRECISIONS, toeplitz_config, toeplitz_tile
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import Bar, Compared
+from simcore.validate.benchmarks.cases import Compared, Goal, within
 from simcore.validate.benchmarks.peers import Candidate
 from simcore.validate.benchmarks.run import TORCH, Bench, Trial, Way, compare
 
@@ -51,7 +51,6 @@ TOEPLITZ_SIDE = 512
 SUM_SIDE, TRANSFORM_SIDE = 512, 16
 # A graph need not be longer than this by its floor.
 GRAPH_S = 2e-3
-FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
 ERROR_BARS = {"direct": 1e-5, "transform": 1e-5, "row": 1e-5, "column": 1e-5}
 ERROR_BARS |= {"toeplitz tf32x3": 1e-5, "toeplitz tf32": 1e-3, "toeplitz bf16": 1e-2}
 MODELS = ((18, 256), (36, 768))
@@ -330,22 +329,15 @@ def line_case(of: Line, bench: Bench) -> Compared:
     return _compared(of, sets, truths, lines_ways(sets, of.kind), bench)
 
 
-def tile_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What tiles have to reach, by side."""
-
-    def sides(least: int, most: int) -> list[Compared]:
-        return [one for one in found if least <= int(str(one.ours.shape["side"])) <= most]
-
-    floors = {one.name: one.over_floor for one in sides(256, 1024)}
-    fast, longer = cases.ratios(sides(64, 1024)), cases.ratios(sides(1025, TILES[0].side))
-    return [
-        cases.bar("tiles never slower than torch's", cases.ratios(found), least=1.0),
-        cases.bar(f"sides 64 to 1024 {FASTER} times as fast", fast, least=FASTER),
-        cases.bar(f"longer sides {FASTER_BEYOND} times as fast", longer, least=FASTER_BEYOND),
-        cases.bar("sides 256 to 1024 within 3 times the floor", floors, most=OVER_FLOOR),
-    ]
-
-
-def line_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What the baselines have to reach."""
-    return [cases.bar("baselines never slower than torch's", cases.ratios(found), least=1.0)]
+TILE_GOALS = (
+    Goal("tiles never slower than torch's", least=1.0),
+    Goal("sides 64 to 1024 2.5 times as fast", of=within("side", 64, 1024), least=2.5),
+    Goal("longer sides 1.5 times as fast", of=within("side", 1025), least=1.5),
+    Goal(
+        "sides 256 to 1024 within 3 times the floor",
+        lambda one: one.over_floor,
+        within("side", 256, 1024),
+        most=3.0,
+    ),
+)
+LINE_GOALS = (Goal("baselines never slower than torch's", least=1.0),)

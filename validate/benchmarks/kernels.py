@@ -59,23 +59,25 @@ from simcore.validate.timing.allocator import take_memory_in_segments
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
 
 PARTS: Sequence[Part] = (
-    Benchmark("anchors", cases.ANCHORS, attention.attention_case, cases.anchor_bars, tabled=True),
-    Benchmark("table", cases.TABLE, attention.attention_case, cases.table_bars, tabled=True),
+    Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
+    Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
     Benchmark("variants", cases.VARIANTS, partial(attention.attention_case, beside=False), tabled=True),
     Benchmark(
-        "speculative", cases.SPECULATIVE, attention.speculative_case, cases.speculative_bars, tabled=True
+        "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True
     ),
     Benchmark("projections", cases.PROJECTIONS, steps.projection_case, tabled=True),
     Other("layer", steps.layer),
-    Benchmark("tiles", convolution.TILES, convolution.tile_case, convolution.tile_bars, family="convolution"),
     Benchmark(
-        "baselines", convolution.LINES, convolution.line_case, convolution.line_bars, family="convolution"
+        "tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, family="convolution"
+    ),
+    Benchmark(
+        "baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, family="convolution"
     ),
     Benchmark(
         "linear_attention",
         linear_attention.SEQUENCES,
         linear_attention.sequences_case,
-        linear_attention.sequence_bars,
+        linear_attention.SEQUENCE_GOALS,
         family="linear_attention",
         file="sequences",
     ),
@@ -83,14 +85,14 @@ PARTS: Sequence[Part] = (
         "linear_step",
         linear_attention.TOKENS,
         linear_attention.token_case,
-        linear_attention.token_bars,
+        linear_attention.TOKEN_GOALS,
         family="linear_attention",
         file="steps",
     ),
     Benchmark(
-        "token_step", token_step.STEPS, token_step.step_case, token_step.step_bars, family="convolution"
+        "token_step", token_step.STEPS, token_step.step_case, token_step.STEP_GOALS, family="convolution"
     ),
-    Benchmark("slot_moves", token_step.MOVES, token_step.moves_case, token_step.move_bars, family="serving"),
+    Benchmark("slot_moves", token_step.MOVES, token_step.moves_case, token_step.MOVE_GOALS, family="serving"),
     Other("auto", choice.auto),
     Other("hybrid", choice.hybrid),
 )

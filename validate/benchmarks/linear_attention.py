@@ -26,7 +26,7 @@ from simcore.kernels.linear_attention.api import causal_linear_attention
 from simcore.kernels.linear_attention.triton_chunked import chunked_linear_attention
 from simcore.kernels.linear_attention.triton_step import linear_attention_step
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import Bar, Compared
+from simcore.validate.benchmarks.cases import Compared, Goal, called
 from simcore.validate.benchmarks.peers import Candidate
 from simcore.validate.benchmarks.run import Bench, Trial, Way, compare, say
 from simcore.validate.benchmarks.timing import capture, one_line, replayed, version_of
@@ -230,34 +230,39 @@ def token_case(of: Token, bench: Bench) -> Compared:
     return _compared(of, sets, ours, fla_ways(sets, ("fused_recurrent_simple_gla",)), bench)
 
 
-def sequence_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What whole sequences have to reach."""
-    long = [one for one in found if int(str(one.ours.shape["length"])) >= 2048]
-    lasting = [one for one in long if one.ours.shape["least_decay"] == LASTING]
-    title = f"sequences from 2048 tokens on {FASTER} times as fast as fla"
-    usual = cases.ratios(one for one in long if one not in lasting)
-    return [
-        cases.bar(title, usual, least=FASTER),
-        cases.bar(f"{title}, decays from {LASTING}", cases.ratios(lasting), least=FASTER),
-        cases.bar("no sequence slower than fla", cases.ratios(found), least=1.0),
-    ]
+def _is_long(one: Compared, *, lasting: bool) -> bool:
+    of = one.ours.shape
+    return int(str(of["length"])) >= 2048 and (of["least_decay"] == LASTING) is lasting
 
 
-def token_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What one token has to reach."""
-    figures = dict[str, float | None]()
-    for one in found:
-        if one.name == str(TOKENS[-1]) and one.ours.median_s and one.over_floor:
-            # A state is read and written, as much of one as of the other: so is what torch copies.
-            copied = copied_bytes_per_s()
-            of_reader = f"{1.0 / one.over_floor:.1%} of the fastest reader"
-            at = f"{one.name}, copied {copied / 1e12:.3f} TB/s; {of_reader}"
-            figures[at] = one.ours.hbm_bytes / one.ours.median_s / copied
-    name = f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied"
-    return [
-        cases.bar(f"one token {STEP_FASTER} times as fast as fla", cases.ratios(found), least=STEP_FASTER),
-        cases.bar(name, figures, ".1%", least=STEP_SHARE),
-    ]
+def copied_share(one: Compared) -> float | None:
+    """The share of what torch copies: a state is read and written, as much of one as of the other."""
+    return one.ours.hbm_bytes / one.ours.median_s / copied_bytes_per_s() if one.ours.median_s else None
+
+
+SEQUENCE_GOALS = (
+    Goal(
+        f"sequences from 2048 tokens on {FASTER} times as fast as fla",
+        of=partial(_is_long, lasting=False),
+        least=FASTER,
+    ),
+    Goal(
+        f"sequences from 2048 tokens on {FASTER} times as fast as fla, decays from {LASTING}",
+        of=partial(_is_long, lasting=True),
+        least=FASTER,
+    ),
+    Goal("no sequence slower than fla", least=1.0),
+)
+TOKEN_GOALS = (
+    Goal(f"one token {STEP_FASTER} times as fast as fla", least=STEP_FASTER),
+    Goal(
+        f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied",
+        copied_share,
+        called(str(TOKENS[-1])),
+        ".1%",
+        least=STEP_SHARE,
+    ),
+)
 
 
 def copied_bytes_per_s() -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Birth, Compared, Row, Shape
+from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Birth, Compared, Goal, Row, Shape
 from simcore.validate.benchmarks.peers import Candidate, Peer
 from simcore.validate.benchmarks.timing import Card, capture, one_line, replayed
 from simcore.validate.program import write_csv
@@ -251,13 +251,14 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Cases of one kind beside peers. `measure`: compares in one case; `bars`: what has to be reached;
-    `family`: of kernels, and `file`: in the table's name (the part's, if left out); `tabled`: whether a table
-    for people comes at the end."""
+    """Cases of one kind beside peers. `measure`: compares in one case; `goals`: what each case has to reach,
+    `bars`: what all of them have to, together; `family`: of kernels, and `file`: in the table's name (the
+    part's, if left out); `tabled`: whether a table for people comes at the end."""
 
     name: str
     cases: Sequence[Shape]
     measure: Callable[[Any, Bench], Compared]
+    goals: Sequence[Goal] = ()
     bars: Callable[[Sequence[Compared]], list[Bar]] = lambda found: []
     family: str = "decode"
     file: str = ""
@@ -289,7 +290,7 @@ class Benchmark:
                 cases.summary(found),
             ):
                 say(line)
-        return self.bars(found)
+        return [*self.bars(found), *(goal.bar(found) for goal in self.goals)]
 
 
 def free() -> None:

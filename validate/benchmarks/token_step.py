@@ -23,7 +23,7 @@ from simcore.kernels.long_convolution.token_step import (
     workspace,
 )
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import Bar, Compared
+from simcore.validate.benchmarks.cases import Compared, Goal, called, our_us
 from simcore.validate.benchmarks.peers import Candidate
 from simcore.validate.benchmarks.run import SEED, TORCH, Bench, Trial, Way, brief, compare
 
@@ -170,20 +170,16 @@ def step_case(of: Step, bench: Bench) -> Compared:
     return compare(of, Trial(ways, truths, restore, len(steps), cases.cold(len(sets), of.hbm_bytes)), bench)
 
 
-def step_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What a token has to reach, by model, and beside torch."""
-    names = {model: str(Step(*model, 1, "mlp")) for model in BARS_US}
-    bars = [
-        cases.bar(
-            f"{name} in {BARS_US[model]:.0f} us at most",
-            cases.micros(found, name),
-            ".1f",
-            most=BARS_US[model],
-        )
-        for model, name in names.items()
-    ]
-    single = cases.ratios(one for one in found if one.name in names.values())
-    return [*bars, cases.bar(f"one sequence {FASTER} times as fast as torch's kernels", single, least=FASTER)]
+_SINGLE = {model: str(Step(*model, 1, "mlp")) for model in BARS_US}
+STEP_GOALS = (
+    *(
+        Goal(f"{name} in {BARS_US[model]:.0f} us at most", our_us, called(name), ".1f", most=BARS_US[model])
+        for model, name in _SINGLE.items()
+    ),
+    Goal(
+        f"one sequence {FASTER} times as fast as torch's kernels", of=called(*_SINGLE.values()), least=FASTER
+    ),
+)
 
 
 # -- slot moves ------------------------------------------------------------------------------------------
@@ -254,6 +250,4 @@ def moves_case(of: Moves, bench: Bench) -> Compared:
     return compare(of, Trial(ways, expected, poison, cases.calls_of(1), state), bench)
 
 
-def move_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What moves have to reach."""
-    return [cases.bar("slot moves never slower than torch's", cases.ratios(found), least=1.0)]
+MOVE_GOALS = (Goal("slot moves never slower than torch's", least=1.0),)

@@ -69,7 +69,8 @@ def _matmul(dtype: str) -> Iterator[Op]:
     yield from _over(partial(ops.matmul, "lm_head", k=256), m=(1, 4, 16), n=VOCAB)(dtype)
 
 
-def _speculative(*, context: int, **shape: Any) -> Op:
+def speculative(*, context: int, **shape: Any) -> Op:
+    """With the first and last 128 tokens' part early, or of all, half of them each."""
     return ops.speculative_attention(context=context, chunk=min(128, context // 2), **shape)
 
 
@@ -82,7 +83,8 @@ def _prefill(*, tokens: int, past: int, **shape: Any) -> Op:
     return ops.prefill_attention(tokens=tokens, kv_tokens=tokens + past, pairs=pairs, **shape)
 
 
-def _square(implementation: conv.Implementation) -> Callable[..., Op]:
+def square_tile(implementation: conv.Implementation) -> Callable[..., Op]:
+    """Makes tiles of as many outputs as inputs, by their `side`."""
     return lambda *, side, **shape: conv.tile(implementation, side=side, outputs=side, **shape)
 
 
@@ -115,7 +117,7 @@ DECODER: Mapping[str, Shapes] = {
     "rotary": _over(ops.rotary, tokens=ROWS, heads=HEADS),
     "kv_append": _over(ops.kv_append, tokens=ROWS, heads=KV_HEADS),
     "decode_attention": _over(ops.decode_attention, batch=BATCH, heads=HEADS, context=CONTEXT),
-    "speculative_attention": _over(_speculative, batch=BATCH, heads=HEADS, context=CONTEXT),
+    "speculative_attention": _over(speculative, batch=BATCH, heads=HEADS, context=CONTEXT),
     "receive_speculation": _over(ops.receive_speculation, tokens=BATCH, width=HIDDEN),
     "paged_attention": _over(_paged, batch=BATCH, heads=HEADS, context=CONTEXT[:-1]),
     "prefill_attention": _over(_prefill, tokens=(4, 16, 64, 256), past=(0, 256), heads=HEADS),
@@ -129,7 +131,7 @@ SINGLE: Mapping[str, Shapes] = {
     "conv_cell": _over(conv.conv_cell, batch=BATCH, channels=HIDDEN),
     "gate": _over(conv.gate, rows=ROWS, channels=HIDDEN),
     "next_input": _over(conv.next_input, rows=ROWS, channels=HIDDEN),
-    **{f"tile_{name}": _over(_square(name), lanes=LANES, side=SIDES) for name in conv.IMPLEMENTATIONS},
+    **{f"tile_{name}": _over(square_tile(name), lanes=LANES, side=SIDES) for name in conv.IMPLEMENTATIONS},
     **{
         name: _over(_span(make), batch=(1, 4), channels=(64, 256), positions=(4, 16, 64, 256, 1024))
         for name, make in (("conv_prefill", conv.conv_prefill), ("conv_carry", conv.conv_carry))
