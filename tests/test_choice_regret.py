@@ -284,7 +284,7 @@ def test_elsewhere_a_tile_caches_the_cyclic_spectrum() -> None:
 
 def test_a_part_leaves_a_table_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the part `hybrid` but the GPU."""
-    monkeypatch.setattr(bench_choice, "clock_of", lambda bench, datasheet: a_clock())
+    monkeypatch.setattr(bench_choice, "clock_of", lambda bench: a_clock())
     monkeypatch.setattr(bench_choice, "default_device", lambda device: "h200-sxm")
     monkeypatch.setattr(bench_choice, "DRAWN", 20)
     card = Card(50 << 20, PROCESSORS, 4e12, "sum", 1e-6)

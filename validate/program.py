@@ -48,8 +48,10 @@ def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def markdown(lines: Sequence[Sequence[object]]) -> Iterator[str]:
     """A table of Markdown, its head first."""
-    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
+    for number, line in enumerate(lines):
         yield f"| {' | '.join(map(str, line))} |"
+        if not number:
+            yield "|---" * len(line) + "|"
 
 
 def run(main: Callable[..., None]) -> None:
