@@ -367,7 +367,7 @@ def test_the_driver_checks_times_saves_and_judges(
             Way("fine", [candidate("", seconds=2.0, off=1.0 if case.context == 1 else 1.1)], 1e-5),
             Way("peer", [candidate("", seconds=6.0)], version="torch 2"),
         ]
-        return bench_run.compare(case, Trial(ways, TRUTHS, poison, 2, "cold"), bench)
+        return bench_run.compare(case, Trial(ways, TRUTHS, poison, 2, 1, 2), bench)
 
     shapes = [replace(LONG, context=context) for context in (1, 2, 3)]
     goal = cases.Goal("fast", least=2.5)

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.fitted import FittedProfile
-from simcore.devices.interpolation import Took, place_of
+from simcore.devices.interpolation import place_of
 from simcore.devices.making import Point, shape_text
-from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import Profile, load_profile
 from simcore.devices.spec import DeviceSpec, load_device
-from simcore.input.files import Count, InputError, unknown_name
+from simcore.input.files import InputError, unknown_name
 from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, Price, Pricer
 from simcore.terminal import BROKEN
@@ -43,7 +41,7 @@ from simcore.validate.benchmarks.cases import BORN
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.cuda_grid import drawn
-from simcore.validate.calibration.records import NAME
+from simcore.validate.calibration.records import NAME, Kept, key_of
 from simcore.validate.ladder.rungs import off_pct
 from simcore.validate.program import check_out, run, write_csv
 from simcore.validate.timing import cuda_times as card_measure
@@ -56,30 +54,6 @@ TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
 
 AnyProfile = Profile | FittedProfile
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Row:
-    """What a line of a file of `write` has of a time."""
-
-    kind: str
-    shape: str
-    dtype: str
-    median_s: Took
-    p10_s: Took
-    p90_s: Took
-    n: Count
-    cache: str
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Which op it is of."""
-        return self.kind, self.shape, self.dtype
-
-
-def key_of(op: Op) -> tuple[str, str, str]:
-    """As `Row.key`."""
-    return op.kind, shape_text(op), op.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +118,14 @@ def met(row: dict[str, Any]) -> bool:
     return is_close(row) and LEAST_COVER <= row["covered"] <= MOST_COVER
 
 
-def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Row]) -> list[Tried]:
+def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Kept]) -> list[Tried]:
     """Those shapes that rows are of, by their times. Raises InputError where a row is of another one."""
     left = {row.key: row for row in rows}
     floor, found = roofline(spec), list[Tried]()
     for op in shapes:
         row = left.pop(key_of(op), None)
         if row is not None:
-            launches, floor_s = launches_and_floor(op, floor)
-            times = row.median_s, row.p10_s, row.p90_s
-            found.append(Tried(Point(op, launches, floor_s, *times, row.n, row.cache), price(op)))
+            found.append(Tried(row.point(op, floor), price(op)))
     if left:
         raise InputError(
             f"--seed, --count, --kinds: have to be those of the run that wrote --measured; {len(left)} of "
@@ -162,10 +134,10 @@ def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Se
     return found
 
 
-def read_run(path: Path) -> tuple[list[Row], Birth]:
+def read_run(path: Path) -> tuple[list[Kept], Birth]:
     """The lines of a file of `write`, and their birth record. Raises InputError where it is none, has a shape
     twice, or times of several births."""
-    rows, births = read_rows(path, Row)
+    rows, births = read_rows(path, Kept)
     for number, born in enumerate(births, 2):
         for name in BORN:
             if (own := born[name]) != (first := births[0][name]):
@@ -178,7 +150,7 @@ def read_run(path: Path) -> tuple[list[Row], Birth]:
 
 
 def _judged_again(
-    rows: Sequence[Row], born: Birth, shapes: Iterable[Op], spec: DeviceSpec, of: AnyProfile, where: Path
+    rows: Sequence[Kept], born: Birth, shapes: Iterable[Op], spec: DeviceSpec, of: AnyProfile, where: Path
 ) -> list[Tried]:
     """Rows that a profile was not made of, nor checked by. Raises InputError where they are of another
     card."""

@@ -1,7 +1,7 @@
 """Files of measured rows, and what errors come to: what the programs of this folder share."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -21,10 +21,11 @@ MOST_DECODED = 512
 
 
 def read_rows(path: Path, kind: type[T]) -> tuple[list[T], list[Birth]]:
-    """The lines of a CSV file as a `kind`, a pydantic dataclass that has strings made numbers, with the birth
-    record of each. Raises InputError where a line or column is missing, or a value is wrong."""
+    """The lines of a CSV file as a `kind`, a pydantic dataclass that makes numbers of strings, without what it
+    has defaults of, and the birth record of each. Raises InputError where a line or column is missing, or a
+    value is wrong."""
     head, lines = read_cells(path)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
     for name in (*names, *BORN):
         if name not in head:
             raise InputError(f"{path}: has no column {name}")

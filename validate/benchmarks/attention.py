@@ -151,8 +151,7 @@ def attention_case(case: Case, bench: Bench, *, beside: bool = True) -> Compared
             yield Way(peer.name, peer.candidates(case, sets), version=peer.version)
 
     poison = partial(fill_with_nan, *(one.out for one in sets))
-    state = cases.cold(len(sets), case.read_bytes)
-    return compare(case, Trial(ways(), truths, poison, cases.calls_of(len(sets)), state), bench)
+    return compare(case, Trial(ways(), truths, poison, len(sets), case.read_bytes), bench)
 
 
 @dataclass(slots=True)

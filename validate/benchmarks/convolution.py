@@ -303,8 +303,7 @@ def _compared(
             one.z.copy_(one.before)
 
     all_ways = (replace(way, in_graph=in_graph) for way in ways)
-    trial = Trial(all_ways, truths, restore, calls, cases.cold(len(sets), of.hbm_bytes))
-    return compare(of, trial, bench)
+    return compare(of, Trial(all_ways, truths, restore, len(sets), of.hbm_bytes, calls), bench)
 
 
 def tile_case(of: Tile, bench: Bench) -> Compared:

@@ -199,8 +199,7 @@ def _compared(
             one.state.copy_(one.before)
 
     truths = [truth(sets[0]), truth(sets[-1])]
-    state = cases.cold(len(sets), of.hbm_bytes)
-    return compare(of, Trial([ours, *theirs], truths, poison, cases.calls_of(len(sets)), state), bench)
+    return compare(of, Trial([ours, *theirs], truths, poison, len(sets), of.hbm_bytes), bench)
 
 
 def _after(one: Operands, tokens: int) -> Tensor:

@@ -195,29 +195,26 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A case ready to run: ours and the peers' ways; `truths` of the first and last set of buffers; what is
-    done before each check; how many calls a graph has."""
+    done before each check; how many sets there are, of how many bytes each. `calls`: of a graph, as many as
+    cases.calls_of has it if left out."""
 
     ways: Iterable[Way]
     truths: Sequence[Tensor]
     poison: Callable[[], object]
-    calls: int
-    cache_state: str
+    sets: int
+    set_bytes: int
+    calls: int = 0
+    cache_state: str = ""
 
 
 def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
     """All ways, checked, then timed in turns. Of ours with the least error bar the fastest counts."""
-    entries = [
-        tried(
-            cases.row_of(of, way.label, way.version, way.error_bar),
-            way.candidates,
-            trial.truths,
-            trial.calls,
-            trial.poison,
-            way.in_graph,
-        )
-        for way in trial.ways
-    ]
-    rows = take_turns(entries, trial.cache_state, quick=bench.quick)
+    calls, entries = trial.calls or cases.calls_of(trial.sets), []
+    for way in trial.ways:
+        row = cases.row_of(of, way.label, way.version, way.error_bar)
+        entries.append(tried(row, way.candidates, trial.truths, calls, trial.poison, way.in_graph))
+    state = trial.cache_state or cases.cold(trial.sets, trial.set_bytes)
+    rows = take_turns(entries, state, quick=bench.quick)
     ours = [row for row in rows if row.version == OWN]
     for row in ours:
         bench.judge(row)

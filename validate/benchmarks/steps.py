@@ -58,8 +58,7 @@ def projection_case(of: cases.Projection, bench: Bench) -> Compared:
     ways = [Way("", own(), cases.ERROR_BARS["bf16"]), Way("cuBLAS", cublas(), version=TORCH)]
     truths = [x.double() @ w.double() for x, w in (sets[0], sets[-1])]
     poison = partial(y.fill_, float("nan"))
-    state = cases.cold(len(sets), weight_bytes)
-    return compare(of, Trial(ways, truths, poison, cases.calls_of(len(sets)), state), bench)
+    return compare(of, Trial(ways, truths, poison, len(sets), weight_bytes), bench)
 
 
 def _operands(of: cases.Projection, generator: torch.Generator) -> tuple[Tensor, Tensor]:

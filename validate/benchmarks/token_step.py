@@ -167,7 +167,7 @@ def step_case(of: Step, bench: Bench) -> Compared:
         Way("compiled", [torch_calls(compiled, steps)], version=TORCH),
     ]
     truths = [truth(steps[0]), truth(steps[-1])]
-    return compare(of, Trial(ways, truths, restore, len(steps), cases.cold(len(sets), of.hbm_bytes)), bench)
+    return compare(of, Trial(ways, truths, restore, len(sets), of.hbm_bytes), bench)
 
 
 _SINGLE = {model: str(Step(*model, 1, "mlp")) for model in BARS_US}
@@ -247,7 +247,7 @@ def moves_case(of: Moves, bench: Bench) -> Compared:
     ]
     cached = 2 * of.layers * caches[0].numel() * 2
     state = f"the same slots each time, of {cached} bytes of caches"
-    return compare(of, Trial(ways, expected, poison, cases.calls_of(1), state), bench)
+    return compare(of, Trial(ways, expected, poison, 1, cached, cache_state=state), bench)
 
 
 MOVE_GOALS = (Goal("slot moves never slower than torch's", least=1.0),)

@@ -1,4 +1,4 @@
-"""What a profile that was measured says of itself, whatever it was measured on: its name, birth and notes."""
+"""What is kept of measured ops, and what a profile of them says of itself, whatever it was measured on."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -6,12 +6,52 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.fitted import Birth
-from simcore.devices.making import Point
+from simcore.devices.interpolation import Role, Took
+from simcore.devices.making import Point, shape_text
+from simcore.devices.price import launches_and_floor
 from simcore.devices.profile import PROFILES
+from simcore.input.files import Count
+from simcore.ops.op import Op, Roofline
 
 NAME = "local"
+
+# Kind, shape and dtype of an op.
+Key = tuple[str, str, str]
+
+
+def key_of(op: Op) -> Key:
+    """Which line of a file an op has."""
+    return op.kind, shape_text(op), op.dtype
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Kept:
+    """A measured op as a line of a file has it; see `simcore.devices.making.Point`."""
+
+    kind: str
+    shape: str
+    dtype: str
+    median_s: Took
+    p10_s: Took
+    p90_s: Took
+    n: Count
+    cache: str
+    warm_s: Took | None = None
+    role: Role = "fit"
+
+    @property
+    def key(self) -> Key:
+        """Which op it is of."""
+        return self.kind, self.shape, self.dtype
+
+    def point(self, op: Op, floor: Roofline) -> Point:
+        """The point of the op that it is of."""
+        times = self.median_s, self.p10_s, self.p90_s, self.n
+        return Point(op, *launches_and_floor(op, floor), *times, self.cache, self.warm_s, self.role)
 
 
 def profile_path(device: str) -> Path:
