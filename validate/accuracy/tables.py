@@ -21,9 +21,11 @@ MOST_DECODED = 512
 
 
 def read_rows(path: Path, kind: type[T]) -> tuple[list[T], list[Birth]]:
-    """The lines of a CSV file as a `kind`, a pydantic dataclass that makes numbers of strings, without what it
-    has defaults of, and the birth record of each. Raises InputError where a line or column is missing, or a
-    value is wrong."""
+    """The lines of a CSV file as a `kind`, and the birth record of each.
+
+    `kind` is a pydantic dataclass that makes numbers of strings; columns that it has defaults for are not
+    read. Raises InputError where a line or column is missing, or a value is wrong.
+    """
     head, lines = read_cells(path)
     names = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
     for name in (*names, *BORN):

@@ -550,38 +550,31 @@ def bandwidth_share(one: Compared) -> float | None:
     return 1.0 / one.over_floor if one.over_floor else None
 
 
+def _is_compared(one: Compared) -> bool:
+    """Where no peer was measured nothing is compared."""
+    return one.ratio is not None or one.ours.times is None
+
+
 ANCHOR_GOALS = (
-    # Where no peer was measured nothing is compared.
-    Goal(
-        "no shape under 0.95",
-        of=lambda one: one.ratio is not None or one.ours.times is None,
-        form=".3f",
-        least=0.95,
-    ),
+    Goal("no shape under 0.95", of=_is_compared, form=".3f", least=0.95),
     Goal(f"{NARROW} in 21 us at most", our_us, called(str(NARROW)), ".1f", most=21.0),
     Goal(f"{LONG} at 95 % of read bandwidth", bandwidth_share, called(str(LONG)), ".1%", least=0.95),
 )
 SPECULATIVE_GOALS = (
     Goal(
-        "speculative at most 5 % slower from 8192 tokens on",
-        lambda one: one.ratio and 1.0 / one.ratio,
-        within("context", 8192),
-        ".3f",
-        most=1.05,
+        "speculative at most 5 % slower from 8192 tokens on", lambda one: one.ratio and 1.0 / one.ratio,
+        within("context", 8192), ".3f", most=1.05,
     ),
     Goal(
-        "early output before 25 % of the time at 131072 tokens",
-        lambda one: one.early,
-        within("context", 131072),
-        ".3f",
-        most=0.25,
+        "early output before 25 % of the time at 131072 tokens", lambda one: one.early,
+        within("context", 131072), ".3f", most=0.25,
     ),
-)
+)  # fmt: skip
 
 
 def anchor_bars(found: Sequence[Compared]) -> list[Bar]:
     """What the twelve anchor shapes have to reach together, and each."""
-    counted = [one.ratio for one in found if ANCHOR_GOALS[0].of(one)]
+    counted = [one.ratio for one in found if _is_compared(one)]
     known = [ratio for ratio in counted if ratio is not None]
     mean = geomean(known) if len(known) == len(counted) and known else None
     together: Figures = {f"{len(known)} of {len(found)} shapes": mean} if counted else {}

@@ -333,10 +333,8 @@ TILE_GOALS = (
     Goal("sides 64 to 1024 2.5 times as fast", of=within("side", 64, 1024), least=2.5),
     Goal("longer sides 1.5 times as fast", of=within("side", 1025), least=1.5),
     Goal(
-        "sides 256 to 1024 within 3 times the floor",
-        lambda one: one.over_floor,
-        within("side", 256, 1024),
+        "sides 256 to 1024 within 3 times the floor", lambda one: one.over_floor, within("side", 256, 1024),
         most=3.0,
     ),
-)
+)  # fmt: skip
 LINE_GOALS = (Goal("baselines never slower than torch's", least=1.0),)

@@ -58,6 +58,7 @@ from simcore.validate.timing.allocator import take_memory_in_segments
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
 
+CONVOLUTION, LINEAR = "convolution", "linear_attention"
 PARTS: Sequence[Part] = (
     Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
     Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
@@ -67,35 +68,21 @@ PARTS: Sequence[Part] = (
     ),
     Benchmark("projections", cases.PROJECTIONS, steps.projection_case, tabled=True),
     Other("layer", steps.layer),
+    Benchmark("tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, CONVOLUTION),
+    Benchmark("baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, CONVOLUTION),
     Benchmark(
-        "tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, family="convolution"
+        "linear_attention", linear_attention.SEQUENCES, linear_attention.sequences_case,
+        linear_attention.SEQUENCE_GOALS, LINEAR, "sequences",
     ),
     Benchmark(
-        "baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, family="convolution"
+        "linear_step", linear_attention.TOKENS, linear_attention.token_case, linear_attention.TOKEN_GOALS,
+        LINEAR, "steps",
     ),
-    Benchmark(
-        "linear_attention",
-        linear_attention.SEQUENCES,
-        linear_attention.sequences_case,
-        linear_attention.SEQUENCE_GOALS,
-        family="linear_attention",
-        file="sequences",
-    ),
-    Benchmark(
-        "linear_step",
-        linear_attention.TOKENS,
-        linear_attention.token_case,
-        linear_attention.TOKEN_GOALS,
-        family="linear_attention",
-        file="steps",
-    ),
-    Benchmark(
-        "token_step", token_step.STEPS, token_step.step_case, token_step.STEP_GOALS, family="convolution"
-    ),
-    Benchmark("slot_moves", token_step.MOVES, token_step.moves_case, token_step.MOVE_GOALS, family="serving"),
+    Benchmark("token_step", token_step.STEPS, token_step.step_case, token_step.STEP_GOALS, CONVOLUTION),
+    Benchmark("slot_moves", token_step.MOVES, token_step.moves_case, token_step.MOVE_GOALS, "serving"),
     Other("auto", choice.auto),
     Other("hybrid", choice.hybrid),
-)
+)  # fmt: skip
 BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
 
 

@@ -239,29 +239,19 @@ def copied_share(one: Compared) -> float | None:
     return one.ours.hbm_bytes / one.ours.median_s / copied_bytes_per_s() if one.ours.median_s else None
 
 
+_FAST = f"sequences from 2048 tokens on {FASTER} times as fast as fla"
 SEQUENCE_GOALS = (
-    Goal(
-        f"sequences from 2048 tokens on {FASTER} times as fast as fla",
-        of=partial(_is_long, lasting=False),
-        least=FASTER,
-    ),
-    Goal(
-        f"sequences from 2048 tokens on {FASTER} times as fast as fla, decays from {LASTING}",
-        of=partial(_is_long, lasting=True),
-        least=FASTER,
-    ),
+    Goal(_FAST, of=partial(_is_long, lasting=False), least=FASTER),
+    Goal(f"{_FAST}, decays from {LASTING}", of=partial(_is_long, lasting=True), least=FASTER),
     Goal("no sequence slower than fla", least=1.0),
 )
 TOKEN_GOALS = (
     Goal(f"one token {STEP_FASTER} times as fast as fla", least=STEP_FASTER),
     Goal(
-        f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied",
-        copied_share,
-        called(str(TOKENS[-1])),
-        ".1%",
-        least=STEP_SHARE,
+        f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied", copied_share,
+        called(str(TOKENS[-1])), ".1%", least=STEP_SHARE,
     ),
-)
+)  # fmt: skip
 
 
 def copied_bytes_per_s() -> float:

@@ -256,9 +256,9 @@ class Benchmark:
     cases: Sequence[Shape]
     measure: Callable[[Any, Bench], Compared]
     goals: Sequence[Goal] = ()
-    bars: Callable[[Sequence[Compared]], list[Bar]] = lambda found: []
     family: str = "decode"
     file: str = ""
+    bars: Callable[[Sequence[Compared]], list[Bar]] = lambda found: []
     tabled: bool = False
 
     def run(self, bench: Bench) -> list[Bar]:
