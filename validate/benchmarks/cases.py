@@ -466,15 +466,6 @@ class Compared:
 # -- what has to be reached ------------------------------------------------------------------------------
 
 
-def geomean(ratios: Iterable[float]) -> float:
-    """The geometric mean.
-
-    >>> round(geomean([1.0, 4.0]), 6)
-    2.0
-    """
-    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One thing to reach: what was found, in words, and whether that is enough; None: it was not measured."""
@@ -576,7 +567,7 @@ def anchor_bars(found: Sequence[Compared]) -> list[Bar]:
     """What the twelve anchor shapes have to reach together, and each."""
     counted = [one.ratio for one in found if _is_compared(one)]
     known = [ratio for ratio in counted if ratio is not None]
-    mean = geomean(known) if len(known) == len(counted) and known else None
+    mean = statistics.geometric_mean(known) if len(known) == len(counted) and known else None
     together: Figures = {f"{len(known)} of {len(found)} shapes": mean} if counted else {}
     whole = bar("geometric mean of peer / ours >= 1.05", together, ".3f", least=1.05)
     return [whole, *(goal.bar(found) for goal in ANCHOR_GOALS)]
@@ -643,4 +634,5 @@ def summary(found: Sequence[Compared]) -> str:
     if not known:
         return "no ratio to a peer"
     worst = min(known, key=lambda name: known[name])
-    return f"geometric mean of peer / ours {geomean(known.values()):.3f}; worst {known[worst]:.3f} at {worst}"
+    mean = statistics.geometric_mean(known.values())
+    return f"geometric mean of peer / ours {mean:.3f}; worst {known[worst]:.3f} at {worst}"

@@ -9,7 +9,7 @@ import gc
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -270,7 +270,7 @@ class Benchmark:
             except Exception as error:
                 bench.failed.append(f"{of}: {one_line(error)}")
                 say(f"  failed: {one_line(error)}")
-                row = replace(cases.row_of(of, OURS, OWN, 0.0), note=f"failed: {one_line(error)}")
+                row = replace(cases.row_of(of, OURS, OWN, nan), note=f"failed: {one_line(error)}")
                 found.append(Compared(str(of), row, (), bench.floor_s(of)))
             bench.save(self.file or self.name, [row for one in found for row in one.rows], self.family)
             say(str(found[-1]))
