@@ -31,7 +31,7 @@ from simcore.validate.benchmarks.cases import (
 from simcore.validate.benchmarks.peers import PEERS, Candidate, Peer, present, splits_to_try
 from simcore.validate.benchmarks.run import Bench, Benchmark, Trial, Way
 from simcore.validate.benchmarks.timing import Card
-from simcore.validate.program import run
+from simcore.validate.program import named, run
 
 L2 = 60 * 2**20
 BORN = Birth(
@@ -434,6 +434,6 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_parts_are_in_the_order_that_is_asked_for() -> None:
-    assert bench_kernels.named("--parts", "table,anchors", bench_kernels.BY_NAME) == ["table", "anchors"]
+    assert named("--parts", "table,anchors", bench_kernels.BY_NAME) == ["table", "anchors"]
     assert len(bench_kernels.BY_NAME) == len(bench_kernels.PARTS) == 14
     assert all(f"\n{name} " in str(bench_kernels.__doc__) for name in bench_kernels.BY_NAME)

@@ -669,6 +669,7 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         ("--streams", "0"),
         ("--streams", "two"),
         ("--methods", "magic"),
+        ("--methods", ","),
         ("--sides", "8192"),
     ):
         found = ran("--measured", str(measured_rows / "rows.csv"), option, text, "--device", "h200-sxm")

@@ -2,13 +2,13 @@
 
 import csv
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
 
 from simcore.input.drafts import file_draft
-from simcore.input.files import InputError
+from simcore.input.files import InputError, unknown_name
 from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
 
 
@@ -22,6 +22,18 @@ def check_out(path: Path | None) -> None:
     # A file is put in its place at the end: no device is replaced so.
     if path.exists() and not path.is_file():
         raise InputError(f"--out {path}: is no plain file")
+
+
+def named(option: str, words: str, allowed: Collection[str], *, needed: bool = False) -> list[str]:
+    """The names with commas between that an option has. Raises InputError for one that is not allowed, and for
+    none where one is `needed`."""
+    found = [word for word in words.split(",") if word]
+    if needed and not found:
+        raise InputError(f"{option}: names none; allowed: {', '.join(allowed)}")
+    for name in found:
+        if name not in allowed:
+            raise InputError(f"{option}: {unknown_name('name', name, allowed)}")
+    return found
 
 
 def partial_of(path: Path) -> Path:

@@ -56,7 +56,7 @@ from simcore.validate.calibration.contention_fit import (
 )
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.machines.cuda.runs import this_machine
-from simcore.validate.program import aligned, check_out, partial_of, run, write_csv
+from simcore.validate.program import aligned, check_out, named, partial_of, run, write_csv
 
 # What a case may have at most; else as many as a context has tokens.
 MOST_BATCH, MOST_COUNT, MOST_SIDE, MOST_LAYERS, MOST_TOKENS = 512, 256, 4096, 32, 1 << 17
@@ -207,7 +207,7 @@ def main(
         _numbers("--streams", streams, 1, MOST_COUNT),
         _numbers("--contexts", contexts, 2, MOST_TOKENS),
         _numbers("--sides", sides, 1, MOST_SIDE),
-        _methods(methods),
+        named("--methods", methods, IMPLEMENTATIONS, needed=True),
         batch,
     )
     given = None if from_ is None else read(from_)
@@ -292,14 +292,6 @@ def _whose(profile: FittedProfile | None, births: Sequence[Birth], fitting: bool
         return "for the profile has none: nobody is kept out"
     among = any(born["date_utc"] in shared.date for born in births)
     return f"of the profile, fitted on {shared.date}{', to some of these rows' * among}"
-
-
-def _methods(text: str) -> list[str]:
-    found = text.split(",")
-    for name in found:
-        if name not in IMPLEMENTATIONS:
-            raise InputError(f"--methods: {name!r} is not known (allowed: {', '.join(IMPLEMENTATIONS)})")
-    return found
 
 
 def _compared(

@@ -23,7 +23,7 @@ from simcore.devices.making import Point, shape_text
 from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import Profile, load_profile
 from simcore.devices.spec import DeviceSpec, load_device
-from simcore.input.files import InputError, unknown_name
+from simcore.input.files import InputError
 from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, Price, Pricer
 from simcore.terminal import BROKEN
@@ -43,7 +43,7 @@ from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.cuda_grid import drawn
 from simcore.validate.calibration.records import NAME, Kept, key_of
 from simcore.validate.ladder.rungs import off_pct
-from simcore.validate.program import check_out, run, write_csv
+from simcore.validate.program import check_out, named, run, write_csv
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.compile_ahead import as_compiled
@@ -213,10 +213,7 @@ def main(
 ) -> None:
     """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
     further off than they may be."""
-    asked = kinds.split(",") if kinds else list(TABLE)
-    for kind in asked:
-        if kind not in TABLE:
-            raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
+    asked = named("--kinds", kinds, TABLE) or list(TABLE)
     check_out(out)
     if bool(device) != (again is not None):
         raise InputError(

@@ -27,7 +27,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -38,7 +38,7 @@ import torch
 import typer
 
 from simcore.input.drafts import write_text
-from simcore.input.files import InputError, unknown_name
+from simcore.input.files import InputError
 from simcore.terminal import BROKEN
 from simcore.validate.benchmarks import (
     attention,
@@ -53,7 +53,7 @@ from simcore.validate.benchmarks.cases import Bar
 from simcore.validate.benchmarks.peers import PEERS, Peer, compile_ahead, present
 from simcore.validate.benchmarks.run import Bench, Benchmark, Other, Part, free, say
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
-from simcore.validate.program import run
+from simcore.validate.program import named, run
 from simcore.validate.timing.allocator import take_memory_in_segments
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
@@ -84,15 +84,6 @@ PARTS: Sequence[Part] = (
     Other("hybrid", choice.hybrid),
 )  # fmt: skip
 BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
-
-
-def named(option: str, words: str, allowed: Iterable[str]) -> list[str]:
-    """The names with commas between. Raises InputError for one that is not allowed."""
-    known, found = list(allowed), [word for word in words.split(",") if word]
-    for name in found:
-        if name not in known:
-            raise InputError(f"{option}: {unknown_name('name', name, known)}")
-    return found
 
 
 def card_of(path: Path | None) -> Card:
@@ -169,9 +160,8 @@ def main(
     card: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Checks kernels against float64 and times them beside public ones."""
-    asked, left_out = named("--parts", parts, BY_NAME), named("--without", without, (p.name for p in PEERS))
-    if not asked:
-        raise InputError(f"--parts: names none; allowed: {', '.join(BY_NAME)}")
+    asked = named("--parts", parts, BY_NAME, needed=True)
+    left_out = named("--without", without, [peer.name for peer in PEERS])
     if apart is not None and not 0 < apart < float("inf"):
         raise InputError(f"--apart: has to be a number of seconds above 0, not {apart}")
     if any(path.exists() and not path.is_dir() for path in (out, *out.parents)):
