@@ -25,8 +25,8 @@ def check_out(path: Path | None) -> None:
 
 
 def named(option: str, words: str, allowed: Collection[str], *, needed: bool = False) -> list[str]:
-    """The names with commas between that an option has. Raises InputError for one that is not allowed, and for
-    none where one is `needed`."""
+    """The names with commas between that an option has. Raises InputError for one that is not allowed, and
+    for none where one is `needed`."""
     found = [word for word in words.split(",") if word]
     if needed and not found:
         raise InputError(f"{option}: names none; allowed: {', '.join(allowed)}")

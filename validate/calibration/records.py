@@ -50,8 +50,9 @@ class Kept:
 
     def point(self, op: Op, floor: Roofline) -> Point:
         """The point of the op that it is of."""
+        launches, floor_s = launches_and_floor(op, floor)
         times = self.median_s, self.p10_s, self.p90_s, self.n
-        return Point(op, *launches_and_floor(op, floor), *times, self.cache, self.warm_s, self.role)
+        return Point(op, launches, floor_s, *times, self.cache, self.warm_s, self.role)
 
 
 def profile_path(device: str) -> Path:
