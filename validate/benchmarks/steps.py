@@ -39,7 +39,10 @@ from simcore.validate.benchmarks.timing import capture, replayed
 def projection_case(of: cases.Projection, bench: Bench) -> Compared:
     """Ours and cuBLAS, each with W row by row and column by column."""
     weight_bytes = 2 * of.k * of.n
-    sets = bench.rotated(partial(_operands, of), weight_bytes)
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    draw = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
+    xs = [draw((of.rows, of.k)) for _ in range(cases.rotation(weight_bytes, bench.card.l2_bytes))]
+    sets = [(x, draw((of.k, of.n)).mul_(of.k**-0.5)) for x in xs]
     y = torch.empty(of.rows, of.n, dtype=torch.bfloat16, device="cuda")
     by_columns = [(x, w.t().contiguous().t()) for x, w in sets]
     orders = (("W by rows", sets), ("W by columns", by_columns))
@@ -59,12 +62,6 @@ def projection_case(of: cases.Projection, bench: Bench) -> Compared:
     truths = [x.double() @ w.double() for x, w in (sets[0], sets[-1])]
     poison = partial(y.fill_, float("nan"))
     return compare(of, Trial(ways, truths, poison, len(sets), weight_bytes), bench)
-
-
-def _operands(of: cases.Projection, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """x [rows, k] and W [k, n]."""
-    draw = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
-    return draw((of.rows, of.k)), draw((of.k, of.n)).mul_(of.k**-0.5)
 
 
 def layer_parts(of: cases.Layer) -> tuple[Buffers, LayerWeights, LayerCache]:
