@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import Compared, Row, Times
+from simcore.validate.benchmarks.cases import Bar, Compared, Row, Times
 from simcore.validate.benchmarks.convolution import (
     LINES,
+    TILE_GOALS,
     TILES,
     Operands,
     Tile,
@@ -20,7 +21,6 @@ from simcore.validate.benchmarks.convolution import (
     by_transform,
     drawn,
     line_truth,
-    tile_bars,
     tile_truth,
     turned,
 )
@@ -85,6 +85,10 @@ def compared(side: int, ours_us: float, peer_us: float, floor_us: float) -> Comp
     return Compared(str(of), timed(row, ours_us), [timed(peer, peer_us)], 1e-6 * floor_us)
 
 
+def tile_bars(found: list[Compared]) -> list[Bar]:
+    return [goal.bar(found) for goal in TILE_GOALS]
+
+
 def test_bars_go_by_side_and_by_the_worst() -> None:
     good = [compared(16, 2, 2.1, 1), compared(256, 10, 26, 4)]
     good += [compared(1024, 30, 90, 11), compared(4096, 100, 160, 80)]
@@ -97,6 +101,6 @@ def test_bars_go_by_side_and_by_the_worst() -> None:
 
 
 def test_a_line_names_each_way() -> None:
-    line = cases.line_of(compared(64, 5.0, 13.0, 2.5), [])
+    line = str(compared(64, 5.0, 13.0, 2.5))
     assert line == "18 x 256, side 64: 2.60 times as fast, 2.00 of the floor; tf32 5.0, FFT 13.0"
     assert cases.file_name("NVIDIA H200", "tiles", "convolution") == "h200_convolution_kernels_tiles.csv"

@@ -1,7 +1,7 @@
 """The benchmark of the decoding kernels, but for the GPU: cases, bars, rotation, tables, what is refused."""
 
 import csv
-import io
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,9 @@ from simcore.validate.benchmarks.cases import (
     Times,
 )
 from simcore.validate.benchmarks.peers import PEERS, Candidate, Peer, present, splits_to_try
+from simcore.validate.benchmarks.run import Bench, Benchmark, Trial, Way
+from simcore.validate.benchmarks.timing import Card
+from simcore.validate.program import named, run
 
 L2 = 60 * 2**20
 BORN = Birth(
@@ -60,6 +63,14 @@ def compared(case: Case, ours: float | None, *peers: float, error: float = 1e-3)
     return Compared(str(case), row(case, OURS, ours, error), theirs, case.hbm_bytes / BORN.read_bytes_per_s)
 
 
+def a_bench(out: Path) -> Bench:
+    return Bench(Card(L2, 132, BORN.read_bytes_per_s, "x", 1e-6), BORN, out, True, [])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
 def at_floor(case: Case) -> float:
     return 1e6 * case.hbm_bytes / BORN.read_bytes_per_s
 
@@ -73,7 +84,7 @@ def verdicts(bars: list[Bar]) -> list[bool | None]:
 
 @pytest.mark.parametrize("case", [*ANCHORS, *TABLE, *cases.VARIANTS], ids=str)
 def test_buffers_are_cold(case: Case) -> None:
-    read = case.kv_bytes * case.attended // case.context
+    read = case.read_bytes
     sets = cases.rotation(read, L2)
     assert (sets - 1) * read >= 3 * L2 or (sets == 1 and read > 4 * L2)
     assert cases.calls_of(sets) % sets == 0
@@ -156,22 +167,24 @@ def test_flash_decodings_table_is_flat_over_nine_rows() -> None:
     assert verdicts(cases.table_bars(flat[:5])) == [None]
 
 
+def speculative_bars(found: list[Compared]) -> list[Bar]:
+    return [goal.bar(found) for goal in cases.SPECULATIVE_GOALS]
+
+
+def speculated(context: int, slower: float | None, share: float | None) -> Compared:
+    case = replace(LONG, context=context)
+    found = compared(case, None if slower is None else 100.0 * slower, 100.0)
+    return replace(found, early=share)
+
+
 def test_speculative_bars_look_at_long_contexts_alone() -> None:
-    found = [
-        cases.Early(1024, "short", 1.3, 0.9),
-        cases.Early(8192, "long", 1.04, 0.5),
-        cases.Early(131072, "longest", 1.01, 0.2),
-    ]
-    assert verdicts(cases.speculative_bars(found)) == [True, True]
-    assert verdicts(cases.speculative_bars([*found, cases.Early(131072, "late", 1.06, 0.3)])) == [
-        False,
-        False,
-    ]
-    assert verdicts(cases.speculative_bars([*found, cases.Early(131072, "wrong", None, None)])) == [
-        False,
-        False,
-    ]
-    assert verdicts(cases.speculative_bars([])) == [None, None]
+    found = [speculated(1024, 1.3, 0.9), speculated(8192, 1.04, 0.5), speculated(131072, 1.01, 0.2)]
+    assert verdicts(speculative_bars(found)) == [True, True]
+    late = replace(speculated(131072, 1.06, 0.3), name="late")
+    assert verdicts(speculative_bars([*found, late])) == [False, False]
+    wrong = replace(speculated(131072, None, None), name="wrong")
+    assert verdicts(speculative_bars([*found, wrong])) == [False, False]
+    assert verdicts(speculative_bars([])) == [None, None]
 
 
 def test_a_skipped_layer_is_cheap() -> None:
@@ -205,38 +218,38 @@ def test_a_table_fits_the_screen_and_names_the_absent() -> None:
     found = [compared(case, 1.2 * at_floor(case), 999.9, 999.9, 999.9, 999.9) for case in (*ANCHORS, *TABLE)]
     found.append(compared(LONG, None))
     found.append(compared(LONG, 120.0, 125.0, error=1.0))
-    lines = cases.attention_table(found, [peer.name for peer in PEERS], BORN.read_bytes_per_s)
+    found = [replace(one, peers=[replace(row, brief="") for row in one.peers]) for one in found]
+    lines = [*cases.table(found, BORN.read_bytes_per_s)]
     assert len(lines) == len(found) + 1
+    assert all(peer.name in lines[0] for peer in PEERS)
     assert max(map(len, lines)) <= 120
     assert "82.9" in lines[1]
     assert "WRONG" in lines[-1]
-    named = [
-        replace(each, name=f"{case} {case.special}")
-        for each, case in zip(found, cases.VARIANTS, strict=False)
-    ]
-    assert max(map(len, cases.attention_table(named, [], 4.4e12))) <= 120
+    alone = [compared(case, 1.2 * at_floor(case)) for case in cases.VARIANTS]
+    assert max(map(len, cases.table(alone, 4.4e12))) <= 120
 
 
-def test_a_csv_has_one_line_for_each_row_and_its_birth() -> None:
-    rows = [row(LONG, OURS, 120.0), row(LONG, "cuDNN", None), row(LONG, "flash", 140.0, 0.5)]
-    read = list(csv.DictReader(io.StringIO(cases.csv_text(rows, BORN))))
+def test_a_table_has_one_line_for_each_row_and_its_birth(tmp_path: Path) -> None:
+    bench = a_bench(tmp_path / "new")
+    bench.save("x", [row(LONG, OURS, 120.0), row(LONG, "cuDNN", None), row(LONG, "flash", 140.0, 0.5)])
+    read = read_rows(tmp_path / "new" / "h200_decode_kernels_x.csv")
     assert [line["implementation"] for line in read] == [OURS, "cuDNN", "flash"]
     assert [line["median_s"] == "" for line in read] == [False, True, True]
     assert float(read[0]["median_s"]) == took(120.0).median_s
     assert read[0]["device"] == "NVIDIA H200"
     assert read[0]["n"] == "40"
     assert read[2]["note"].startswith("WRONG")
-    assert cases.csv_text([], BORN) == ""
 
 
 def test_a_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "new" / cases.file_name("NVIDIA H200", "table")
-    cases.write_atomically(path, "first")
+    bench, path = a_bench(tmp_path), tmp_path / cases.file_name("NVIDIA H200", "table")
+    bench.save("table", [row(LONG, OURS, 120.0)])
+    first = path.read_text()
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
         with pytest.raises(OSError, match="no room"):
-            cases.write_atomically(path, "second")
-    assert path.read_text() == "first"
+            bench.save("table", [row(LONG, OURS, 130.0)])
+    assert path.read_text() == first
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -339,6 +352,42 @@ def test_a_peer_that_fails_takes_nothing_with_it(capsys: pytest.CaptureFixture[s
     assert "CUDA error" in said
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_the_driver_checks_times_saves_and_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A right case, one whose most exact way is wrong, and one that cannot be made."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def measure(case: Case, bench: Bench) -> Compared:
+        if case.context == 3:
+            raise RuntimeError("out of memory")
+        ways = [
+            Way("coarse", [candidate("", seconds=1.0)], 1e-2),
+            Way("fine", [candidate("", seconds=2.0, off=1.0 if case.context == 1 else 1.1)], 1e-5),
+            Way("peer", [candidate("", seconds=6.0)], version="torch 2"),
+        ]
+        return bench_run.compare(case, Trial(ways, TRUTHS, poison, 2, 1, 2), bench)
+
+    shapes = [replace(LONG, context=context) for context in (1, 2, 3)]
+    goal = cases.Goal("fast", least=2.5)
+    part = Benchmark("x", shapes, measure, [goal], tabled=True)
+    bench = a_bench(tmp_path)
+    (found,) = part.run(bench)
+    assert (found.met, found.found) == (False, f"no figure at {shapes[1]}, {shapes[2]}")
+    assert goal.bar([]) == Bar("fast", "not measured", None)
+    read = read_rows(tmp_path / "h200_decode_kernels_x.csv")
+    assert [(line["context"], line["implementation"], line["median_s"] != "") for line in read] == [
+        ("1", "ours, fine", True), ("1", "ours, coarse", True), ("1", "peer", True),
+        ("2", "ours, fine", False), ("2", "ours, coarse", True), ("2", "peer", True),
+        ("3", "ours", False),
+    ]  # fmt: skip
+    assert [line.rpartition(": ")[2] for line in bench.failed] == ["error 1.00e-01 > 1e-05", "out of memory"]
+    said = capsys.readouterr().out
+    assert f"{shapes[0]}: 3.00 times as fast" in said
+    assert "geometric mean of peer / ours 3.000" in said
+
+
 def test_absent_peers_are_named() -> None:
     def absent() -> None:
         raise ImportError("no module")
@@ -355,18 +404,36 @@ def test_absent_peers_are_named() -> None:
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_device_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that the program ends with."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench_kernels.main(["--parts", "anchors"]) == 2
+    monkeypatch.setattr(sys, "argv", ["kernels", *words])
+    with pytest.raises(SystemExit) as ended:
+        run(bench_kernels.main)
     said = capsys.readouterr().err
-    assert "CUDA device" in said
-    assert said.count("\n") == 1
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    return said
 
 
-def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench_kernels.arguments(["--parts", "anchors,tabel"])
-    assert "'tabel'" in capsys.readouterr().err
-    assert bench_kernels.arguments(["--parts", "table,anchors"]).parts == ["table", "anchors"]
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--parts", "anchors"), "CUDA device"),
+        (("--parts", "anchors,tabel"), "--parts: unknown name 'tabel'; did you mean 'table'"),
+        (("--parts", ","), "--parts: names none"),
+        (("--without", "cuDNM"), "--without: unknown name 'cuDNM'; did you mean 'cuDNN'"),
+        (("--apart", "0"), "--apart: has to be a number of seconds above 0"),
+        (("--apart", "inf"), "--apart: has to be a number of seconds above 0"),
+        (("--out", __file__), "is no folder"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in told(monkeypatch, capsys, *words)
+
+
+def test_parts_are_in_the_order_that_is_asked_for() -> None:
+    assert named("--parts", "table,anchors", bench_kernels.BY_NAME) == ["table", "anchors"]
+    assert len(bench_kernels.BY_NAME) == len(bench_kernels.PARTS) == 14
+    assert all(f"\n{name} " in str(bench_kernels.__doc__) for name in bench_kernels.BY_NAME)

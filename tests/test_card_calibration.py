@@ -33,12 +33,13 @@ from simcore.kernels.decoder.matmul import MOST_ROWS, padded
 from simcore.kernels.streams import one_stream, shared
 from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Price, Roofline, matmul
-from simcore.validate.accuracy.held_out import Tried, lines, met, summary, told_apart
+from simcore.validate.accuracy.held_out import Tried, met, summary, told_apart
 from simcore.validate.accuracy.held_out import main as judge
 from simcore.validate.accuracy.held_out import write as write_tried
 from simcore.validate.accuracy.other_operators import ratios as operator_ratios
 from simcore.validate.accuracy.other_operators import read
-from simcore.validate.accuracy.profile_checks import by_kind, is_close
+from simcore.validate.accuracy.profile_checks import by_kind
+from simcore.validate.accuracy.tables import error_lines, errors_row, is_close
 from simcore.validate.accuracy.two_calibrations import main as compare_profiles
 from simcore.validate.accuracy.two_calibrations import ratios
 from simcore.validate.benchmarks.cases import BORN
@@ -648,7 +649,7 @@ def test_held_out_prices_are_judged_by_kind() -> None:
     assert not any(met(row) for row in rows)
     off = summary([Tried(a_point(op, noise=0.5), right(op)) for op in ops])
     assert off[-1]["median_pct"] == pytest.approx(100.0 * (math.exp(0.5) - 1.0))
-    text = list(lines(rows))
+    text = list(error_lines(rows))
     assert len(text) == 4
     assert "kv_copy" in text[1]
 
@@ -1006,8 +1007,10 @@ def test_what_only_checks_says_how_far_off_a_profile_is() -> None:
     assert worst.shape in {shape_text(op) for op in checks[:2]}
     assert worst_pct == pytest.approx(20.0, abs=3.0)
     assert statistics.median(error for error, _ in errors) < 3.0
-    assert is_close([error for error, _ in errors]) is False
-    assert is_close([1.0] * 20) is True
+    row = errors_row("norm", [error for error, _ in errors], [point.shape for _, point in errors])
+    assert (row["n"], row["worst_pct"], row["worst_shape"]) == (12, worst_pct, worst.shape)
+    assert is_close(row) is False
+    assert is_close(errors_row("norm", [1.0] * 20, ["m=1"] * 20)) is True
 
 
 def test_products_are_padded_where_there_is_room() -> None:

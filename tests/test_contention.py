@@ -669,6 +669,7 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         ("--streams", "0"),
         ("--streams", "two"),
         ("--methods", "magic"),
+        ("--methods", ","),
         ("--sides", "8192"),
     ):
         found = ran("--measured", str(measured_rows / "rows.csv"), option, text, "--device", "h200-sxm")
@@ -679,20 +680,20 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [
-        ("together_s", "nan", "row 2: together_s: is 'nan'; it should be a number from 1e-09 to 1000"),
-        ("alone_s", "-1", "row 2: alone_s: is '-1'; it should be a number from"),
-        ("alone_s", "1e300", "row 2: alone_s: is '1e300'; it should be a number from"),
-        ("least_s", "hello", "row 2: least_s: is 'hello'; it should be a number"),
-        ("steps", "-1", "row 2: steps: is '-1'; it should be a whole number from 1 to 131072"),
-        ("count", "1000000", "row 2: count: is '1000000'; it should be a whole number from 1 to 256"),
+        ("together_s", "nan", "line 3: together_s: input should be a finite number, got 'nan'"),
+        ("alone_s", "-1", "line 3: alone_s: input should be greater than or equal to 0.000000001, got '-1'"),
+        ("alone_s", "1e300", "line 3: alone_s: input should be less than or equal to 1000, got '1e300'"),
+        ("least_s", "hello", "line 3: least_s: input should be a valid number"),
+        ("steps", "-1", "line 3: steps: input should be greater than or equal to 1, got '-1'"),
+        ("count", "1000000", "line 3: count: input should be less than or equal to 256, got '1000000'"),
         ("count", "2", "stream: 2 streams, shared weights, batch 1, context 1024: 2 rows; one is needed"),
-        ("context", "0", "row 2: context: is '0'; it should be a whole number from 2 to 131072"),
-        ("side", "33", "row 2: side: is 33; it should be a power of two"),
-        ("count", "2.5", "row 2: count: is '2.5'; it should be a whole number"),
-        ("n", "", "row 2: n: is ''; it should be a whole number from 1"),
-        ("kind", "x", "row 2: kind: is 'x' \\(allowed: 'shared weights', 'own weights', 'beside'\\)"),
-        ("stream", "hello", "row 2: stream: is 'hello' \\(allowed: "),
-        ("layers", None, "row 1: layers: is missing"),
+        ("context", "0", "line 3: context: is 0; it should be 2 or more"),
+        ("context", "200000", "line 3: context: input should be less than or equal to 131072"),
+        ("count", "2.5", "line 3: count: input should be a valid integer"),
+        ("n", "", "line 3: n: input should be a valid integer"),
+        ("kind", "x", "line 3: kind: unknown value 'x' \\(allowed: beside, own weights, shared weights\\)"),
+        ("stream", "hello", "line 3: unknown stream 'hello'"),
+        ("layers", None, "has no column layers"),
     ],
 )
 def test_measured_rows_are_told_what_is_wrong_with_them(
@@ -712,6 +713,32 @@ def test_measured_rows_are_told_what_is_wrong_with_them(
         read(measured_rows / "bad.csv")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            ",64,flash_conv,",
+            ",33,flash_conv,",
+            "line 2: side: is 33, tiles: 1; a power of two, and 1 or more",
+        ),
+        (",64,flash_conv,", ",0,flash_conv,", "line 2: side: is 0"),
+        (",12,1,", ",12,0,", "line 2: side: is 64, tiles: 0"),
+        (",flash_conv,", ",flash_con,", "line 2: unknown method 'flash_con'; did you mean 'flash_conv'"),
+    ],
+)
+def test_measured_tiles_are_told_what_is_wrong_with_them(
+    old: str, new: str, says: str, tmp_path: Path
+) -> None:
+    case = Case("beside", 1, side=64, method="flash_conv", tiles=1)
+    rows = [Row(case, stream, 1e-4, 1e-4, 1e-4, 1e-4, 2) for stream in streams_of(case)]
+    path = tmp_path / "rows.csv"
+    write([contention_fit.Judged(row, "judged", 1e-4) for row in rows], LARGE, [BIRTH] * 2, path)
+    assert read(path)[0] == rows
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=says):
+        read(path)
+
+
 def test_a_tile_without_its_step_is_refused(tmp_path: Path) -> None:
     whole = MEASURED.read_text(encoding="utf-8").splitlines(keepends=True)
     beside = next(i for i, line in enumerate(whole) if line.startswith("beside"))
@@ -729,9 +756,9 @@ def test_a_device_is_named_and_there_is_no_card(monkeypatch: pytest.MonkeyPatch)
 
 def test_files_that_are_no_rows_are_refused(tmp_path: Path) -> None:
     for content, says in (
-        (b"", "has no rows"),
-        (b"kind\n\xff\n", "is no text"),
-        (b"kind,batch\nbeside,1\n", "row 1: "),
+        (b"", "has no column kind"),
+        (b"kind\n\xff\n", "not UTF-8 text"),
+        (b"kind,batch\nbeside,1\n", "has no column count"),
     ):
         (tmp_path / "bad.csv").write_bytes(content)
         with pytest.raises(InputError, match=says):

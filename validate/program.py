@@ -2,12 +2,13 @@
 
 import csv
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
 
-from simcore.input.files import InputError
+from simcore.input.drafts import file_draft
+from simcore.input.files import InputError, unknown_name
 from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
 
 
@@ -23,6 +24,18 @@ def check_out(path: Path | None) -> None:
         raise InputError(f"--out {path}: is no plain file")
 
 
+def named(option: str, words: str, allowed: Collection[str], *, needed: bool = False) -> list[str]:
+    """The names with commas between that an option has. Raises InputError for one that is not allowed, and
+    for none where one is `needed`."""
+    found = [word for word in words.split(",") if word]
+    if needed and not found:
+        raise InputError(f"{option}: names none; allowed: {', '.join(allowed)}")
+    for name in found:
+        if name not in allowed:
+            raise InputError(f"{option}: {unknown_name('name', name, allowed)}")
+    return found
+
+
 def partial_of(path: Path) -> Path:
     """Where lines are kept as they are measured, until what they are for is whole."""
     return path.with_name(f".{path.name}-partial.csv")
@@ -30,12 +43,27 @@ def partial_of(path: Path) -> Path:
 
 def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Rows of the same names as a CSV file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
+    with file_draft(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    part.replace(path)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table for people: columns side by side, the first and the last to the left, the others to the
+    right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        middle = (text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True))
+        yield "  ".join([line[0].ljust(widths[0]), *middle, line[-1]]).rstrip()
+
+
+def markdown(lines: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A table of Markdown, its head first."""
+    for number, line in enumerate(lines):
+        yield f"| {' | '.join(map(str, line))} |"
+        if not number:
+            yield "|---" * len(line) + "|"
 
 
 def run(main: Callable[..., None]) -> None:

@@ -8,33 +8,35 @@ they are held against. --fit takes them from the rows instead (`contention_fit`)
 that had no part in it, and writes them into the profile. A calibration measures a part of this.
 """
 
-import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import torch
 import typer
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.fitted import FittedProfile, write_shared_use
 from simcore.devices.profile import NO_PROFILE, PROFILES, load_profile
 from simcore.devices.spec import load_device
-from simcore.input.files import InputError, is_path
+from simcore.input.files import InputError, is_path, unknown_name
 from simcore.ops.convolution import IMPLEMENTATIONS
 from simcore.terminal import BROKEN
 from simcore.validate.accuracy.contention_cases import (
     BESIDE,
-    KINDS,
     Case,
     Device,
+    Kind,
     Models,
     Row,
     measured,
     streams_of,
 )
+from simcore.validate.accuracy.tables import Birth, read_rows
 from simcore.validate.benchmarks.cases import BORN
 from simcore.validate.benchmarks.timing import birth, measure_card
 from simcore.validate.calibration.contention_fit import (
@@ -54,20 +56,20 @@ from simcore.validate.calibration.contention_fit import (
 )
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.machines.cuda.runs import this_machine
-from simcore.validate.program import check_out, partial_of, run, write_csv
+from simcore.validate.program import aligned, check_out, named, partial_of, run, write_csv
 
-# What a case may have at most; else as many as a context has tokens, and seconds.
-MOST = {"batch": 512, "count": 256, "side": 4096, "layers": 32}
-MOST_TOKENS, MOST_S = 1 << 17, 1e3
+# What a case may have at most; else as many as a context has tokens.
+MOST_BATCH, MOST_COUNT, MOST_SIDE, MOST_LAYERS, MOST_TOKENS = 512, 256, 4096, 32, 1 << 17
 
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
     """The table for people."""
-    yield f"{'case':58} {'of':5} {'alone':>10} {'together':>10} {'predicted':>10} {'error':>8}  role"
+    table = [["case", "of", "alone", "together", "predicted", "error", "role"]]
     for each in found:
         row = each.row
-        times = " ".join(f"{1e6 * s:8.1f}us" for s in (row.alone_s, row.together_s, each.predicted_s))
-        yield f"{row.case.text:58} {row.stream or 'all':5} {times} {each.error_pct:6.1f} %  {each.role}"
+        times = (f"{1e6 * s:.1f}us" for s in (row.alone_s, row.together_s, each.predicted_s))
+        table.append([row.case.text, row.stream or "all", *times, f"{each.error_pct:.1f} %", each.role])
+    yield from aligned(table)
     for kind, error in medians(found).items():
         yield f"median error, {kind}: {error:.2f} %"
 
@@ -76,9 +78,51 @@ def lines(found: Sequence[Judged]) -> Iterator[str]:
 
 CASE = tuple(field.name for field in fields(Case))
 TIMES = ("alone_s", "together_s", "least_s", "most_s", "n")
+_Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+_Some = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+_Seconds = Annotated[float, Field(ge=LEAST_S, le=1e3)]
 
 
-Birth = Mapping[str, str]
+@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class _Line:
+    """A line of a file of `write`, but for what was predicted."""
+
+    kind: Kind
+    batch: Annotated[int, Field(ge=1, le=MOST_BATCH)]
+    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    context: _Tokens
+    side: Annotated[int, Field(ge=0, le=MOST_SIDE)]
+    method: str
+    steps: _Some
+    tiles: _Tokens
+    stream: str
+    alone_s: _Seconds
+    together_s: _Seconds
+    least_s: _Seconds
+    most_s: _Seconds
+    n: _Some
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+
+    def __post_init__(self) -> None:
+        if self.kind == BESIDE:
+            if self.method not in IMPLEMENTATIONS:
+                raise ValueError(unknown_name("method", self.method, IMPLEMENTATIONS))
+            if self.side.bit_count() != 1 or not self.tiles:
+                raise ValueError(f"side: is {self.side}, tiles: {self.tiles}; a power of two, and 1 or more")
+        elif self.context < 2:
+            raise ValueError(f"context: is {self.context}; it should be 2 or more")
+        if self.stream not in streams_of(self.case):
+            raise ValueError(unknown_name("stream", self.stream, streams_of(self.case)))
+
+    @property
+    def case(self) -> Case:
+        """What was measured."""
+        return Case(**{name: getattr(self, name) for name in CASE})
+
+    @property
+    def row(self) -> Row:
+        """How long it took."""
+        return Row(self.case, self.stream, *(getattr(self, name) for name in TIMES))
 
 
 def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path: Path) -> None:
@@ -94,80 +138,17 @@ def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path
 
 def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
     """Rows that `write` has written, of how many layers the decoder was, and their birth records. Raises
-    InputError where they are none."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            found = list(csv.DictReader(file))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is no text") from None
-    if not found:
-        raise InputError(f"{path}: has no rows")
-    rows = [_row(cells, f"{path}: row {i}") for i, cells in enumerate(found, 1)]
-    _whole(rows, path)
-    births: list[Birth] = [{name: cells[name] for name in BORN} for cells in found]
-    return rows, _number(found[0], "layers", int, 1, MOST["layers"], f"{path}: row 1"), births
-
-
-def _row(cells: Mapping[str, str | None], where: str) -> Row:
-    """One row of a file. Raises InputError that names row and column."""
-    for name in (*CASE, *TIMES, *BORN, "stream", "layers"):
-        if cells.get(name) is None:
-            raise InputError(f"{where}: {name}: is missing")
-    types: dict[str, Any] = get_type_hints(Case)
-    words: Any = {name: cells[name] for name in CASE if types[name] is not int}
-    _known(where, "kind", words["kind"], KINDS)
-    beside = words["kind"] == BESIDE
-    if beside:
-        _known(where, "method", words["method"], IMPLEMENTATIONS)
-    least = dict.fromkeys(("batch", "count", "steps"), 1) | (
-        {"side": 1, "tiles": 1} if beside else {"context": 2}
-    )
-    counts = {
-        name: _number(cells, name, int, least.get(name, 0), MOST.get(name, MOST_TOKENS), where)
-        for name in CASE
-        if name not in words
-    }
-    case = Case(**words, **counts)
-    if case.side & (case.side - 1):
-        raise InputError(f"{where}: side: is {case.side}; it should be a power of two")
-    _known(where, "stream", str(cells["stream"]), streams_of(case))
-    times: Any = {name: _number(cells, name, float, LEAST_S, MOST_S, where) for name in TIMES[:-1]}
-    return Row(case, str(cells["stream"]), **times, n=_number(cells, "n", int, 1, MOST_TOKENS, where))
-
-
-def _whole(rows: Sequence[Row], path: Path) -> None:
-    """Raises InputError where a case lacks the row of one of its streams, or has one twice."""
+    InputError where they are none, or a case has not one row of each of its streams."""
+    found, births = read_rows(path, _Line)
     streams: dict[Case, list[str]] = {}
-    for row in rows:
-        streams.setdefault(row.case, []).append(row.stream)
-    for case, found in streams.items():
+    for line in found:
+        streams.setdefault(line.case, []).append(line.stream)
+    for case, each in streams.items():
         for stream in streams_of(case):
-            if found.count(stream) != 1:
+            if (count := each.count(stream)) != 1:
                 of = f"stream {stream!r}: " if stream else ""
-                raise InputError(
-                    f"{path}: stream: {case.text}: {of}{found.count(stream)} rows; one is needed"
-                )
-
-
-def _known(where: str, name: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise InputError(f"{where}: {name}: is {value!r} (allowed: {', '.join(map(repr, allowed))})")
-
-
-def _number(
-    cells: Mapping[str, str | None], name: str, kind: type, least: float, most: float, where: str
-) -> Any:
-    """A number of a row, from `least` to `most`."""
-    try:
-        found = kind(cells[name] or "")
-    except ValueError:
-        found = math.nan
-    if not least <= found <= most:
-        what = "whole number" if kind is int else "number"
-        raise InputError(
-            f"{where}: {name}: is {cells[name]!r}; it should be a {what} from {least:g} to {most:g}"
-        )
-    return found
+                raise InputError(f"{path}: stream: {case.text}: {of}{count} rows; one is needed")
+    return [line.row for line in found], found[0].layers, births
 
 
 # -- the program -------------------------------------------------------------------------------------------
@@ -223,10 +204,10 @@ def main(
     all, is 8 % or more, or nothing could be judged."""
     check_out(out)
     cases = cases_of(
-        _numbers("--streams", streams, 1, MOST["count"]),
+        _numbers("--streams", streams, 1, MOST_COUNT),
         _numbers("--contexts", contexts, 2, MOST_TOKENS),
-        _numbers("--sides", sides, 1, MOST["side"]),
-        _methods(methods),
+        _numbers("--sides", sides, 1, MOST_SIDE),
+        named("--methods", methods, IMPLEMENTATIONS, needed=True),
         batch,
     )
     given = None if from_ is None else read(from_)
@@ -311,14 +292,6 @@ def _whose(profile: FittedProfile | None, births: Sequence[Birth], fitting: bool
         return "for the profile has none: nobody is kept out"
     among = any(born["date_utc"] in shared.date for born in births)
     return f"of the profile, fitted on {shared.date}{', to some of these rows' * among}"
-
-
-def _methods(text: str) -> list[str]:
-    found = text.split(",")
-    for name in found:
-        if name not in IMPLEMENTATIONS:
-            raise InputError(f"--methods: {name!r} is not known (allowed: {', '.join(IMPLEMENTATIONS)})")
-    return found
 
 
 def _compared(

@@ -10,71 +10,50 @@ times of an earlier run, by prices as they are now, and needs no card.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.fitted import FittedProfile
-from simcore.devices.interpolation import Took, place_of
+from simcore.devices.interpolation import place_of
 from simcore.devices.making import Point, shape_text
-from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import Profile, load_profile
 from simcore.devices.spec import DeviceSpec, load_device
-from simcore.input.files import Count, InputError, read_cells, unknown_name, validated
+from simcore.input.files import InputError
 from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, Price, Pricer
 from simcore.terminal import BROKEN
+from simcore.validate.accuracy.tables import (
+    MEDIAN_PCT,
+    P95_PCT,
+    Birth,
+    error_lines,
+    errors_row,
+    is_close,
+    label,
+    read_rows,
+)
 from simcore.validate.benchmarks.cases import BORN
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
-from simcore.validate.calibration.cpu import NAME
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.cuda_grid import drawn
+from simcore.validate.calibration.records import NAME, Kept, key_of
 from simcore.validate.ladder.rungs import off_pct
-from simcore.validate.program import check_out, run, write_csv
+from simcore.validate.program import check_out, named, run, write_csv
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.compile_ahead import as_compiled
 
-MEDIAN_PCT, P95_PCT = 3.0, 10.0
-MOST_DECODED = 512
 COMPILING_S = 120.0
 # How many times as many shapes are drawn to find those again that were drawn before.
 TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
 
-
-Born = Mapping[str, object]
-
-
-@checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Row:
-    """What a line of a file of `write` has of a time."""
-
-    kind: str
-    shape: str
-    dtype: str
-    median_s: Took
-    p10_s: Took
-    p90_s: Took
-    n: Count
-    cache: str
-    device: str
-    driver: str
-    torch: str
-    triton: str
-    date_utc: str
-    sm_clock_mhz: str
-    memory_clock_mhz: str
-
-
-COLUMNS = tuple(field.name for field in fields(Row))
+AnyProfile = Profile | FittedProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +74,7 @@ class Tried:
         return self.price.low_s <= self.point.median_s <= self.price.high_s
 
 
-def held_out(kinds: Sequence[str], count: int, seed: int, profile: Profile | FittedProfile) -> list[Op]:
+def held_out(kinds: Sequence[str], count: int, seed: int, profile: AnyProfile) -> list[Op]:
     """So many ops of each family, none of which a profile was made of, or checked by."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {(point.kind, tuple(point.dimensions.items()), point.dtype) for point in points}
@@ -114,36 +93,20 @@ def tried(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, card: Card) -> 
 
 
 def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
-    """A row for each kind, and one for all of them."""
+    """A row for each kind, and one for all of them; `covered`: the share of times inside intervals."""
     groups: dict[str, list[Tried]] = {}
     for one in found:
         op = one.point.op
-        shape = {name: op[name] for name, _ in op.shape}
-        groups.setdefault(label(op.kind, op.dtype, shape), []).append(one)
-    return [_row(*group) for group in (*sorted(groups.items()), ("all", found)) if group[1]]
+        groups.setdefault(label(op.kind, op.dtype, {name: op[name] for name, _ in op.shape}), []).append(one)
+    rows = []
+    for kind, each in (*sorted(groups.items()), *([("all", found)] if found else [])):
+        shapes = [shape_text(one.point.op) for one in each]
+        covered = sum(one.covered for one in each) / len(each)
+        rows.append({**errors_row(kind, [one.error_pct for one in each], shapes), "covered": covered})
+    return rows
 
 
-def label(kind: str, dtype: str, shape: Mapping[str, int]) -> str:
-    """What ops are judged together: products of prompts apart from those of steps that decode."""
-    prompts = " of prompts" if kind == "matmul" and shape["m"] > MOST_DECODED else ""
-    return f"{kind} {dtype}{prompts}"
-
-
-def _row(kind: str, found: Sequence[Tried]) -> dict[str, Any]:
-    errors = [one.error_pct for one in found]
-    worst = max(found, key=lambda one: one.error_pct)
-    return {
-        "kind": kind,
-        "n": len(found),
-        "median_pct": median(errors),
-        "p95_pct": float(np.percentile(errors, 95)),
-        "worst_pct": max(errors),
-        "covered": sum(one.covered for one in found) / len(found),
-        "worst_shape": shape_text(worst.point.op),
-    }
-
-
-def told_apart(found: Sequence[Tried], profile: Profile | FittedProfile) -> list[Tried]:
+def told_apart(found: Sequence[Tried], profile: AnyProfile) -> list[Tried]:
     """Those that a card can tell from every shape that prices were made of (`interpolation.place`)."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {point.place for point in points if point.role == "fit"}
@@ -152,30 +115,17 @@ def told_apart(found: Sequence[Tried], profile: Profile | FittedProfile) -> list
 
 def met(row: dict[str, Any]) -> bool:
     """Whether a kind's prices are as good as they have to be."""
-    close = row["median_pct"] < MEDIAN_PCT and row["p95_pct"] < P95_PCT
-    return bool(close and LEAST_COVER <= row["covered"] <= MOST_COVER)
+    return is_close(row) and LEAST_COVER <= row["covered"] <= MOST_COVER
 
 
-def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table for people."""
-    yield f"{'kind':38} {'n':>4} {'median':>8} {'p95':>8} {'worst':>8} {'inside':>7}  worst shape"
-    for row in rows:
-        yield (
-            f"{row['kind']:38} {row['n']:>4} {row['median_pct']:>6.2f} % {row['p95_pct']:>6.2f} % "
-            f"{row['worst_pct']:>6.1f} % {100 * row['covered']:>5.0f} %  {row['worst_shape']}"
-        )
-
-
-def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Row]) -> list[Tried]:
+def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Kept]) -> list[Tried]:
     """Those shapes that rows are of, by their times. Raises InputError where a row is of another one."""
-    left = {(row.kind, row.shape, row.dtype): row for row in rows}
+    left = {row.key: row for row in rows}
     floor, found = roofline(spec), list[Tried]()
     for op in shapes:
-        row = left.pop((op.kind, shape_text(op), op.dtype), None)
+        row = left.pop(key_of(op), None)
         if row is not None:
-            launches, floor_s = launches_and_floor(op, floor)
-            times = row.median_s, row.p10_s, row.p90_s
-            found.append(Tried(Point(op, launches, floor_s, *times, row.n, row.cache), price(op)))
+            found.append(Tried(row.point(op, floor), price(op)))
     if left:
         raise InputError(
             f"--seed, --count, --kinds: have to be those of the run that wrote --measured; {len(left)} of "
@@ -184,47 +134,38 @@ def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Se
     return found
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The lines of a file of `write`. Raises InputError where it is none, has a shape twice, or times of
-    several births."""
-    head, lines = read_cells(path)
-    rows = list[Row]()
-    for name in (each for each in COLUMNS if each not in head):
-        raise InputError(f"{path}: has no column {name}")
-    for number, cells in enumerate(lines, 2):
-        line = dict(zip(head, cells, strict=True))
-        rows.append(validated(Row, {name: line[name] for name in COLUMNS}, f"{path}: line {number}"))
+def read_run(path: Path) -> tuple[list[Kept], Birth]:
+    """The lines of a file of `write`, and their birth record. Raises InputError where it is none, has a shape
+    twice, or times of several births."""
+    rows, births = read_rows(path, Kept)
+    for number, born in enumerate(births, 2):
         for name in BORN:
-            if (own := getattr(rows[-1], name)) != (first := getattr(rows[0], name)):
+            if (own := born[name]) != (first := births[0][name]):
                 raise InputError(
                     f"{path}: line {number}: {name}: is {own}, of the first {first}: one run a file"
                 )
-    if not rows:
-        raise InputError(f"{path}: has no line")
-    if len({(row.kind, row.shape, row.dtype) for row in rows}) < len(rows):
+    if len({row.key for row in rows}) < len(rows):
         raise InputError(f"{path}: has a shape twice")
-    return rows
+    return rows, births[0]
 
 
 def _judged_again(
-    rows: Sequence[Row], shapes: Iterable[Op], spec: DeviceSpec, of: Profile | FittedProfile, where: Path
+    rows: Sequence[Kept], born: Birth, shapes: Iterable[Op], spec: DeviceSpec, of: AnyProfile, where: Path
 ) -> list[Tried]:
     """Rows that a profile was not made of, nor checked by. Raises InputError where they are of another
     card."""
-    if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != rows[0].device:
-        raise InputError(f"{where}: device: is {rows[0].device}, that of the profile {of.birth.processor}")
+    if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != born["device"]:
+        raise InputError(f"{where}: device: is {born['device']}, that of the profile {of.birth.processor}")
     points = of.points if isinstance(of, FittedProfile) else ()
     known = {(point.kind, point.shape, point.dtype) for point in points}
     found = tried_before(shapes, spec, pricer(spec, profile=of), rows)
-    new = [
-        one for one in found if (one.point.op.kind, shape_text(one.point.op), one.point.op.dtype) not in known
-    ]
+    new = [one for one in found if key_of(one.point.op) not in known]
     if len(new) < len(found):
         typer.echo(f"left out: {len(found) - len(new)} shapes that the profile was made of, or checked by")
     return new
 
 
-def write(found: Sequence[Tried], born: Born, path: Path) -> None:
+def write(found: Sequence[Tried], born: Birth, path: Path) -> None:
     """All of it as a file, whole or not at all, with the birth record of its times."""
     rows = [
         {
@@ -247,7 +188,7 @@ def write(found: Sequence[Tried], born: Born, path: Path) -> None:
     write_csv(rows, path)
 
 
-def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[list[Tried], Born]:
+def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[list[Tried], Birth]:
     """Each shape measured on this card, and the birth record."""
     take_memory_in_segments()
     card = measure_card(lambda text: None)
@@ -255,7 +196,7 @@ def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[l
     shapes = sorted(shapes, key=lambda op: card_measure.loads(op, roofline(spec)))
     ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
     found, born = list(tried(ready, spec, price, card)), asdict(birth(card))
-    return found, {name: born[name] for name in BORN}
+    return found, {name: str(born[name]) for name in BORN}
 
 
 def main(
@@ -272,10 +213,7 @@ def main(
 ) -> None:
     """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
     further off than they may be."""
-    asked = kinds.split(",") if kinds else list(TABLE)
-    for kind in asked:
-        if kind not in TABLE:
-            raise InputError(f"--kinds: {unknown_name('kind', kind, TABLE)}")
+    asked = named("--kinds", kinds, TABLE) or list(TABLE)
     check_out(out)
     if bool(device) != (again is not None):
         raise InputError(
@@ -286,11 +224,11 @@ def main(
     if again is None:
         found, born = _measured_here(held_out(asked, count, seed, of), spec, pricer(spec, profile=of))
     else:
-        rows = [row for row in read_rows(again) if row.kind in asked]
+        every, born = read_run(again)
+        rows = [row for row in every if row.kind in asked]
         # Some were not drawn then, for the grid or the profile had them: the next were.
         shapes = drawn(asked, TIMES_AS_MANY * count, seed, beside_grid=False)
-        found = _judged_again(rows, shapes, spec, of, again) if rows else []
-        born = {name: getattr(rows[0], name) for name in BORN} if rows else {}
+        found = _judged_again(rows, born, shapes, spec, of, again) if rows else []
     if not found:
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:
@@ -299,10 +237,10 @@ def main(
         raise typer.Exit(BROKEN)
 
 
-def _told(found: Sequence[Tried], of: Profile | FittedProfile) -> bool:
+def _told(found: Sequence[Tried], of: AnyProfile) -> bool:
     """Prints the table and what it comes to; whether every kind is as good as it has to be."""
     rows = summary(found)
-    for line in lines(rows):
+    for line in error_lines(rows):
         typer.echo(line)
     apart = told_apart(found, of)
     for row in summary(apart)[-1:]:

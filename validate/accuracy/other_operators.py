@@ -27,9 +27,9 @@ from simcore.input.files import InputError
 from simcore.models.decoder import TENSOR
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Pricer, Roofline
-from simcore.validate.calibration.cpu import NAME
 from simcore.validate.calibration.cuda_grid import grid
-from simcore.validate.program import run
+from simcore.validate.calibration.records import NAME
+from simcore.validate.program import markdown, run
 
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
@@ -147,14 +147,15 @@ def _row(table: str, band: int, others: Sequence[Other], price: Pricer, floor: R
 
 def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The rows as a table of Markdown."""
-    yield "| what | up to | n | theirs / ours: median | middle 80 % | extrapolated | cannot be true |"
-    yield "|---|---|---|---|---|---|---|"
+    table: list[list[object]] = [
+        ["what", "up to", "n", "theirs / ours: median", "middle 80 %", "extrapolated", "cannot be true"]
+    ]
     for row in rows:
         size = f"{row['up_to']:,}" if row["up_to"] < BEYOND else "more"
-        found = row["median"] is not None
-        ratio = f"{row['median']:.2f} | {row['p10']:.2f} to {row['p90']:.2f}" if found else "- | -"
-        left_out = f"{row['extrapolated'] or ''} | {row['impossible'] or ''}"
-        yield f"| {row['table']} | {size} | {row['n']} | {ratio} | {left_out} |"
+        ratio = [f"{row['median']:.2f}", f"{row['p10']:.2f} to {row['p90']:.2f}"] if row["n"] else ["-", "-"]
+        left_out = row["extrapolated"] or "", row["impossible"] or ""
+        table.append([row["table"], size, row["n"], *ratio, *left_out])
+    yield from markdown(table)
 
 
 def main(

@@ -10,11 +10,9 @@ of the worst. No price is made of these shapes, but the intervals are: how many 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from simcore.devices.fitted import FittedProfile
@@ -22,7 +20,7 @@ from simcore.devices.interpolation import Measured
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
-from simcore.validate.accuracy.held_out import MEDIAN_PCT, P95_PCT, label
+from simcore.validate.accuracy.tables import MEDIAN_PCT, P95_PCT, error_lines, errors_row, is_close, label
 from simcore.validate.program import run
 
 Errors = Mapping[str, Sequence[tuple[float, Measured]]]
@@ -37,24 +35,6 @@ def by_kind(profile: FittedProfile) -> Errors:
     return found
 
 
-def is_close(errors: Sequence[float]) -> bool:
-    """Whether prices are as close as `simcore.validate.accuracy.held_out` asks of a kind."""
-    return median(errors) < MEDIAN_PCT and float(np.percentile(errors, 95)) < P95_PCT
-
-
-def lines(found: Errors) -> Iterator[str]:
-    """The table for people, all kinds together last."""
-    yield f"{'kind':40} {'n':>4} {'median':>8} {'p95':>8} {'worst':>8}  worst shape"
-    every = [each for group in found.values() for each in group]
-    for kind, group in [*sorted(found.items()), ("all", every)]:
-        errors = [error for error, _ in group]
-        worst_pct, worst = max(group, key=lambda each: each[0])
-        yield (
-            f"{kind:40} {len(group):>4} {median(errors):>6.2f} % {np.percentile(errors, 95):>6.2f} % "
-            f"{worst_pct:>6.1f} %  {worst.shape}"
-        )
-
-
 def main(
     device: Annotated[str, typer.Argument(help="of the catalogue")],
     profile: Annotated[str, typer.Option(help="name, or folder, of a measured profile")] = "local",
@@ -64,12 +44,16 @@ def main(
     found = by_kind(of) if isinstance(of, FittedProfile) else {}
     if not found:
         raise InputError(f"--profile {profile}: has no shapes that were measured to check prices")
-    for line in lines(found):
+    every = [each for group in found.values() for each in group]
+    *rows, whole = (
+        errors_row(kind, [error for error, _ in group], [point.shape for _, point in group])
+        for kind, group in [*sorted(found.items()), ("all", every)]
+    )
+    for line in error_lines([*rows, whole]):
         typer.echo(line)
-    close = sum(is_close([error for error, _ in group]) for group in found.values())
     typer.echo(
-        f"{close} of {len(found)} kinds have a median under {MEDIAN_PCT:g} % and a 95th percentile under "
-        f"{P95_PCT:g} %"
+        f"{sum(map(is_close, rows))} of {len(found)} kinds have a median under {MEDIAN_PCT:g} % and a 95th "
+        f"percentile under {P95_PCT:g} %"
     )
 
 

@@ -24,6 +24,7 @@ from simcore.input.files import InputError
 from simcore.models.operators import NOT_ATOMIC, linear_attention_op
 from simcore.ops.flash_decoding import method_op, split_count, with_splits
 from simcore.ops.op import Op, Pricer
+from simcore.validate.program import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "validate" / "published"
@@ -170,11 +171,8 @@ def rounded(row: FitRow) -> FitRow:
 
 def write(folder: Path, rows: Sequence[FitRow]) -> None:
     """Writes fits.csv."""
-    with (folder / FITS).open("w", newline="", encoding="utf-8") as file:
-        names = ("kind", "where", *Fit.__dataclass_fields__, "form", "source")
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: getattr(rounded(row), name) for name in names} for row in rows)
+    names = ("kind", "where", *Fit.__dataclass_fields__, "form", "source")
+    write_csv([{name: getattr(rounded(row), name) for name in names} for row in rows], folder / FITS)
 
 
 if __name__ == "__main__":

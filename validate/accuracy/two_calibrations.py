@@ -7,7 +7,7 @@ them lie. Shapes that a card cannot tell apart (`simcore.devices.interpolation.c
 same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from simcore.devices.fitted import FittedProfile
 from simcore.devices.profile import load_profile
 from simcore.input.files import InputError, read_yaml
 from simcore.terminal import BROKEN
-from simcore.validate.program import check_out, run, write_csv
+from simcore.validate.program import aligned, check_out, run, write_csv
 
 MOST_OFF = 0.02
 
@@ -55,13 +55,6 @@ def _born(profile: FittedProfile) -> Row:
     return {"source": profile.source, "date": birth.date, "device": birth.processor, **birth.versions}
 
 
-def lines(found: Sequence[Row]) -> Iterator[str]:
-    """The table for people."""
-    yield f"{'kind':40} {'n':>5} {'median':>8} {'middle 90 %':>18}"
-    for row in found:
-        yield f"{row['kind']:40} {row['n']:>5} {row['median']:>8.4f} {row['p5']:>8.4f} to {row['p95']:.4f}"
-
-
 def main(
     first: Annotated[Path, typer.Argument(help="the folder of a profile")],
     second: Annotated[Path, typer.Argument(help="another of the same device")],
@@ -78,7 +71,9 @@ def main(
     table = rows(found, one, other)
     if out is not None:
         write_csv(table, out)
-    for line in lines(table):
+    cells = [(f"{row[name]:.4f}" for name in ("median", "p5", "p95")) for row in table]
+    told = [[row["kind"], str(row["n"]), *each] for row, each in zip(table, cells, strict=True)]
+    for line in aligned([["kind", "n", "median", "p5", "p95"], *told]):
         typer.echo(line)
     off = [row["kind"] for row in table if row["kind"] in found and abs(row["median"] - 1.0) > MOST_OFF]
     if off:

@@ -4,11 +4,12 @@ When the early part of speculative attention is visible is seen by a kernel that
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,21 +32,20 @@ from simcore.kernels.decoder.speculative_attention import (
 from simcore.kernels.decoder.split_kv import cache
 from simcore.kernels.kernel import DTYPES
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, Bar, Case, Compared, Row
-from simcore.validate.benchmarks.peers import Candidate, Inputs, Peer
+from simcore.validate.benchmarks.cases import OURS, OWN, Case, Compared, Row, SpeculativeCase
+from simcore.validate.benchmarks.peers import Candidate, Inputs
 from simcore.validate.benchmarks.run import (
-    SEED,
     Bench,
     Entry,
+    Trial,
+    Way,
     brief,
     captured,
-    free,
+    compare,
     nan_last,
-    say,
     take_turns,
-    tried,
 )
-from simcore.validate.benchmarks.timing import CUDA, Card, event, one_line, wait
+from simcore.validate.benchmarks.timing import CUDA, event, one_line, wait
 
 FP8 = torch.float8_e4m3fn
 EARLY_RUNS, EARLY_WARM_UPS = 40, 3
@@ -77,13 +77,6 @@ def inputs_of(case: Case, generator: torch.Generator) -> Inputs:
         )
     lengths = torch.full((case.batch,), case.context, dtype=torch.int32, device="cuda")
     return Inputs(q, k, v, lengths, torch.empty_like(q), table, k_scale, v_scale)
-
-
-def sets_of(case: Case, card: Card) -> list[Inputs]:
-    """As many sets of buffers as keep each of them out of the cache."""
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
-    read = case.kv_bytes * case.attended // case.context
-    return [inputs_of(case, generator) for _ in range(cases.rotation(read, card.l2_bytes))]
 
 
 def options(case: Case, one: Inputs) -> dict[str, Any]:
@@ -128,109 +121,37 @@ def chosen(one: Inputs) -> DecodeConfig:
     return config_for(one.q, cache(one.q, one.k, one.v, one.lengths, table, scales))
 
 
-def own_calls(case: Case, sets: Sequence[Inputs]) -> tuple[Candidate, str]:
-    """Our kernel with the layout that it chooses itself, and that layout in short."""
+def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
+    """Our kernel with the layout that it chooses itself."""
     config = chosen(sets[0])
     space = workspace(sets[0].q, case.kv_heads, config)
     calls = [
         partial(decode_attention, *one[:4], **options(case, one), out=one.out, space=space, config=config)
         for one in sets
     ]
-    return Candidate(str(config), calls), brief(config)
+    return Candidate(str(config), calls, brief(config))
 
 
-def attention_row(case: Case, op: str, implementation: str, version: str = "simcore", **more: Any) -> Row:
-    """A row without times."""
-    shape = {
-        "batch": case.batch,
-        "q_heads": case.q_heads,
-        "kv_heads": case.kv_heads,
-        "head_dim": case.head_dim,
-        "context": case.context,
-        "dtype": case.dtype if case.stored == case.dtype else f"{case.dtype}, KV {case.stored}",
-        "layout": case.layout,
-        **more,
-    }
-    bar = cases.ERROR_BARS[case.dtype] if version == "simcore" else cases.PEER_ERROR_BAR
-    return Row(
-        op=op,
-        implementation=implementation,
-        version=version,
-        shape=shape,
-        hbm_bytes=case.hbm_bytes,
-        error=None,
-        error_bar=bar,
-    )
+def fill_with_nan(*outputs: Tensor) -> None:
+    """So that what is not written is wrong."""
+    for x in outputs:
+        x.fill_(float("nan"))
 
 
-def attention_case(case: Case, bench: Bench, peers: Sequence[Peer]) -> Compared:
-    """Ours and the peers at one shape."""
-    name = f"{case} {case.special}".rstrip()
-    say(f"{name} ...")
-    sets = sets_of(case, bench.card)
+def attention_case(case: Case, bench: Bench, *, beside: bool = True) -> Compared:
+    """Decode attention; `beside`: the peers."""
+    sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     truths = [truth_of(case, sets[0])]
     truths.append(truth_of(case, sets[-1]) if len(sets) > 1 else truths[0])
-    calls = cases.calls_of(len(sets))
 
-    def poison() -> None:
-        for one in sets:
-            one.out.fill_(float("nan"))
+    def ways() -> Iterator[Way]:
+        # By map, so that it is made where it is caught if that fails.
+        yield Way("", map(partial(own_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
+        for peer in bench.peers if beside else ():
+            yield Way(peer.name, peer.candidates(case, sets), version=peer.version)
 
-    row = attention_row(case, "decode_attention", OURS)
-    try:
-        mine, short = own_calls(case, sets)
-        entries = [tried(replace(row, brief=short), [mine], truths, calls, poison)]
-    except Exception as error:
-        entries = [Entry(replace(row, note=f"failed: {one_line(error)}"))]
-    for peer in peers:
-        row = attention_row(case, "decode_attention", peer.name, peer.version)
-        entries.append(tried(row, peer.candidates(case, sets), truths, calls, poison))
-    read = case.kv_bytes * case.attended // case.context
-    rows = take_turns(entries, cases.cold(len(sets), read), quick=bench.quick)
-    bench.judge(rows[0])
-    return Compared(name, rows[0], rows[1:], case.hbm_bytes / bench.card.read_bytes_per_s)
-
-
-def attention_part(part: str, shapes: Sequence[Case], bench: Bench, peers: Sequence[Peer]) -> list[Compared]:
-    """All shapes of a part; what is there is saved after each."""
-    found, rows = list[Compared](), list[Row]()
-    for case in shapes:
-        try:
-            compared = attention_case(case, bench, peers)
-        except Exception as error:
-            bench.failed.append(f"{case} {case.special}: {one_line(error)}")
-            say(f"  failed: {one_line(error)}")
-            row = attention_row(case, "decode_attention", OURS)
-            row = replace(row, note=f"failed: {one_line(error)}")
-            compared = Compared(str(case), row, (), case.hbm_bytes / bench.card.read_bytes_per_s)
-        found.append(compared)
-        rows += [compared.ours, *compared.peers]
-        bench.save(part, rows)
-        free()
-    say("")
-    names = [peer.name for peer in peers]
-    for line in cases.attention_table(found, names, bench.card.read_bytes_per_s):
-        say(line)
-    say("us; % of read bandwidth; ratio: fastest peer / ours; config: as DecodeConfig")
-    if peers:
-        say(cases.summary(found))
-    return found
-
-
-def anchors(bench: Bench) -> list[Bar]:
-    """The part `anchors`."""
-    return cases.anchor_bars(attention_part("anchors", cases.ANCHORS, bench, bench.peers))
-
-
-def table(bench: Bench) -> list[Bar]:
-    """The part `table`."""
-    return cases.table_bars(attention_part("table", cases.TABLE, bench, bench.peers))
-
-
-def variants(bench: Bench) -> list[Bar]:
-    """The part `variants`: nothing to reach but to be right."""
-    attention_part("variants", cases.VARIANTS, bench, ())
-    return []
+    poison = partial(fill_with_nan, *(one.out for one in sets))
+    return compare(case, Trial(ways(), truths, poison, len(sets), case.read_bytes), bench)
 
 
 @dataclass(slots=True)
@@ -244,7 +165,7 @@ class Speculating:
     brief: str
 
 
-def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
+def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
     """Our speculative kernel with the layout that it chooses itself beside decode attention's."""
     case, q = of.case, sets[0].q
     config = chosen(sets[0])
@@ -265,18 +186,28 @@ def speculating(of: cases.SpeculativeCase, sets: Sequence[Inputs]) -> Speculatin
     return Speculating(case, into, calls, f"{config}, {workers} for the ends", brief(config))
 
 
-def speculative_case(of: cases.SpeculativeCase, bench: Bench) -> tuple[list[Row], cases.Early]:
+def speculative_case(of: SpeculativeCase, bench: Bench) -> Compared:
     """One speculative shape: beside plain decode attention, and when its early part is visible."""
-    case = of.case
-    say(f"speculative {case}, {of.ends} sinks and window ...")
-    sets = sets_of(case, bench.card)
+    case, bar = of.case, cases.ERROR_BARS[of.case.dtype]
+    sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     mine, calls = speculating(of, sets), cases.calls_of(len(sets))
     pairs = [_speculative_truth(of, one) for one in (sets[0], sets[-1])]
-    row = replace(attention_row(case, "speculative_attention", OURS, ends=of.ends), brief=mine.brief)
+    poison = partial(fill_with_nan, mine.into.exact, mine.into.early, *(one.out for one in sets))
+    plain = replace(cases.row_of(of, OURS, OWN, bar), op=case.op)
+    exacts = [pair[0] for pair in pairs]
+    decode = captured(plain, own_calls(case, sets), exacts, calls, poison)
+    entry = _captured(cases.row_of(of, OURS, OWN, bar), mine, pairs, calls, poison)
+    rows = take_turns([decode, entry], cases.cold(len(sets), case.kv_bytes), quick=bench.quick)
+    for row in rows:
+        bench.judge(row)
+    early_row, share = _early_row(of, mine, bench, rows[1])
+    return Compared(str(of), rows[1], rows[:1], bench.floor_s(of), [early_row], share)
 
-    def poison() -> None:
-        for x in (mine.into.exact, mine.into.early, *(one.out for one in sets)):
-            x.fill_(float("nan"))
+
+def _captured(
+    row: Row, mine: Speculating, pairs: Sequence[Tensor], calls: int, poison: Callable[[], object]
+) -> Entry:
+    """Both outputs are put side by side to be compared; what is timed is captured without that."""
 
     def both(call: Callable[[], Speculation]) -> Tensor:
         left = call()
@@ -285,57 +216,38 @@ def speculative_case(of: cases.SpeculativeCase, bench: Bench) -> tuple[list[Row]
     def exact(call: Callable[[], Speculation]) -> Tensor:
         return call().exact
 
-    # The outputs are put side by side to be compared; what is timed is captured without that.
-    checked = Candidate(mine.config, [partial(both, call) for call in mine.calls])
-    entry = captured(row, checked, pairs, len(sets), poison)
+    checked = Candidate(mine.config, [partial(both, call) for call in mine.calls], mine.brief)
+    entry = captured(row, checked, pairs, len(mine.calls), poison)
     if entry.graph is not None:
-        bare = Candidate(mine.config, [partial(exact, call) for call in mine.calls])
+        bare = checked._replace(calls=[partial(exact, call) for call in mine.calls])
         error = entry.row.error or 0.0
         entry = captured(entry.row, bare, [pair[0] for pair in pairs], calls, poison)
         entry.row = replace(entry.row, error=max(error, entry.row.error or 0.0, key=nan_last))
-    plain, short = own_calls(case, sets)
-    plain_row = replace(attention_row(case, "decode_attention", OURS, ends=of.ends), brief=short)
-    decode = captured(plain_row, plain, [pair[0] for pair in pairs], calls, poison)
-    rows = take_turns([decode, entry], cases.cold(len(sets), case.kv_bytes), quick=bench.quick)
-    for each in rows:
-        bench.judge(each)
-    early_row, share = _early_row(of, mine, bench, rows[1])
-    ratio = None
-    if rows[0].times and rows[1].times:
-        ratio = rows[1].times.median_s / rows[0].times.median_s
-    return [*rows, early_row], cases.Early(case.context, f"{case}, {of.ends}", ratio, share)
+    return entry
 
 
-def _speculative_truth(of: cases.SpeculativeCase, one: Inputs) -> Tensor:
+def _speculative_truth(of: SpeculativeCase, one: Inputs) -> Tensor:
     """Exact and early in float64: [2, batch, q_heads, d]."""
-    found = []
-    for some in in_float64(reference_speculative_attention, of.case, one, **_ends(of)):
-        found.append(torch.stack((some[0], some[1])))
-    return torch.cat(found, 1)
+    ends = {"sinks": of.ends, "window": of.ends, "threshold": THRESHOLD}
+    found = in_float64(reference_speculative_attention, of.case, one, **ends)
+    return torch.cat([torch.stack((some[0], some[1])) for some in found], 1)
 
 
-def _ends(of: cases.SpeculativeCase) -> dict[str, Any]:
-    return {"sinks": of.ends, "window": of.ends, "threshold": THRESHOLD}
-
-
-def _early_row(
-    of: cases.SpeculativeCase, mine: Speculating, bench: Bench, whole: Row
-) -> tuple[Row, float | None]:
+def _early_row(of: SpeculativeCase, mine: Speculating, bench: Bench, whole: Row) -> tuple[Row, float | None]:
     """When the early part is visible, in seconds from the start of the kernel, and as a share of its time."""
-    row = attention_row(of.case, "speculative_attention", "early output visible", ends=of.ends)
+    row = cases.row_of(of, "early output visible", OWN, whole.error_bar)
     if whole.times is None:
         return replace(row, note="not measured: the kernel is not right"), None
     try:
         seen = early_seconds(mine, EARLY_RUNS // 4 if bench.quick else EARLY_RUNS)
     except Exception as error:
-        bench.failed.append(f"early output of {of.case}, {of.ends}: {one_line(error)}")
+        bench.failed.append(f"early output of {of}: {one_line(error)}")
         return replace(row, note=f"failed: {one_line(error)}"), None
-    shares = sorted(early_s / whole_s for early_s, whole_s in seen)
-    share, last = statistics.median(shares), len(shares) - 1
-    p10, p90 = (100 * shares[round(q * last)] for q in (0.1, 0.9))
+    shares = [early_s / whole_s for early_s, whole_s in seen]
+    p10, share, p90 = (float(x) for x in np.percentile(shares, (10, 50, 90)))
     whole_s = statistics.median(seconds for _, seconds in seen)
     words = (
-        f"{100 * share:.1f} % of the kernel's time (p10 {p10:.1f}, p90 {p90:.1f}), which was "
+        f"{100 * share:.1f} % of the kernel's time (p10 {100 * p10:.1f}, p90 {100 * p90:.1f}), which was "
         f"{1e6 * whole_s:.1f} us here"
     )
     seconds = [early_s for early_s, _ in seen]
@@ -387,51 +299,3 @@ def early_seconds(mine: Speculating, runs: int) -> list[tuple[float, float]]:
         if run >= EARLY_WARM_UPS:
             seen.append((1e-3 * before.elapsed_time(there), 1e-3 * before.elapsed_time(after)))
     return seen
-
-
-def speculative(bench: Bench) -> list[Bar]:
-    """The part `speculative`."""
-    found, rows, lines = list[cases.Early](), list[Row](), list[list[str]]()
-    for of in cases.SPECULATIVE:
-        try:
-            three, early = speculative_case(of, bench)
-        except Exception as error:
-            bench.failed.append(f"speculative {of.case}, {of.ends}: {one_line(error)}")
-            say(f"  failed: {one_line(error)}")
-            found.append(cases.Early(of.case.context, f"{of.case}, {of.ends}", None, None))
-            free()
-            continue
-        found.append(early)
-        rows += three
-        decode, whole, seen = three
-        lines.append(
-            [
-                early.name,
-                cases.cell(decode),
-                cases.cell(whole),
-                cases.number(early.ratio, ".3f"),
-                cases.cell(seen),
-                cases.number(None if early.share is None else 100 * early.share, ".1f"),
-                cases.number(whole.error, ".1e"),
-                whole.brief,
-            ]
-        )
-        bench.save("speculative", rows)
-        for each in three:
-            if each.times is None:
-                say(f"  {each.op}, {each.implementation}: {each.note}")
-        free()
-    head = [
-        "batch x heads x ctx, ends",
-        "decode",
-        "speculative",
-        "ratio",
-        "early at",
-        "% of it",
-        "error",
-        "config",
-    ]
-    say("")
-    for line in cases.lines_of(head, lines):
-        say(line)
-    return cases.speculative_bars(found)

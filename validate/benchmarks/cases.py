@@ -1,4 +1,4 @@
-"""What the benchmark of the decoding kernels measures and what it has to reach; nothing here needs a GPU.
+"""What the benchmark of the kernels measures and what it has to reach; nothing here needs a GPU.
 
     floor     = bytes that have to be moved / read bandwidth measured on the same card
     ratio     = time of the fastest peer / our time           > 1: ours is faster
@@ -8,17 +8,15 @@
 A version whose error is above its bar has no time: it is written down as wrong.
 """
 
-import csv
-import io
 import math
-import os
 import statistics
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from typing import ClassVar, Protocol
 
 import numpy as np
+
+from simcore.validate.program import aligned
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # ||out - truth|| / ||truth||, truth in fp64, by the dtype of the output.
@@ -28,7 +26,24 @@ PEER_ERROR_BAR = 2e-2
 # A buffer is used again once so many L2 caches of others were read; one that is itself so many need not wait.
 L2_BETWEEN, L2_ALONE = 3, 4
 LEAST_CALLS = 24
-OURS = "ours"
+# What our own implementation and its version are called in tables.
+OURS, OWN = "ours", "simcore"
+
+
+class Shape(Protocol):
+    """A case of any kind of op; `str` is its name."""
+
+    @property
+    def op(self) -> str:
+        """The kind of op."""
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its dimensions, as in tables."""
+
+    @property
+    def hbm_bytes(self) -> int:
+        """The least to be moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,7 @@ class Case:
     page: int = 0
     sinks: int | None = None
     window: int | None = None
+    op: ClassVar[str] = "decode_attention"
 
     @property
     def stored(self) -> str:
@@ -65,10 +81,27 @@ class Case:
         return 2 * self.batch * self.kv_heads * self.context * self.head_dim * DTYPE_BYTES[self.stored]
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of K and V of the attended tokens."""
+        return self.kv_bytes * self.attended // self.context
+
+    @property
     def hbm_bytes(self) -> int:
         """The least to be moved: K and V of the attended tokens and q read, the output written."""
-        ends = 2 * self.batch * self.q_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-        return self.kv_bytes * self.attended // self.context + ends
+        return self.read_bytes + 2 * self.batch * self.q_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {
+            "batch": self.batch,
+            "q_heads": self.q_heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "context": self.context,
+            "dtype": self.dtype if self.stored == self.dtype else f"{self.dtype}, KV {self.stored}",
+            "layout": self.layout,
+        }
 
     @property
     def layout(self) -> str:
@@ -79,16 +112,12 @@ class Case:
         return words
 
     def __str__(self) -> str:
-        return f"{self.batch} x {self.q_heads}/{self.kv_heads} x {self.context}"
-
-    @property
-    def special(self) -> str:
-        """What sets it apart from bf16, contiguous, all tokens, 128 to a head."""
+        # Only what sets it apart from bf16, contiguous, all tokens, 128 to a head is named.
         words = [self.dtype] if self.dtype != "bf16" else []
         words += [f"KV {self.kv_dtype}"] if self.kv_dtype else []
         words += [f"d {self.head_dim}"] if self.head_dim != 128 else []
         words += [self.layout.removeprefix("contiguous, ")] if self.layout != "contiguous" else []
-        return ", ".join(words)
+        return f"{self.batch} x {self.q_heads}/{self.kv_heads} x {self.context} {', '.join(words)}".rstrip()
 
 
 # Batch, query heads, KV heads, context: where the fastest public kernels were measured before.
@@ -137,6 +166,20 @@ class SpeculativeCase:
 
     case: Case
     ends: int
+    op: ClassVar[str] = "speculative_attention"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**self.case.columns, "ends": self.ends}
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Those of decode attention."""
+        return self.case.hbm_bytes
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.ends}"
 
 
 SPECULATIVE = tuple(
@@ -162,6 +205,13 @@ class Projection:
     rows: int
     k: int
     n: int
+    op: ClassVar[str] = "matmul"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        sizes = {"rows": self.rows, "k": self.k, "columns": self.n}
+        return {"name": self.name, "width": self.width, **sizes, "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -197,6 +247,12 @@ class Layer:
     kv_heads: int
     head_dim: int
     intermediate: int
+    op: ClassVar[str] = "layer"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -272,7 +328,8 @@ def times(rounds: Sequence[Sequence[float]]) -> Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one implementation does in one case. `times`: None where it failed or is wrong; `note` says so."""
+    """What one implementation does in one case. `version`: package and version, OWN of ours; `times`: None
+    where it failed or is wrong; `note` says so."""
 
     op: str
     implementation: str
@@ -291,6 +348,29 @@ class Row:
     def wrong(self) -> bool:
         """It ran, and what it gave is off by more than its bar, or no number."""
         return self.error is not None and not self.error <= self.error_bar
+
+    @property
+    def median_s(self) -> float | None:
+        """Seconds of a call, where it has a time."""
+        return None if self.times is None else self.times.median_s
+
+    @property
+    def label(self) -> str:
+        """What it is called among others of its case."""
+        return self.op if self.implementation == OURS else self.implementation.removeprefix(f"{OURS}, ")
+
+
+def row_of(of: Shape, implementation: str, version: str, error_bar: float) -> Row:
+    """A row without times."""
+    return Row(
+        op=of.op,
+        implementation=implementation,
+        version=version,
+        shape=of.columns,
+        hbm_bytes=of.hbm_bytes,
+        error=None,
+        error_bar=error_bar,
+    )
 
 
 def timed(row: Row, found: Times, cache_state: str) -> Row:
@@ -320,48 +400,22 @@ class Birth:
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
-def csv_text(rows: Sequence[Row], birth: Birth) -> str:
-    """A tidy table, one line for each row; numbers with all their digits."""
-    lines = []
-    for row in rows:
-        found = row.times
-        seconds = dict.fromkeys(Times.__slots__) if found is None else asdict(found)
-        lines.append(
-            {
-                "op": row.op,
-                "implementation": row.implementation,
-                **row.shape,
-                **seconds,
-                "cache_state": row.cache_state,
-                "hbm_bytes": row.hbm_bytes,
-                "error": row.error,
-                "reference_error_bar": row.error_bar,
-                "config": row.config,
-                "note": row.note,
-                "version": row.version,
-                **asdict(birth),
-            }
-        )
-    out = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return out.getvalue()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is whole at any moment: beside it first, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def cells(row: Row, birth: Birth) -> dict[str, object]:
+    """A line of a table."""
+    return {
+        "op": row.op,
+        "implementation": row.implementation,
+        **row.shape,
+        **(dict.fromkeys(Times.__slots__) if row.times is None else asdict(row.times)),
+        "cache_state": row.cache_state,
+        "hbm_bytes": row.hbm_bytes,
+        "error": row.error,
+        "reference_error_bar": row.error_bar,
+        "config": row.config,
+        "note": row.note,
+        "version": row.version,
+        **asdict(birth),
+    }
 
 
 def file_name(device: str, part: str, family: str = "decode") -> str:
@@ -376,38 +430,40 @@ def file_name(device: str, part: str, family: str = "decode") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One case: our row, the peers' rows, and the floor in seconds."""
+    """One case: our row, the peers' rows, and the floor in seconds; `rest`: our other ways, which are slower.
+    `early`: the share of its time after which what is given early is there, where there is such."""
 
     name: str
     ours: Row
     peers: Sequence[Row]
     floor_s: float
+    rest: Sequence[Row] = ()
+    early: float | None = None
 
     @property
-    def best_peer_s(self) -> float | None:
-        """The fastest peer."""
-        return min((row.times.median_s for row in self.peers if row.times), default=None)
+    def rows(self) -> tuple[Row, ...]:
+        """All of them."""
+        return (self.ours, *self.rest, *self.peers)
 
     @property
     def ratio(self) -> float | None:
         """The fastest peer's time over ours."""
-        if self.ours.times is None or self.best_peer_s is None:
-            return None
-        return self.best_peer_s / self.ours.times.median_s
+        best_s = min((row.times.median_s for row in self.peers if row.times), default=None)
+        return best_s / self.ours.median_s if best_s and self.ours.median_s else None
 
     @property
     def over_floor(self) -> float | None:
         """Our time over the floor."""
-        return None if self.ours.times is None else self.ours.times.median_s / self.floor_s
+        return None if self.ours.median_s is None else self.ours.median_s / self.floor_s
+
+    def __str__(self) -> str:
+        # The best peer over ours, ours over the floor, and every way's microseconds.
+        times = ", ".join(f"{row.label} {cell(row)}" for row in self.rows)
+        ratio, floor = number(self.ratio, ".2f"), number(self.over_floor, ".2f")
+        return f"{self.name}: {ratio} times as fast, {floor} of the floor; {times}"
 
 
-def geomean(ratios: Iterable[float]) -> float:
-    """The geometric mean.
-
-    >>> round(geomean([1.0, 4.0]), 6)
-    2.0
-    """
-    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+# -- what has to be reached ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,118 +479,115 @@ class Bar:
         return f"{verdict:>12}  {self.name}: {self.found}"
 
 
-def anchor_bars(compared: Sequence[Compared]) -> list[Bar]:
-    """What the twelve anchor shapes have to reach. A case in which ours is wrong meets nothing."""
-    ratios = {each.name: each.ratio for each in compared}
-    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    wrong = [each.name for each in compared if each.ours.times is None]
-    missing = (
-        f", {len(ratios) - len(known)} of {len(ratios)} without a ratio" if len(known) < len(ratios) else ""
-    )
-    bars = []
-    if known:
-        mean, worst = geomean(known.values()), min(known, key=lambda name: known[name])
-        bars = [
-            Bar("geometric mean of peer / ours >= 1.05", f"{mean:.3f}{missing}", mean >= 1.05 and not wrong),
-            Bar(
-                "no shape under 0.95",
-                f"{known[worst]:.3f} at {worst}{missing}",
-                known[worst] >= 0.95 and not wrong,
-            ),
-        ]
-    else:
-        met = False if wrong else None
-        bars = [Bar(name, "no ratio", met) for name in ("geometric mean >= 1.05", "no shape under 0.95")]
-    found = {each.name: each for each in compared}
-    return [*bars, _slowest(found.get(str(NARROW))), _bandwidth(found.get(str(LONG)))]
+Figures = Mapping[str, float | None]
 
 
-def at_least(name: str, found: Sequence[Compared], ratio: float) -> Bar:
-    """Whether the best peer takes `ratio` times as long as ours, in each case."""
-    if not found:
+def bar(
+    name: str,
+    figures: Figures,
+    form: str = ".2f",
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> Bar:
+    """A bar that each figure has to meet: the worst of them, and where. One that is missing meets nothing."""
+    if not figures:
         return Bar(name, "not measured", None)
-    worst = min(found, key=lambda one: one.ratio or 0.0)
-    met = worst.ratio is not None and worst.ratio >= ratio
-    return Bar(name, f"{number(worst.ratio, '.2f')} at {worst.name}", met)
-
-
-def line_of(one: Compared, rest: Sequence[Row]) -> str:
-    """A case in words: the best peer over ours, ours over the floor, and every way's microseconds; `rest`:
-    ways of ours that are slower."""
-    ways = [one.ours, *rest, *one.peers]
-    times = ", ".join(f"{row.implementation.removeprefix(f'{OURS}, ')} {cell(row)}" for row in ways)
-    ratio, floor = number(one.ratio, ".2f"), number(one.over_floor, ".2f")
-    return f"{one.name}: {ratio} times as fast, {floor} of the floor; {times}"
-
-
-def _slowest(of: Compared | None) -> Bar:
-    name = f"{NARROW} in 21 us at most"
-    if of is None:
-        return Bar(name, "", None)
-    found = of.ours.times
-    return Bar(name, micro(found), found is not None and found.median_s <= 21e-6)
-
-
-def _bandwidth(of: Compared | None) -> Bar:
-    name = f"{LONG} at 95 % of read bandwidth"
-    if of is None:
-        return Bar(name, "", None)
-    share = 1 / of.over_floor if of.over_floor else None
-    return Bar(
-        name, "no time" if share is None else f"{100 * share:.1f} %", share is not None and share >= 0.95
-    )
-
-
-def table_bars(compared: Sequence[Compared]) -> list[Bar]:
-    """Flash-Decoding's shapes up to 65,536 tokens: the same bytes, about the same time."""
-    name = "flat within 1.5 up to 65536 tokens"
-    if len(compared) < FLAT_ROWS:
-        return [Bar(name, f"{len(compared)} of {FLAT_ROWS} shapes", None)]
-    seconds = [each.ours.times.median_s for each in compared[:FLAT_ROWS] if each.ours.times]
-    if len(seconds) < FLAT_ROWS:
-        return [Bar(name, f"{FLAT_ROWS - len(seconds)} shapes without a time", False)]
-    ratio = max(seconds) / min(seconds)
-    return [Bar(name, f"{ratio:.3f}", ratio <= 1.5)]
+    known = {at: value for at, value in figures.items() if value is not None}
+    if len(known) < len(figures):
+        missing = ", ".join(at for at in figures if at not in known)
+        return Bar(name, f"no figure at {missing}", False)
+    worst = (max if least == -math.inf else min)(known, key=lambda at: known[at])
+    value = known[worst]
+    return Bar(name, f"{value:{form}} at {worst}", least <= value <= most and value < below)
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """A speculative case: its time over plain decode attention's, and when its early output was there, as a
-    share of its own time. None: not measured, or wrong."""
+class Goal:
+    """What the cases of a part have to reach, from `least` to `most`: a figure of each case, and of which
+    cases. Where ours is wrong a figure is missing, and the goal not met."""
 
-    context: int
     name: str
-    ratio: float | None
-    share: float | None
+    figure: Callable[[Compared], float | None] = lambda one: one.ratio
+    of: Callable[[Compared], bool] = lambda one: True
+    form: str = ".2f"
+    least: float = -math.inf
+    most: float = math.inf
+
+    def bar(self, found: Iterable[Compared]) -> Bar:
+        """What was reached."""
+        figures = {one.name: self.figure(one) for one in found if self.of(one)}
+        return bar(self.name, figures, self.form, least=self.least, most=self.most)
 
 
-def speculative_bars(found: Sequence[Early]) -> list[Bar]:
-    """At most 5 % slower from 8,192 tokens on; early output before a quarter of the time at 131,072."""
-    slower = [each for each in found if each.context >= 8192]
-    late = [each for each in found if each.context >= 131072]
-    return [
-        _most("speculative at most 5 % slower from 8192 tokens on", 1.05, {e.name: e.ratio for e in slower}),
-        _most("early output before 25 % of the time at 131072 tokens", 0.25, {e.name: e.share for e in late}),
-    ]
+def within(column: str, least: float, most: float = math.inf) -> Callable[[Compared], bool]:
+    """Cases with a dimension in a range."""
+    return lambda one: least <= float(str(one.ours.shape[column])) <= most
 
 
-def _most(name: str, limit: float, values: Mapping[str, float | None]) -> Bar:
-    known = {at: value for at, value in values.items() if value is not None}
-    if not values:
-        return Bar(name, "", None)
-    if len(known) < len(values):
-        return Bar(name, f"{len(values) - len(known)} cases without a figure", False)
-    worst = max(known, key=lambda at: known[at])
-    return Bar(name, f"{known[worst]:.3f} at {worst}", known[worst] <= limit)
+def called(*names: str) -> Callable[[Compared], bool]:
+    """Cases of these names."""
+    return lambda one: one.name in names
+
+
+def our_us(one: Compared) -> float | None:
+    """Our microseconds."""
+    return None if one.ours.median_s is None else 1e6 * one.ours.median_s
+
+
+def bandwidth_share(one: Compared) -> float | None:
+    """The share of the read bandwidth that ours reaches."""
+    return 1.0 / one.over_floor if one.over_floor else None
+
+
+def _is_compared(one: Compared) -> bool:
+    """Where no peer was measured nothing is compared."""
+    return one.ratio is not None or one.ours.times is None
+
+
+ANCHOR_GOALS = (
+    Goal("no shape under 0.95", of=_is_compared, form=".3f", least=0.95),
+    Goal(f"{NARROW} in 21 us at most", our_us, called(str(NARROW)), ".1f", most=21.0),
+    Goal(f"{LONG} at 95 % of read bandwidth", bandwidth_share, called(str(LONG)), ".1%", least=0.95),
+)
+SPECULATIVE_GOALS = (
+    Goal(
+        "speculative at most 5 % slower from 8192 tokens on", lambda one: one.ratio and 1.0 / one.ratio,
+        within("context", 8192), ".3f", most=1.05,
+    ),
+    Goal(
+        "early output before 25 % of the time at 131072 tokens", lambda one: one.early,
+        within("context", 131072), ".3f", most=0.25,
+    ),
+)  # fmt: skip
+
+
+def anchor_bars(found: Sequence[Compared]) -> list[Bar]:
+    """What the twelve anchor shapes have to reach together, and each."""
+    counted = [one.ratio for one in found if _is_compared(one)]
+    known = [ratio for ratio in counted if ratio is not None]
+    mean = statistics.geometric_mean(known) if len(known) == len(counted) and known else None
+    together: Figures = {f"{len(known)} of {len(found)} shapes": mean} if counted else {}
+    whole = bar("geometric mean of peer / ours >= 1.05", together, ".3f", least=1.05)
+    return [whole, *(goal.bar(found) for goal in ANCHOR_GOALS)]
+
+
+def table_bars(found: Sequence[Compared]) -> list[Bar]:
+    """Flash-Decoding's shapes up to 65,536 tokens: the same bytes, about the same time."""
+    seconds = {one.name: one.ours.median_s for one in found[:FLAT_ROWS]}
+    least_s = min((s for s in seconds.values() if s), default=math.nan)
+    over = {at: s and s / least_s for at, s in seconds.items()} if len(found) >= FLAT_ROWS else {}
+    return [bar("flat within 1.5 up to 65536 tokens", over, ".3f", most=1.5)]
 
 
 def layer_bars(executed: Times | None, skipped: Times | None) -> list[Bar]:
     """A layer whose gate is 0 has to cost less than 15 % of one that runs."""
-    name = "a skipped layer under 15 % of an executed one"
-    if executed is None or skipped is None:
-        return [Bar(name, "no time", False)]
-    share = skipped.median_s / executed.median_s
-    return [Bar(name, f"{100 * share:.1f} %", share < 0.15)]
+    share = skipped.median_s / executed.median_s if executed and skipped else None
+    return [bar("a skipped layer under 15 % of an executed one", {"one layer": share}, ".1%", below=0.15)]
+
+
+# -- tables for people -----------------------------------------------------------------------------------
 
 
 def micro(found: Times | None, missing: str = "-") -> str:
@@ -552,50 +605,34 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def lines_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, the first and the last to the left, the others to the right."""
-    widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
-    last = len(head) - 1
-
-    def line(cells: Sequence[str]) -> str:
-        put = [
-            c.ljust(w) if i in (0, last) else c.rjust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(put).rstrip()
-
-    return [line(head), *(line(cells) for cells in rows)]
-
-
-def attention_table(compared: Sequence[Compared], peers: Sequence[str], read_bytes_per_s: float) -> list[str]:
-    """The table of an attention part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: what
-    lies between the two rounds."""
-    head = ["batch x heads x ctx", "ours", "TB/s", "%", *peers, "ratio", "/floor", "+-", "error", "config"]
-    rows = []
-    for each in compared:
-        ours, by_name = each.ours, {row.implementation: row for row in each.peers}
+def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
+    """The table of a part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: between the two
+    rounds."""
+    peers = list(dict.fromkeys(row.label for one in found for row in one.peers))
+    lines = [["case", "ours", "TB/s", "%", *peers, "ratio", "/floor", "+-", "error", "config"]]
+    for one in found:
+        ours, by_name = one.ours, {row.label: cell(row) for row in one.peers}
         rate = ours.hbm_bytes / ours.times.median_s if ours.times else None
-        rows.append(
-            [
-                each.name,
-                cell(ours),
-                number(None if rate is None else rate / 1e12, ".2f"),
-                number(None if rate is None else 100 * rate / read_bytes_per_s, ".1f"),
-                *(cell(by_name[name]) if name in by_name else "-" for name in peers),
-                number(each.ratio, ".3f"),
-                number(each.over_floor, ".2f"),
-                number(None if ours.times is None else ours.times.spread, ".1%"),
-                number(ours.error, ".0e"),
-                ours.brief,
-            ]
-        )
-    return lines_of(head, rows)
+        lines.append([
+            one.name,
+            cell(ours),
+            number(rate and rate / 1e12, ".2f"),
+            number(rate and 100 * rate / read_bytes_per_s, ".1f"),
+            *(by_name.get(name, "-") for name in peers),
+            number(one.ratio, ".2f"),
+            number(one.over_floor, ".2f"),
+            number(None if ours.times is None else ours.times.spread, ".0%"),
+            number(ours.error, ".0e"),
+            "; ".join(dict.fromkeys(row.brief for row in one.rows if row.brief)),
+        ])  # fmt: skip
+    yield from aligned(lines)
 
 
-def summary(compared: Sequence[Compared]) -> str:
+def summary(found: Sequence[Compared]) -> str:
     """Geometric mean and worst of the ratios of a part."""
-    known = {each.name: each.ratio for each in compared if each.ratio is not None}
+    known = {one.name: one.ratio for one in found if one.ratio is not None}
     if not known:
         return "no ratio to a peer"
     worst = min(known, key=lambda name: known[name])
-    return f"geometric mean of peer / ours {geomean(known.values()):.3f}; worst {known[worst]:.3f} at {worst}"
+    mean = statistics.geometric_mean(known.values())
+    return f"geometric mean of peer / ours {mean:.3f}; worst {known[worst]:.3f} at {worst}"

@@ -20,7 +20,6 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -46,6 +45,7 @@ from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import Bar, Row, Times
 from simcore.validate.benchmarks.run import SEED, Bench, relative_error, say
 from simcore.validate.benchmarks.timing import capture, one_line, replayed
+from simcore.validate.calibration.records import birth_of
 from simcore.validate.timing.cuda_times import GRAPH_S, MOST_SETS, calls_over, operands
 
 DRAWN = 200
@@ -245,19 +245,13 @@ def chosen(case: Case, clock: Clock, datasheet: Pricer, price: Pricer) -> Chosen
 
 def regret_bars(name: str, found: Sequence[Chosen]) -> list[Bar]:
     """Whether choices by price cost little; a choice that cannot be measured meets nothing."""
-    regrets = [one.regret for one in found]
-    known = [regret for regret in regrets if regret is not None]
-    missing = len(regrets) - len(known)
+    regrets = [one.regret for one in found if one.regret is not None]
+    at = f"{len(regrets)} of {len(found)} shapes"
     bars = []
     for words, q, limit in (("median", 50, MEDIAN_REGRET), ("95th percentile", 95, P95_REGRET)):
+        value = float(np.percentile(regrets, q)) if len(regrets) == len(found) and found else None
         title = f"{name}: {words} of regret under {100 * limit:.0f} %"
-        if not known:
-            bars.append(Bar(title, "not measured", False if missing else None))
-            continue
-        value = float(np.percentile(known, q))
-        without = f", {missing} chosen without a time" if missing else ""
-        text = f"{100 * value:.2f} % of {len(known)} shapes{without}"
-        bars.append(Bar(title, text, value < limit and not missing))
+        bars.append(cases.bar(title, {at: value} if found else {}, ".2%", below=limit))
     return bars
 
 
@@ -286,13 +280,12 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
 # -- on the device ---------------------------------------------------------------------------------------
 
 
-def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
+def clock_of(bench: Bench) -> Clock:
     """Times ops as the table runs them, in captured graphs over rotated buffers."""
 
     def clock(op: Op) -> Times | None:
         try:
-            calls = _calls(op, bench)
-            return None if calls is None else _timed(*calls, bench)
+            return _timed(op, bench)
         except Exception as error:
             torch.cuda.synchronize()
             say(f"  {op.kind} {shape_text(op)}: {one_line(error)}")
@@ -305,16 +298,19 @@ def clock_of(bench: Bench, datasheet: Pricer) -> Clock:
     return clock
 
 
-def _calls(op: Op, bench: Bench) -> tuple[list[Callable[[], object]], float] | None:
-    """One call for each set of buffers, whole rounds of them, and the seconds that one took outside a graph;
-    None where they would take too much memory."""
+def _timed(op: Op, bench: Bench) -> Times | None:
+    """In a graph of one call for each set of buffers, whole rounds of them; None where they would take too
+    much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
     kernel = TABLE[op.kind]
     sets = operands(kernel, op, bench.card.l2_bytes)
     if op.kind in OWN:
         _check(op, sets[0])
-    return calls_over(kernel, op, sets)
+    calls, took_s = calls_over(kernel, op, sets)
+    # A graph of calls so long needs few replays, and by all of them a method of 90 ms would take minutes.
+    graph, quick = capture(calls), bench.quick or took_s > GRAPH_S
+    return cases.times([replayed(graph, len(calls), quick=quick) for _ in range(ROUNDS)])
 
 
 def _check(op: Op, operands: Sequence[Tensor]) -> None:
@@ -327,12 +323,6 @@ def _check(op: Op, operands: Sequence[Tensor]) -> None:
     error = max(relative_error(*pair) for pair in pairs)
     if not error <= ERROR_BARS[op.dtype]:
         raise ValueError(f"WRONG: error {error:.2e} > {ERROR_BARS[op.dtype]:.0e}")
-
-
-def _timed(calls: Sequence[Callable[[], object]], took_s: float, bench: Bench) -> Times:
-    # A graph of calls so long needs few replays, and by all of them a method of 90 ms would take minutes.
-    graph, quick = capture(calls), bench.quick or took_s > GRAPH_S
-    return cases.times([replayed(graph, len(calls), quick=quick) for _ in range(ROUNDS)])
 
 
 # -- parts -----------------------------------------------------------------------------------------------
@@ -356,13 +346,17 @@ def _part(
 ) -> list[Bar]:
     spec = load_device(device)
     datasheet, floor = pricer(spec), roofline(spec)
-    clock = clock_of(bench, datasheet)
+    clock = clock_of(bench)
     rows, points = list[Row](), list[Point]()
     for _, way, point in trained(training, clock, datasheet, floor):
         points.append(point)
         rows.append(row_of(way, point.op, _times(point), "trained"))
     target = bench.out / "profiles" / device / name
-    write_profile(name, device, points, _birth(points, bench), target)
+    born = bench.birth
+    versions = {"torch": born.torch, "triton": born.triton, "driver": born.driver}
+    reached = {"read_bytes_per_s": born.read_bytes_per_s, "node_s": born.node_s}
+    birth = birth_of(points, born.device, versions, reached, threads=1)
+    write_profile(name, device, points, birth, target)
     say(f"{len(points)} points of {len(training)} shapes in {target}")
     price = pricer(spec, profile=load_profile(device, str(target)))
     found = list[Chosen]()
@@ -395,20 +389,6 @@ def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None 
         error_bar=cases.PEER_ERROR_BAR,
         times=times,
         cache_state=CACHE,
-    )
-
-
-def _birth(points: Sequence[Point], bench: Bench) -> Birth:
-    born = bench.birth
-    return Birth(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=born.device,
-        threads=1,
-        versions={"torch": born.torch, "triton": born.triton, "driver": born.driver},
-        points=len(points),
-        runs=min(point.runs for point in points),
-        spread=statistics.median(point.spread for point in points),
-        rates={"read_bytes_per_s": born.read_bytes_per_s, "node_s": born.node_s},
     )
 
 

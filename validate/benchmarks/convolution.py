@@ -9,9 +9,10 @@ for all layers and channels at once, one sequence, fp32. torch's ways are what F
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +36,9 @@ from simcore.kernels.long_convolution.triton_rows import (
 )
 from simcore.kernels.long_convolution.triton_toeplitz import PRECISIONS, toeplitz_config, toeplitz_tile
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.cases import Compared, Goal, within
 from simcore.validate.benchmarks.peers import Candidate
-from simcore.validate.benchmarks.run import SEED, Bench, compared_part, take_turns, tried
+from simcore.validate.benchmarks.run import TORCH, Bench, Trial, Way, compare
 
 WORD = 4
 # Sides up to here are tried as direct sums too.
@@ -50,8 +51,6 @@ TOEPLITZ_SIDE = 512
 SUM_SIDE, TRANSFORM_SIDE = 512, 16
 # A graph need not be longer than this by its floor.
 GRAPH_S = 2e-3
-FASTER, FASTER_BEYOND, OVER_FLOOR = 2.5, 1.5, 3.0
-EXACT = 1e-5
 ERROR_BARS = {"direct": 1e-5, "transform": 1e-5, "row": 1e-5, "column": 1e-5}
 ERROR_BARS |= {"toeplitz tf32x3": 1e-5, "toeplitz tf32": 1e-3, "toeplitz bf16": 1e-2}
 MODELS = ((18, 256), (36, 768))
@@ -65,6 +64,12 @@ class Tile:
     layers: int
     channels: int
     side: int
+    op: ClassVar[str] = "tile"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "dtype": "fp32"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -83,6 +88,16 @@ class Line:
     layers: int
     channels: int
     positions: int
+
+    @property
+    def op(self) -> str:
+        """As in tables."""
+        return f"{self.kind} position"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "dtype": "fp32"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -110,7 +125,7 @@ class Operands(NamedTuple):
 
 
 Add = Callable[[], Tensor]  # adds to the z of one set, and gives it
-Ways = Iterator[tuple[str, str, list[Add]]]  # name, layout, and one call a set
+Ways = Iterator[Way]
 
 
 def drawn(
@@ -192,6 +207,14 @@ def _calls(
     return [partial(add, one.y, k, one.z) for one, k in zip(sets, filters, strict=True)]
 
 
+def _ours(name: str, config: str, calls: list[Add]) -> Way:
+    return Way(name, [Candidate(config, calls)], ERROR_BARS[name])
+
+
+def _torchs(name: str, calls: list[Add]) -> Way:
+    return Way(name, [Candidate("", calls)], version=TORCH)
+
+
 def _compiled(add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return torch.compile(add, fullgraph=True, dynamic=False)
 
@@ -202,59 +225,50 @@ def positions_last(sets: Sequence[Operands]) -> list[Operands]:
     return [Operands(*(x.mT.contiguous().mT for x in one)) for one in sets]
 
 
-def torch_tiles(sets: Sequence[Operands], side: int) -> Ways:
-    """torch's ways to make a tile."""
+def torch_tiles(sets: Sequence[Operands], side: int, order: str = "") -> Ways:
+    """torch's ways to make a tile; `order`: of the operands in memory."""
     taps = [one.taps for one in sets]
     if side >= TRANSFORM_SIDE:
         cached = [torch.fft.rfft(k, dim=2) for k in taps]
-        yield "FFT", "", _calls(by_transform, sets, cached)
-        yield "compiled FFT", "", _calls(_compiled(by_transform), sets, cached)
+        yield _torchs(f"FFT{order}", _calls(by_transform, sets, cached))
+        yield _torchs(f"compiled FFT{order}", _calls(_compiled(by_transform), sets, cached))
     if side <= SUM_SIDE:
-        yield "conv1d", "", _calls(by_convolution, sets, [turned(k) for k in taps])
-        yield "compiled sum", "", _calls(_compiled(by_sum), sets, taps)
+        yield _torchs(f"conv1d{order}", _calls(by_convolution, sets, [turned(k) for k in taps]))
+        yield _torchs(f"compiled sum{order}", _calls(_compiled(by_sum), sets, taps))
 
 
 def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
     """Our tiles: by the sum; in each precision as products of Toeplitz matrices; by transforms."""
+    later = [one.taps[:, :, 1:] for one in sets]
     if side <= DIRECT_SIDE:
-        yield "direct", "", _calls(direct_tile, sets, [one.taps[:, :, 1:] for one in sets])
+        yield _ours("direct", "", _calls(direct_tile, sets, later))
     if not LEAST <= side <= LONGEST_SIDE:
         return
     if side <= TOEPLITZ_SIDE:
         for precision in PRECISIONS:
             toeplitz = toeplitz_config(side=side, outputs=side, precision=precision)
             add_products = partial(toeplitz_tile, precision=precision, config=toeplitz)
-            taps = [one.taps[:, :, 1:] for one in sets]
-            yield f"toeplitz {precision}", str(toeplitz), _calls(add_products, sets, taps)
+            yield _ours(f"toeplitz {precision}", str(toeplitz), _calls(add_products, sets, later))
     config = fft_config_for(sets[0].y)
     spectra = [right_angle_spectrum(one.taps, side) for one in sets]
     space = None if config.fused else fft_space(sets[0].y, config)
-    yield "transform", str(config), _calls(partial(fft_tile, config=config, space=space), sets, spectra)
+    yield _ours(
+        "transform", str(config), _calls(partial(fft_tile, config=config, space=space), sets, spectra)
+    )
 
 
-def all_torch_tiles(sets: Sequence[Operands], last: Sequence[Operands], side: int) -> Ways:
-    """torch's ways in both orders of memory."""
-    yield from torch_tiles(sets, side)
-    for name, config, adds in torch_tiles(last, side):
-        yield f"{name}, positions last", config, adds
-
-
-def torch_lines(sets: Sequence[Operands], kind: str) -> Ways:
-    """torch's ways to a baseline's position."""
-    taps, add = [one.taps for one in sets], by_row if kind == "lazy" else by_column
-    yield "eager torch", "", _calls(add, sets, taps)
-    yield "compiled", "", _calls(_compiled(add), sets, taps)
-
-
-def own_lines(sets: Sequence[Operands], kind: str) -> Ways:
-    """Ours."""
+def lines_ways(sets: Sequence[Operands], kind: str) -> Ways:
+    """Ours and torch's ways to a baseline's position."""
+    taps, later = [one.taps for one in sets], [one.taps[:, :, 1:] for one in sets]
     if kind == "lazy":
         config = row_config_for(sets[0].y, sets[0].taps)
-        space = row_space(sets[0].y, config)
-        row = partial(_row, space=space, config=config)
-        yield "row", "", [partial(row, one.y, one.taps[:, :, 1:], one.z) for one in sets]
+        row = partial(_row, space=row_space(sets[0].y, config), config=config)
+        yield _ours("row", "", _calls(row, sets, later))
     else:
-        yield "column", "", [partial(_column, one.y, one.taps[:, :, 1:], one.z) for one in sets]
+        yield _ours("column", "", _calls(_column, sets, later))
+    add = by_row if kind == "lazy" else by_column
+    yield _torchs("eager torch", _calls(add, sets, taps))
+    yield _torchs("compiled", _calls(_compiled(add), sets, taps))
 
 
 def _row(y: Tensor, taps: Tensor, z: Tensor, *, space: Tensor, config: RowConfig) -> Tensor:
@@ -270,107 +284,57 @@ def _column(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
 # -- one case --------------------------------------------------------------------------------------------
 
 
-def compared(
+def _compared(
     of: Tile | Line,
     sets: Sequence[Operands],
     truths: Sequence[Tensor],
-    ours: Ways,
-    theirs: Ways,
+    ways: Ways,
     bench: Bench,
     others_sets: Sequence[Operands] = (),
-) -> tuple[Compared, list[Row]]:
-    """All ways, checked, then timed in turns; the fastest of ours that is as exact as torch's counts, and the
-    rest of ours beside it.
-    `truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
+) -> Compared:
+    """`truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
 
     What is checked begins with z as it was; in a graph each set's z is added to several times."""
-    floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
-    calls = cases.calls_of(len(sets), cases.least_calls(floor_s, GRAPH_S))
+    calls = cases.calls_of(len(sets), cases.least_calls(bench.floor_s(of), GRAPH_S))
     in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
 
     def restore() -> None:
         for one in (*sets, *others_sets):
             one.z.copy_(one.before)
 
-    entries = [
-        tried(_row_of(of, name, version), [Candidate(config, adds)], truths, calls, restore, in_graph)
-        for ways, version in ((ours, "simcore"), (theirs, f"torch {torch.__version__}"))
-        for name, config, adds in ways
-    ]
-    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
-    mine = [row for row in rows if row.version == "simcore"]
-    for row in mine:
-        bench.judge(row)
-    exact = [row for row in mine if row.error_bar <= EXACT]
-    best = min(exact, key=lambda row: row.times.median_s if row.times else float("inf"))
-    others = [row for row in rows if row.version != "simcore"]
-    return Compared(str(of), best, others, floor_s), [row for row in mine if row is not best]
+    all_ways = (replace(way, in_graph=in_graph) for way in ways)
+    return compare(of, Trial(all_ways, truths, restore, len(sets), of.hbm_bytes, calls), bench)
 
 
-def _row_of(of: Tile | Line, name: str, version: str) -> Row:
-    mine = version == "simcore"
-    return Row(
-        op="tile" if isinstance(of, Tile) else f"{of.kind} position",
-        implementation=f"{OURS}, {name}" if mine else name,
-        version=version,
-        shape={**asdict(of), "dtype": "fp32"},
-        hbm_bytes=of.hbm_bytes,
-        error=None,
-        error_bar=ERROR_BARS[name] if mine else cases.PEER_ERROR_BAR,
-    )
-
-
-def tile_case(of: Tile, bench: Bench) -> tuple[Compared, list[Row]]:
-    """Our tiles and torch's."""
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
+def tile_case(of: Tile, bench: Bench) -> Compared:
+    """Our tiles and torch's, these in both orders of memory."""
     shape = of.layers, of.channels, of.side, 2 * of.side, of.side
-    sets = [drawn(*shape, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
-    truths = [tile_truth(sets[0]), tile_truth(sets[-1])]
+    sets = bench.rotated(partial(drawn, *shape), of.hbm_bytes)
     last = positions_last(sets)
-    theirs = all_torch_tiles(sets, last, of.side)
-    return compared(of, sets, truths, own_tiles(sets, of.side), theirs, bench, last)
+    ways = chain(
+        own_tiles(sets, of.side),
+        torch_tiles(sets, of.side),
+        torch_tiles(last, of.side, ", positions last"),
+    )
+    return _compared(of, sets, [tile_truth(sets[0]), tile_truth(sets[-1])], ways, bench, last)
 
 
-def line_case(of: Line, bench: Bench) -> tuple[Compared, list[Row]]:
+def line_case(of: Line, bench: Bench) -> Compared:
     """A baseline's position, ours and torch's."""
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
     inputs, outputs = (of.positions, 1) if of.kind == "lazy" else (1, of.positions)
     shape = of.layers, of.channels, inputs, of.positions + 1, outputs
-    sets = [drawn(*shape, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
+    sets = bench.rotated(partial(drawn, *shape), of.hbm_bytes)
     truths = [line_truth(of.kind, sets[0]), line_truth(of.kind, sets[-1])]
-    return compared(of, sets, truths, own_lines(sets, of.kind), torch_lines(sets, of.kind), bench)
+    return _compared(of, sets, truths, lines_ways(sets, of.kind), bench)
 
 
-# -- parts -----------------------------------------------------------------------------------------------
-
-
-def tiles(bench: Bench) -> list[Bar]:
-    """The part `tiles`."""
-    return tile_bars(compared_part("tiles", "convolution", TILES, tile_case, bench))
-
-
-def baselines(bench: Bench) -> list[Bar]:
-    """The part `baselines`."""
-    found = compared_part("baselines", "convolution", LINES, line_case, bench)
-    return [cases.at_least("baselines never slower than torch's", found, 1.0)]
-
-
-def tile_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What tiles have to reach, by side."""
-    sides = {one.name: int(str(one.ours.shape["side"])) for one in found}
-    middle = [one for one in found if 64 <= sides[one.name] <= 1024]
-    long = [one for one in found if sides[one.name] > 1024]
-    near = [one for one in found if 256 <= sides[one.name] <= 1024]
-    worst = max(near, key=lambda one: one.over_floor or float("inf"), default=None)
-    over = None if worst is None else worst.over_floor
-    name = "sides 256 to 1024 within 3 times the floor"
-    floor = Bar(name, "not measured", None)
-    if worst is not None:
-        words = f"{cases.number(over, '.2f')} at {worst.name}"
-        floor = Bar(name, words, over is not None and over <= OVER_FLOOR)
-    return [
-        cases.at_least("tiles never slower than torch's", found, 1.0),
-        cases.at_least(f"sides 64 to 1024 {FASTER} times as fast", middle, FASTER),
-        cases.at_least(f"longer sides {FASTER_BEYOND} times as fast", long, FASTER_BEYOND),
-        floor,
-    ]
+TILE_GOALS = (
+    Goal("tiles never slower than torch's", least=1.0),
+    Goal("sides 64 to 1024 2.5 times as fast", of=within("side", 64, 1024), least=2.5),
+    Goal("longer sides 1.5 times as fast", of=within("side", 1025), least=1.5),
+    Goal(
+        "sides 256 to 1024 within 3 times the floor", lambda one: one.over_floor, within("side", 256, 1024),
+        most=3.0,
+    ),
+)  # fmt: skip
+LINE_GOALS = (Goal("baselines never slower than torch's", least=1.0),)

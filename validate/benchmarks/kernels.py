@@ -23,87 +23,67 @@ table a part. Parts run in the order given; FlashInfer compiles its kernels in t
 Exit code: 0, 1 where one of our kernels was wrong or failed, 2 without a CUDA device.
 """
 
-import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
-from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.attention import anchors, speculative, table, variants
+from simcore.input.drafts import write_text
+from simcore.input.files import InputError
+from simcore.terminal import BROKEN
+from simcore.validate.benchmarks import (
+    attention,
+    cases,
+    choice,
+    convolution,
+    linear_attention,
+    steps,
+    token_step,
+)
 from simcore.validate.benchmarks.cases import Bar
-from simcore.validate.benchmarks.choice import auto, hybrid
-from simcore.validate.benchmarks.convolution import baselines, tiles
-from simcore.validate.benchmarks.linear_attention import linear_attention, linear_step
 from simcore.validate.benchmarks.peers import PEERS, Peer, compile_ahead, present
-from simcore.validate.benchmarks.run import Bench, free, say
-from simcore.validate.benchmarks.steps import layer, projections
+from simcore.validate.benchmarks.run import Bench, Benchmark, Other, Part, free, say
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
-from simcore.validate.benchmarks.token_step import slots, token_steps
+from simcore.validate.program import named, run
 from simcore.validate.timing.allocator import take_memory_in_segments
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
 
-
-PARTS: dict[str, Callable[[Bench], list[Bar]]] = {
-    "anchors": anchors,
-    "table": table,
-    "variants": variants,
-    "speculative": speculative,
-    "projections": projections,
-    "layer": layer,
-    "tiles": tiles,
-    "baselines": baselines,
-    "linear_attention": linear_attention,
-    "linear_step": linear_step,
-    "token_step": token_steps,
-    "slot_moves": slots,
-    "auto": auto,
-    "hybrid": hybrid,
-}
-
-
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simcore.validate.benchmarks.kernels", description=str(__doc__).split("\n")[0]
-    )
-    parser.add_argument("--parts", default=",".join(PARTS), help="which, in this order (%(default)s)")
-    parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the tables (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="fewer replays")
-    parser.add_argument(
-        "--without", default="", help=f"peers to leave out, of {','.join(p.name for p in PEERS)}"
-    )
-    parser.add_argument(
-        "--apart",
-        type=float,
-        metavar="SECONDS",
-        help="each part in a process of its own, ended after so long",
-    )
-    parser.add_argument("--card", type=Path, help=argparse.SUPPRESS)
-    found = parser.parse_args(words)
-    found.parts = [part for part in found.parts.split(",") if part]
-    found.without = [name for name in found.without.split(",") if name]
-    unknown = [part for part in found.parts if part not in PARTS]
-    peers = [peer.name for peer in PEERS]
-    if not found.parts:
-        parser.error(f"--parts names none; allowed: {', '.join(PARTS)}")
-    if strangers := [name for name in found.without if name not in peers]:
-        parser.error(f"--without {strangers[0]}; allowed: {', '.join(peers)}")
-    if found.apart is not None and not 0 < found.apart < math.inf:
-        parser.error(f"--apart has to be a number of seconds above 0, not {found.apart}")
-    if any(path.exists() and not path.is_dir() for path in (found.out, *found.out.parents)):
-        parser.error(f"--out {found.out} is no folder")
-    if unknown:
-        parser.error(f"no part is called {unknown[0]!r}; there are {', '.join(PARTS)}")
-    return found
+CONVOLUTION, LINEAR = "convolution", "linear_attention"
+PARTS: Sequence[Part] = (
+    Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
+    Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
+    Benchmark("variants", cases.VARIANTS, partial(attention.attention_case, beside=False), tabled=True),
+    Benchmark(
+        "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True
+    ),
+    Benchmark("projections", cases.PROJECTIONS, steps.projection_case, tabled=True),
+    Other("layer", steps.layer),
+    Benchmark("tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, CONVOLUTION),
+    Benchmark("baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, CONVOLUTION),
+    Benchmark(
+        "linear_attention", linear_attention.SEQUENCES, linear_attention.sequences_case,
+        linear_attention.SEQUENCE_GOALS, LINEAR, "sequences",
+    ),
+    Benchmark(
+        "linear_step", linear_attention.TOKENS, linear_attention.token_case, linear_attention.TOKEN_GOALS,
+        LINEAR, "steps",
+    ),
+    Benchmark("token_step", token_step.STEPS, token_step.step_case, token_step.STEP_GOALS, CONVOLUTION),
+    Benchmark("slot_moves", token_step.MOVES, token_step.moves_case, token_step.MOVE_GOALS, "serving"),
+    Other("auto", choice.auto),
+    Other("hybrid", choice.hybrid),
+)  # fmt: skip
+BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
 
 
 def card_of(path: Path | None) -> Card:
@@ -112,86 +92,95 @@ def card_of(path: Path | None) -> Card:
         return Card(**json.loads(path.read_text(encoding="utf-8")))
     card = measure_card(say)
     if path is not None:
-        cases.write_atomically(path, json.dumps(asdict(card)))
+        write_text(path, json.dumps(asdict(card)))
     return card
 
 
-def peers_of(asked: argparse.Namespace) -> list[Peer]:
+def peers_of(parts: Sequence[str], without: Sequence[str]) -> list[Peer]:
     """The peers that are here, where a part needs them; FlashInfer begins to compile."""
-    dtypes = [dtype for part, dtype in (("anchors", "bf16"), ("table", "fp16")) if part in asked.parts]
-    peers = present(PEERS, asked.without, say) if dtypes else []
+    dtypes = [dtype for part, dtype in (("anchors", "bf16"), ("table", "fp16")) if part in parts]
+    peers = present(PEERS, without, say) if dtypes else []
     if any(peer.name == "FlashInfer" for peer in peers):
         compile_ahead(dtypes, say)
     return peers
 
 
-def run_parts(asked: argparse.Namespace) -> int:
-    """All parts in this process: the exit code."""
-    peers = peers_of(asked)
-    card = card_of(asked.card)
-    bench = Bench(card, birth(card), asked.out, asked.quick, peers)
-    born = bench.birth
+def run_parts(parts: Sequence[str], bench: Bench) -> bool:
+    """All parts in this process: whether all of our own kernels were right."""
+    born, card = bench.birth, bench.card
     say(f"{born.device}, driver {born.driver}, torch {born.torch}, triton {born.triton}")
     say(
         f"reads {card.read_bytes_per_s / 1e12:.3f} TB/s by {card.read_by}; an empty node takes "
         f"{1e6 * card.node_s:.2f} us; L2 {card.l2_bytes / 2**20:.0f} MiB"
     )
     bars = list[Bar]()
-    for part in asked.parts:
+    for part in parts:
         say(f"\n== {part}")
         try:
-            bars += PARTS[part](bench)
+            bars += BY_NAME[part].run(bench)
         except Exception as error:
             bench.failed.append(f"part {part}: {one_line(error)}")
             say(f"part {part} failed: {one_line(error)}")
         free()
-    say("")
-    for bar in bars:
-        say(str(bar))
-    for line in bench.failed:
-        say(f"FAILED {line}")
-    return 1 if bench.failed else 0
+    for line in ("", *map(str, bars), *(f"FAILED {line}" for line in bench.failed)):
+        say(line)
+    return not bench.failed
 
 
-def run_apart(asked: argparse.Namespace) -> int:
-    """Each part in a process of its own: one that hangs or breaks the device takes no other with it."""
-    # What compiles goes on beside the parts that do not need it.
-    peers_of(asked)
-    code = 0
+def run_apart(parts: Sequence[str], options: Sequence[str], seconds: float) -> bool:
+    """Each part in a process of its own, ended after so many seconds: one that hangs or breaks the device
+    takes no other with it."""
+    all_right = True
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--out", str(asked.out), "--card", str(Path(folder) / "card.json")]
-        words += ["--quick"] if asked.quick else []
-        words += ["--without", ",".join(asked.without)] if asked.without else []
-        for part in asked.parts:
-            command = [sys.executable, "-m", "simcore.validate.benchmarks.kernels", "--parts", part, *words]
-            process = subprocess.Popen(command)
+        for part in parts:
+            words = ["--parts", part, "--card", str(Path(folder) / "card.json"), *options]
+            process = subprocess.Popen([sys.executable, "-m", "simcore.validate.benchmarks.kernels", *words])
             try:
-                code = max(code, abs(process.wait(asked.apart)) and 1)
+                all_right &= process.wait(seconds) == 0
             except subprocess.TimeoutExpired:
                 process.kill()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)
-                say(f"FAILED part {part}: not done after {asked.apart:.0f} s")
-                code = 1
-    return code
+                say(f"FAILED part {part}: not done after {seconds:.0f} s")
+                all_right = False
+    return all_right
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """The exit code of the command line."""
-    asked = arguments(words)
+def main(
+    parts: Annotated[str, typer.Option(help="which, in this order")] = ",".join(BY_NAME),
+    out: Annotated[Path, typer.Option(help="folder of the tables")] = MEASURED,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer replays")] = False,
+    without: Annotated[
+        str, typer.Option(help=f"peers to leave out, of {','.join(peer.name for peer in PEERS)}")
+    ] = "",
+    apart: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="each part in a process of its own, ended after so long"),
+    ] = None,
+    card: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Checks kernels against float64 and times them beside public ones."""
+    asked = named("--parts", parts, BY_NAME, needed=True)
+    left_out = named("--without", without, [peer.name for peer in PEERS])
+    if apart is not None and not 0 < apart < float("inf"):
+        raise InputError(f"--apart: has to be a number of seconds above 0, not {apart}")
+    if any(path.exists() and not path.is_dir() for path in (out, *out.parents)):
+        raise InputError(f"--out: {out} is no folder")
     if not torch.cuda.is_available():
-        print("simcore.validate.benchmarks.kernels needs a CUDA device; there is none here", file=sys.stderr)
-        return 2
+        raise InputError("a CUDA device is needed; there is none here")
     take_memory_in_segments()
-    if asked.apart is not None:
-        return run_apart(asked)
-    with torch.no_grad():
-        return run_parts(asked)
+    # Where each part has its process, what compiles goes on beside the parts that do not need it.
+    peers = peers_of(asked, left_out)
+    if apart is not None:
+        options = ["--out", str(out), *(["--quick"] if quick else [])]
+        all_right = run_apart(asked, [*options, *(["--without", without] if without else [])], apart)
+    else:
+        with torch.no_grad():
+            found = card_of(card)
+            all_right = run_parts(asked, Bench(found, birth(found), out, quick, peers))
+    if not all_right:
+        raise typer.Exit(BROKEN)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("interrupted; files hold what was measured before", file=sys.stderr)
-        sys.exit(130)
+    run(main)

@@ -12,11 +12,11 @@ import gc
 import importlib
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ from simcore.kernels.linear_attention.api import causal_linear_attention
 from simcore.kernels.linear_attention.triton_chunked import chunked_linear_attention
 from simcore.kernels.linear_attention.triton_step import linear_attention_step
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.cases import Compared, Goal, called
 from simcore.validate.benchmarks.peers import Candidate
-from simcore.validate.benchmarks.run import SEED, Bench, compared_part, say, take_turns, tried
+from simcore.validate.benchmarks.run import Bench, Trial, Way, compare, say
 from simcore.validate.benchmarks.timing import capture, one_line, replayed, version_of
 
 HEADS, WIDTH = 32, 128
@@ -46,6 +46,12 @@ class Sequences:
     batch: int
     length: int
     least_decay: float = 0.9
+    op: ClassVar[str] = "linear_attention"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -62,6 +68,12 @@ class Token:
     """One token of so many sequences."""
 
     batch: int
+    op: ClassVar[str] = "linear_attention_step"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -95,9 +107,6 @@ class Operands(NamedTuple):
     before: Tensor
 
 
-Ways = Iterator[tuple[str, str, list[Callable[[], Tensor]]]]
-
-
 def drawn(
     batch: int, length: int, generator: torch.Generator, *, with_state: bool, least_decay: float = 0.9
 ) -> Operands:
@@ -129,25 +138,17 @@ def truth(one: Operands) -> Tensor:
     return torch.cat(found, 2)
 
 
-def own_sequences(sets: Sequence[Operands]) -> Ways:
+def own_sequences(one: Operands) -> Tensor:
     """Ours, by chunks."""
-
-    def call(one: Operands) -> Tensor:
-        q, k, v, out = (x.transpose(1, 2) for x in one[:4])
-        chunked_linear_attention(q, k, v, one.decay, out=out)
-        return one.out
-
-    yield "chunked", "", [partial(call, one) for one in sets]
+    q, k, v, out = (x.transpose(1, 2) for x in one[:4])
+    chunked_linear_attention(q, k, v, one.decay, out=out)
+    return one.out
 
 
-def own_tokens(sets: Sequence[Operands]) -> Ways:
+def own_token(one: Operands) -> Tensor:
     """Ours, one token."""
-
-    def call(one: Operands) -> Tensor:
-        linear_attention_step(one.q[:, 0], one.k[:, 0], one.v[:, 0], one.state, one.decay, out=one.out[:, 0])
-        return one.out
-
-    yield "step", "", [partial(call, one) for one in sets]
+    linear_attention_step(one.q[:, 0], one.k[:, 0], one.v[:, 0], one.state, one.decay, out=one.out[:, 0])
+    return one.out
 
 
 def fla(name: str) -> Callable[..., Any]:
@@ -168,15 +169,17 @@ def tune_again() -> None:
             found.cache_results = False
 
 
-def fla_ways(sets: Sequence[Operands], names: Sequence[str]) -> Ways:
+def fla_ways(sets: Sequence[Operands], names: Sequence[str]) -> Iterator[Way]:
     """flash-linear-attention's functions that are here."""
+    version = f"fla {version_of('fla-core')}"
     for name in names:
         try:
             run = fla(name)
         except (ImportError, AttributeError) as error:
             say(f"fla {name}: {one_line(error)}")
             continue
-        yield f"fla {name}", "", [partial(_fla_call, run, one, one.decay.log()) for one in sets]
+        calls = [partial(_fla_call, run, one, one.decay.log()) for one in sets]
+        yield Way(f"fla {name}", [Candidate("", calls)], version=version)
 
 
 def _fla_call(run: Callable[..., Any], one: Operands, log_decay: Tensor) -> Tensor:
@@ -187,39 +190,16 @@ def _fla_call(run: Callable[..., Any], one: Operands, log_decay: Tensor) -> Tens
     return out
 
 
-def compared(
-    of: Sequences | Token, sets: Sequence[Operands], ours: Ways, theirs: Ways, bench: Bench
-) -> tuple[Compared, list[Row]]:
-    """All ways, checked, then timed in turns."""
-    truths = [truth(sets[0]), truth(sets[-1])]
-
+def _compared(
+    of: Sequences | Token, sets: Sequence[Operands], ours: Way, theirs: Iterable[Way], bench: Bench
+) -> Compared:
     def poison() -> None:
         for one in sets:
             one.out.fill_(math.nan)
             one.state.copy_(one.before)
 
-    calls = cases.calls_of(len(sets))
-    entries = []
-    for ways, version in ((ours, "simcore"), (theirs, f"fla {version_of('fla-core')}")):
-        for name, config, made in ways:
-            mine = version == "simcore"
-            row = Row(
-                op="linear_attention" if isinstance(of, Sequences) else "linear_attention_step",
-                implementation=f"{OURS}, {name}" if mine else name,
-                version=version,
-                shape={**asdict(of), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"},
-                hbm_bytes=of.hbm_bytes,
-                error=None,
-                error_bar=ERROR_BAR if mine else cases.PEER_ERROR_BAR,
-            )
-            in_graph = _after(sets[-1], calls // len(sets)) if mine and isinstance(of, Token) else None
-            entries.append(tried(row, [Candidate(config, made)], truths, calls, poison, in_graph))
-    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
-    mine_rows = [row for row in rows if row.version == "simcore"]
-    for row in mine_rows:
-        bench.judge(row)
-    others = [row for row in rows if row.version != "simcore"]
-    return Compared(str(of), mine_rows[0], others, of.hbm_bytes / bench.card.read_bytes_per_s), []
+    truths = [truth(sets[0]), truth(sets[-1])]
+    return compare(of, Trial([ours, *theirs], truths, poison, len(sets), of.hbm_bytes), bench)
 
 
 def _after(one: Operands, tokens: int) -> Tensor:
@@ -229,65 +209,56 @@ def _after(one: Operands, tokens: int) -> Tensor:
     return out[:, :, -1:].transpose(1, 2)
 
 
-def sequences_case(of: Sequences, bench: Bench) -> tuple[Compared, list[Row]]:
+def sequences_case(of: Sequences, bench: Bench) -> Compared:
     """Whole sequences."""
     tune_again()
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
-    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
-    sets = [
-        drawn(of.batch, of.length, generator, with_state=False, least_decay=of.least_decay)
-        for _ in range(count)
-    ]
+    draw = partial(drawn, of.batch, of.length, with_state=False, least_decay=of.least_decay)
+    sets = bench.rotated(draw, of.hbm_bytes)
+    ours = Way("chunked", [Candidate("", [partial(own_sequences, one) for one in sets])], ERROR_BAR)
     theirs = fla_ways(sets, ("chunk_simple_gla", "fused_chunk_simple_gla"))
-    return compared(of, sets, own_sequences(sets), theirs, bench)
+    return _compared(of, sets, ours, theirs, bench)
 
 
-def token_case(of: Token, bench: Bench) -> tuple[Compared, list[Row]]:
+def token_case(of: Token, bench: Bench) -> Compared:
     """One token."""
     tune_again()
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
-    count = cases.rotation(of.hbm_bytes, bench.card.l2_bytes)
-    sets = [drawn(of.batch, 1, generator, with_state=True) for _ in range(count)]
-    return compared(of, sets, own_tokens(sets), fla_ways(sets, ("fused_recurrent_simple_gla",)), bench)
+    sets = bench.rotated(partial(drawn, of.batch, 1, with_state=True), of.hbm_bytes)
+    in_graph = _after(sets[-1], cases.calls_of(len(sets)) // len(sets))
+    calls = [partial(own_token, one) for one in sets]
+    ours = Way("step", [Candidate("", calls)], ERROR_BAR, in_graph=in_graph)
+    return _compared(of, sets, ours, fla_ways(sets, ("fused_recurrent_simple_gla",)), bench)
 
 
-def linear_attention(bench: Bench) -> list[Bar]:
-    """The part `linear_attention`."""
-    found = compared_part("sequences", "linear_attention", SEQUENCES, sequences_case, bench)
-    long = [one for one in found if int(str(one.ours.shape["length"])) >= 2048]
-    lasting = [one for one in long if one.ours.shape["least_decay"] == LASTING]
-    title = f"sequences from 2048 tokens on {FASTER} times as fast as fla"
-    return [
-        cases.at_least(title, [one for one in long if one not in lasting], FASTER),
-        cases.at_least(f"{title}, decays from {LASTING}", lasting, FASTER),
-        cases.at_least("no sequence slower than fla", found, 1.0),
-    ]
+def _is_long(one: Compared, *, lasting: bool) -> bool:
+    of = one.ours.shape
+    return int(str(of["length"])) >= 2048 and (of["least_decay"] == LASTING) is lasting
 
 
-def linear_step(bench: Bench) -> list[Bar]:
-    """The part `linear_step`."""
-    found = compared_part("steps", "linear_attention", TOKENS, token_case, bench)
-    bars = [cases.at_least(f"one token {STEP_FASTER} times as fast as fla", found, STEP_FASTER)]
-    last = next((one for one in found if one.name == str(TOKENS[-1])), None)
-    name = f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied"
-    times = None if last is None else last.ours.times
-    if last is None or times is None:
-        return [*bars, Bar(name, "not measured", None)]
-    rate = last.ours.hbm_bytes / times.median_s
-    # A state is read and written, as much of one as of the other: so is what torch copies.
-    copied = copied_bytes_per_s(quick=bench.quick)
-    words = (
-        f"{100 * rate / copied:.1f} % of {copied / 1e12:.3f} TB/s; of the fastest reader "
-        f"{100 * rate / bench.card.read_bytes_per_s:.1f} %"
-    )
-    return [*bars, Bar(name, words, rate >= STEP_SHARE * copied)]
+def copied_share(one: Compared) -> float | None:
+    """The share of what torch copies: a state is read and written, as much of one as of the other."""
+    return one.ours.hbm_bytes / one.ours.median_s / copied_bytes_per_s() if one.ours.median_s else None
 
 
-def copied_bytes_per_s(*, quick: bool) -> float:
+_FAST = f"sequences from 2048 tokens on {FASTER} times as fast as fla"
+SEQUENCE_GOALS = (
+    Goal(_FAST, of=partial(_is_long, lasting=False), least=FASTER),
+    Goal(f"{_FAST}, decays from {LASTING}", of=partial(_is_long, lasting=True), least=FASTER),
+    Goal("no sequence slower than fla", least=1.0),
+)
+TOKEN_GOALS = (
+    Goal(f"one token {STEP_FASTER} times as fast as fla", least=STEP_FASTER),
+    Goal(
+        f"{TOKENS[-1]} at {100 * STEP_SHARE:.0f} % of bandwidth, as copied", copied_share,
+        called(str(TOKENS[-1])), ".1%", least=STEP_SHARE,
+    ),
+)  # fmt: skip
+
+
+def copied_bytes_per_s() -> float:
     """Bytes that torch reads and writes a second, far more of them than the L2 cache holds: by a copy, or by
     a kernel that turns signs, whichever is faster."""
     x = torch.zeros(COPIED_BYTES // 4, dtype=torch.float32, device="cuda")
     y = torch.empty_like(x)
     ways = (lambda: y.copy_(x), lambda: torch.neg(x, out=y))
-    seconds = min(statistics.median(replayed(capture([way] * 4), 4, quick=quick)) for way in ways)
+    seconds = min(statistics.median(replayed(capture([way] * 4), 4)) for way in ways)
     return 2 * COPIED_BYTES / seconds

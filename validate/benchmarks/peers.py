@@ -44,10 +44,12 @@ class Inputs(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One way to call a kernel: its settings, and for each set of buffers a call that gives its output."""
+    """One way to call a kernel: its settings, for each set of buffers a call that gives its output, and the
+    settings in short."""
 
     config: str
     calls: Sequence[Attend]
+    brief: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the parts of the benchmark share: calls that are checked, captured, and timed in turns.
+"""The driver of all benchmarks: calls are checked, captured, and timed in turns; rows are saved, and judged.
 
 checked   ||out - truth|| / ||truth|| under its bar, truth in float64; outputs filled with NaN before
 captured  one call for each set of buffers, checked once more as replayed
@@ -9,21 +9,25 @@ import gc
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import Birth, Compared, Row
+from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Birth, Compared, Goal, Row, Shape
 from simcore.validate.benchmarks.peers import Candidate, Peer
 from simcore.validate.benchmarks.timing import Card, capture, one_line, replayed
+from simcore.validate.program import write_csv
+
+T = TypeVar("T")
 
 ROUNDS = 2
 # Every run draws the same numbers, so that runs can be compared.
 SEED = 0
+TORCH = f"torch {torch.__version__}"
 
 
 @dataclass(slots=True)
@@ -39,13 +43,31 @@ class Bench:
 
     def save(self, part: str, rows: Sequence[Row], family: str = "decode") -> None:
         """Writes what a part has so far; `family`: of kernels."""
-        path = self.out / cases.file_name(self.birth.device, part, family)
-        cases.write_atomically(path, cases.csv_text(rows, self.birth))
+        self.out.mkdir(parents=True, exist_ok=True)
+        lines = [cases.cells(row, self.birth) for row in rows]
+        write_csv(lines, self.out / cases.file_name(self.birth.device, part, family))
 
     def judge(self, row: Row) -> None:
         """Notes one of our own rows that has no time."""
         if row.times is None:
             self.failed.append(f"{row.op} {' '.join(str(v) for v in row.shape.values())}: {row.note}")
+
+    def floor_s(self, of: Shape) -> float:
+        """Seconds that moving a case's bytes takes."""
+        return of.hbm_bytes / self.card.read_bytes_per_s
+
+    def rotated(self, draw: Callable[[torch.Generator], T], set_bytes: int) -> list[T]:
+        """As many sets of buffers as keep each of them out of the cache."""
+        generator = torch.Generator(device="cuda").manual_seed(SEED)
+        return [draw(generator) for _ in range(cases.rotation(set_bytes, self.card.l2_bytes))]
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    print(text, flush=True)
+
+
+# -- one implementation ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -58,11 +80,6 @@ class Entry:
     # What the graph reads and writes: it holds pointers alone.
     keeps: object = None
     rounds: list[list[float]] = field(default_factory=list)
-
-
-def say(text: str) -> None:
-    """One line, at once."""
-    print(text, flush=True)
 
 
 def relative_error(out: Tensor, truth: Tensor) -> float:
@@ -107,7 +124,7 @@ def captured(
 ) -> Entry:
     """A candidate whose first and last call are right by themselves, and the last in the graph too."""
     try:
-        row = replace(row, config=candidate.config)
+        row = replace(row, config=candidate.config, brief=candidate.brief)
         row = replace(row, error=_worst_error(candidate, truths, poison))
         if row.wrong:
             return Entry(replace(row, note=f"WRONG: error {row.error:.2e} > {row.error_bar:.0e}"))
@@ -155,27 +172,122 @@ def take_turns(entries: Sequence[Entry], cache_state: str, *, quick: bool) -> li
     ]
 
 
-Case = Callable[[Any, Bench], tuple[Compared, list[Row]]]
+# -- one case --------------------------------------------------------------------------------------------
 
 
-def compared_part(
-    name: str, family: str, shapes: Sequence[object], case: Case, bench: Bench
-) -> list[Compared]:
-    """All cases of a part in which ours may have several ways, a line each; saved after each."""
-    found, rows = list[Compared](), list[Row]()
-    for of in shapes:
-        try:
-            one, rest = case(of, bench)
-        except Exception as error:
-            bench.failed.append(f"{of}: {one_line(error)}")
-            say(f"{of} failed: {one_line(error)}")
-        else:
-            found.append(one)
-            rows += [one.ours, *rest, *one.peers]
-            bench.save(name, rows, family)
-            say(cases.line_of(one, rest))
-        free()
-    return found
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One implementation of a case. `name`: empty for the only one of ours; `version`: package and version;
+    `in_graph`: as `tried` has it."""
+
+    name: str
+    candidates: Iterable[Candidate]
+    error_bar: float = cases.PEER_ERROR_BAR
+    version: str = OWN
+    in_graph: Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        """In tables."""
+        return self.name if self.version != OWN else ", ".join(filter(None, (OURS, self.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case ready to run: ours and the peers' ways; `truths` of the first and last set of buffers; what is
+    done before each check; how many sets there are, of how many bytes each. `calls`: of a graph, as many as
+    cases.calls_of has it if left out."""
+
+    ways: Iterable[Way]
+    truths: Sequence[Tensor]
+    poison: Callable[[], object]
+    sets: int
+    set_bytes: int
+    calls: int = 0
+    cache_state: str = ""
+
+
+def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
+    """All ways, checked, then timed in turns. Of ours with the least error bar the fastest counts."""
+    calls, entries = trial.calls or cases.calls_of(trial.sets), []
+    for way in trial.ways:
+        row = cases.row_of(of, way.label, way.version, way.error_bar)
+        entries.append(tried(row, way.candidates, trial.truths, calls, trial.poison, way.in_graph))
+    state = trial.cache_state or cases.cold(trial.sets, trial.set_bytes)
+    rows = take_turns(entries, state, quick=bench.quick)
+    ours = [row for row in rows if row.version == OWN]
+    for row in ours:
+        bench.judge(row)
+    least = min(row.error_bar for row in ours)
+    best = min((row for row in ours if row.error_bar == least), key=lambda row: row.median_s or float("inf"))
+    peers = [row for row in rows if row.version != OWN]
+    return Compared(str(of), best, peers, bench.floor_s(of), [row for row in ours if row is not best])
+
+
+# -- a part ----------------------------------------------------------------------------------------------
+
+
+class Part(Protocol):
+    """What --parts names."""
+
+    @property
+    def name(self) -> str:
+        """In --parts."""
+
+    def run(self, bench: Bench) -> list[Bar]:
+        """Measures, saves, and says what was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A part that compares in a way of its own."""
+
+    name: str
+    run: Callable[[Bench], list[Bar]]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Cases of one kind beside peers. `measure`: compares in one case; `goals`: what each case has to reach,
+    `bars`: what all of them have to, together; `family`: of kernels, and `file`: in the table's name (the
+    part's, if left out); `tabled`: whether a table for people comes at the end."""
+
+    name: str
+    cases: Sequence[Shape]
+    measure: Callable[[Any, Bench], Compared]
+    goals: Sequence[Goal] = ()
+    family: str = "decode"
+    file: str = ""
+    bars: Callable[[Sequence[Compared]], list[Bar]] = lambda found: []
+    tabled: bool = False
+
+    def run(self, bench: Bench) -> list[Bar]:
+        """All cases, a line each; saved after each."""
+        found = list[Compared]()
+        for of in self.cases:
+            try:
+                found.append(self.measure(of, bench))
+            except Exception as error:
+                bench.failed.append(f"{of}: {one_line(error)}")
+                say(f"  failed: {one_line(error)}")
+                row = replace(cases.row_of(of, OURS, OWN, nan), note=f"failed: {one_line(error)}")
+                found.append(Compared(str(of), row, (), bench.floor_s(of)))
+            bench.save(self.file or self.name, [row for one in found for row in one.rows], self.family)
+            say(str(found[-1]))
+            for row in found[-1].rows:
+                if row.times and row.note:
+                    say(f"  {row.label}: {row.note}")
+            free()
+        if self.tabled:
+            lines = cases.table(found, bench.card.read_bytes_per_s)
+            for line in (
+                "",
+                *lines,
+                "us; % of read bandwidth; ratio: fastest peer / ours",
+                cases.summary(found),
+            ):
+                say(line)
+        return [*self.bars(found), *(goal.bar(found) for goal in self.goals)]
 
 
 def free() -> None:

@@ -1,7 +1,7 @@
 """The benchmark's parts about the rest of a decoding step: projections against cuBLAS, and a whole layer."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -20,116 +20,48 @@ from simcore.kernels.decoder.layer import (
 from simcore.kernels.decoder.matmul import config_for, matmul
 from simcore.kernels.decoder.matmul import workspace as matmul_workspace
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Compared
 from simcore.validate.benchmarks.peers import Candidate
-from simcore.validate.benchmarks.run import ROUNDS, SEED, Bench, free, relative_error, say, take_turns, tried
-from simcore.validate.benchmarks.timing import capture, one_line, replayed
-
-
-def projection_row(of: cases.Projection, implementation: str, version: str) -> Row:
-    """A row without times."""
-    return Row(
-        op="matmul",
-        implementation=implementation,
-        version=version,
-        shape={
-            "name": of.name,
-            "width": of.width,
-            "rows": of.rows,
-            "k": of.k,
-            "columns": of.n,
-            "dtype": "bf16",
-        },
-        hbm_bytes=of.hbm_bytes,
-        error=None,
-        error_bar=cases.ERROR_BARS["bf16"] if version == "simcore" else cases.PEER_ERROR_BAR,
-    )
+from simcore.validate.benchmarks.run import (
+    ROUNDS,
+    SEED,
+    TORCH,
+    Bench,
+    Trial,
+    Way,
+    compare,
+    relative_error,
+    say,
+)
+from simcore.validate.benchmarks.timing import capture, replayed
 
 
 def projection_case(of: cases.Projection, bench: Bench) -> Compared:
     """Ours and cuBLAS, each with W row by row and column by column."""
     weight_bytes = 2 * of.k * of.n
-    sets = cases.rotation(weight_bytes, bench.card.l2_bytes)
     generator = torch.Generator(device="cuda").manual_seed(SEED)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-
-    xs = [random(of.rows, of.k) for _ in range(sets)]
-    by_rows = [random(of.k, of.n).mul_(of.k**-0.5) for _ in range(sets)]
-    by_columns = [w.t().contiguous().t() for w in by_rows]
+    draw = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
+    xs = [draw((of.rows, of.k)) for _ in range(cases.rotation(weight_bytes, bench.card.l2_bytes))]
+    sets = [(x, draw((of.k, of.n)).mul_(of.k**-0.5)) for x in xs]
     y = torch.empty(of.rows, of.n, dtype=torch.bfloat16, device="cuda")
-    truths = [xs[i].double() @ by_rows[i].double() for i in (0, -1)]
-    orders = (("W by rows", by_rows), ("W by columns", by_columns))
+    by_columns = [(x, w.t().contiguous().t()) for x, w in sets]
+    orders = (("W by rows", sets), ("W by columns", by_columns))
 
-    def own(name: str, weights: Sequence[Tensor]) -> Candidate:
-        config = config_for(of.rows, weights[0])
-        space = matmul_workspace([(of.rows, of.n, config)], "cuda")
-        calls = [
-            partial(matmul, x, w, out=y, space=space, config=config) for x, w in zip(xs, weights, strict=True)
-        ]
-        return Candidate(f"{name}; {config}", calls)
+    def own() -> Iterator[Candidate]:
+        for name, operands in orders:
+            config = config_for(of.rows, operands[0][1])
+            space = matmul_workspace([(of.rows, of.n, config)], "cuda")
+            calls = [partial(matmul, x, w, out=y, space=space, config=config) for x, w in operands]
+            yield Candidate(f"{name}; {config}", calls, name)
 
-    def cublas(name: str, weights: Sequence[Tensor]) -> Candidate:
-        calls = [partial(torch.mm, x, w, out=y) for x, w in zip(xs, weights, strict=True)]
-        return Candidate(name, calls)
+    def cublas() -> Iterator[Candidate]:
+        for name, operands in orders:
+            yield Candidate(name, [partial(torch.mm, x, w, out=y) for x, w in operands], name)
 
-    def poison() -> None:
-        y.fill_(float("nan"))
-
-    calls = cases.calls_of(sets)
-    entries = [
-        tried(projection_row(of, name, version), (make(*order) for order in orders), truths, calls, poison)
-        for name, version, make in ((OURS, "simcore", own), ("cuBLAS", f"torch {torch.__version__}", cublas))
-    ]
-    rows = take_turns(entries, cases.cold(sets, weight_bytes), quick=bench.quick)
-    bench.judge(rows[0])
-    return Compared(str(of), rows[0], rows[1:], of.hbm_bytes / bench.card.read_bytes_per_s)
-
-
-def projections(bench: Bench) -> list[Bar]:
-    """The part `projections`."""
-    found, lines = list[Compared](), list[list[str]]()
-    for of in cases.PROJECTIONS:
-        try:
-            compared = projection_case(of, bench)
-        except Exception as error:
-            bench.failed.append(f"{of}: {one_line(error)}")
-            say(f"{of} failed: {one_line(error)}")
-            free()
-            continue
-        found.append(compared)
-        ours, theirs = compared.ours, compared.peers[0]
-        rate = ours.hbm_bytes / ours.times.median_s if ours.times else None
-        lines.append(
-            [
-                compared.name,
-                cases.cell(ours),
-                cases.number(None if rate is None else rate / 1e12, ".2f"),
-                cases.cell(theirs),
-                cases.number(compared.ratio, ".3f"),
-                cases.number(compared.over_floor, ".2f"),
-                cases.number(ours.error, ".1e"),
-                f"{ours.config.split(';')[0]}; {theirs.config}",
-            ]
-        )
-        bench.save("projections", [row for each in found for row in (each.ours, *each.peers)])
-        free()
-    head = [
-        "projection, m x k x n",
-        "ours",
-        "TB/s",
-        "cuBLAS",
-        "cuBLAS/ours",
-        "/floor",
-        "error",
-        "ours; cuBLAS",
-    ]
-    say("")
-    for line in cases.lines_of(head, lines):
-        say(line)
-    say(cases.summary(found))
-    return []
+    ways = [Way("", own(), cases.ERROR_BARS["bf16"]), Way("cuBLAS", cublas(), version=TORCH)]
+    truths = [x.double() @ w.double() for x, w in (sets[0], sets[-1])]
+    poison = partial(y.fill_, float("nan"))
+    return compare(of, Trial(ways, truths, poison, len(sets), weight_bytes), bench)
 
 
 def layer_parts(of: cases.Layer) -> tuple[Buffers, LayerWeights, LayerCache]:
@@ -187,19 +119,13 @@ def layer(bench: Bench) -> list[Bar]:
     error, same = layer_error(of, gate)
     parts = layer_parts(of)
     calls = cases.calls_of(1)
-    rows = [
-        Row(
-            op="layer",
-            implementation=f"{OURS}, {how}",
-            version="simcore",
-            shape={**asdict(of), "dtype": "bf16"},
-            hbm_bytes=of.hbm_bytes if how == "executed" else 0,
-            error=error if same else float("nan"),
-            error_bar=cases.LAYER_ERROR_BAR,
-            config="; ".join(f"{name}: {layout}" for name, layout in parts[0].layouts.items()),
-        )
-        for how in ("executed", "skipped")
-    ]
+    row = replace(
+        cases.row_of(of, "", OWN, cases.LAYER_ERROR_BAR),
+        error=error if same else float("nan"),
+        config="; ".join(f"{name}: {layout}" for name, layout in parts[0].layouts.items()),
+    )
+    executed_row = replace(row, implementation=f"{OURS}, executed")
+    skipped_row = replace(row, implementation=f"{OURS}, skipped", hbm_bytes=0)
     run = partial(layer_step, *parts, gate=gate, attend=partial(attend, gate=gate))
     graph, executed, skipped = capture([run] * calls), list[list[float]](), list[list[float]]()
     for _ in range(ROUNDS):
@@ -209,11 +135,11 @@ def layer(bench: Bench) -> list[Bar]:
     state = cases.cold(1, of.hbm_bytes)
     rows = [
         cases.timed(row, cases.times(found), state)
-        for row, found in zip(rows, (executed, skipped), strict=True)
+        for row, found in ((executed_row, executed), (skipped_row, skipped))
     ]
     bench.save("layer", rows)
-    floor_s = of.hbm_bytes / bench.card.read_bytes_per_s
     for row in rows:
         bench.judge(row)
-        say(f"{row.implementation}: {cases.cell(row)} us, floor {1e6 * floor_s:.1f}, {row.note or row.error}")
+        floor = f"floor {1e6 * bench.floor_s(of):.1f}"
+        say(f"{row.implementation}: {cases.cell(row)} us, {floor}, {row.note or row.error}")
     return cases.layer_bars(rows[0].times, rows[1].times)

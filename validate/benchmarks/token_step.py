@@ -9,7 +9,7 @@ what a step leaves is what another one there would take for sums, and gates make
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from simcore.kernels.long_convolution.token_step import (
     workspace,
 )
 from simcore.validate.benchmarks import cases
-from simcore.validate.benchmarks.cases import OURS, Bar, Compared, Row
+from simcore.validate.benchmarks.cases import Compared, Goal, called, our_us
 from simcore.validate.benchmarks.peers import Candidate
-from simcore.validate.benchmarks.run import SEED, Bench, brief, compared_part, take_turns, tried
+from simcore.validate.benchmarks.run import SEED, TORCH, Bench, Trial, Way, brief, compare
 
 # Positions of a model: a graph of one model has no more steps.
 ROOM = cases.LEAST_CALLS
@@ -43,6 +43,12 @@ class Step:
     channels: int
     batch: int
     block: str
+    op: ClassVar[str] = "token_step"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -145,57 +151,35 @@ def own_calls(steps: Sequence[Place]) -> Candidate:
     return Candidate(brief(config), [partial(call, at) for at in steps])
 
 
-def step_case(of: Step, bench: Bench) -> tuple[Compared, list[Row]]:
+def step_case(of: Step, bench: Bench) -> Compared:
     """Ours, torch's kernels one by one, and compiled."""
-    generator = torch.Generator(device="cuda").manual_seed(SEED)
-    sets = [drawn(of, generator) for _ in range(cases.rotation(of.hbm_bytes, bench.card.l2_bytes))]
+    sets = bench.rotated(partial(drawn, of), of.hbm_bytes)
     steps = places(sets, cases.calls_of(len(sets)))
     compiled: Callable[..., Tensor] = torch.compile(by_kernels, fullgraph=True, dynamic=False)
-    ways = [
-        (OURS, "simcore", own_calls(steps)),
-        *(
-            (name, f"torch {torch.__version__}", torch_calls(run, steps))
-            for name, run in (("kernels", by_kernels), ("compiled", compiled))
-        ),
-    ]
-    row = partial(
-        Row, op="token_step", shape={**asdict(of), "dtype": "bf16"}, hbm_bytes=of.hbm_bytes, error=None
-    )
 
     def restore() -> None:
         for one in sets:
             one.a.copy_(one.before)
 
+    ways = [
+        Way("", [own_calls(steps)], ERROR_BAR),
+        Way("kernels", [torch_calls(by_kernels, steps)], version=TORCH),
+        Way("compiled", [torch_calls(compiled, steps)], version=TORCH),
+    ]
     truths = [truth(steps[0]), truth(steps[-1])]
-    entries = [
-        tried(
-            row(
-                implementation=name,
-                version=version,
-                error_bar=ERROR_BAR if version == "simcore" else cases.PEER_ERROR_BAR,
-            ),
-            [candidate], truths, len(steps), restore,
-        )
-        for name, version, candidate in ways
-    ]  # fmt: skip
-    rows = take_turns(entries, cases.cold(len(sets), of.hbm_bytes), quick=bench.quick)
-    bench.judge(rows[0])
-    return Compared(str(of), rows[0], rows[1:], of.hbm_bytes / bench.card.read_bytes_per_s), []
+    return compare(of, Trial(ways, truths, restore, len(sets), of.hbm_bytes), bench)
 
 
-def token_steps(bench: Bench) -> list[Bar]:
-    """The part `token_step`."""
-    found = {one.name: one for one in compared_part("token_step", "convolution", STEPS, step_case, bench)}
-    bars = []
-    for (layers, channels), most_us in BARS_US.items():
-        name = str(Step(layers, channels, 1, "mlp"))
-        one = found.get(name)
-        times = None if one is None else one.ours.times
-        words = cases.micro(times) if times else "not measured"
-        met = None if one is None else times is not None and times.median_s <= 1e-6 * most_us
-        bars.append(Bar(f"{name} in {most_us:.0f} us at most", words, met))
-    single = [one for name, one in found.items() if name.endswith("batch 1") and name.startswith("mlp")]
-    return [*bars, cases.at_least(f"one sequence {FASTER} times as fast as torch's kernels", single, FASTER)]
+_SINGLE = {model: str(Step(*model, 1, "mlp")) for model in BARS_US}
+STEP_GOALS = (
+    *(
+        Goal(f"{name} in {BARS_US[model]:.0f} us at most", our_us, called(name), ".1f", most=BARS_US[model])
+        for model, name in _SINGLE.items()
+    ),
+    Goal(
+        f"one sequence {FASTER} times as fast as torch's kernels", of=called(*_SINGLE.values()), least=FASTER
+    ),
+)
 
 
 # -- slot moves ------------------------------------------------------------------------------------------
@@ -211,6 +195,12 @@ class Moves:
     tokens: int
     head_dim: int
     moved: int
+    op: ClassVar[str] = "slot_moves"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Its shape, as in tables."""
+        return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
@@ -224,7 +214,7 @@ class Moves:
 MOVES = tuple(Moves(32, 32, 8, tokens, 128, moved) for tokens in (128, 1024) for moved in (1, 8))
 
 
-def moves_case(of: Moves, bench: Bench) -> tuple[Compared, list[Row]]:
+def moves_case(of: Moves, bench: Bench) -> Compared:
     """Ours, and torch's copies cache by cache."""
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     size = of.slots, of.kv_heads, of.tokens, of.head_dim
@@ -250,30 +240,14 @@ def moves_case(of: Moves, bench: Bench) -> tuple[Compared, list[Row]]:
         for cache in caches:
             cache[: of.moved] = float("nan")
 
-    row = partial(
-        Row,
-        op="slot_moves",
-        shape={**asdict(of), "dtype": "bf16"},
-        hbm_bytes=of.hbm_bytes,
-        error=None,
-        error_bar=0.0,
-    )
     expected = [caches[-1][of.slots - of.moved :].double()] * 2
-    calls = cases.calls_of(1)
-    entries = [
-        tried(row(implementation=name, version=version), [Candidate("", [call])], expected, calls, poison)
-        for name, version, call in (
-            (OURS, "simcore", ours),
-            ("index_copy", f"torch {torch.__version__}", torchs),
-        )
+    ways = [
+        Way("", [Candidate("", [ours])], 0.0),
+        Way("index_copy", [Candidate("", [torchs])], 0.0, TORCH),
     ]
     cached = 2 * of.layers * caches[0].numel() * 2
-    rows = take_turns(entries, f"the same slots each time, of {cached} bytes of caches", quick=bench.quick)
-    bench.judge(rows[0])
-    return Compared(str(of), rows[0], rows[1:], of.hbm_bytes / bench.card.read_bytes_per_s), []
+    state = f"the same slots each time, of {cached} bytes of caches"
+    return compare(of, Trial(ways, expected, poison, 1, cached, cache_state=state), bench)
 
 
-def slots(bench: Bench) -> list[Bar]:
-    """The part `slot_moves`."""
-    found = compared_part("slot_moves", "serving", MOVES, moves_case, bench)
-    return [cases.at_least("slot moves never slower than torch's", found, 1.0)]
+MOVE_GOALS = (Goal("slot moves never slower than torch's", least=1.0),)

@@ -13,15 +13,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 import torch
 
-from simcore.devices.fitted import Birth, FitRow, FittedProfile
+from simcore.devices.fitted import FitRow, FittedProfile
 from simcore.devices.making import Point, check_target, fits, write_whole
 from simcore.devices.price import pricer, roofline
-from simcore.devices.profile import PROFILES
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.kernels.table import TABLE, Kernel
@@ -29,19 +27,14 @@ from simcore.ops.op import Op
 from simcore.studies.common import Progress
 from simcore.validate.calibration.cpu_grid import grid
 from simcore.validate.calibration.cpu_host import host_costs, operand_costs
+from simcore.validate.calibration.records import NAME, birth_of, measured_on, profile_path, what_is_odd
 from simcore.validate.machines.cpu.machine import one_thread
 from simcore.validate.timing.cpu_times import CACHE, Clock, measure, rates
 
 __all__ = ["NAME", "calibrate", "processor", "profile_path"]
 
-NAME = "local"
 # Seconds that the measurements of all shapes take together.
 TOTAL_S, QUICK_S = 24.0, 4.0
-
-
-def profile_path(device: str) -> Path:
-    """Where the profile of a calibration belongs."""
-    return PROFILES / device / NAME
 
 
 def calibrate(
@@ -74,21 +67,16 @@ def calibrate(
     # What kernels take alone comes first: what is around them is what runs take besides.
     alone = _profile(device, quick, points, fits(points, {}, 0.0, CACHE))
     around_s = operand_costs(pricer(spec, profile=alone)) if table is TABLE else {}
+    versions = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
     profile: FittedProfile = replace(
         cast(Any, alone),
         fits=fits(points, around_s, op_s, CACHE),
         overheads={"launch_s": launch_s, "wait_s": wait_s},
-        birth=_birth(points, {**rates(quick), "host_op_s": op_s}),
-        notes=_notes(points, table),
+        birth=birth_of(points, processor(), versions, {**rates(quick), "host_op_s": op_s}),
+        notes=(f"operands come from the {CACHE} where they fit into it", *what_is_odd(points, table)),
     )
     write_whole(profile, points, target)
     return profile
-
-
-def measured_on(processor: str, date: str, on: str, quick: bool, shapes: int) -> str:
-    """Where a profile is from, to readers on any machine: the processor, and the day of an ISO `date`."""
-    day = date.partition("T")[0]
-    return f"measured on one {processor}, {day}: calibrate --on {on}{' --quick' * quick}, {shapes} shapes"
 
 
 def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[FitRow, ...]) -> FittedProfile:
@@ -104,22 +92,6 @@ def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[Fit
     )
 
 
-# -- birth record --------------------------------------------------------------------------------------
-
-
-def _birth(points: Sequence[Point], noted: dict[str, float]) -> Birth:
-    return Birth(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=processor(),
-        threads=torch.get_num_threads(),
-        versions={name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()},
-        points=len(points),
-        runs=min(point.runs for point in points),
-        spread=median(point.spread for point in points),
-        rates=noted,
-    )
-
-
 def processor() -> str:
     """The name of the processor, as the system has it."""
     try:
@@ -128,15 +100,3 @@ def processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
-
-
-def _notes(points: Sequence[Point], table: Mapping[str, Kernel]) -> tuple[str, ...]:
-    """What a reader should know: kinds without a fit, and shapes that beat the datasheet."""
-    notes = [f"operands come from the {CACHE} where they fit into it"]
-    left_out = sorted(set(table) - {point.op.kind for point in points})
-    if left_out:
-        notes.append(f"not measured, priced by the roofline: {', '.join(left_out)}")
-    fast = sum(point.median_s < point.floor_s for point in points)
-    if fast:
-        notes.append(f"{fast} of {len(points)} shapes were faster than the device's figures allow")
-    return tuple(notes)

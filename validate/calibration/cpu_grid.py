@@ -4,8 +4,10 @@ Hidden sizes 64 to 512, batches and prompts of 1 to 256 rows, contexts of 16 to 
 1 to 1024. Sides are powers of two and a few more; what a scenario launches lies between them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
+from typing import Any
 
 from simcore.ops import convolution as conv
 from simcore.ops import flash_decoding as flash
@@ -14,223 +16,141 @@ from simcore.ops import op as ops
 from simcore.ops.op import Op
 
 Shapes = Callable[[str], Iterator[Op]]
+Dims = Mapping[str, int]
+
+
+def _dims(names: str, *values: Sequence[int]) -> tuple[Dims, ...]:
+    """Dimensions that go together: a name for each of the numbers."""
+    return tuple(dict(zip(names.split(), each, strict=True)) for each in values)
+
 
 HIDDEN = (64, 128, 256, 512)
 ROWS = (1, 2, 4, 16, 64, 256)
 BATCH = (1, 4, 16)
 CONTEXT = (16, 64, 256, 1024, 4096)
-# (query heads, KV heads, elements of a head)
-HEADS = ((4, 4, 16), (4, 2, 32), (8, 2, 64))
-# (columns, rows) of weight matrices.
-WEIGHTS = ((64, 64), (192, 64), (128, 256), (256, 256), (1024, 256), (256, 1024), (512, 512), (2048, 512))
+HEADS = _dims("q_heads kv_heads head_dim", (4, 4, 16), (4, 2, 32), (8, 2, 64))
+KV_HEADS = _dims("kv_heads head_dim", (4, 16), (2, 32), (2, 64))
+WEIGHTS = _dims(
+    "n k", (64, 64), (192, 64), (128, 256), (256, 256), (1024, 256), (256, 1024), (512, 512), (2048, 512)
+)
 VOCAB = (256, 1024, 8192)
 SIDES = (1, 2, 4, 16, 64, 256, 1024)
-# (sequences, heads, rank, elements of a value).
-LINEAR = ((1, 2, 16, 16), (4, 4, 32, 32), (1, 8, 64, 64))
+# Of tiles and rows of long convolutions.
+LANES = _dims("layers batch channels", (1, 1, 64), (4, 2, 64), (2, 1, 256))
+STATES = (1, 4)
+LINEAR = _dims("batch heads rank dim", (1, 2, 16, 16), (4, 4, 32, 32), (1, 8, 64, 64))
 LENGTHS = (16, 64, 256, 512)
+FLASH_CONTEXTS = _dims(
+    "batch context", (1, 64), (1, 1024), (1, 16384), (4, 512), (4, 4096), (16, 256), (16, 2048)
+)
+FLASH_HEADS = _dims("q_heads kv_heads head_dim", (8, 2, 64), (16, 2, 64))
 DTYPES = ("fp32", "bf16")
 
 
+def _over(make: Callable[..., Op], **axes: Sequence[Any]) -> Shapes:
+    """An op of each combination of values, the last axis running fastest; a value may be several dimensions
+    that go together."""
+
+    def shapes(dtype: str) -> Iterator[Op]:
+        for values in product(*axes.values()):
+            dims: dict[str, int] = {}
+            for name, value in zip(axes, values, strict=True):
+                dims |= value if isinstance(value, Mapping) else {name: value}
+            yield make(dtype=dtype, **dims)
+
+    return shapes
+
+
+# -- ops some of whose dimensions follow from others ---------------------------------------------------------
+
+
 def _matmul(dtype: str) -> Iterator[Op]:
-    for m, (n, k) in product(ROWS, WEIGHTS):
-        yield ops.matmul("matmul", m=m, n=n, k=k, dtype=dtype)
-    for m, n in product((1, 4, 16), VOCAB):
-        yield ops.matmul("lm_head", m=m, n=n, k=256, dtype=dtype)
+    yield from _over(partial(ops.matmul, "matmul"), m=ROWS, weights=WEIGHTS)(dtype)
+    yield from _over(partial(ops.matmul, "lm_head", k=256), m=(1, 4, 16), n=VOCAB)(dtype)
 
 
-def _embedding(dtype: str) -> Iterator[Op]:
-    return (ops.embedding(tokens=m, hidden=h, dtype=dtype) for m, h in product(ROWS, HIDDEN))
+def speculative(*, context: int, **shape: Any) -> Op:
+    """With the first and last 128 tokens' part early, or of all, half of them each."""
+    return ops.speculative_attention(context=context, chunk=min(128, context // 2), **shape)
 
 
-def _norm(dtype: str) -> Iterator[Op]:
-    return (ops.norm("norm", tokens=m, hidden=h, dtype=dtype) for m, h in product(ROWS, HIDDEN))
+def _paged(*, batch: int, context: int, **shape: Any) -> Op:
+    return ops.paged_attention(sequences=batch, kv_tokens=batch * context, **shape)
 
 
-def _residual(dtype: str) -> Iterator[Op]:
-    return (ops.residual("residual", tokens=m, hidden=h, dtype=dtype) for m, h in product(ROWS, HIDDEN))
+def _prefill(*, tokens: int, past: int, **shape: Any) -> Op:
+    pairs = tokens * past + tokens * (tokens + 1) // 2
+    return ops.prefill_attention(tokens=tokens, kv_tokens=tokens + past, pairs=pairs, **shape)
 
 
-def _activation(dtype: str) -> Iterator[Op]:
-    for m, h, gated in product(ROWS, (128, 512, 2048), (False, True)):
-        yield ops.activation(tokens=m, width=h, gated=gated, dtype=dtype)
+def square_tile(implementation: conv.Implementation) -> Callable[..., Op]:
+    """Makes tiles of as many outputs as inputs, by their `side`."""
+    return lambda *, side, **shape: conv.tile(implementation, side=side, outputs=side, **shape)
 
 
-def _rotary(dtype: str) -> Iterator[Op]:
-    for m, (q, kv, d) in product(ROWS, HEADS):
-        yield ops.rotary(tokens=m, q_heads=q, kv_heads=kv, head_dim=d, dtype=dtype)
+def _span(make: Callable[..., Op]) -> Callable[..., Op]:
+    return lambda *, positions, **shape: make(inputs=positions, outputs=positions, **shape)
 
 
-def _kv_append(dtype: str) -> Iterator[Op]:
-    for m, (_, kv, d) in product(ROWS, HEADS):
-        yield ops.kv_append(tokens=m, kv_heads=kv, head_dim=d, dtype=dtype)
+def _relaxed_tile(*, side: int, **shape: Any) -> Op:
+    return conv.relaxed_tile(side=side, outputs=2 * side - 1, **shape)
 
 
-def _decode_attention(dtype: str) -> Iterator[Op]:
-    for b, (q, kv, d), c in product(BATCH, HEADS, CONTEXT):
-        yield ops.decode_attention(batch=b, q_heads=q, kv_heads=kv, head_dim=d, context=c, dtype=dtype)
+def _generic_tile(*, side: int, state: int, **shape: Any) -> Op:
+    return conv.generic_tile(state=state, separable=state > 1, side=side, outputs=side, **shape)
 
 
-def _speculative_attention(dtype: str) -> Iterator[Op]:
-    for b, (q, kv, d), c in product(BATCH, HEADS, CONTEXT):
-        yield ops.speculative_attention(
-            batch=b, q_heads=q, kv_heads=kv, head_dim=d, context=c, chunk=min(128, c // 2), dtype=dtype
-        )
+def _generic_cell(*, state: int, **shape: Any) -> Op:
+    return conv.generic_cell(state=state, separable=state > 1, **shape)
 
 
-def _receive_speculation(dtype: str) -> Iterator[Op]:
-    return (ops.receive_speculation(tokens=b, width=h, dtype=dtype) for b, h in product(BATCH, HIDDEN))
-
-
-def _paged_attention(dtype: str) -> Iterator[Op]:
-    for b, (q, kv, d), c in product(BATCH, HEADS, CONTEXT[:-1]):
-        yield ops.paged_attention(
-            sequences=b, kv_tokens=b * c, q_heads=q, kv_heads=kv, head_dim=d, dtype=dtype
-        )
-
-
-def _prefill_attention(dtype: str) -> Iterator[Op]:
-    for t, past, (q, kv, d) in product((4, 16, 64, 256), (0, 256), HEADS):
-        pairs = t * past + t * (t + 1) // 2
-        heads = {"q_heads": q, "kv_heads": kv, "head_dim": d}
-        yield ops.prefill_attention(tokens=t, kv_tokens=t + past, pairs=pairs, dtype=dtype, **heads)
-
-
-def _kv_copy(dtype: str) -> Iterator[Op]:
-    return (ops.kv_copy(tokens=t, width=w, dtype=dtype) for t, w in product((16, 64, 256), (128, 512, 2048)))
-
-
-def _sample(dtype: str) -> Iterator[Op]:
-    return (ops.sample(tokens=m, vocab=v, dtype=dtype) for m, v in product((1, 4, 16), VOCAB))
-
-
-def _lanes() -> Iterator[dict[str, int]]:
-    """Layers, sequences and channels of a tile."""
-    for layers, batch, channels in ((1, 1, 64), (4, 2, 64), (2, 1, 256)):
-        yield {"layers": layers, "batch": batch, "channels": channels}
-
-
-def _conv_row(dtype: str) -> Iterator[Op]:
-    return (conv.conv_row(inputs=u, dtype=dtype, **each) for each, u in product(_lanes(), SIDES))
-
-
-def _conv_column(dtype: str) -> Iterator[Op]:
-    return (conv.conv_column(outputs=u, dtype=dtype, **each) for each, u in product(_lanes(), SIDES))
-
-
-def _tiles(implementation: conv.Implementation) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for each, u in product(_lanes(), SIDES):
-            yield conv.tile(implementation, side=u, outputs=u, dtype=dtype, **each)
-
-    return shapes
-
-
-def _per_layer(constructor: Callable[..., Op]) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for b, channels in product(BATCH, HIDDEN):
-            yield constructor(batch=b, channels=channels, dtype=dtype)
-
-    return shapes
-
-
-def _spans(constructor: Callable[..., Op]) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for b, channels, p in product((1, 4), (64, 256), (4, 16, 64, 256, 1024)):
-            yield constructor(batch=b, channels=channels, inputs=p, outputs=p, dtype=dtype)
-
-    return shapes
-
-
-def _elementwise(constructor: Callable[..., Op]) -> Shapes:
-    return lambda dtype: (constructor(rows=m, channels=h, dtype=dtype) for m, h in product(ROWS, HIDDEN))
-
-
-def _relaxed_tile(dtype: str) -> Iterator[Op]:
-    for each, u, products in product(_lanes(), SIDES, (1, 2)):
-        shape = {**each, "side": u, "products": products}
-        yield conv.relaxed_tile(outputs=2 * u - 1, dtype=dtype, **shape)
-
-
-def _generic_tile(dtype: str) -> Iterator[Op]:
-    for each, u in product(_lanes(), SIDES):
-        yield conv.generic_tile(state=4, separable=True, side=u, outputs=u, dtype=dtype, **each)
-        yield conv.generic_tile(state=1, separable=False, side=u, outputs=u, dtype=dtype, **each)
-
-
-def _generic_cell(dtype: str) -> Iterator[Op]:
-    for b, channels, state in product(BATCH, HIDDEN, (1, 4)):
-        yield conv.generic_cell(batch=b, channels=channels, state=state, separable=state > 1, dtype=dtype)
-
-
-def _generic_read(dtype: str) -> Iterator[Op]:
-    for b, channels, state in product(BATCH, HIDDEN, (1, 4)):
-        yield conv.generic_read(batch=b, channels=channels, state=state, dtype=dtype)
-
-
-def _linear_attention(method: str) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for (b, h, r, d), n, decay in product(LINEAR, LENGTHS, (False, True)):
-            yield linear.linear_attention(
-                method, batch=b, heads=h, length=n, rank=r, dim=d, dtype=dtype, decay=decay
-            )
-
-    return shapes
-
-
-def _linear_attention_step(dtype: str) -> Iterator[Op]:
-    for (b, h, r, d), more, decay in product(LINEAR, (1, 4, 16), (False, True)):
-        yield linear.linear_attention_step(batch=b * more, heads=h, rank=r, dim=d, dtype=dtype, decay=decay)
-
-
-def _flash(make: Callable[[dict[str, int], str], Op]) -> Shapes:
-    def shapes(dtype: str) -> Iterator[Op]:
-        for batch, context in ((1, 64), (1, 1024), (1, 16384), (4, 512), (4, 4096), (16, 256), (16, 2048)):
-            for q_heads, kv_heads in ((8, 2), (16, 2)):
-                sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 64}
-                yield make({**sizes, "context": context}, dtype)
-
-    return shapes
+def _step(*, batch: int, more: int, **shape: Any) -> Op:
+    return linear.linear_attention_step(batch=batch * more, **shape)
 
 
 DECODER: Mapping[str, Shapes] = {
     "matmul": _matmul,
-    "embedding": _embedding,
-    "norm": _norm,
-    "residual": _residual,
-    "activation": _activation,
-    "rotary": _rotary,
-    "kv_append": _kv_append,
-    "decode_attention": _decode_attention,
-    "speculative_attention": _speculative_attention,
-    "receive_speculation": _receive_speculation,
-    "paged_attention": _paged_attention,
-    "prefill_attention": _prefill_attention,
-    "kv_copy": _kv_copy,
-    "sample": _sample,
+    "embedding": _over(ops.embedding, tokens=ROWS, hidden=HIDDEN),
+    "norm": _over(partial(ops.norm, "norm"), tokens=ROWS, hidden=HIDDEN),
+    "residual": _over(partial(ops.residual, "residual"), tokens=ROWS, hidden=HIDDEN),
+    "activation": _over(ops.activation, tokens=ROWS, width=(128, 512, 2048), gated=(False, True)),
+    "rotary": _over(ops.rotary, tokens=ROWS, heads=HEADS),
+    "kv_append": _over(ops.kv_append, tokens=ROWS, heads=KV_HEADS),
+    "decode_attention": _over(ops.decode_attention, batch=BATCH, heads=HEADS, context=CONTEXT),
+    "speculative_attention": _over(speculative, batch=BATCH, heads=HEADS, context=CONTEXT),
+    "receive_speculation": _over(ops.receive_speculation, tokens=BATCH, width=HIDDEN),
+    "paged_attention": _over(_paged, batch=BATCH, heads=HEADS, context=CONTEXT[:-1]),
+    "prefill_attention": _over(_prefill, tokens=(4, 16, 64, 256), past=(0, 256), heads=HEADS),
+    "kv_copy": _over(ops.kv_copy, tokens=(16, 64, 256), width=(128, 512, 2048)),
+    "sample": _over(ops.sample, tokens=(1, 4, 16), vocab=VOCAB),
 }
 # Half precision has no transforms on a CPU, and few fast kernels: the torch machine computes these in fp32.
 SINGLE: Mapping[str, Shapes] = {
-    "conv_row": _conv_row,
-    "conv_column": _conv_column,
-    "conv_cell": _per_layer(conv.conv_cell),
-    "gate": _elementwise(conv.gate),
-    "next_input": _elementwise(conv.next_input),
-    **{f"tile_{name}": _tiles(name) for name in conv.IMPLEMENTATIONS},
-    "conv_prefill": _spans(conv.conv_prefill),
-    "conv_carry": _spans(conv.conv_carry),
-    "filter_tap": _per_layer(conv.filter_tap),
-    "relaxed_cell": _per_layer(conv.relaxed_cell),
-    "relaxed_tile": _relaxed_tile,
-    "generic_cell": _generic_cell,
-    "generic_read": _generic_read,
-    "generic_tile": _generic_tile,
+    "conv_row": _over(conv.conv_row, lanes=LANES, inputs=SIDES),
+    "conv_column": _over(conv.conv_column, lanes=LANES, outputs=SIDES),
+    "conv_cell": _over(conv.conv_cell, batch=BATCH, channels=HIDDEN),
+    "gate": _over(conv.gate, rows=ROWS, channels=HIDDEN),
+    "next_input": _over(conv.next_input, rows=ROWS, channels=HIDDEN),
+    **{f"tile_{name}": _over(square_tile(name), lanes=LANES, side=SIDES) for name in conv.IMPLEMENTATIONS},
     **{
-        f"linear_attention_{method}": _linear_attention(method)
+        name: _over(_span(make), batch=(1, 4), channels=(64, 256), positions=(4, 16, 64, 256, 1024))
+        for name, make in (("conv_prefill", conv.conv_prefill), ("conv_carry", conv.conv_carry))
+    },
+    "filter_tap": _over(conv.filter_tap, batch=BATCH, channels=HIDDEN),
+    "relaxed_cell": _over(conv.relaxed_cell, batch=BATCH, channels=HIDDEN),
+    "relaxed_tile": _over(_relaxed_tile, lanes=LANES, side=SIDES, products=(1, 2)),
+    "generic_cell": _over(_generic_cell, batch=BATCH, channels=HIDDEN, state=STATES),
+    "generic_read": _over(conv.generic_read, batch=BATCH, channels=HIDDEN, state=STATES),
+    "generic_tile": _over(_generic_tile, lanes=LANES, side=SIDES, state=STATES[::-1]),
+    **{
+        f"linear_attention_{method}": _over(
+            partial(linear.linear_attention, method), sizes=LINEAR, length=LENGTHS, decay=(False, True)
+        )
         for method in (*linear.METHODS, *linear.TORCH_METHODS)
     },
-    "linear_attention_step": _linear_attention_step,
-    "flash_attention_2": _flash(lambda sizes, dtype: flash.flash_attention_2(**sizes, dtype=dtype)),
-    "flash_decoding": _flash(lambda sizes, dtype: flash.flash_decoding(**sizes, splits=8, dtype=dtype)),
+    "linear_attention_step": _over(_step, sizes=LINEAR, more=(1, 4, 16), decay=(False, True)),
+    "flash_attention_2": _over(flash.flash_attention_2, sizes=FLASH_CONTEXTS, heads=FLASH_HEADS),
+    "flash_decoding": _over(partial(flash.flash_decoding, splits=8), sizes=FLASH_CONTEXTS, heads=FLASH_HEADS),
 }
 KINDS = frozenset({*DECODER, *SINGLE})
 
@@ -238,12 +158,9 @@ KINDS = frozenset({*DECODER, *SINGLE})
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
     """The ops to measure of those kinds for which shapes are known, in every dtype; `quick`: every third of
     them, and the last one."""
-    asked: list[tuple[Shapes, tuple[str, ...]]]
-    asked = [(shapes, DTYPES) for kind, shapes in DECODER.items() if kind in kinds]
-    asked += [(shapes, DTYPES[:1]) for kind, shapes in SINGLE.items() if kind in kinds]
     found: list[Op] = []
-    for shapes, dtypes in asked:
-        for dtype in dtypes:
-            each = list(shapes(dtype))
-            found += [*each[:-1:3], each[-1]] if quick else each
+    for kind, shapes in {**DECODER, **SINGLE}.items():
+        for dtype in DTYPES if kind in DECODER else DTYPES[:1]:
+            each = list(shapes(dtype)) if kind in kinds else []
+            found += [*each[:-1:3], *each[-1:]] if quick else each
     return found

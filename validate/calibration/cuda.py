@@ -18,12 +18,10 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -42,10 +40,10 @@ from simcore.devices.making import (
     shape_text,
     write_whole,
 )
-from simcore.devices.price import launches_and_floor, roofline
+from simcore.devices.price import roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
-from simcore.input.files import InputError
+from simcore.input.files import InputError, validated
 from simcore.kernels.linear_attention.api import default_device
 from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Roofline
@@ -54,8 +52,17 @@ from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_li
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.calibration import cuda_sharing as card_sharing
-from simcore.validate.calibration.cpu import NAME, measured_on, profile_path
 from simcore.validate.calibration.cuda_grid import Family, drawn, families, grid
+from simcore.validate.calibration.records import (
+    NAME,
+    Kept,
+    Key,
+    birth_of,
+    key_of,
+    measured_on,
+    profile_path,
+    what_is_odd,
+)
 from simcore.validate.program import partial_of
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
@@ -76,8 +83,6 @@ COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
 # What decides how long an op takes here, and what its floor is.
 SOURCES = (PACKAGE, PACKAGE / "kernels", PACKAGE / "validate")
-
-Key = tuple[str, str, str]
 
 
 def calibrate_card(
@@ -251,19 +256,19 @@ class Measuring:
 
     def known(self, op: Op) -> Point | None:
         """What was measured of an op."""
-        return self.found.get(_key(op))
+        return self.found.get(key_of(op))
 
     def is_left(self, op: Op) -> bool:
         """Whether an interrupted calibration has measured an op already."""
-        return _key(op) in self._left
+        return key_of(op) in self._left
 
     def one(self, op: Op, role: Role = "fit") -> Point | None:
         """The point of an op, measured unless it is there; None where that failed."""
-        key = _key(op)
+        key = key_of(op)
         if key in self.found or key in self.failed:
             return self.found.get(key)
         if key in self._left:
-            self.found[key] = _point(op, self._left[key], self.floor)
+            self.found[key] = self._left[key].point(op, self.floor)
             return self.found[key]
         try:
             point = card_measure.measured(self._table[op.kind], op, self.floor, self._card)
@@ -337,9 +342,14 @@ def shared_shapes(
     kinds: Collection[str], quick: bool, shapes: Iterable[tuple[Op, Role]]
 ) -> list[tuple[Op, Role]]:
     """What graphs that share the card are made of, and is not among the shapes."""
-    known = {_key(op) for op, _ in shapes}
+    known = {key_of(op) for op, _ in shapes}
     each = card_sharing.ops(quick=quick) if _shares(kinds) else []
-    return [(op, "fit") for op in each if _key(op) not in known]
+    return [(op, "fit") for op in each if key_of(op) not in known]
+
+
+At = tuple[int, Point]
+# Makes the op of a value along one dimension, all else the same.
+Make = Callable[[int], Op | None]
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
@@ -349,54 +359,43 @@ def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
         lines = [*_lines_along(family, axis, measuring)]
         # In any order: there may not be time for all of them.
         random.Random(CHECK_SEED).shuffle(lines)
-        for line in lines:
-            constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in line.points])
-            pairs = [(*pair, 0) for pair in pairwise(line.points)]
+        for points, make in lines:
+            constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in points])
+            pairs = [(*pair, 0) for pair in pairwise(points)]
             while pairs and time.perf_counter() < end_s:
                 low, high, depth = pairs.pop()
-                middle = _between(line, low[0], high[0], measuring)
+                middle = _between(make, low[0], high[0], measuring)
                 if middle is None or depth == MOST_HALVINGS:
                     continue
                 if abs(_off(constants, low, high, middle)) > REFINED_UNTIL:
                     pairs += [(low, middle, depth + 1), (middle, high, depth + 1)]
 
 
-def _between(line: "_Line", low: int, high: int, measuring: Measuring) -> "At | None":
+def _between(make: Make, low: int, high: int, measuring: Measuring) -> At | None:
     """The point in the middle of two values, or next to it: what only checks is not fitted to, and says
     nothing of what is."""
     middle = round(math.sqrt(low * high))
     for value in (middle, middle + 1, middle - 1):
-        op = line.at(value) if low < value < high else None
+        op = make(value) if low < value < high else None
         point = measuring.one(op) if op else None
         if point is not None and point.role == "fit":
             return value, point
     return None
 
 
-At = tuple[int, Point]
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Measured points along one dimension, all else the same; `at` makes the op of another value."""
-
-    points: Sequence[At]
-    at: Callable[[int], Op | None]
-
-
-def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[_Line]:
-    found: dict[tuple[object, ...], tuple[list[At], Callable[[int], Op | None]]] = {}
+def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[tuple[list[At], Make]]:
+    """Measured points along one dimension, all else the same, where there are several."""
+    found: dict[tuple[object, ...], tuple[list[At], Make]] = {}
     for choice, values in family.places():
         op = family.at(choice, values)
         point = measuring.known(op) if op else None
         if point is not None:
             fixed = {name: value for name, value in values.items() if name != axis}
-            key = (*choice.items(), *fixed.items())
-            make: Callable[[int], Op | None] = partial(_at, family, choice, fixed, axis)
-            found.setdefault(key, ([], make))[0].append((values[axis], point))
+            make: Make = partial(_at, family, choice, fixed, axis)
+            found.setdefault((*choice.items(), *fixed.items()), ([], make))[0].append((values[axis], point))
     for points, make in found.values():
         if len(points) > 1:
-            yield _Line(sorted(points, key=lambda at: at[0]), make)
+            yield sorted(points, key=lambda at: at[0]), make
 
 
 def _at(
@@ -412,10 +411,6 @@ def _off(constants: Fit, low: At, high: At, middle: At) -> float:
     return near.error(constants, as_read(middle[1])) or 0.0
 
 
-def _key(op: Op) -> Key:
-    return op.kind, shape_text(op), op.dtype
-
-
 def _identity(card: Card) -> dict[str, str]:
     """What has to be the same for measurements to go on: the card, its software, and ours."""
     born = asdict(birth(card))
@@ -427,7 +422,7 @@ def _identity(card: Card) -> dict[str, str]:
     return {**own, "uuid": uuid, "code": code.hexdigest()}
 
 
-def _read_partial(path: Path, card: Card) -> dict[Key, Mapping[str, str]]:
+def _read_partial(path: Path, card: Card) -> dict[Key, Kept]:
     """The lines that an interrupted calibration of the same card has left; none where it cannot be read."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -435,32 +430,25 @@ def _read_partial(path: Path, card: Card) -> dict[Key, Mapping[str, str]]:
             return {}
     except (OSError, ValueError):
         return {}
+    found, whole = dict[Key, Kept](), [first]
     # The last line may have been cut off.
-    whole = (
-        dict(zip(COLUMNS, row, strict=False)) for row in csv.reader(x for x in lines if x.endswith("\n"))
-    )
-    rows = [row for row in whole if _is_point(row)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(first)
-        csv.writer(file, lineterminator="\n").writerows(row.values() for row in rows)
-    return {(row["kind"], row["shape"], row["dtype"]): row for row in rows}
+    for line in (line for line in lines if line.endswith("\n")):
+        kept = _kept(next(csv.reader([line])))
+        if kept is not None:
+            found[kept.key] = kept
+            whole.append(line)
+    path.write_text("".join(whole), encoding="utf-8", newline="")
+    return found
 
 
-def _is_point(row: Mapping[str, str]) -> bool:
+def _kept(line: Sequence[str]) -> Kept | None:
+    """A line of the file; None where it is none."""
+    row = dict(zip(COLUMNS, line, strict=False))
+    names = {field.name for field in fields(Kept)}
     try:
-        seconds = [float(row[name]) for name in ("median_s", "p10_s", "p90_s")]
-        return min(seconds) > 0.0 and int(row["n"]) > 0 and row["role"] in ("fit", "check")
-    except (KeyError, ValueError):
-        return False
-
-
-def _point(op: Op, row: Mapping[str, str], floor: Roofline) -> Point:
-    median_s, p10_s, p90_s = (float(row[name]) for name in ("median_s", "p10_s", "p90_s"))
-    warm_s = float(row["warm_s"]) if row["warm_s"] else None
-    role: Role = "check" if row["role"] == "check" else "fit"
-    launches, floor_s = launches_and_floor(op, floor)
-    spread = median_s, p10_s, p90_s, int(row["n"])
-    return Point(op, launches, floor_s, *spread, row["cache"], warm_s, role)
+        return validated(Kept, {name: cell for name, cell in row.items() if name in names and cell}, "")
+    except InputError:
+        return None
 
 
 # -- birth record --------------------------------------------------------------------------------------------
@@ -470,16 +458,8 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
     born = birth(card)
     versions = {"torch": born.torch, "triton": born.triton, "driver": born.driver}
     versions |= {"sm_clock_mhz": born.sm_clock_mhz, "memory_clock_mhz": born.memory_clock_mhz}
-    return Birth(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=born.device,
-        threads=1,
-        versions={name: text for name, text in versions.items() if text},
-        points=len(points),
-        runs=min(point.runs for point in points),
-        spread=median(point.spread for point in points),
-        rates=dict(reached),
-    )
+    known = {name: text for name, text in versions.items() if text}
+    return birth_of(points, born.device, known, reached, threads=1)
 
 
 def _notes(
@@ -491,12 +471,7 @@ def _notes(
         if under_load := rates.get(card_measure.loaded(name)):
             slower = rates[f"{name}_flops_per_s"] / under_load
             yield f"times are of a card at rest; under load {name} products take {slower:.2f} times as long"
-    missing = sorted({*TABLE} - {point.op.kind for point in points})
-    if missing:
-        yield f"not measured, priced by the roofline: {', '.join(missing)}"
-    fast = sum(point.median_s < point.floor_s for point in points)
-    if fast:
-        yield f"{fast} of {len(points)} shapes were faster than the device's figures allow"
+    yield from what_is_odd(points, TABLE)
     if left_out:
         yield f"{left_out} shapes were left out: there was no time for them"
     if failed:

@@ -27,6 +27,7 @@ from simcore.ops import convolution as conv
 from simcore.ops import linear_attention as linear
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Shape
+from simcore.validate.calibration.cpu_grid import speculative, square_tile
 
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
@@ -192,6 +193,9 @@ class Family:
         return round(math.exp(draw.uniform(math.log(max(1, known[0])), math.log(known[-1]))))
 
 
+MATMUL = partial(ops.matmul, "matmul")
+
+
 # -- what models launch ------------------------------------------------------------------------------------
 
 
@@ -220,46 +224,27 @@ def _launched(
     return list(found.values())
 
 
-def _matmul(dtype: str) -> Callable[..., Op]:
-    def make(*, m: int, n: int, k: int) -> Op:
-        return ops.matmul("matmul", m=m, n=n, k=k, dtype=dtype)
-
-    return make
-
-
-def _speculative(**shape: int) -> Op:
-    return ops.speculative_attention(chunk=min(128, shape["context"] // 2), dtype="bf16", **shape)
-
-
 def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
     pairs = prompts * (length * cached + length * (length + 1) // 2)
     tokens = prompts * length
-    return ops.prefill_attention(
-        tokens=tokens,
-        kv_tokens=tokens + prompts * cached,
-        pairs=pairs,
-        dtype="bf16",
-        **heads,
-    )
-
-
-def _heads_of() -> list[Dims]:
-    return _launched("rotary", "q_heads", "kv_heads", "head_dim")
+    kv_tokens = tokens + prompts * cached
+    return ops.prefill_attention(tokens=tokens, kv_tokens=kv_tokens, pairs=pairs, dtype="bf16", **heads)
 
 
 def _decoder() -> Iterator[Family]:
+    heads_of = _launched("rotary", "q_heads", "kv_heads", "head_dim")
     for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
         matrices = _launched("matmul", "n", "k", names=names)
-        yield Family("matmul", _matmul(dtype), matrices, {"m": rows})
+        yield Family("matmul", MATMUL, matrices, {"m": rows}, options={"dtype": dtype})
         # Of a prompt only the last token has logits.
         heads = _launched("matmul", "n", "k", names=names, only="lm_head")
         layers = [each for each in matrices if each not in heads]
-        yield Family("matmul", _matmul(dtype), layers, {"m": PROMPT_ROWS})
+        yield Family("matmul", MATMUL, layers, {"m": PROMPT_ROWS}, options={"dtype": dtype})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
     yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
-    yield _rows("rotary", ops.rotary, _heads_of())
+    yield _rows("rotary", ops.rotary, heads_of)
     # K and V of a token, from and to.
     yield replace(
         _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim")),
@@ -269,21 +254,23 @@ def _decoder() -> Iterator[Family]:
         _rows("kv_copy", ops.kv_copy, [{"width": 8192}, {"width": 65536}]),
         besides=_both_sides("tokens", lambda op: 4 * op["width"]),
     )
-    yield _rows("receive_speculation", ops.receive_speculation, _received(), BATCH[:6])
+    widths = sorted({each["q_heads"] * each["head_dim"] for each in heads_of})
+    received = [{"width": width} for width in widths]
+    yield _rows("receive_speculation", ops.receive_speculation, received, BATCH[:6])
     yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
     yield Family(
-        "decode_attention", ops.decode_attention, _heads_of(), {"batch": SEQUENCES, "context": CONTEXT},
+        "decode_attention", ops.decode_attention, heads_of, {"batch": SEQUENCES, "context": CONTEXT},
         options=BF16, lines=(),
     )  # fmt: skip
     yield Family(
-        "speculative_attention", _speculative, _heads_of(),
+        "speculative_attention", speculative, heads_of,
         {"batch": BATCH[:5], "context": SPECULATED_CONTEXT},
         # It is compiled for each batch.
-        frozenset({"batch"}), refined=("context",), lines=(),
+        frozenset({"batch"}), options=BF16, refined=("context",), lines=(),
     )  # fmt: skip
     for lengths, cached in ((SHORT_PROMPTS, SHORT_CACHED), (PROMPTS, CACHED)):
         yield Family(
-            "prefill_attention", _prefill, _heads_of(),
+            "prefill_attention", _prefill, heads_of,
             {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
             frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
         )  # fmt: skip
@@ -303,12 +290,6 @@ def _both_sides(
     return besides
 
 
-def _received() -> list[Dims]:
-    return [
-        {"width": width} for width in sorted({each["q_heads"] * each["head_dim"] for each in _heads_of()})
-    ]
-
-
 def _rows(
     kind: str, make: Callable[..., Op], choices: Sequence[Dims], tokens: Sequence[int] = FEW_ROWS
 ) -> Family:
@@ -325,16 +306,9 @@ WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
-def _tile(implementation: conv.Implementation) -> Callable[..., Op]:
-    def make(*, side: int, **lanes: int) -> Op:
-        return conv.tile(implementation, side=side, outputs=side, dtype="fp32", **lanes)
-
-    return make
-
-
 def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims], Iterator[Dims]]:
     """The most layers of one launch that find their inputs in the cache, and one more: time jumps there."""
-    make = _tile(implementation)
+    make = partial(square_tile(implementation), dtype="fp32")
 
     def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
         one = make(**choice, **{**values, "layers": 1})
@@ -349,24 +323,15 @@ def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims
     return besides
 
 
-def _linear(method: str) -> Callable[..., Op]:
-    def make(*, batch: int, heads: int, length: int, rank: int, dim: int) -> Op:
-        return linear.linear_attention(
-            method, batch=batch, heads=heads, length=length, rank=rank, dim=dim, dtype="bf16", decay=True
-        )
-
-    return make
-
-
 def _sequence_operators() -> Iterator[Family]:
     for name in conv.IMPLEMENTATIONS:
         # Sums grow with the square of the side: nobody takes them for long ones.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
         layers = FEW_LAYERS.get(name, FEWEST_LAYERS)
         yield Family(
-            f"tile_{name}", _tile(name), CHANNELS, {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
-            frozenset({"batch", "side"}), MOST_CONV_BYTES, refined=("layers",),
-            besides=_layers_besides(name),
+            f"tile_{name}", square_tile(name), CHANNELS,
+            {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
+            frozenset({"batch", "side"}), MOST_CONV_BYTES, FP32, ("layers",), besides=_layers_besides(name),
         )  # fmt: skip
     for kind, make, lags in (
         ("conv_row", conv.conv_row, "inputs"),
@@ -379,7 +344,7 @@ def _sequence_operators() -> Iterator[Family]:
         )  # fmt: skip
     inner = [(each["channels"], WIDER * each["channels"]) for each in CHANNELS]
     matrices = [{"n": n, "k": k} for pair in inner for n, k in (pair, pair[::-1])]
-    yield Family("matmul", _matmul("fp32"), matrices, {"m": SEQUENCES_OF_TILES})
+    yield Family("matmul", MATMUL, matrices, {"m": SEQUENCES_OF_TILES}, options=FP32)
     yield Family(
         "activation", ops.activation, [{"width": width, "gated": 0} for _, width in inner],
         {"tokens": SEQUENCES_OF_TILES}, options=FP32,
@@ -402,9 +367,10 @@ def _linear_attention(method: str) -> Iterator[Family]:
     slow = method in SLOW_LENGTHS
     for batch, lengths in [((1, 4, 16), SLOW_LENGTHS[method])] if slow else batches:
         yield Family(
-            f"linear_attention_{method}", _linear(method), LINEAR[:1] if slow else LINEAR,
-            {"batch": batch, "length": lengths}, frozenset({"batch"} if slow else ()),
-            MOST_CONV_BYTES, refined=("length",), lines=("rank", "dim"),
+            f"linear_attention_{method}", partial(linear.linear_attention, method),
+            LINEAR[:1] if slow else LINEAR, {"batch": batch, "length": lengths},
+            frozenset({"batch"} if slow else ()), MOST_CONV_BYTES, {**BF16, "decay": True}, ("length",),
+            lines=("rank", "dim"),
         )  # fmt: skip
 
 

@@ -25,10 +25,10 @@ import typer
 from simcore.devices.in_use import prices_of
 from simcore.devices.profile import NO_PROFILE, profile_names
 from simcore.input.files import InputError, unknown_name
-from simcore.validate.calibration.cpu import NAME
+from simcore.validate.calibration.records import NAME
 from simcore.validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
 from simcore.validate.engines.rows import Row, impossible, inconsistent, read_rows
-from simcore.validate.program import check_out, run, write_csv
+from simcore.validate.program import check_out, markdown, run, write_csv
 
 # What aiconfigurator 0.12 reaches on such rows, and the bars, in percent.
 BARS = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}
@@ -130,15 +130,17 @@ def missed(found: dict[str, float]) -> list[str]:
     return [name for name, bar in BARS.items() if found[name] >= bar]
 
 
+FIGURES = ("tpot_median", "tpot_mean", "ttft_median", "ttft_mean")
+HEAD = ("n", "TPOT median", "mean", "TTFT median", "mean")
+
+
 def lines(found: Sequence[Compared], host_s: dict[str, float], worst: int) -> Iterator[str]:
     """All that is printed of judged rows."""
     judged = [one for one in found if not one.is_fitted]
     yield from _constants(found, host_s)
     yield ""
-    yield "| series | model | card | n | TPOT median | mean | TTFT median | mean |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for name, mine in groups(judged).items():
-        yield f"| {name} | {_cells(figures(mine))}"
+    by_group = [[*name.split(" | "), *_cells(mine)] for name, mine in groups(judged).items()]
+    yield from markdown([["series", "model", "card", *HEAD], *by_group])
     yield ""
     yield from _overall(judged)
     yield ""
@@ -146,9 +148,9 @@ def lines(found: Sequence[Compared], host_s: dict[str, float], worst: int) -> It
     yield from _named(found)
 
 
-def _cells(got: dict[str, float]) -> str:
-    names = ("tpot_median", "tpot_mean", "ttft_median", "ttft_mean")
-    return f"{got['n']:.0f} | " + " | ".join(f"{got[name]:.1f} %" for name in names) + " |"
+def _cells(found: Sequence[Compared]) -> list[str]:
+    got = figures(found)
+    return [f"{got['n']:.0f}", *(f"{got[name]:.1f} %" for name in FIGURES)]
 
 
 def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[str]:
@@ -161,32 +163,31 @@ def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[
 
 
 def _overall(judged: Sequence[Compared]) -> Iterator[str]:
-    true = [one for one in judged if not one.impossible]
-    yield "| rows | n | TPOT median | mean | TTFT median | mean |"
-    yield "|---|---|---|---|---|---|"
-    yield f"| all | {_cells(figures(judged))}"
+    rows = {"all": judged}
     for card in sorted({one.row.card for one in judged}):
-        yield f"| {card} | {_cells(figures([one for one in judged if one.row.card == card]))}"
-    if true:
-        yield f"| without those that cannot be true | {_cells(figures(true))}"
+        rows[card] = [one for one in judged if one.row.card == card]
+    if true := [one for one in judged if not one.impossible]:
+        rows["without those that cannot be true"] = true
+    table: list[list[str]] = [["rows", *HEAD], *([name, *_cells(each)] for name, each in rows.items())]
     for name, bars in (("bars: below", BARS), ("aiconfigurator 0.12", OTHERS)):
-        cells = f"{bars['tpot_median']:g} % | {bars['tpot_mean']:g} % | | {bars['ttft_mean']:g} %"
-        yield f"| {name} | | {cells} |"
+        table.append([name, "", *(f"{bars[each]:g} %" if each in bars else "" for each in FIGURES)])
+    yield from markdown(table)
 
 
 def _worst(judged: Sequence[Compared], most: int) -> Iterator[str]:
     yield "Worst rows, by TPOT and by TTFT:"
-    yield "| row | TPOT ms, predicted | TTFT ms, predicted | what the table says of it |"
-    yield "|---|---|---|---|"
     by_tpot = sorted(judged, key=lambda one: -abs(one.tpot_pct))[:most]
     by_ttft = sorted(judged, key=lambda one: -abs(one.ttft_pct))[:most]
+    table = [["row", "TPOT ms, predicted", "TTFT ms, predicted", "what the table says of it"]]
     for one in {one.row.id: one for one in (*by_tpot, *by_ttft)}.values():
         row, ours = one.row, one.predicted
-        words = "; ".join(filter(None, (one.impossible, one.why))) or "nothing against it found"
-        yield (
-            f"| {row.label} | {1e3 * row.tpot_s:.2f}, {1e3 * ours.tpot_s:.2f} ({one.tpot_pct:+.0f} %) | "
-            f"{1e3 * row.ttft_s:.0f}, {1e3 * ours.ttft_s:.0f} ({one.ttft_pct:+.0f} %) | {words} |"
-        )
+        table.append([
+            row.label,
+            f"{1e3 * row.tpot_s:.2f}, {1e3 * ours.tpot_s:.2f} ({one.tpot_pct:+.0f} %)",
+            f"{1e3 * row.ttft_s:.0f}, {1e3 * ours.ttft_s:.0f} ({one.ttft_pct:+.0f} %)",
+            "; ".join(filter(None, (one.impossible, one.why))) or "nothing against it found",
+        ])  # fmt: skip
+    yield from markdown(table)
 
 
 def _named(found: Sequence[Compared]) -> Iterator[str]:
@@ -208,11 +209,6 @@ def _line(one: Compared) -> dict[str, Any]:
         "fitted": int(one.is_fitted), "extrapolated_share": ours.extrapolated, "impossible": one.impossible,
         "why": one.why,
     }  # fmt: skip
-
-
-def write(found: Sequence[Compared], path: Path) -> None:
-    """All rows with their predictions, as a CSV file."""
-    write_csv([_line(one) for one in found], path)
 
 
 def _origins(rows: Sequence[Row], profile: str) -> Iterator[str]:
@@ -244,7 +240,7 @@ def main(
     for line in lines(found, host_s, worst):
         typer.echo(line)
     if out is not None:
-        write(found, out)
+        write_csv([_line(one) for one in found], out)
     broken = missed(figures([one for one in found if not one.is_fitted]))
     for name in broken:
         typer.echo(f"missed: {name.replace('_', ' ')} is not below {BARS[name]:g} %")

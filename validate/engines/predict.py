@@ -33,7 +33,7 @@ from simcore.studies.hardware import Hardware
 from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
-from simcore.validate.calibration.cpu import NAME
+from simcore.validate.calibration.records import NAME
 from simcore.validate.engines.rows import Row
 
 # The share of rows that a constant is fitted to.
