@@ -777,7 +777,7 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     # The first one captures.
     run()
     costs, ratios = [], []
-    for turn in range(6):
+    for turn in range(4):
         real = [run() for _ in range(3)]
         costs.append(Overheads(**pace().keeps(lambda: host_costs(layer))[0]))
         if turn:
