@@ -2,7 +2,7 @@
 
     out_i = gamma^(i+1) q_i S + sum_(j <= i) gamma^(i-j) (q_i . k_j) v_j
 
-It shares nothing with the methods, so that they can be held against it.
+It shares no code with the methods, so that they can be checked against it.
 """
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 def naive(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output and final state in float64; q, k [batch, heads, length, rank], v [.., dim], decay [heads]."""
+    """Returns output and final state in float64; q, k [batch, heads, length, rank], v [.., dim], decay
+    [heads]."""
     q, k, v = q.double(), k.double(), v.double()
     batch, heads, length, rank = q.shape
     gamma = torch.ones(heads, dtype=torch.float64, device=q.device) if decay is None else decay.double()
