@@ -13,8 +13,8 @@ def plain(op: Op) -> Op:
 
 
 def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
-    """Returns the seconds of each op in real runs, by the op without place and name. Skips ops of warm-up
-    launches."""
+    """Returns the seconds of each op in real runs, by the op without place and name. Leaves out warm-up
+    launches; skipped launches have no ops."""
     found: dict[Op, list[float]] = {}
     for trace in traces:
         for span in trace.spans:
