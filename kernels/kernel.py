@@ -51,8 +51,7 @@ def by_device(cuda: Run, elsewhere: Run) -> Run:
 
 
 def in_double(x: torch.Tensor) -> torch.Tensor:
-    """Copies x in double precision, the dtype of references that are the truth; keeps integers as they
-    are."""
+    """Copies x in double precision, in which references are the truth; integers keep their dtype."""
     if x.is_complex():
         return x.to(torch.complex128, copy=True)
     return x.to(torch.float64, copy=True) if x.is_floating_point() else x.clone()

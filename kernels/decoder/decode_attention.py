@@ -65,7 +65,7 @@ class DecodeConfig:
     `block`: tokens at a time; `splits`: programs a KV head and sequence; `stages`: the depth of each
     program's pipeline of blocks; `warps` a program; `slices`: the cuts of a query's columns in the sum of
     parts; `chained`: whether the launch starts while the launch before it ends, and then waits for it;
-    `sharers`: the most programs of a KV head that sum, because each keeps its place on a multiprocessor while
+    `sharers`: the most programs of a KV head that sum, because each holds a place on a multiprocessor while
     it waits."""
 
     block: int
@@ -119,8 +119,7 @@ def decode_config(
     shared_bytes: int = SHARED_BYTES,
     chained: bool = True,
 ) -> DecodeConfig:
-    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` of one element of K or
-    V.
+    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
 
     Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
     do so until the end if all read equally much: as many splits as fit into one wave, a power of two, because
@@ -161,7 +160,7 @@ def decode_config(
 
 
 def _few_are_powers(splits: int) -> int:
-    """At least one split; up to about MOST_PARTS a power of two, because such sums are split evenly."""
+    """At least one split; up to MOST_PARTS + 1 a power of two, because such sums are split evenly."""
     few = 1 << (max(1, splits).bit_length() - 1)
     return few if splits <= MOST_PARTS + 1 else splits
 
@@ -213,9 +212,10 @@ def decode_attention(
 
     k, v: [batch, kv_heads, capacity, d], or in pages [blocks, block_size, kv_heads, d] with block_table
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
-    = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` and/or `window` only so many first and
-    last tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does nothing. space: see
-    Workspace; by default a new one. Returns out [batch, q_heads, d], zeros for a sequence without tokens.
+    = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
+    and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
+    nothing. space: see Workspace; by default a new one. Returns out [batch, q_heads, d], zeros for a sequence
+    without tokens.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -387,8 +387,7 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
 
 
 def launch_of(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int, DecodeConfig]:
-    """Returns the lengths of an op's sequences, the number of their KV heads, and the layout of its
-    launch."""
+    """Returns the lengths of an op's sequences, their number of KV heads, and the layout of its launch."""
     lengths = whole_lengths(op, q)
     kv = cache(q, k, v, lengths, None, (None, None))
     return lengths, kv.kv_heads, config_for(q, kv)

@@ -5,8 +5,7 @@
     x += down(silu(gate) up),   gate, up = gate_up(norm(x))
 
 Nine launches a layer, without the host: the device reads the lengths and the gate that skips a launch
-(ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals in fp32 before they
-round.
+(ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals before they round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -186,8 +185,7 @@ def layer_step(
     gate: Tensor | None = None,
     attend: Attend = attend,
 ) -> None:
-    """Runs one layer for one token of each sequence, counted in lengths[b]: x to x, its k and v into the
-    cache.
+    """Runs a layer for one token of each sequence, counted in lengths[b]: x to x, its k, v into the cache.
 
     With a `gate` (int32 [1]) of 0 all launches are skipped except attention, which follows the gate of
     `attend`.
@@ -251,8 +249,7 @@ def reference_layer_step(
     attention: Callable[..., Tensor],
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """As `layer_step`, in plain torch and in any float dtype: x [batch, hidden] to a new x; k, v into the
-    cache.
+    """As `layer_step`, in plain torch and any float dtype: x [batch, hidden] to a new x; k, v into the cache.
 
     `attention` is called like decode attention.
     """

@@ -2,7 +2,7 @@
 
     y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
 
-The single read of W is the bound. Programs split the columns into tiles and, if there are too few tiles, k
+The read of W, once, bounds the time. Programs split the columns into tiles and, if there are too few tiles, k
 into parts, so that all programs run at once and read equally much; enough blocks of W are then in flight at
 any time to hide the latency of memory. The last program to finish a tile sums its parts in order, so that the
 result is always the same.

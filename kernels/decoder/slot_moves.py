@@ -93,8 +93,7 @@ def programs_for(caches: SlotCaches, most_moves: int) -> int:
 
 
 def slot_moves(caches: SlotCaches, moves: Tensor, count: Tensor, *, lengths: Tensor | None = None) -> None:
-    """Makes the first `count` (int32 [1]) of moves (int32 [most, 2]: from slot, to slot) in all caches, in
-    place.
+    """Makes the first `count` (int32 [1]) of moves (int32 [most, 2]: from slot, to slot) in all caches.
 
     With lengths [slots] (int32) it copies only the first lengths[from] tokens of a slot. The device reads all
     of them. No slot may be both read and written, or written twice. A move from or to a slot that does not

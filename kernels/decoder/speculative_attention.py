@@ -192,8 +192,7 @@ def speculative_attention(
     config: DecodeConfig | None = None,
     workers: int | None = None,
 ) -> Speculation:
-    """Attends as `decode_attention`, and gives the result of the first `sinks` and last `window` tokens
-    early.
+    """Attends as `decode_attention`, with an early result of the first `sinks` and last `window` tokens.
 
     sinks, window, threshold: numbers, or int32, int32 and fp32 tensors of one element, read on the device
     whenever the launch runs. `workers`: programs of a KV head that begin with the ends; by default from
@@ -386,8 +385,8 @@ def _speculative_attention_kernel(
     write_part(
         out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
     )  # fmt: skip
-    # A worker without a share of the rest writes its empty part first, so that no program waits for that part
-    # while the worker gives the ends.
+    # A worker without a share of the rest gives the ends only after its part is written, so that no program
+    # waits for that part meanwhile.
     if (split < WORKERS) & (turns == 0):
         _give(
             ends, early_ptr, stride_early_sequence, stride_early_head, arrived_ptr, ends_ptr,

@@ -51,8 +51,7 @@ def combine_splits(op: Op, outputs: Tensor, logs: Tensor) -> Tensor:
 
 
 def flash_decoding(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Runs both steps: q [batch, q_heads, d] over k, v [batch, kv_heads, context, d] to [batch, q_heads,
-    d]."""
+    """Runs both: q [batch, q_heads, d] over k, v [batch, kv_heads, context, d] to [batch, q_heads, d]."""
     return combine_splits(op, *split_attention(op, q, k, v)).to(q.dtype)
 
 

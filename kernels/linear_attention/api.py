@@ -1,5 +1,4 @@
-"""Linear attention for users: a call that takes the cheapest method, and a benchmark for the user's own
-method.
+"""Linear attention for users: a call that takes the cheapest method, and a benchmark for a new method.
 
     out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i     S_(-1) = state or 0, gamma = decay of the head or 1
 
@@ -50,8 +49,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The method that "auto" takes, and why: the price of each method that fits, the bytes that each
-    needs."""
+    """The method that "auto" takes, and why: the price of each method that fits, the bytes of each method."""
 
     method: str
     device: str
@@ -390,8 +388,7 @@ def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) ->
 
 
 def _tensors(given: object) -> tuple[Tensor, ...]:
-    """Returns a method's result as (output,) or (output, final state). Raises ValueError for anything
-    else."""
+    """Returns a method's result as (output,) or (output, final state). Raises ValueError for others."""
     found = (given,) if isinstance(given, Tensor) else given
     if not isinstance(found, tuple | list):
         raise ValueError(f"fn gives a {type(given).__name__}; {METHOD_GIVES}")
@@ -405,8 +402,7 @@ def _tensors(given: object) -> tuple[Tensor, ...]:
 
 
 def _check_unchanged(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
-    """Raises ValueError if a method has written to its inputs, because the timed calls would get other
-    inputs."""
+    """Raises ValueError if a method has written to its inputs: timed calls would get other inputs."""
     for name, one, other in zip(("q", "k", "v", "decay"), before, after, strict=True):
         if one is not None and other is not None and not torch.equal(one, other):
             raise ValueError(f"fn writes into {name}; allowed: inputs that are left as they are")

@@ -1,5 +1,4 @@
-"""The methods of linear attention that have a Triton kernel, and for which tensors; plain torch runs
-elsewhere.
+"""The methods of linear attention that have a Triton kernel, and for which tensors; else plain torch runs.
 
 The causal dot product computes the same as chunks: one kernel serves both methods. Kernels keep states in
 fp32 and take rows whose last dimension is contiguous; other tensors are copied.

@@ -12,8 +12,7 @@ from torch import Tensor
 def naive(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns output and final state in float64; q, k [batch, heads, length, rank], v [.., dim], decay
-    [heads]."""
+    """Output and final state in float64; q, k [batch, heads, length, rank], v [.., dim], decay [heads]."""
     q, k, v = q.double(), k.double(), v.double()
     batch, heads, length, rank = q.shape
     gamma = torch.ones(heads, dtype=torch.float64, device=q.device) if decay is None else decay.double()

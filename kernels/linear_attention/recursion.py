@@ -1,5 +1,4 @@
-"""Recursion: each half separately, then q_2 (k_1^T v_1) added to the later one, O(N log N) (Algorithms 3 and
-4).
+"""Recursion: each half alone, then q_2 (k_1^T v_1) added to the later one, O(N log N) (Algorithms 3, 4).
 
 A base case of at most op["block"] rows is the causal dot product, or, with a decay, the masked product.
 """

@@ -297,7 +297,7 @@ def _sums_of_groups(
     scanned: bool,
     copied: bool,
 ) -> Tensor:
-    """Returns the share of each of the first `count` pieces of so many `rows` in the state at its end, fp32
+    """Returns what each of the first `count` pieces of `rows` rows adds to the state at its end, fp32
     [batch * kv_heads, count, padded rank, padded dim]; `pieces`: of a group. If `scanned`, returns the state
     at its end instead, with one piece a group. A piece that is forgotten where the next group begins is not
     written."""
@@ -601,7 +601,7 @@ def _outputs_kernel(
         if last - start < CHUNK:
             left_here, shrink_here = _what_is_left(last - start, log, CHUNK)
         state = _state_after(state, k, v, left_here, shrink_here, DECAY)
-        # While the product before is still being computed.
+        # Stored while the product before is still being computed.
         if COPIED:
             rows_out = tl.reshape(tl.trans(out).to(q.dtype), (1, 1, CHUNK, COLUMNS))
             out_ptr.store([sequence, q_head, start, column], rows_out)
@@ -613,7 +613,7 @@ def _outputs_kernel(
         nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
         for start in range(tl.maximum(first, tl.cdiv(count, CHUNK) * CHUNK), end, CHUNK):
             store_tile(nothing, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
-    # The group with the last row; without rows, the first group.
+    # The group with the last row writes the final state; without rows, the first group.
     row = tl.maximum(count - 1, 0)
     if (first <= row) & (row < end) & (q_head % GROUP == 0):
         final_base = _head(final_ptr, sequence, head, stride_final_sequence, stride_final_head)

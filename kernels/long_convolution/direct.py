@@ -58,8 +58,7 @@ def _cell_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tu
 
 
 def conv_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds the terms of y [layers, batch, inputs, channels] to z [layers, batch, channels] in place; returns
-    z."""
+    """Adds terms of y [layers, batch, inputs, channels] to z [layers, batch, channels], in place."""
     del op
     return z.add_((wide(y) * wide(taps.flip(2))).sum(2))
 
@@ -79,8 +78,7 @@ def _row_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tup
 
 
 def conv_column(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds the terms of y [layers, batch, channels] to z [layers, batch, outputs, channels] in place; returns
-    z."""
+    """Adds terms of y [layers, batch, channels] to z [layers, batch, outputs, channels], in place."""
     del op
     return put_back(wide(z).addcmul_(wide(y)[:, :, None], wide(taps)), z)
 
@@ -104,8 +102,7 @@ def _column_inputs(op: Op, generator: torch.Generator, device: torch.device) -> 
 
 def direct_tile(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
-    one input after another and without intermediate results; taps at lags 1 to side + outputs - 1. Returns
-    z."""
+    one input after another and without intermediate results; taps at lags 1 to side + outputs - 1."""
     side, outputs = op["side"], op["outputs"]
     y, taps, total = wide(y), wide(taps), wide(z)
     for u in range(side):

@@ -1,7 +1,7 @@
 """Any mixer in the form of Algorithm 2: contributions, their aggregation, and the read of the aggregate.
 
-    cont(y, i, j) = (q_i, w_(j-i) key_i y_i^T)        an element of X = R^state x R^(state x channels) agg((q,
-    S), (q', S')) = (q', S + S')              associative; not commutative, because the last query stays
+    cont(y, i, j) = (q_i, w_(j-i) key_i y_i^T)        an element of X = R^state x R^(state x channels)
+    agg((q, S), (q', S')) = (q', S + S')              associative; not commutative: the last query stays
     read((q, S)) = q S
 
     convolution        state 1, q = key = 1, w_lag = k_lag of each channel: the sum of Equation 2
@@ -25,8 +25,7 @@ from simcore.ops.op import Op
 
 
 def generic_cell(op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Tensor, q: Tensor) -> Tensor:
-    """x_t = agg(x_t, cont(y, t, t)) in place, x_t = (q, s); w is the w of lag 0, [channels or 1]. Returns
-    s."""
+    """x_t = agg(x_t, cont(y, t, t)) in place, x_t = (q, s); w of lag 0, [channels or 1]. Returns s."""
     del op
     q.copy_(query)
     return put_back(wide(s).addcmul_(wide(key)[..., None], wide(y * w)[..., None, :]), s)

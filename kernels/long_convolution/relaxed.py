@@ -19,8 +19,7 @@ from simcore.ops.op import Op
 
 
 def filter_tap(op: Op, p: Tensor, h: Tensor) -> Tensor:
-    """Returns the tap of each sequence, [batch, channels], from its projection p of that shape and h
-    [channels]."""
+    """The tap of each sequence, [batch, channels], from its projection p of that shape and h [channels]."""
     del op
     return (wide(h) * (1.0 + torch.tanh(wide(p)))).to(p.dtype)
 

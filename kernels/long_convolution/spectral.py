@@ -124,9 +124,8 @@ def prefill_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
 
 
 def conv_carry(op: Op, taps: Tensor, y: Tensor) -> Tensor:
-    """Replaces the first `outputs` positions of y [1, batch, inputs, channels] by the sums of y's terms at
-    the `outputs` positions behind it, and the rest by 0. Taps at lags 1 to inputs + outputs - 1. Returns
-    y."""
+    """Replaces the first `outputs` positions of y [1, batch, inputs, channels] by the sums of its terms at
+    the `outputs` positions behind y, and the rest by 0; returns y. Taps at lags 1 to inputs + outputs - 1."""
     inputs, outputs = op["inputs"], op["outputs"]
     z = _span(op, y, taps)[:, :, inputs - 1 : inputs - 1 + outputs]
     y[:, :, :outputs] = z

@@ -27,8 +27,7 @@ def put_back(total: Tensor, z: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, order: int) -> Tensor:
-    """Returns the real transform of x over positions, padded or cut to `order`: complex, order / 2 + 1
-    bins."""
+    """The real transform of x over positions, padded or cut to `order`: complex, order / 2 + 1 bins."""
     bins: Tensor = torch.fft.rfft(wide(x), order, dim=2)
     return bins
 
@@ -40,8 +39,7 @@ def back(bins: Tensor, order: int) -> Tensor:
 
 
 def stored(op: Op) -> torch.dtype:
-    """Returns the dtype in which an op's numbers are stored: fp16 if they are half as long as computed
-    ones."""
+    """Returns the dtype of an op's stored numbers: fp16 if they are half as long as computed numbers."""
     dtype = dtype_of(op)
     return dtype if op["stored_bytes"] == DTYPE_BYTES[op.dtype] else torch.float16
 

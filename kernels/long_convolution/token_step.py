@@ -5,12 +5,11 @@
     a_0,(t+1) = a_M,t + noise_t                                       with noise
 
 (Flash Inference, sections 2.1, 2.3 and 4.) The programs of a launch stay for all layers. They exchange
-activations through memory, and no layer waits for a launch; its weights, taps and sums are in flight before
-it starts. Of P programs, D channels and 2 D hidden units
+activations through memory, and no layer waits for a launch; the weights, taps and sums of a layer are in
+flight before the layer starts. Of P programs, D channels and 2 D hidden units
 
     mlp     program p makes its share of the hidden units, then of the channels: two exchanges a layer, of 2 D
-    and
-            D words; its result of a channel is already the next layer's z
+            and D words; its result of a channel is already the next layer's z
     gate    program p makes its share of the channels: one exchange a layer, of D words
 
 A step consists mostly of exchanges, so as little work as possible lies between two: a row of a matrix is in

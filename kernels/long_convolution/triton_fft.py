@@ -11,10 +11,11 @@ order U does the work of Flash Inference's cyclic one of order 2U (App. C), and 
     c_n = w^-n / U  sum_k Y_k K_k e^(2 pi i n k / U)
 
 If the numbers of a transform fit into the registers of a program (`register_fft`), one launch reads y,
-transforms, multiplies, transforms back and adds to z. Longer sides are U = N1 N2, n = n1 N2 + n2, k = k1 + N1
-k2, and take three launches, with the intermediate results in memory: the transform over n1 and the twiddle
-w^n2 e^(-2 pi i n2 k1 / U); the transform over n2, the product with the spectrum, the transform back over k2;
-the twiddle, and the transform back over k1. Constants and twiddle factors share the twist w^n.
+transforms, multiplies, transforms back and adds to z. Longer sides are U = N1 N2, n = n1 N2 + n2,
+k = k1 + N1 k2, and take three launches, with the intermediate results in memory: the transform over n1 and
+the twiddle w^n2 e^(-2 pi i n2 k1 / U); the transform over n2, the product with the spectrum, the transform
+back over k2; the twiddle, and the transform back over k1. The twist w^n is split between constants and
+twiddle factors.
 
 All is fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
 """

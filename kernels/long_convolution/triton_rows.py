@@ -4,7 +4,7 @@
     column  z_(t+j) += y_t k_j                                        for j = 1 .. outputs    (eager)
     cell    z_t     += y_t k_0
 
-The single read of y, taps and z is the bound. Programs split the inputs of a row, so that all read equally
+The read of y, taps and z, once, bounds the time. Programs split the inputs of a row, so that all read equally
 much. The last programs of each block of channels sum their parts in the same launch and in a fixed order: see
 `simcore.kernels.decoder.split_kv` for how the words of a part tell that they have arrived. Sequences that
 share a filter are taken together, so that its taps are read once.
@@ -181,8 +181,7 @@ def conv_row(
     space: Tensor | None = None,
     config: RowConfig | None = None,
 ) -> Tensor:
-    """Adds the terms of y [layers, batch, inputs, channels] to z [layers, batch, channels] in place; returns
-    z.
+    """Adds terms of y [layers, batch, inputs, channels] to z [layers, batch, channels] in place; returns z.
 
     taps [layers, 1 or batch, inputs, channels], from lag 1 on. With `inputs` (int32 [1], read on the device)
     only so many last inputs count. With `position` (likewise) y and z are all positions, z [layers, batch,
@@ -380,8 +379,7 @@ def conv_column(
     position: Tensor | None = None,
     config: ColumnConfig | None = None,
 ) -> Tensor:
-    """Adds the terms of y [layers, batch, channels] to z [layers, batch, outputs, channels] in place; returns
-    z.
+    """Adds terms of y [layers, batch, channels] to z [layers, batch, outputs, channels] in place; returns z.
 
     taps [layers, 1 or batch, outputs, channels], from lag 1 on. With `outputs` (int32 [1], read on the
     device) only so many first outputs are added to. With `position` (likewise) y and z are all positions, y

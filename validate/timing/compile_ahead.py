@@ -1,4 +1,4 @@
-"""Compiles kernels next to the measurement, which goes on with ops that need no compiling.
+"""Compiles kernels alongside the measurement, which goes on with ops that need no compiling.
 
 Triton compiles a kernel at its first launch, for a second or more, and keeps it in a folder that all
 processes share. Only one process may use the card while times are taken; compiling uses no card. So each op

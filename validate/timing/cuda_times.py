@@ -5,7 +5,8 @@
 
 As in a model, another kernel runs before each call (`between`), small and on the same stream. Calls that
 follow each other directly do not measure that: a kernel that starts while the launch before it ends (decode
-attention) then obstructs itself, up to a quarter longer, and kernels that are already loaded start sooner.
+attention) then obstructs itself and takes up to a quarter longer, and kernels that are already loaded start
+sooner.
 
 cold: the calls rotate through so many sets of operands that no set is in the L2 cache at its next turn, but
 at most MOST_SETS sets; sets of small operands all stay in the cache. This is the price of an op. warm: all
@@ -98,8 +99,7 @@ def go_on() -> None:
 def operands(
     kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda", *, stay: bool = False
 ) -> list[tuple[Tensor, ...]]:
-    """Makes sets of random operands of an op: enough to rotate through the L2 cache, or as many as `stay`
-    there."""
+    """Makes sets of random operands of an op: enough to rotate through L2, or as many as `stay` there."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
@@ -118,8 +118,7 @@ def _twin(x: Tensor) -> Tensor:
 
 
 def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tuple[list[Call], float]:
-    """Returns the calls of one graph, whole rounds of the sets, and the seconds of one call outside a
-    graph."""
+    """Returns the calls of one graph, whole rounds of the sets, and the seconds of a call outside graphs."""
     calls: list[Call] = [partial(kernel.run, op, *one) for one in sets]
     took_s = once_s(calls[-1])
     least = 1 if took_s > GRAPH_S else cases.least_calls(took_s, GRAPH_S)
