@@ -1,1 +1,1 @@
-"""What runs on a real device: pure functions on tensors, by op kind (`table.py`), a package a family."""
+"""Kernels: functions on tensors that run on a real device, by op kind (`table.py`), a package a family."""

@@ -1,19 +1,19 @@
-"""What layouts go by: the GPU on which a tensor lies, or an H200 where it lies on none."""
+"""The numbers that layouts depend on: of a tensor's GPU, or of an H200 if the tensor is on no GPU."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# An H200's multiprocessors, and the shared memory that a program may have there.
+# An H200's multiprocessors, and the shared memory that a program may use there.
 PROCESSORS = 132
 SHARED_BYTES = 227 * 1024
-# The first compute capability with launches that start before the one before has ended.
+# The first compute capability that can start a launch before the previous launch has ended.
 HOPPER = 9
 
 
 class Gpu(NamedTuple):
-    """Multiprocessors, shared memory of a program at most, and whether launches can be chained."""
+    """Multiprocessors, the most shared memory of a program, and whether launches can be chained."""
 
     processors: int = PROCESSORS
     shared_bytes: int = SHARED_BYTES
@@ -21,7 +21,7 @@ class Gpu(NamedTuple):
 
 
 def gpu_of(x: Tensor) -> Gpu:
-    """The GPU where x lies; elsewhere an H200's numbers, and nothing is chained."""
+    """Returns the GPU of x; without one, an H200's numbers, not chained."""
     if not x.is_cuda:
         return Gpu()
     found = torch.cuda.get_device_properties(x.device)

@@ -1,4 +1,4 @@
-"""What a kernel is to the rest: what runs, what it is checked against, and inputs to try it on."""
+"""A kernel of an op kind: the function that runs, its reference, and random inputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ Run = Callable[..., Any]
 
 
 class Kernel(NamedTuple):
-    """How ops of one kind are carried out; every op given here is bound (numbers, no sizes).
+    """How ops of one kind run. Every op passed in is bound (numbers, no symbolic sizes).
 
-    `run(op, *tensors)` is what is executed and timed, `reference` the same in plain torch, which works in
-    any floating dtype (in float64 it is the truth), `inputs` makes random tensors of the op's shape.
+    `run(op, *tensors)` is executed and timed. `reference` computes the same in plain torch, in any floating
+    dtype (in float64 it is the truth). `inputs` makes random tensors of the op's shape.
     """
 
     run: Run
@@ -30,19 +30,19 @@ class Kernel(NamedTuple):
 
 
 def dtype_of(op: Op) -> torch.dtype:
-    """The torch dtype of an op. Raises ValueError for one that torch does not compute in."""
+    """Returns the torch dtype of an op. Raises ValueError for a dtype that torch does not compute in."""
     if op.dtype not in DTYPES:
         raise ValueError(f"{op.kind} is in {op.dtype}; kernels run in {', '.join(DTYPES)}")
     return DTYPES[op.dtype]
 
 
 def has_kernel(x: torch.Tensor) -> bool:
-    """Whether Triton computes with x: on a GPU, but for fp64, which sums in fp32 would not keep."""
+    """Whether Triton computes with x: on a GPU, except fp64, because the kernels sum in fp32."""
     return x.is_cuda and x.dtype != torch.float64
 
 
 def by_device(cuda: Run, elsewhere: Run) -> Run:
-    """A kernel's `run` that goes by its first tensor: `cuda` where that has a kernel, else `elsewhere`."""
+    """Returns a `run` that calls `cuda` if its first tensor `has_kernel`, else `elsewhere`."""
 
     def run(op: Op, *tensors: torch.Tensor) -> Any:
         return (cuda if has_kernel(tensors[0]) else elsewhere)(op, *tensors)
@@ -51,7 +51,7 @@ def by_device(cuda: Run, elsewhere: Run) -> Run:
 
 
 def in_double(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x in double precision, in which references are the truth; whole numbers stay as they are."""
+    """Copies x in double precision, in which references are the truth; integers keep their dtype."""
     if x.is_complex():
         return x.to(torch.complex128, copy=True)
     return x.to(torch.float64, copy=True) if x.is_floating_point() else x.clone()

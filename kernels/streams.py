@@ -1,15 +1,15 @@
-"""Buffers that launches of one stream share, for they run one after another.
+"""Buffers that the launches of one stream share, because these launches run one after another.
 
-A captured graph cannot grow a buffer, and one that is made inside a capture costs a launch whenever it has to
-be zero. Whoever captures graphs for one stream says so, runs each once before it is captured, and keeps what
-is made there as long as the graphs:
+A captured graph cannot grow a buffer, and a zeroed buffer made inside a capture costs a launch at each
+replay. Code that captures graphs for one stream therefore opens `one_stream`, runs each graph's calls once
+before the capture, and keeps the buffers as long as the graphs:
 
     with one_stream(buffers): ...
 
-What a launch leaves may be among them (the norms and verdicts of a speculation): it holds until the next such
-launch of the stream.
+The buffers may include results of a launch (the norms and verdicts of a speculation). These hold until the
+next such launch of the stream.
 
-Launches may also hang on a word in device memory, which their kernels read first:
+Launches may also depend on a word in device memory, which their kernels read first:
 
     with gated(word): ...
 """
@@ -29,7 +29,7 @@ _gate: ContextVar[Tensor | None] = ContextVar("gate of a launch", default=None)
 
 @contextmanager
 def one_stream(buffers: Buffers) -> Iterator[None]:
-    """Launches inside, captured or not, all run on one stream; what they share is in `buffers`."""
+    """Launches inside, captured or not, all run on one stream; `buffers` holds the tensors they share."""
     token = _of_stream.set(buffers)
     try:
         yield
@@ -38,8 +38,9 @@ def one_stream(buffers: Buffers) -> Iterator[None]:
 
 
 def shared(key: Hashable, make: Callable[[], T]) -> T:
-    """What launches of this stream share by this key; made anew where nobody has said that they are of one.
-    The key has to say all that `make` goes by, whose it is and the device too."""
+    """Returns the stream's shared buffer of this key; outside of `one_stream`, a new one.
+
+    The key has to name everything that `make` depends on, including the owner and the device."""
     buffers = _of_stream.get()
     if buffers is None:
         return make()
@@ -50,13 +51,13 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
 
 
 def is_one_stream() -> bool:
-    """Whether somebody has said so."""
+    """Whether `one_stream` is open here."""
     return _of_stream.get() is not None
 
 
 @contextmanager
 def gated(gate: Tensor | None) -> Iterator[None]:
-    """Launches inside do nothing where the gate (int32 [1], read on the device) is 0; None: they always
+    """Launches inside do nothing if the gate (int32 [1], read on the device) is 0; with None they always
     run."""
     token = _gate.set(gate)
     try:
@@ -66,5 +67,5 @@ def gated(gate: Tensor | None) -> Iterator[None]:
 
 
 def current_gate() -> Tensor | None:
-    """The gate of the launches that are made here."""
+    """Returns the gate of launches made here."""
     return _gate.get()

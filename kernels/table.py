@@ -1,8 +1,8 @@
-"""Which kernel computes an op: by its kind, `run` on the device and `reference` in plain torch.
+"""The table of kernels by op kind: `run` on the device and `reference` in plain torch.
 
     TABLE[op.kind].run(op, *tensors)        op bound: all its dimensions are numbers
 
-Each family of ops keeps its kernels in a package of its own.
+Each family of ops has a package of its own.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,10 @@
 """The decoding kernels as operators of torch, so that torch.compile and torch.export see through them.
 
-    torch.ops.simcore.decode_attention(q, k, v, lengths, ...)      Triton on a GPU, the plain reference
-    elsewhere
+    torch.ops.simcore.decode_attention(q, k, v, lengths, ...)      Triton on a GPU, else the plain reference
 
-Each has a form that only tells shapes. Operators allocate what they give, and their workspaces, anew:
-launches of a captured graph that must not are made by the functions of `simcore.kernels.decoder`, which also
-take a gate.
+Each operator has a fake form that only returns shapes. Operators allocate their results and workspaces at
+each call. For launches of a captured graph that must not allocate, call the functions of
+`simcore.kernels.decoder`, which also take a gate.
 """
 
 from typing import Any
@@ -45,7 +44,7 @@ def decode_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`simcore.kernels.decoder.decode_attention`: q [batch, q_heads, d] to the same."""
+    """`simcore.kernels.decoder.decode_attention`: q [batch, q_heads, d] to a tensor of the same shape."""
     run = triton_decode_attention if has_kernel(q) else reference_decode_attention
     return run(
         q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
@@ -83,7 +82,7 @@ def speculative_attention(
 
 
 def _reference_speculation(q: Tensor, *tensors: Tensor, **options: Any) -> Speculation:
-    """The reference's results as a launch leaves them."""
+    """Returns the reference's results in the form that a launch leaves."""
     exact, early, norms, hits = reference_speculative_attention(q, *tensors, **options)
     arrived = torch.full_like(hits, q.shape[1])
     return Speculation(exact, early, arrived, hits, norms.float(), 2 - 2 * hits.min(0, keepdim=True).values)
@@ -110,8 +109,8 @@ def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 @torch.library.custom_op("simcore::matmul", mutates_args=())
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x [m, k] times weight [k, n], in the dtype of the weights; by the kernel for few rows where that is
-    made for them."""
+    """x [m, k] times weight [k, n], in the dtype of the weights; few rows take the Triton kernel if x has
+    kernels."""
     few = x.shape[0] <= MOST_ROWS and has_kernel(x)
     return (triton_matmul if few else reference_matmul)(x, weight)
 
@@ -151,7 +150,7 @@ def rotary_append(
         qkv, cos, sin, lengths, k_cache, v_cache, q_heads=q_heads, block_table=block_table, k_scale=k_scale,
         v_scale=v_scale,
     )  # fmt: skip
-    # What an operator gives must not be a view of what it was given.
+    # An operator must not return a view of its input.
     return q.clone(memory_format=torch.contiguous_format)
 
 

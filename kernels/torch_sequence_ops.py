@@ -1,10 +1,11 @@
 """The kernels of long convolutions and linear attention as operators of torch, for torch.compile and export.
 
-    torch.ops.simcore.linear_attention(q, k, v, decay, state)      Triton on a GPU, the plain reference
-    torch.ops.simcore.direct_tile(y, taps, z)                      elsewhere
+    torch.ops.simcore.linear_attention(q, k, v, decay, state)      Triton on a GPU, else the plain reference
+    torch.ops.simcore.direct_tile(y, taps, z)
 
-Each has a form that only tells shapes; those of long convolutions add to z in place. Operators allocate their
-workspaces anew: launches of a captured graph that must not are made by the functions themselves.
+Each operator has a fake form that only returns shapes. The operators of long convolutions add to z in place.
+Operators allocate their workspaces at each call; for launches of a captured graph that must not allocate,
+call the functions themselves.
 """
 
 import torch
@@ -27,7 +28,7 @@ Two = tuple[Tensor, Tensor]
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """What states and sums are kept in."""
+    """Returns the dtype of states and sums."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -60,8 +61,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Two:
 def linear_attention_step(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
 ) -> Tensor:
-    """One token: q [batch, q_heads, rank] to [batch, q_heads, dim]; state [batch, kv_heads, rank, dim] is
-    carried on in place."""
+    """One token: q [batch, q_heads, rank] to [batch, q_heads, dim]; updates state [batch, kv_heads, rank,
+    dim] in place."""
     return (triton_step if has_kernel(q) else reference_linear_attention_step)(q, k, v, state, decay)
 
 
@@ -72,8 +73,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = Non
 
 @torch.library.custom_op("simcore::direct_tile", mutates_args=("z",))
 def direct_tile(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`simcore.kernels.long_convolution.triton_direct`: adds a square tile to z, by the sum; taps from lag 1
-    on."""
+    """`simcore.kernels.long_convolution.triton_direct`: adds a square tile to z by direct sums; taps from lag
+    1 on."""
     (triton_direct_tile if has_kernel(y) else reference_direct_tile)(y, taps, z)
 
 
@@ -84,7 +85,7 @@ def _(y: Tensor, taps: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::fft_tile", mutates_args=("z",))
 def fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
-    """`simcore.kernels.long_convolution.triton_fft`: adds a square tile to z, by the right-angle spectrum of
+    """`simcore.kernels.long_convolution.triton_fft`: adds a square tile to z by the right-angle spectrum of
     the taps."""
     (triton_fft_tile if has_kernel(y) else reference_fft_tile)(y, spectrum, z)
 
@@ -96,7 +97,7 @@ def _(y: Tensor, spectrum: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::conv_row", mutates_args=("z",))
 def conv_row(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`simcore.kernels.long_convolution.triton_rows`: adds what all inputs y give to one position z; taps
+    """`simcore.kernels.long_convolution.triton_rows`: adds the terms of all inputs y to one position z; taps
     from lag 1 on."""
     (triton_conv_row if has_kernel(y) else reference_conv_row)(y, taps, z)
 
@@ -108,8 +109,8 @@ def _(y: Tensor, taps: Tensor, z: Tensor) -> None:
 
 @torch.library.custom_op("simcore::conv_column", mutates_args=("z",))
 def conv_column(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """`simcore.kernels.long_convolution.triton_rows`: adds what one input y gives to all positions z; taps
-    from lag 1."""
+    """`simcore.kernels.long_convolution.triton_rows`: adds the terms of one input y to all positions z; taps
+    from lag 1 on."""
     (triton_conv_column if has_kernel(y) else reference_conv_column)(y, taps, z)
 
 

@@ -13,12 +13,12 @@ from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
-# Elements of one program: one 16-byte access a thread where they have 2 bytes.
+# Elements of one program: one 16-byte access a thread if an element has 2 bytes.
 BLOCK = 1024
 
 
 def reference_activation(x: Tensor, up: Tensor | None = None) -> Tensor:
-    """As `activation`, in plain torch and any float dtype."""
+    """As `activation`, in plain torch and in any float dtype."""
     return functional.gelu(x) if up is None else functional.silu(x) * up
 
 
@@ -36,7 +36,7 @@ def _activation_kernel(
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_UP:
         up = tl.load(up_ptr + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        # exp of what is never positive does not overflow.
+        # exp of a number <= 0 does not overflow.
         small = tl.exp(-tl.abs(x))
         y = x * tl.where(x < 0.0, small, 1.0) / (1.0 + small) * up
     else:
@@ -47,9 +47,9 @@ def _activation_kernel(
 def activation(
     x: Tensor, up: Tensor | None = None, *, gate: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """silu(x) up of x, up [tokens, width], which may be the halves of one tensor; without `up`, gelu(x). In
-    fp32 inside. With a `gate` (int32 [1]) of 0 nothing is written. Gives `out`, or a new tensor. Raises
-    ValueError for elements of a row that lie apart."""
+    """Returns silu(x) up of x, up [tokens, width], which may be the halves of one tensor; without `up`,
+    gelu(x). Computes in fp32. With a `gate` (int32 [1]) of 0 it writes nothing. Returns `out`, or a new
+    tensor. Raises ValueError if the elements of a row are not contiguous."""
     tokens, width = x.shape
     out = torch.empty(tokens, width, dtype=x.dtype, device=x.device) if out is None else out
     if any(y.stride(-1) != 1 or y.shape != x.shape for y in (x, up, out) if y is not None):
@@ -67,7 +67,7 @@ def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[T
 
 
 def _reference(op: Op, *inputs: Tensor) -> Tensor:
-    """silu(gate) up of gate, up [tokens, width] where the op is gated, else gelu of x [tokens, width]."""
+    """silu(gate) up of gate, up [tokens, width] if the op is gated, else gelu of x [tokens, width]."""
     del op
     return reference_activation(*inputs)
 

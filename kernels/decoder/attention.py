@@ -1,10 +1,9 @@
-"""Attention in plain torch: what others are checked against, and the forms that have no kernel of their own
-yet.
+"""Attention in plain torch: the reference of the kernels, and the forms that have no kernel of their own yet.
 
     out = sum_j p_j v_j,   p = softmax(q . k_j / sqrt(d)),   lse = log sum_j exp(q . k_j / sqrt(d))
 
 paged        each sequence over its own cached tokens
-prefill      query i of a prompt over what was cached before it and the prompt's tokens up to i
+prefill      query i of a prompt over the tokens cached before it and the prompt's tokens up to i
 """
 
 import math
@@ -19,16 +18,17 @@ from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op, prompts
 
-# What FlashAttention 2 takes: elements of a head, and the first compute capability.
+# Limits of FlashAttention 2: elements of a head, and the first compute capability.
 MOST_DIM, AMPERE = 256, 8
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """q [batch, queries, q_heads, d] over k, v [batch, kv_heads, context, d]; `mask` [queries, context] is
-    added to the scores; `scale` is 1 / sqrt(d) unless given. Gives out as q, lse [batch, queries, q_heads],
-    both as wide as sums are made."""
+    """Attends from q [batch, queries, q_heads, d] over k, v [batch, kv_heads, context, d].
+
+    `mask` [queries, context] is added to the scores; `scale` is 1 / sqrt(d) by default. Returns out, shaped
+    as q, and lse [batch, queries, q_heads], both in the format of sums."""
     batch, queries, heads, d = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
@@ -44,8 +44,9 @@ def attend(
 
 
 def paged_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """q [sequences, q_heads, d]; k, v [kv_tokens, kv_heads, d] hold the sequences' tokens one after another,
-    lengths [sequences] of each: [sequences, q_heads, d]. Sequences of one length are computed together."""
+    """Attends from q [sequences, q_heads, d] to [sequences, q_heads, d]. k, v [kv_tokens, kv_heads, d] hold
+    the sequences' tokens one after another, lengths [sequences] of each. Runs of equal length are computed
+    together."""
     del op
     out = torch.empty_like(q)
     first = token = 0
@@ -61,7 +62,7 @@ def paged_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) ->
 
 
 def _runs(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(length, how many follow each other)."""
+    """Yields (length, how many in a row have it)."""
     for length, same in groupby(lengths):
         yield length, len(list(same))
 
@@ -75,8 +76,9 @@ def _paged_inputs(op: Op, generator: torch.Generator, device: torch.device) -> t
 
 
 def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
-    """q [tokens, q_heads, d], prompt after prompt; k, v [kv_tokens, kv_heads, d], of each prompt first what
-    was cached before, then its own tokens; now, cached [prompts] tokens of each: [tokens, q_heads, d]."""
+    """Attends from q [tokens, q_heads, d], prompt after prompt, to [tokens, q_heads, d]. k, v [kv_tokens,
+    kv_heads, d] hold for each prompt first its cached tokens, then its own tokens; now, cached [prompts]
+    count both."""
     del op
     out = torch.empty_like(q)
     row = token = 0
@@ -91,7 +93,7 @@ def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cach
 
 
 def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
-    """`prefill_attention` by FlashAttention 2 as torch has it: all prompts in one launch."""
+    """`prefill_attention` by FlashAttention 2 in torch: all prompts in one launch."""
     d, capability = q.shape[-1], torch.cuda.get_device_capability(q.device)
     if q.element_size() != 2 or d > MOST_DIM or d % 8 or capability[0] < AMPERE:
         return prefill_attention(op, q, k, v, now, cached)
@@ -107,7 +109,7 @@ def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached:
 
 
 def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """0 and where each of so many tokens ends, int32: of a stream made once, whatever the layers."""
+    """Returns 0 and the end of each prompt's tokens, int32; made once a stream for all layers."""
     return shared(
         ("ends", device, lengths),
         lambda: torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
@@ -118,13 +120,13 @@ def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) ->
     d = op["head_dim"]
     q = random_tensor(op, generator, device, op["tokens"], op["q_heads"], d)
     cache = op["kv_tokens"], op["kv_heads"], d
-    # Where the host knows them: whoever plans a step does, and a captured graph cannot ask the device.
+    # On the host: a step's plan knows them there, and a captured graph cannot read them back from the device.
     split = [torch.tensor(part) for part in prompts_of(op)]
     return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), *split
 
 
 def evenly(total: int, parts: int) -> list[int]:
-    """A total as so many whole numbers that differ by one at most, the larger ones first.
+    """Splits a total into whole numbers that differ by at most one, the larger ones first.
 
     >>> evenly(8, 3)
     [3, 3, 2]
@@ -134,7 +136,7 @@ def evenly(total: int, parts: int) -> list[int]:
 
 
 def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
-    """The prompts of one length that a prefill attention is of (`op.prompts`), its tokens and cached
+    """Returns the equal prompts that a prefill attention stands for (`op.prompts`), its tokens and cached
     tokens split evenly over them: (tokens now, tokens cached before) of each."""
     tokens, cached = op["tokens"], op["kv_tokens"] - op["tokens"]
     count = prompts(tokens, op["kv_tokens"], op["pairs"])

@@ -1,4 +1,4 @@
-"""What only moves: nothing is computed.
+"""Copies into, within and from caches and buffers, without any computation.
 
 kv_append            cache[position of t] = k[t], v[t]
 kv_copy              slot to = slot from
@@ -15,14 +15,14 @@ from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
-# Elements of one program that moves rows.
+# Elements of one program that copies rows.
 BLOCK = 1024
 
 
 def reference_kv_append(
     k: Tensor, v: Tensor, k_to: Tensor, v_to: Tensor, *, lengths: Tensor | None = None
 ) -> None:
-    """As `kv_append`, in plain torch and any float dtype."""
+    """As `kv_append`, in plain torch and in any float dtype."""
     for x, to in ((k, k_to), (v, v_to)):
         if lengths is None:
             to.copy_(x)
@@ -67,12 +67,13 @@ def kv_append(
     lengths: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Writes k, v [tokens, kv_heads, head_dim] into views of the cache of that size, with a `gate` (int32
-    [1]) of 0 not; tokens and heads may lie any distance apart.
+    """Writes k, v [tokens, kv_heads, head_dim] into views of the cache of that size; tokens and heads may be
+    any distance apart. With a `gate` (int32 [1]) of 0 it writes nothing.
 
     With `lengths` (int32 [tokens], read on the device, the new token included) k_to and v_to are whole caches
-    [tokens, kv_heads, capacity, head_dim], and token b of its sequence is written at position lengths[b] - 1;
-    one that has no place there is not. Raises ValueError for elements of a head that lie apart.
+    [tokens, kv_heads, capacity, head_dim], and token b goes to position lengths[b] - 1 of its sequence; a
+    token without a place there is not written. Raises ValueError if the elements of a head are not
+    contiguous.
     """
     tokens, heads, d = k.shape
     places = (k_to.shape[2],) if lengths is not None else ()
@@ -131,8 +132,9 @@ def _move_kernel(
 
 
 def move(source: Tensor, target: Tensor, *, gate: Tensor | None = None) -> None:
-    """Writes rows source [rows, width] to target, in its format, with a `gate` (int32 [1]) of 0 not. Rows may
-    lie any distance apart. Raises ValueError for elements of a row that lie apart."""
+    """Writes rows source [rows, width] to target, in the target's format; with a `gate` (int32 [1]) of 0 it
+    writes nothing. Rows may be any distance apart. Raises ValueError if the elements of a row are not
+    contiguous."""
     if source.shape != target.shape or source.dim() != 2 or {source.stride(1), target.stride(1)} != {1}:
         raise ValueError(f"move takes rows of contiguous elements, not {kind(source)} to {kind(target)}")
     rows, width = source.shape
@@ -143,7 +145,7 @@ def move(source: Tensor, target: Tensor, *, gate: Tensor | None = None) -> None:
 
 
 def receive_speculation(op: Op, buffer: Tensor, x: Tensor) -> None:
-    """Takes the receive buffer [tokens, width] as x."""
+    """Copies the receive buffer [tokens, width] to x."""
     del op
     x.copy_(buffer)
 

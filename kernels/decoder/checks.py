@@ -1,22 +1,21 @@
-"""What a decoder's kernels check of the tensors that they are given: one line says what does not fit."""
+"""Checks of the tensors passed to a decoder's kernels: one line names the tensor that does not fit."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# Of 32 threads each: more than 1024 threads no program has.
+# Of 32 threads each: a program has at most 1024 threads.
 MOST_WARPS = 32
 
 
 def kind(x: Tensor) -> str:
-    """A tensor's format and shape, as messages name them."""
+    """Returns a tensor's format and shape for messages."""
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
 def check_like(name: str, x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Raises ValueError where what a launch writes to is not of this shape and format, its last dimension
-    contiguous."""
+    """Raises ValueError unless a tensor has this shape and format and its last dimension is contiguous."""
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype or (x.dim() and x.stride(-1) != 1):
         raise ValueError(
             f"{name} has to be {dtype} {list(shape)}, the last dimension contiguous, not {kind(x)}"
@@ -24,8 +23,8 @@ def check_like(name: str, x: Tensor, shape: Sequence[int], dtype: torch.dtype) -
 
 
 def check_written(name: str, x: Tensor, *read: Tensor | None) -> None:
-    """Raises ValueError where what a launch writes to has several elements in one place, or begins where
-    something begins that other programs still `read`."""
+    """Raises ValueError if a tensor that a launch writes has several elements in one place, or begins where a
+    tensor begins that other programs still `read`."""
     if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
         raise ValueError(f"{name} has several elements in one place, strides {x.stride()}")
     if x.numel() and any(other is not None and other.data_ptr() == x.data_ptr() for other in read):
@@ -33,7 +32,7 @@ def check_written(name: str, x: Tensor, *read: Tensor | None) -> None:
 
 
 def check_powers(layout: object, *names: str) -> None:
-    """Raises ValueError where one of a layout's sizes is no power of two, or its warps are too many."""
+    """Raises ValueError if one of a layout's sizes is no power of two, or it has too many warps."""
     for name in names:
         value = getattr(layout, name)
         if not isinstance(value, int) or value < 1 or value & (value - 1):
@@ -43,7 +42,7 @@ def check_powers(layout: object, *names: str) -> None:
 
 
 def check_space(space: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> None:
-    """Raises ValueError where a workspace has been made for another shape or layout."""
+    """Raises ValueError if a workspace was made for another shape or layout."""
     if [tuple(x.shape) for x in space] != [tuple(shape) for shape in wanted]:
         raise ValueError("the workspace was made for another shape or layout")
 

@@ -12,7 +12,7 @@ from simcore.ops.op import Op
 
 
 def sample(op: Op, logits: Tensor) -> Tensor:
-    """ids [tokens] of the largest of logits [tokens, vocab]."""
+    """Returns ids [tokens] of the largest of logits [tokens, vocab]."""
     del op
     return logits.argmax(-1)
 

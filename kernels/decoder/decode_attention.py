@@ -1,11 +1,11 @@
 """Attention of one query token a sequence over its cached tokens, split over the tokens (Flash-Decoding).
 
-    out = sum_j p_j v_j,   p = softmax(scale q . k_j),   over all tokens j of the sequence, or over its first
-    `sinks` and last `window` ones alone (StreamingLLM, Xiao et al. 2023)
+    out = sum_j p_j v_j,   p = softmax(scale q . k_j),   over all tokens j of the sequence, or only over its
+    first `sinks` and last `window` tokens (StreamingLLM, Xiao et al. 2023)
 
-The lengths are read on the device and each sequence's tokens are shared out evenly over its programs there:
-nothing is planned on the host, and a captured graph stays right while its sequences grow. See `split_kv` for
-the parts and their sum, which is made in the same launch.
+Programs read the lengths on the device and split each sequence's tokens evenly there: the host plans nothing,
+and a captured graph stays valid while its sequences grow. See `split_kv` for the parts and their sum, which
+the same launch makes.
 """
 
 import math
@@ -48,7 +48,7 @@ from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
 
-# log2(e): exponents are taken to the base 2, which is what the hardware does.
+# log2(e): exponents are taken to base 2, as the hardware computes them.
 LOG2E = math.log2(math.e)
 
 
@@ -60,10 +60,13 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a launch is laid out: `block` tokens at a time, `splits` programs a KV head and sequence, `stages`
-    blocks on their way in each, `warps` of it; into how many `slices` the columns of a query are cut where
-    parts are summed; whether it is `chained`: started while the launch before it ends, which it then waits
-    for; how many programs of a KV head sum at most (`sharers`), for they wait in their places."""
+    """The layout of a launch.
+
+    `block`: tokens at a time; `splits`: programs a KV head and sequence; `stages`: the depth of each
+    program's pipeline of blocks; `warps` a program; `slices`: the cuts of a query's columns in the sum of
+    parts; `chained`: whether the launch starts while the launch before it ends, and then waits for it;
+    `sharers`: the most programs of a KV head that sum, because each holds a place on a multiprocessor while
+    it waits."""
 
     block: int
     splits: int
@@ -93,14 +96,14 @@ class DecodeConfig:
         )
 
 
-# Shared memory that a program needs beside its blocks.
+# Shared memory that a program needs besides its blocks.
 SPARE_BYTES = 8 * 1024
-# Bytes of K of a block where two programs share a multiprocessor; where one has it for itself, twice that.
+# Bytes of K of a block if two programs share a multiprocessor; with one program a multiprocessor, twice that.
 BLOCK_BYTES = 8 * 1024
-# More parts than these take longer to sum than a second program a multiprocessor brings in.
+# Above this many parts, the sum costs more than a second program a multiprocessor gains.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
-# What a grid's third dimension takes.
+# The limit of a grid's third dimension.
 MOST_SEQUENCES = 65535
 
 
@@ -116,13 +119,13 @@ def decode_config(
     shared_bytes: int = SHARED_BYTES,
     chained: bool = True,
 ) -> DecodeConfig:
-    """The layout for a shape on a GPU of so many multiprocessors; `kv_bytes` of one element of K or V.
+    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
 
-    Memory is busy with two programs a multiprocessor that have three blocks of 8 KB of K and V on their way,
-    and stays so until the end where all have as much to read: as many splits as fit into one wave, a power of
-    two, since sums are made in tiles of powers of two. Where a head would be split into more than MOST_PARTS,
-    one program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to
-    sum; two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
+    Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
+    do so until the end if all read equally much: as many splits as fit into one wave, a power of two, because
+    sums are made in tiles of powers of two. If a head would be split into more than MOST_PARTS parts, one
+    program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to sum;
+    two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
@@ -138,7 +141,7 @@ def decode_config(
         )
     pairs = batch * kv_heads
     splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
-    # Two programs that sum many queries between them take longer than one that has no sum to make.
+    # Two programs that sum many queries together take longer than one program without a sum.
     alone = splits == 2 and q_heads // kv_heads > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
@@ -146,7 +149,7 @@ def decode_config(
     row_bytes = padded(head_dim) * kv_bytes
     block = max(16, min(128, block_bytes // row_bytes))
     if splits * 2 * block > capacity:
-        # Short: one block each, with nothing to come after it, and larger where that fits.
+        # Short: one block a program and no further one, and larger blocks if they fit.
         splits = _few_are_powers(capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
@@ -157,13 +160,13 @@ def decode_config(
 
 
 def _few_are_powers(splits: int) -> int:
-    """At least one split; few of them as powers of two, whose sums are shared out evenly."""
+    """At least one split; up to MOST_PARTS + 1 a power of two, because such sums are split evenly."""
     few = 1 << (max(1, splits).bit_length() - 1)
     return few if splits <= MOST_PARTS + 1 else splits
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """The layout for these tensors on the device where they lie."""
+    """Returns the layout for these tensors on their device."""
     gpu = gpu_of(q)
     return decode_config(
         batch=q.shape[0],
@@ -179,12 +182,12 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
-    """A workspace for launches with q [batch, q_heads, d] and this layout."""
+    """Makes a workspace for launches with q [batch, q_heads, d] and this layout."""
     return room(q, kv_heads, parts=config.splits, slices=shares_of(q, kv_heads, config).slices)
 
 
 def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
-    """How the sum for q [batch, q_heads, d] is shared out with this layout."""
+    """Returns the shares of the sum for q [batch, q_heads, d] with this layout."""
     return shares(q.shape[1] // kv_heads, q.shape[2], config.splits, config.slices, config.warps)
 
 
@@ -205,14 +208,14 @@ def decode_attention(
     space: Workspace | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
-    """Attention of q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
+    """Attends from q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
 
     k, v: [batch, kv_heads, capacity, d], or in pages [blocks, block_size, kv_heads, d] with block_table
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
-    = stored * scale. `scale` is 1/sqrt(d) unless given. With `sinks` and/or `window` only so many first and
-    last tokens are attended. gate (int32 [1]): where it is 0 on the device, nothing is done. space: see
-    Workspace; one is made where none is given. Gives out [batch, q_heads, d], zeros for a sequence of no
-    token.
+    = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
+    and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
+    nothing. space: see Workspace; by default a new one. Returns out [batch, q_heads, d], zeros for a sequence
+    without tokens.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -263,7 +266,7 @@ def _decode_attention_kernel(
     """Grid (splits, kv_heads, batch)."""
     if CHAINED:
         gdc_wait()
-        # The next launch may take its places, and waits there for the end of this one.
+        # The next launch may take its places now, and waits there for the end of this launch.
         gdc_launch_dependents()
     if GATED and tl.load(gate_ptr) == 0:
         return
@@ -286,7 +289,7 @@ def _decode_attention_kernel(
     top, sums, out = nothing(ROWS, BLOCK, DIM)
     for start in tl.range(split * BLOCK, attended, SPLITS * BLOCK, num_stages=STAGES):
         index = start + tl.arange(0, BLOCK)
-        # Beyond the end the last token is read again: what stands behind it may be anything.
+        # Past the end the last token is read again, because the memory behind it may hold anything.
         token = tl.minimum(index, attended - 1)
         token += tl.where(token < turn, 0, length - attended)
         top, sums, out = block_added(
@@ -347,7 +350,7 @@ def reference_decode_attention(
 
 
 def ends_of(length: int, sinks: int, window: int) -> list[int]:
-    """The first `sinks` and last `window` of so many tokens, each once.
+    """Returns the first `sinks` and last `window` of so many tokens, each once.
 
     >>> ends_of(6, 1, 2), ends_of(3, 2, 2)
     ([0, 4, 5], [0, 1, 2])
@@ -357,8 +360,8 @@ def ends_of(length: int, sinks: int, window: int) -> list[int]:
 
 
 def tokens_of(kv: Cache, sequence: int, tokens: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """K and V of some tokens of a sequence, [1, kv_heads, tokens, d] each, as wide as sums are made, scales
-    applied."""
+    """Returns K and V of some tokens of a sequence, [1, kv_heads, tokens, d] each, in the format of sums,
+    with scales applied."""
     at = torch.tensor(tokens, dtype=torch.int64, device=kv.k.device)
     found = []
     for x, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
@@ -375,7 +378,7 @@ def tokens_of(kv: Cache, sequence: int, tokens: Sequence[int], dtype: torch.dtyp
 
 
 def whole_lengths(op: Op, q: Tensor) -> Tensor:
-    """The context of an op as the length of each sequence, int32 [batch]."""
+    """Returns the context of an op as the length of each sequence, int32 [batch]."""
     batch, context = len(q), op["context"]
     return shared(
         ("lengths", q.device, batch, context),
@@ -384,7 +387,7 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
 
 
 def launch_of(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int, DecodeConfig]:
-    """The lengths of an op's sequences, how many KV heads they have, and the layout of its launch."""
+    """Returns the lengths of an op's sequences, their number of KV heads, and the layout of its launch."""
     lengths = whole_lengths(op, q)
     kv = cache(q, k, v, lengths, None, (None, None))
     return lengths, kv.kv_heads, config_for(q, kv)
@@ -398,13 +401,13 @@ def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
+    """Attends from q [batch, q_heads, d] over k, v [batch, kv_heads, context, d] to [batch, q_heads, d]."""
     del op
     return attend(q[:, None], k, v)[0][:, 0].to(q.dtype)
 
 
 def inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """Random q, k and v of an attention over a whole context."""
+    """Draws random q, k and v of an attention over a whole context."""
     batch, d = op["batch"], op["head_dim"]
     cached = batch, op["kv_heads"], op["context"], d
     q = random_tensor(op, generator, device, batch, op["q_heads"], d)

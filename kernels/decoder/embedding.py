@@ -10,12 +10,12 @@ from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel
 from simcore.ops.op import Op
 
-# Rows of the table that `embedding` is timed on: enough that a step seldom reads one twice.
+# Rows of the table on which `embedding` is timed: so many that a step seldom reads a row twice.
 ROWS = 8192
 
 
 def embedding(op: Op, ids: Tensor, table: Tensor) -> Tensor:
-    """Rows ids [tokens] of table [vocab, hidden]: [tokens, hidden]."""
+    """Returns rows ids [tokens] of table [vocab, hidden]: [tokens, hidden]."""
     del op
     return table[ids]
 

@@ -4,9 +4,8 @@
     x += o(attention(rotary(qkv(norm(x)))))                      the new k and v go into the cache on the way
     x += down(silu(gate) up),   gate, up = gate_up(norm(x))
 
-Nine launches a layer, none of which the host takes part in: lengths, and whether a launch is carried out, are
-read on the device (ALSpec's skipped computation, Cai et al. 2025, section 4.3). The residuals are added where
-the products before them are rounded.
+Nine launches a layer, without the host: the device reads the lengths and the gate that skips a launch
+(ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals before they round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from simcore.kernels.decoder.speculative_attention import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """A layer's matrices [in, out], which may lie transposed, and gains [hidden].
+    """A layer's matrices [in, out], which may be stored transposed, and gains [hidden].
 
     qkv [hidden, (q_heads + 2 kv_heads) d], o [q_heads d, hidden], gate_up [hidden, 2 width], down [width,
     hidden].
@@ -49,8 +48,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """A layer's k, v [batch, kv_heads, capacity, d], or blocks [blocks, block_size, kv_heads, d]; the scales
-    of fp8 ones, fp32 [kv_heads]."""
+    """A layer's k, v [batch, kv_heads, capacity, d], or blocks [blocks, block_size, kv_heads, d]; k_scale,
+    v_scale fp32 [kv_heads] of an fp8 cache."""
 
     k: Tensor
     v: Tensor
@@ -60,12 +59,12 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """What the layers of one decoder share, and what a graph reads and writes.
+    """The tensors that the layers of one decoder share, and that a graph reads and writes.
 
-    x [batch, hidden]: the residual stream, the token's embedding before a step and what the head reads after
-    it; lengths int32 [batch]; block_table int32 [batch, blocks] of a paged cache; cos, sin [positions, d //
-    2]; what lies between two launches: normed as x, qkv, q and heads [batch, q_heads, d], gate_up, inner;
-    layouts of the products by name, and the workspaces of products and of attention.
+    x [batch, hidden]: the residual stream, before a step the token's embedding, after it the head's input;
+    lengths int32 [batch]; block_table int32 [batch, blocks] of a paged cache; cos, sin [positions, d // 2].
+    Tensors between two launches: normed as x, qkv, q and heads [batch, q_heads, d], gate_up, inner. Layouts
+    of the products by name, and the workspaces of products and of attention.
     """
 
     x: Tensor
@@ -85,7 +84,7 @@ class Buffers:
     attention: split_kv.Workspace
 
 
-# What makes b.heads of b.q and a layer's cache.
+# Computes b.heads from b.q and a layer's cache.
 Attend = Callable[[Buffers, LayerCache], None]
 
 
@@ -97,7 +96,7 @@ def layer_buffers(
     q_heads: int,
     block_table: Tensor | None = None,
 ) -> Buffers:
-    """Buffers for layers that are sized as these; lengths int32 [batch] is taken as it is."""
+    """Makes buffers for layers of these sizes; lengths int32 [batch] is used as it is, not copied."""
     batch, (hidden, qkv), d = len(lengths), weights.qkv.shape, cache.k.shape[-1]
     wide, width = weights.gate_up.shape[1], weights.down.shape[0]
     kv = split_kv.Cache(cache.k, cache.v, block_table, cache.k_scale, cache.v_scale)
@@ -142,14 +141,14 @@ def _advance_kernel(lengths_ptr, gate_ptr, batch, GATED: tl.constexpr, BATCH: tl
 
 
 def advance(lengths: Tensor, *, gate: Tensor | None = None) -> None:
-    """Adds one to lengths int32 [batch], with a `gate` (int32 [1]) of 0 not."""
+    """Adds one to lengths int32 [batch]; with a `gate` (int32 [1]) of 0 it does nothing."""
     batch = len(lengths)
     padded = triton.next_power_of_2(batch)
     _advance_kernel[(1,)](lengths, gate, batch, GATED=gate is not None, BATCH=padded, num_warps=1)
 
 
 def attend(b: Buffers, cache: LayerCache, *, gate: Tensor | None = None) -> None:
-    """Exact attention."""
+    """Runs exact attention: b.heads of b.q over a layer's cache."""
     decode_attention(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
@@ -169,8 +168,7 @@ def speculate(
     config: DecodeConfig,
     gate: Tensor | None = None,
 ) -> None:
-    """Speculative attention: the exact part becomes the heads, all else goes `into` the rest of a
-    speculation."""
+    """Runs speculative attention: the exact result goes into b.heads, all other results into `into`."""
     speculative_attention(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
@@ -187,9 +185,10 @@ def layer_step(
     gate: Tensor | None = None,
     attend: Attend = attend,
 ) -> None:
-    """One layer of one token of each sequence, which lengths[b] counts: x to x, its k and v into the cache.
+    """Runs a layer for one token of each sequence, counted in lengths[b]: x to x, its k, v into the cache.
 
-    With a `gate` (int32 [1]) of 0 all is skipped but the attention, which goes by the gate that `attend` has.
+    With a `gate` (int32 [1]) of 0 all launches are skipped except attention, which follows the gate of
+    `attend`.
     """
 
     def multiply(name: str, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
@@ -217,15 +216,15 @@ def step(
     gate: Tensor | None = None,
     attend: Attend = attend,
 ) -> None:
-    """One token of each sequence through the layers, counted in first."""
+    """Adds one to the lengths and runs one token of each sequence through the layers."""
     advance(b.lengths, gate=gate)
     for weights, cache in layers:
         layer_step(b, weights, cache, gate=gate, attend=attend)
 
 
 def capture(launch: Callable[[], None], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """What `launch` launches as a graph, on the current device. It runs once before, so that kernels are
-    compiled; what it has `changed` is put back then."""
+    """Captures the launches of `launch` as a graph on the current device. `launch` runs once before, so that
+    its kernels are compiled; the tensors it `changed` are then restored."""
     before = [x.clone() for x in changed]
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
@@ -252,7 +251,7 @@ def reference_layer_step(
 ) -> Tensor:
     """As `layer_step`, in plain torch and any float dtype: x [batch, hidden] to a new x; k, v into the cache.
 
-    `attention` is called as decode attention is.
+    `attention` is called like decode attention.
     """
     at = {"block_table": block_table, "k_scale": cache.k_scale, "v_scale": cache.v_scale}
     cos, sin = angles(torch.arange(int(lengths.max()), device=x.device), cache.k.shape[-1], x.dtype)

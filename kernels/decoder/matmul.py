@@ -1,14 +1,14 @@
-"""Few rows times a large matrix: what a decoder's projections are while it generates.
+"""Few rows times a large matrix: a decoder's projections during decoding.
 
     y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
 
-Bound by the reading of W, once. Programs share out the columns in tiles, and k in parts where the tiles are
-too few, so that all of them run at once and have as much to read as each other; enough blocks of W are then
-on their way at any time to hide the latency of memory. The program that comes to a tile last sums its parts
-in order, so that the result is always the same.
+The read of W, once, bounds the time. Programs split the columns into tiles and, if there are too few tiles, k
+into parts, so that all programs run at once and read equally much; enough blocks of W are then in flight at
+any time to hide the latency of memory. The last program to finish a tile sums its parts in order, so that the
+result is always the same.
 
-More rows are cuBLAS's, which is given whole multiples of some where the tensor of x has room for them
-(`simcore.devices.interpolation.padded_rows`): what the rows beyond hold does not matter.
+cuBLAS computes more rows. It gets a padded number of rows if the tensor of x has room for them
+(`simcore.devices.interpolation.padded_rows`); the contents of the extra rows do not matter.
 """
 
 from collections.abc import Iterable
@@ -29,21 +29,20 @@ from simcore.kernels.streams import is_one_stream, shared
 from simcore.ops.op import Op
 
 MOST_ROWS = 64
-# Bytes of one block of W: 16 a thread, 8 times. Bytes that stand side by side in memory: two or more cache
-# lines.
+# Bytes of one block of W: 16 a thread, 8 times. Bytes that are contiguous in memory: two or more cache lines.
 BLOCK_BYTES = 16 * 1024
 LINE_BYTES = 256
-# Blocks of W that a program reads at least: fewer would not pay for one more part to sum.
+# Blocks of W that a program reads at least: with fewer, one more part to sum would not pay off.
 LEAST_BLOCKS = 4
 MOST_STAGES = 8
-# Numbers of the parts that a thread holds at once while it sums them.
+# Numbers of the parts that a thread holds at once during their sum.
 SUMMED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
-    """How a launch is laid out: blocks of W [depth, columns], x padded to `rows`, k in `splits` parts,
-    `stages` blocks in flight in each program, `warps` of it."""
+    """The layout of a launch: blocks of W [depth, columns], x padded to `rows`, k in `splits` parts, `stages`
+    blocks in flight in each program, `warps` a program."""
 
     rows: int
     columns: int
@@ -69,13 +68,13 @@ def matmul_config(
     transposed: bool = False,
     shared_bytes: int = SHARED_BYTES,
 ) -> MatmulConfig:
-    """The layout for x [m, k] times W [k, n] of so many bytes an element; `transposed` where W's columns are
-    contiguous.
+    """Returns the layout for x [m, k] times W [k, n] of so many bytes an element; `transposed`: W's columns
+    are contiguous.
 
     >>> print(matmul_config(1, 4096, 4096, 2))
     16 rows, blocks of 64 x 128, 8 splits, 6 stages, 4 warps
 
-    Raises ValueError for more rows than MOST_ROWS.
+    Raises ValueError if m is above MOST_ROWS.
     """
     if m > MOST_ROWS:
         raise ValueError(f"{m} rows; this product is made for {MOST_ROWS} at most")
@@ -94,7 +93,7 @@ def matmul_config(
 
 
 def config_for(m: int, weight: Tensor) -> MatmulConfig:
-    """The layout for m rows times weight [k, n] as it lies, on the device where it lies."""
+    """Returns the layout for m rows times weight [k, n] with its strides, on its device."""
     k, n = weight.shape
     transposed = weight.stride(0) == 1 < weight.stride(1)
     gpu = gpu_of(weight)
@@ -104,8 +103,8 @@ def config_for(m: int, weight: Tensor) -> MatmulConfig:
 
 
 class Workspace(NamedTuple):
-    """Where the parts of one launch meet: partials fp32 [...], counters int32 [...], zero before a launch and
-    again after it. Launches that overlap need one each."""
+    """The memory through which the parts of one launch are summed: partials fp32 [...], counters int32 [...],
+    zero before a launch and again after it. Launches that overlap need a workspace each."""
 
     partials: Tensor
     counters: Tensor
@@ -114,7 +113,7 @@ class Workspace(NamedTuple):
 def workspace(
     launches: Iterable[tuple[int, int, MatmulConfig]], device: torch.device | str | None = None
 ) -> Workspace:
-    """One that is enough for launches of (m, n, config) one after another."""
+    """Makes a workspace that is large enough for launches of (m, n, config) one after another."""
     parts = counters = 0
     for m, n, config in launches:
         if config.splits > 1:
@@ -171,7 +170,7 @@ def _matmul_kernel(
     at = row[:, None] * n + column[None, :]
     if SPLITS > 1:
         tl.store(partial_ptr + split * m * n + at, total, mask=inside)
-        # Every thread's numbers are there before the program counts itself in.
+        # All threads have stored their numbers before the program counts itself in.
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
             return
@@ -180,7 +179,7 @@ def _matmul_kernel(
             for one in tl.static_range(AT_ONCE):
                 part = several + one
                 there = inside & (part < SPLITS)
-                # Others wrote them: read past the cache of this multiprocessor.
+                # Other programs wrote the parts: read past the cache of this multiprocessor.
                 total += tl.load(partial_ptr + part * m * n + at, mask=there, other=0.0, cache_modifier=".cg")
         tl.store(counter_ptr + tile, 0)
     if ADD:
@@ -201,12 +200,12 @@ def matmul(
     space: Workspace | None = None,
     config: MatmulConfig | None = None,
 ) -> Tensor:
-    """x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
+    """Returns x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
 
-    The weights may lie row by row or column by column (a transposed [n, k]). `add` [m, n] is added in fp32
-    before rounding; it may be `out` itself, which so is added to in place. With a `gate` (int32 [1]) of 0
-    nothing is written. `space` is a workspace of its own where one is needed; `config` the layout, else
-    `matmul_config`'s. Gives `out`, or a new tensor. Raises ValueError for sizes that do not fit.
+    The weights may be row-major or column-major (a transposed [n, k]). `add` [m, n] is added in fp32 before
+    rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0 nothing is
+    written. `space` is a workspace for split layouts, by default a new one; `config` the layout, by default
+    `matmul_config`'s. Returns `out`, or a new tensor. Raises ValueError for sizes that do not fit.
     """
     _check(x, weight, add, out)
     check_gate(gate)
@@ -247,13 +246,13 @@ def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) ->
 
 # -- the op ----------------------------------------------------------------------------------------------
 
-# By device and stream: what is launched on one stream runs one after another.
+# By device and stream: the launches of one stream run one after another.
 _spaces: dict[tuple[int, int], Workspace] = {}
 
 
 def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Workspace:
-    """A workspace that the launches of a stream share; in a captured graph one of its own, since graphs of
-    one stream may be replayed on several, unless it is said that they are not (`simcore.kernels.streams`)."""
+    """Returns a workspace that the launches of a stream share. A captured graph gets its own, because graphs
+    of one stream may be replayed on several, unless `simcore.kernels.streams.one_stream` rules that out."""
     if is_one_stream():
         return shared(("matmul", device, launch), lambda: workspace([launch], device))
     if torch.cuda.is_current_stream_capturing():
@@ -263,7 +262,7 @@ def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Works
     m, n, config = launch
     held = _spaces.get(key)
     if held is None or held.partials.numel() < config.splits * m * n or held.counters.numel() < n:
-        # A counter a column is enough for tiles of any width.
+        # One counter a column is enough for tiles of any width.
         parts, counters = (0, 0) if held is None else (held.partials.numel(), held.counters.numel())
         held = Workspace(
             torch.empty(max(parts, config.splits * m * n), dtype=torch.float32, device=device),
@@ -274,9 +273,9 @@ def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Works
 
 
 def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-    """x [m, k] times weight [k, n] by the kernel for that: `matmul` for few rows, cuBLAS for more and for fp8
-    weights (x rounded to fp8 as well; the product is bf16). `out` [m, n], where it is given, is written.
-    Raises ValueError for a `gate` (int32 [1]) where that is cuBLAS's, which would not read it."""
+    """Returns x [m, k] times weight [k, n]: by `matmul` for few rows, by cuBLAS for more rows and for fp8
+    weights (x is rounded to fp8 too; the product is bf16). Writes to `out` [m, n] if given. Raises ValueError
+    for a `gate` (int32 [1]) with a product of cuBLAS, which would not read it."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
@@ -289,7 +288,7 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return y[:m] if out is None else out.copy_(y[:m])
     if m > MOST_ROWS:
-        # What stands behind `out` may be somebody else's.
+        # The memory behind `out` may belong to another tensor.
         rows = padded(x) if out is None else x
         return torch.mm(rows.to(weight.dtype), weight, out=out)[:m]
     config = config_for(m, weight)
@@ -297,8 +296,8 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
 
 
 def padded(x: Tensor) -> Tensor:
-    """x [m, k] with the rows that stand behind it, as many as a product is launched with; x itself where its
-    storage ends before."""
+    """Returns x [m, k] with the rows behind it in memory, as many as a product is launched with; x itself if
+    its storage ends before."""
     rows = padded_rows(len(x))
     end = x.storage_offset() + (rows - 1) * x.stride(0) + x.shape[1]
     if rows == len(x) or x.stride(1) != 1 or end * x.element_size() > x.untyped_storage().nbytes():
@@ -312,8 +311,8 @@ def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
-    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. By fp8 ones in bf16, after x has
-    been rounded to fp8 as well."""
+    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. With fp8 weights the product is
+    bf16, after x has been rounded to fp8 too."""
     if op.dtype != "fp8":
         return reference_matmul(x, weight)
     rounded = x.to(torch.float8_e4m3fn)
@@ -324,7 +323,7 @@ def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     if op.dtype == "fp8":
-        # The weights lie column by column, as tensor cores take them.
+        # The weights are column-major, as tensor cores take them.
         shapes = (padded_rows(op["m"]), op["k"]), (op["n"], op["k"])
         x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
         return x.to(torch.bfloat16)[: op["m"]], weight.to(torch.float8_e4m3fn).t()

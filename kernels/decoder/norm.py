@@ -1,4 +1,4 @@
-"""RMS norm of rows (Zhang and Sennrich 2019), with the residual that may stand before it.
+"""RMS norm of rows (Zhang and Sennrich 2019), with an optional addition of a residual before it.
 
 x += y                                       (only with a residual)
 out = gain x / sqrt(mean(x^2) + eps)
@@ -15,13 +15,13 @@ from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
 EPS = 1e-6
-# A row is held in registers whole: so many elements a thread, 16 warps at most.
+# A whole row is held in registers: so many elements a thread, at most 16 warps.
 ELEMENTS = 16
 WARPS = 16
 
 
 def reference_norm(x: Tensor, gain: Tensor, *, residual: Tensor | None = None, eps: float = EPS) -> Tensor:
-    """As `norm`, in plain torch and any float dtype."""
+    """As `norm`, in plain torch and in any float dtype."""
     if residual is not None:
         x.add_(residual)
     y = wide(x)
@@ -61,11 +61,12 @@ def norm(
     gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """RMS norm of x [tokens, hidden] by rows, times gain [hidden] or [tokens, hidden], summed in fp32.
+    """Returns the RMS norm of x [tokens, hidden] by rows, times gain [hidden] or [tokens, hidden], summed in
+    fp32.
 
-    A `residual` as x is added to x first, in place. Rows may lie any distance apart. With a `gate` (int32
-    [1]) of 0 nothing is written. Gives `out`, or a new tensor. Raises ValueError for elements of a row that
-    lie apart.
+    A `residual`, shaped as x, is first added to x in place. Rows may be any distance apart. With a `gate`
+    (int32 [1]) of 0 nothing is written. Returns `out`, or a new tensor. Raises ValueError if the elements of
+    a row are not contiguous.
     """
     if x.dim() != 2 or x.stride(-1) != 1:
         raise ValueError(f"norm takes [tokens, hidden], rows contiguous, not {kind(x)}")

@@ -12,12 +12,12 @@ from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
-# Elements of one program: one 16-byte access a thread where they have 2 bytes.
+# Elements of one program: one 16-byte access a thread if an element has 2 bytes.
 BLOCK = 1024
 
 
 def reference_residual(y: Tensor, x: Tensor) -> Tensor:
-    """As `residual`, in plain torch and any float dtype."""
+    """As `residual`, in plain torch and in any float dtype."""
     return x.add_(y)
 
 
@@ -37,8 +37,8 @@ def _residual_kernel(
 
 
 def residual(y: Tensor, x: Tensor, *, gate: Tensor | None = None) -> Tensor:
-    """Adds y [tokens, hidden] to x in place, with a `gate` (int32 [1]) of 0 not; gives x. Rows may lie any
-    distance apart. Raises ValueError for elements of a row that lie apart."""
+    """Adds y [tokens, hidden] to x in place and returns x. With a `gate` (int32 [1]) of 0 it adds nothing.
+    Rows may be any distance apart. Raises ValueError if the elements of a row are not contiguous."""
     if x.stride(-1) != 1 or y.stride(-1) != 1 or x.shape != y.shape:
         raise ValueError("residual takes two tensors of one size, their rows contiguous")
     tokens, hidden = x.shape

@@ -1,10 +1,10 @@
-"""Rotary embedding of q and k, and the new token's k and v into the cache (RoFormer, Su et al. 2021).
+"""Rotary embedding of q and k, and the append of the new k and v to the cache (RoFormer, Su et al. 2021).
 
     (a, b) -> (a cos - b sin, b cos + a sin),   a, b the halves of a head
     angle = position base^(-2i/d) for pair i
 
-The last element of an odd head stays. What stands in a cache of fp8 is k / k_scale, v / v_scale of its head,
-held within the format's range.
+The last element of a head of odd size is not turned. An fp8 cache holds k / k_scale, v / v_scale of each
+head, clamped to the format's range.
 """
 
 import torch
@@ -19,14 +19,14 @@ from simcore.kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops.op import Op
 
 BASE = 10_000.0
-# Heads of one program where they are only turned.
+# Heads of one program that only turns heads.
 HEADS = 8
 # The largest number of the fp8 format of caches (e4m3fn), which has no infinity to round to.
 LARGEST_FP8 = tl.constexpr(448.0)
 
 
 def angles(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles of positions [tokens]: [tokens, head_dim // 2] each."""
+    """Returns cos and sin of the angles of positions [tokens]: [tokens, head_dim // 2] each."""
     half = head_dim // 2
     pairs = torch.arange(half, device=positions.device, dtype=torch.float64)
     turn = positions.to(torch.float64)[:, None] * BASE ** (-pairs / max(1, half))
@@ -37,7 +37,7 @@ def angles(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [tokens, heads, d] by the angles of each token."""
+    """Returns heads [tokens, heads, d] turned by the angles of each token."""
     half = heads.shape[-1] // 2
     a, b = heads[..., :half], heads[..., half : 2 * half]
     c, s = cos[:, None], sin[:, None]
@@ -47,7 +47,7 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def reference_rotary(
     qkv: Tensor, cos: Tensor, sin: Tensor, *, q_heads: int, kv_heads: int, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `rotary`, in plain torch and any float dtype."""
+    """As `rotary`, in plain torch and in any float dtype."""
     if lengths is not None:
         position = (lengths.long() - 1).clamp(0, len(cos) - 1)
         cos, sin = cos[position], sin[position]
@@ -104,12 +104,14 @@ def rotary(
     gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits qkv [tokens, (q_heads + 2 kv_heads) d] into heads and turns those of q and k by the angles of
-    each token (cos, sin [tokens, d // 2]). Gives q [tokens, q_heads, d], k and v [tokens, kv_heads, d], v
-    where it lies; q and k are parts of `out` [tokens, q_heads + kv_heads, d], contiguous, where that is
-    given. With `lengths` (int32 [tokens], read on the device, the new token included) cos and sin are those
-    of all positions [positions, d // 2], and token b stands at lengths[b] - 1. With a `gate` (int32 [1]) of 0
-    q and k are left unwritten."""
+    """Splits qkv [tokens, (q_heads + 2 kv_heads) d] into heads and turns the heads of q and k by the angles
+    of each token (cos, sin [tokens, d // 2]).
+
+    Returns q [tokens, q_heads, d], k and v [tokens, kv_heads, d]; v is a view of qkv; q and k are views of
+    `out` [tokens, q_heads + kv_heads, d], contiguous, if given. With `lengths` (int32 [tokens], read on the
+    device, the new token included) cos and sin are the angles of all positions [positions, d // 2], and token
+    b is at lengths[b] - 1. With a `gate` (int32 [1]) of 0 q and k are not written. Raises ValueError for
+    tensors that do not fit."""
     tokens, heads = len(qkv), q_heads + kv_heads
     check_gate(gate)
     if qkv.dim() != 2 or qkv.stride(-1) != 1 or qkv.shape[1] % (heads + kv_heads):
@@ -140,7 +142,7 @@ def rotary(
 
 
 def _stored(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [batch, kv_heads, d] as a cache of a dtype holds it."""
+    """Returns x [batch, kv_heads, d] as a cache of a dtype stores it."""
     x = wide(x)
     x = x if scale is None else x / scale[:, None]
     return (x.clamp(-LARGEST_FP8.value, LARGEST_FP8.value) if dtype == torch.float8_e4m3fn else x).to(dtype)
@@ -159,7 +161,7 @@ def reference_rotary_append(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """As `rotary_append`, in plain torch and any float dtype."""
+    """As `rotary_append`, in plain torch and in any float dtype."""
     kv_heads = k_cache.shape[1 if block_table is None else 2]
     position = (lengths.long() - 1).clamp(0, len(cos) - 1)
     q, k, v = reference_rotary(qkv, cos[position], sin[position], q_heads=q_heads, kv_heads=kv_heads)
@@ -220,7 +222,7 @@ def _rotary_append_kernel(
         last = member * D + D - 1
         tl.store(to_queries + last, tl.load(queries + last, mask=is_member), mask=is_member)
 
-    # A sequence without a place for its token leaves the cache as it is.
+    # A sequence without a place for its token leaves the cache unchanged.
     if (position < 0) | (position >= capacity):
         return
     outer, slot = sequence, position.to(tl.int64)
@@ -263,15 +265,14 @@ def rotary_append(
     gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Turns the new token of each sequence and writes its k and v into the cache.
+    """Turns q and k of the new token of each sequence and writes its k and v into the cache.
 
     qkv [batch, (q_heads + 2 kv_heads) d]; cos, sin [positions, d // 2] of all positions; lengths int32
-    [batch] on the device, the new token included: it stands at position lengths[b] - 1. Caches [batch,
-    kv_heads, capacity, d], or with a block_table int32 [batch, max_blocks] blocks [blocks, block_size,
-    kv_heads, d], in any dtype that numbers can be stored in; k_scale, v_scale fp32 [kv_heads]: stored = value
-    / scale. A sequence of length 0, or longer than its cache, writes no k and v. With a `gate` (int32 [1]) of
-    0 nothing is written. Gives q [batch, q_heads, d], in `out` where it is given. Raises ValueError for what
-    does not fit.
+    [batch] on the device, the new token included: it is at position lengths[b] - 1. Caches [batch, kv_heads,
+    capacity, d], or with a block_table int32 [batch, max_blocks] blocks [blocks, block_size, kv_heads, d], in
+    any dtype that can store the numbers; k_scale, v_scale fp32 [kv_heads]: stored = value / scale. A sequence
+    of length 0, or longer than its cache, writes no k and v. With a `gate` (int32 [1]) of 0 nothing is
+    written. Returns q [batch, q_heads, d], in `out` if given. Raises ValueError for tensors that do not fit.
     """
     paged = block_table is not None
     batch, d = len(qkv), k_cache.shape[-1]
@@ -287,7 +288,7 @@ def rotary_append(
         check_like(name, x, (len(cos), d // 2), cos.dtype)
     if qkv.stride(-1) != 1 or (q_heads > 1 and out.stride(1) != d):
         raise ValueError("rows of qkv and of out have to be contiguous")
-    # Sequence or block, head, token.
+    # The strides of: sequence or block, head, token.
     order = (0, 2, 1) if paged else (0, 1, 2)
     group = q_heads // kv_heads
     _rotary_append_kernel[(batch, kv_heads)](
@@ -314,8 +315,8 @@ def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[T
 
 
 def _reference(op: Op, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [tokens, (q_heads + 2 kv_heads) head_dim], cos and sin [tokens, head_dim // 2]: q [tokens, q_heads,
-    head_dim], k and v [tokens, kv_heads, head_dim]."""
+    """Turns qkv [tokens, (q_heads + 2 kv_heads) head_dim] by cos and sin [tokens, head_dim // 2]: q [tokens,
+    q_heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
     return reference_rotary(qkv, cos, sin, q_heads=op["q_heads"], kv_heads=op["kv_heads"])
 
 

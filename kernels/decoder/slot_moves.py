@@ -2,12 +2,12 @@
 
     cache[to] = cache[from]        for each move (from, to) and each cache;  the first lengths[from] tokens
 
-What moves is decided by `simcore.schedules.shuffle` (Flover, Yao et al. 2023, Algorithm 3). Its moves come
-from outside of a window of slots and go into free slots within it, no slot twice, so no slot is both read and
-written: all moves are made at the same time, in any order.
+`simcore.schedules.shuffle` decides the moves (Flover, Yao et al. 2023, Algorithm 3). They go from slots
+outside of a window into free slots within it, no slot twice. So no slot is both read and written, and all
+moves run at the same time, in any order.
 
-Moves and their number are read on the device and the grid does not depend on them: a captured graph stays
-right. Elements are copied as words, whatever they mean.
+The device reads the moves and their number, and the grid does not depend on them, so a captured graph stays
+valid. Elements are copied as words, whatever their dtype.
 """
 
 import math
@@ -22,9 +22,9 @@ from torch import Tensor
 from simcore.kernels.decoder.checks import kind
 from simcore.kernels.gpu import gpu_of
 
-# Words that a program copies at once: four accesses of 16 bytes a thread.
+# Words that a program copies at once: four 16-byte accesses a thread.
 BLOCK, WARPS = 4096, 8
-# Programs that a multiprocessor has at a time.
+# Programs that a multiprocessor runs at a time.
 PROGRAMS = 8
 # Bytes of the widest access.
 ACCESS = 16
@@ -32,11 +32,11 @@ ACCESS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotCaches:
-    """Caches of one shape [slots, ..., tokens, ...], as `slot_caches` makes them.
+    """Caches of one shape [slots, ..., tokens, ...], made by `slot_caches`.
 
-    `table` int64 [caches]: where they begin, on their device. `runs` stretches of memory of a slot have
-    `capacity` tokens of `token_words` words of `word_bytes` each; slots lie `slot_words` apart. `aligned`:
-    whether all of that is a multiple of 16 bytes. `held`: the caches, kept for as long as this is.
+    `table` int64 [caches]: their addresses, on their device. A slot has `runs` stretches of memory of
+    `capacity` tokens of `token_words` words of `word_bytes` each; slots are `slot_words` apart. `aligned`:
+    whether all of these are multiples of 16 bytes. `held`: the caches, kept alive as long as this object.
     """
 
     table: Tensor
@@ -51,10 +51,11 @@ class SlotCaches:
 
 
 def slot_caches(caches: Sequence[Tensor] | Tensor, *, token_dim: int = 2) -> SlotCaches:
-    """Caches, a list or one tensor [caches, slots, ...], for `slot_moves`; to be made before a capture.
+    """Prepares caches, a list or one tensor [caches, slots, ...], for `slot_moves`; call it before a capture.
 
-    Each is [slots, ...] with its tokens along `token_dim`, such as [slots, kv_heads, capacity, head_dim], and
-    a slot is contiguous. Raises ValueError for caches that are not alike or whose slots lie scattered.
+    Each cache is [slots, ...] with its tokens along `token_dim`, such as [slots, kv_heads, capacity,
+    head_dim], and a slot is contiguous. Raises ValueError if the caches differ in layout or a slot is not
+    contiguous.
     """
     held = tuple(caches)
     if not held or held[0].dim() <= token_dim or token_dim < 1 or not held[0].numel():
@@ -85,18 +86,18 @@ def slot_caches(caches: Sequence[Tensor] | Tensor, *, token_dim: int = 2) -> Slo
 
 
 def programs_for(caches: SlotCaches, most_moves: int) -> int:
-    """How many programs are launched: as many as a GPU has at a time, or as there are blocks at most."""
+    """Returns the number of programs to launch: as many as a GPU runs at a time, at most one a block."""
     run_blocks = -(-caches.capacity * caches.token_words // BLOCK)
     blocks = most_moves * len(caches.table) * caches.runs * run_blocks
     return max(1, min(gpu_of(caches.table).processors * PROGRAMS, blocks))
 
 
 def slot_moves(caches: SlotCaches, moves: Tensor, count: Tensor, *, lengths: Tensor | None = None) -> None:
-    """The first `count` (int32 [1]) of moves (int32 [most, 2]: from slot, to slot) in all caches, in place.
+    """Makes the first `count` (int32 [1]) of moves (int32 [most, 2]: from slot, to slot) in all caches.
 
-    With lengths [slots] (int32) only the first lengths[from] tokens of a slot are copied. All are read on the
-    device. No slot may be both read and written, or written twice; a move from or to a slot that there is not
-    is not made. Raises ValueError for tensors that do not fit together.
+    With lengths [slots] (int32) it copies only the first lengths[from] tokens of a slot. The device reads all
+    of them. No slot may be both read and written, or written twice. A move from or to a slot that does not
+    exist is skipped. Raises ValueError for tensors that do not fit together.
     """
     if moves.dtype != torch.int32 or moves.dim() != 2 or moves.shape[1] != 2 or not moves.is_contiguous():
         raise ValueError(f"moves have to be contiguous int32 [most, 2], not {kind(moves)}")
@@ -152,7 +153,7 @@ def reference_slot_moves(
     lengths: Sequence[int] | None = None,
     token_dim: int = 2,
 ) -> None:
-    """As `slot_moves`, in plain torch and any format, move by move."""
+    """As `slot_moves`, in plain torch and in any format, move by move."""
     for cache in caches:
         for source, target in moves:
             tokens = cache.shape[token_dim] if lengths is None else lengths[source]

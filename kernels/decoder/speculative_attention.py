@@ -1,4 +1,4 @@
-"""Attention that gives out its first and last tokens' part early, and says in the end how far off that was.
+"""Attention that gives the part of its first and last tokens early, and in the end that part's error.
 
     early  = attention over the first `sinks` and the last `window` tokens
     exact  = attention over all tokens, of the early parts and the rest
@@ -7,12 +7,12 @@
 (ALSpec, Cai et al. 2025, Algorithm 3, section 4.1 and Appendices B and D.)
 
 As in Algorithm 3, the first worker of a KV head (or the first few, for long ends) begins with the early
-tokens, writes what they give into a receive buffer, which may lie in another card's memory, counts it in
-where the receiver waits, and goes on with its share of the rest, which is so much smaller and is added to
-what it has. What the ends made is kept for whoever makes the exact sum, so the norms cost no second look at
-the data. The last program of a few sequences takes their norms and decides; the last of all sets the priority
-of Algorithm 2: 0 where all sequences hit, else 2. Sizes and threshold are read on the device. Parts and their
-sum: see `split_kv`.
+tokens and writes their result into a receive buffer, which may be in another card's memory. It counts the
+result in at the receiver, and goes on with its share of the rest, which is smaller by as much and is added to
+the early part. The result of the ends is kept for the programs that make the exact sum, so the norms need no
+second read of the data. The last program of a few sequences takes their norms and decides on hits; the last
+program of all sets the priority of Algorithm 2: 0 if all sequences hit, else 2. Sizes and threshold are read
+on the device. Parts and their sum: see `split_kv`.
 """
 
 from typing import NamedTuple
@@ -62,26 +62,26 @@ from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
 
-# Blocks that others read while a worker gives the early part away: memory is busy then, and its stores have
-# to be there before it counts them in.
+# Rounds of blocks that other programs read while a worker writes out the early part: memory is busy then, and
+# the worker's stores have to arrive before it counts them in.
 ROUNDS_ALONE = 3
-# The same where several workers wait for each other.
+# The same if several workers wait for each other.
 ROUNDS_TOGETHER = 10
 # Norms of several sequences that one program takes at once.
 NORMS_AT_ONCE = 4096
-# Tokens of a program from which on it can wait for others at the ends, some 10 us, without being the last;
-# and how many tokens of the ends it then takes.
+# A program of at least LONG_TOKENS tokens can wait for others at the ends, some 10 us, without ending last.
+# It then takes TOKENS_A_WORKER tokens of the ends.
 LONG_TOKENS, TOKENS_A_WORKER = 4096, 256
-# Parts of workers that one program can hold to sum them.
+# Parts of workers that one program can hold for their sum.
 MOST_WORKERS = 32
 
 
 class Speculation(NamedTuple):
-    """What a launch leaves.
+    """The results of a launch.
 
-    exact, early [batch, q_heads, d]; arrived int32 [batch]: queries of a sequence whose early part is there,
-    zero when a launch begins, so set to zero again by whoever takes it; hits int32 [batch]; norms fp32
-    [batch, 2]: ||early - exact||^2 and ||exact||^2; priority int32 [1]: 0 where all sequences hit, else 2.
+    exact, early [batch, q_heads, d]; arrived int32 [batch]: the queries of a sequence whose early part has
+    arrived, zero before a launch, so the receiver sets it to zero again; hits int32 [batch]; norms fp32
+    [batch, 2]: ||early - exact||^2 and ||exact||^2; priority int32 [1]: 0 if all sequences hit, else 2.
     """
 
     exact: Tensor
@@ -93,8 +93,8 @@ class Speculation(NamedTuple):
 
 
 class SpeculativeWorkspace(NamedTuple):
-    """As `Workspace`: for all parts; for what the ends made together [batch, q_heads, d]; for the parts of
-    several workers at the ends, as for all parts with one slice; for the norms of each share [batch, 2,
+    """As `Workspace`: for all parts; for the result of the ends [batch, q_heads, d]; for the parts of several
+    workers at the ends, shaped as for all parts with one slice; for the norms of each share [batch, 2,
     kv_heads shares]; and for verdicts [batch]."""
 
     partials: Tensor
@@ -107,7 +107,7 @@ class SpeculativeWorkspace(NamedTuple):
 
 
 def speculation(q: Tensor) -> Speculation:
-    """Room for what a launch with q [batch, q_heads, d] leaves."""
+    """Makes room for the results of a launch with q [batch, q_heads, d]."""
     batch = q.shape[0]
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -118,12 +118,12 @@ def speculation(q: Tensor) -> Speculation:
 
 
 def speculative_workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> SpeculativeWorkspace:
-    """A workspace for launches with q [batch, q_heads, d] and this layout."""
+    """Makes a workspace for launches with q [batch, q_heads, d] and this layout."""
     return SpeculativeWorkspace(*(empty(q, *shape) for shape in _shapes(q, kv_heads, config)))
 
 
 def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, ...]]:
-    """Of the tensors of a workspace."""
+    """Returns the shapes of the tensors of a workspace."""
     shared = shares_of(q, kv_heads, config)
     parts = shapes(q, kv_heads, config.splits, shared.slices)
     workers = shapes(q, kv_heads, config.splits, 1)
@@ -144,19 +144,20 @@ def _check_room(into: Speculation, q: Tensor) -> None:
 
 
 def _decided_together(batch: int, slots: int, warps: int) -> tuple[int, int]:
-    """How many sequences one program decides about, and the tile's words for each: their norms, one of
-    `slots` each, are taken at once."""
+    """Returns how many sequences one program decides on, and the tile's words for each: all their norms, two
+    a slot, are taken at once."""
     words = int(triton.next_power_of_2(2 * slots))
     together = max(1, min(NORMS_AT_ONCE // words, int(triton.next_power_of_2(batch))))
     return together, max(words, tile(1, together, warps))
 
 
 def early_workers(early_tokens: int, capacity: int, config: DecodeConfig) -> int:
-    """How many programs of a KV head should share so many early tokens.
+    """Returns how many programs of a KV head should share so many early tokens.
 
-    Several wait for each other, which takes some 10 us. So one reads them all where it has as much to read
-    anyway, but for long sequences, where the ends come much earlier by several; and where one would hold up
-    the others, as many as are done with the ends by half of their time.
+    Several workers wait for each other, which takes some 10 us. So one worker reads all early tokens if these
+    are no more than its share of the tokens, except in long sequences, in which several give the early part
+    much sooner. If one worker would hold up the other programs, so many workers share the ends that they are
+    done with them after half of their time.
 
     >>> config = DecodeConfig(block=32, splits=32, stages=4, warps=4, slices=4)
     >>> [early_workers(256, n, config) for n in (8192, 32768, 131072)]
@@ -191,12 +192,12 @@ def speculative_attention(
     config: DecodeConfig | None = None,
     workers: int | None = None,
 ) -> Speculation:
-    """Attention as `decode_attention`, with what the first `sinks` and last `window` tokens alone give early.
+    """Attends as `decode_attention`, with an early result of the first `sinks` and last `window` tokens.
 
     sinks, window, threshold: numbers, or int32, int32 and fp32 tensors of one element, read on the device
-    whenever the launch runs. `workers`: programs of a KV head that begin with the ends; by `early_workers`
-    where sinks and window are numbers, else 1. `into.early` and `into.arrived` may lie in another card's
-    memory. Raises ValueError for tensors that do not fit together.
+    whenever the launch runs. `workers`: programs of a KV head that begin with the ends; by default from
+    `early_workers` if sinks and window are numbers, else 1. `into.early` and `into.arrived` may be in another
+    card's memory. Raises ValueError for tensors that do not fit together.
     """
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
     check_gate(gate)
@@ -243,7 +244,7 @@ def speculative_attention(
 
 
 def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
-    """A number as a tensor of one element; filled on the device, so that a launch with numbers can be
+    """Returns a number as a tensor of one element; filled on the device, so that a launch with numbers can be
     captured."""
     if not isinstance(value, Tensor):
         if not value >= 0:
@@ -274,7 +275,7 @@ def _verdict(
     first = slot < SLOTS
     others = tl.where(first | (slot >= 2 * SLOTS), 0.0, squares)
     off, size = tl.reduce((tl.where(first, squares, 0.0), others), 1, two_added)
-    # Equal is right, whatever the threshold: a sequence of no token must not count as a miss.
+    # Equal results are a hit at any threshold: a sequence without tokens must not count as a miss.
     hit = ((off < threshold * threshold * size) | (off == 0)).to(tl.int32)
     tl.store(norms_ptr + 2 * sequence, off, mask=inside)
     tl.store(norms_ptr + 2 * sequence + 1, size, mask=inside)
@@ -322,7 +323,7 @@ def _speculative_attention_kernel(
     sinks = tl.maximum(tl.minimum(tl.load(sinks_ptr), length), 0)
     early = sinks + tl.maximum(tl.minimum(tl.load(window_ptr), length - sinks), 0)
     rest = length - early
-    # Here, so that the verdict need not wait for it.
+    # Loaded here, so that the verdict need not wait for it.
     threshold = tl.load(threshold_ptr)
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
@@ -337,8 +338,8 @@ def _speculative_attention_kernel(
         v_scale = tl.load(v_scale_ptr + head)
     pair = (sequence * KV_HEADS + head).to(tl.int64)
     row, ends_row = pair * SPLITS * GROUP, pair * GROUP
-    # While the workers are busy with the ends, the others share out as many rounds of the rest among them;
-    # then all do. So all end together, which matters: programs get equal shares of the bandwidth.
+    # While the workers read the ends, the other programs take as many rounds of the rest; then all programs
+    # do. So all end together, which matters because programs get equal shares of the bandwidth.
     rounds = tl.cdiv(tl.cdiv(early, BLOCK), WORKERS) + tl.where(early > 0, ROUNDS, 0)
     blocks, dealt = tl.cdiv(rest, BLOCK), rounds * (SPLITS - WORKERS)
     before = tl.cdiv(tl.maximum(blocks - (split - WORKERS), 0), max(SPLITS - WORKERS, 1))
@@ -349,7 +350,7 @@ def _speculative_attention_kernel(
     if split < WORKERS:
         for start in tl.range(split * BLOCK, early, WORKERS * BLOCK, num_stages=STAGES):
             index = start + tl.arange(0, BLOCK)
-            # Beyond the end the last token is read again: what stands behind it may be anything.
+            # Past the end the last token is read again, because the memory behind it may hold anything.
             token = tl.minimum(index, early - 1)
             token += tl.where(token < sinks, 0, rest)
             top, sums, out = block_added(
@@ -384,7 +385,8 @@ def _speculative_attention_kernel(
     write_part(
         out * v_scale, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
     )  # fmt: skip
-    # A worker that has nothing else to do lets nobody wait for its part while it gives the ends away.
+    # A worker without a share of the rest gives the ends only after its part is written, so that no program
+    # waits for that part meanwhile.
     if (split < WORKERS) & (turns == 0):
         _give(
             ends, early_ptr, stride_early_sequence, stride_early_head, arrived_ptr, ends_ptr,
@@ -452,13 +454,14 @@ def _give(
 def _count_in(arrived_ptr, queries):
     """Tells the receiver that so many queries have been stored."""
     tl.debug_barrier()
-    # The receiver may be another card: they have to be there, for all of the system, before the count.
+    # The receiver may be on another card: the stores have to be visible to the whole system before the count.
     tl.atomic_add(arrived_ptr, queries, sem="release", scope="sys")
 
 
 def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = None) -> None:
-    """Waits on the device until all queries of each sequence have arrived, takes early [batch, q_heads, d] as
-    x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver)."""
+    """Waits on the device until all queries of each sequence have arrived, copies early [batch, q_heads, d]
+    to x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver). Raises
+    ValueError for tensors that do not fit."""
     batch, width = x.shape
     if (
         early.shape[0] != batch
@@ -507,7 +510,7 @@ def reference_speculative_attention(
     v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `speculative_attention` in plain torch, in any float dtype: exact, early [batch, q_heads, d], norms
-    [batch, 2] as wide as sums are made, hits int32 [batch]."""
+    [batch, 2] in the format of sums, hits int32 [batch]."""
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
     whole = q.to(torch.promote_types(q.dtype, torch.float32))
     exact, early = torch.zeros_like(whole), torch.zeros_like(whole)
@@ -518,7 +521,7 @@ def reference_speculative_attention(
                 keys, values = tokens_of(kv, sequence, kept, q.dtype)
                 out[sequence] = attend(whole[None, sequence, None], keys, values, scale=scale)[0][0, 0]
     norms = torch.stack((early - exact, exact), 1).square().sum((-1, -2))
-    # Equal is right, whatever the threshold.
+    # Equal results are a hit at any threshold.
     hits = (norms[:, 0] < float(threshold) ** 2 * norms[:, 1]) | (norms[:, 0] == 0)
     return exact.to(q.dtype), early.to(q.dtype), norms, hits.to(torch.int32)
 
@@ -527,7 +530,7 @@ def reference_speculative_attention(
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # What is a hit is not this op's to say: the norms go on.
+    # The op does not decide on hits: it passes the norms on.
     chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
     lengths, kv_heads, config = launch_of(op, q, k, v)
     key = ("speculative attention", q.device, q.shape, kv_heads, config)
@@ -539,11 +542,11 @@ def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d], the first and last `chunk` tokens first:
-    exact and speculated [batch, q_heads, d], and the squared norms [2, batch] of their difference and of the
-    exact one, over the heads that are here.
+    """Attends from q [batch, q_heads, d] over k, v [batch, kv_heads, context, d], first over the first and
+    last `chunk` tokens: exact and speculated [batch, q_heads, d], and the squared norms [2, batch] of their
+    difference and of the exact result, over this rank's heads.
 
-        out = sigmoid(lse_1 - lse_2) out_1 + sigmoid(lse_2 - lse_1) out_2    over two sets of tokens apart
+        out = sigmoid(lse_1 - lse_2) out_1 + sigmoid(lse_2 - lse_1) out_2    over two disjoint sets of tokens
     """
     chunk, context = op["chunk"], k.shape[2]
     if 2 * chunk >= context:

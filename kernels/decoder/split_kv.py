@@ -1,22 +1,22 @@
-"""What the split-KV attention kernels share: a part of the tokens, the sum of parts, and who makes it.
+"""Shared by the split-KV attention kernels: a part of the tokens, the sum of parts, and which programs sum.
 
     part s      o_s = softmax(q K_s^T scale) V_s,    l_s = log2 sum exp2(q K_s^T scale log2(e))
     sum         out = sum_s 2^(l_s - l) o_s,         l = log2 sum_s 2^l_s
 
 (Flash-Decoding, Dao et al. 2023.) One program attends over one part for the `GROUP` query heads of one KV
 head, so that K and V are read once. Part s takes blocks s, s + splits, s + 2 splits, ... of the tokens: the
-programs of a launch then read neighbouring memory at any time, which is worth 3 % of a token over part s
-taking a stretch of its own.
+programs of a launch then read neighbouring memory at any time, which saves 3 % of a token compared to a
+contiguous stretch for each part.
 
-Parts are summed in the same launch, by the last `SHARERS` programs of a KV head: a query each, or a slice of
-its columns, or several queries where there are few parts. No counter and no fence tell them that a part is
-there: the words of a part do it themselves, for memory that waits for a part is filled with EMPTY, which no
-result is, and whoever has read a part empties it again for the next launch. (NCCL's LL protocol does the
-same.) A program that sums waits for programs of its own KV head only, all but `SHARERS` - 1 of which come
-before it in the grid, and GPUs start programs in the order of the grid.
+The last `SHARERS` programs of a KV head sum the parts in the same launch: a query each, or a slice of its
+columns, or several queries if there are few parts. No counter and no fence tells them that a part has
+arrived. The words of a part do: memory that waits for a part is filled with EMPTY, a value that no result
+has, and the program that has read a part empties it again for the next launch. (NCCL's LL protocol does the
+same.) A program that sums waits only for programs of its own KV head. All of these except `SHARERS` - 1 come
+before it in the grid, and GPUs start programs in grid order.
 
-Whoever waits holds a place on a multiprocessor, so a launch needs as many as it has programs that sum, at
-most `DecodeConfig.sharers`, and launches at the same time need them together.
+A waiting program holds a place on a multiprocessor. So a launch needs as many places as it has programs that
+sum, at most `DecodeConfig.sharers`, and concurrent launches need theirs together.
 """
 
 from dataclasses import dataclass
@@ -30,29 +30,31 @@ from torch import Tensor
 
 from simcore.kernels.decoder.checks import kind
 
-# The interpreter runs programs one after another: none may wait for a later one.
+# The interpreter runs programs one after another: no program may wait for a later one.
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
-# Rows that a matrix instruction takes at least.
+# A matrix instruction takes at least so many rows.
 LEAST_ROWS = 16
-# Words that each warp of a program holds at most of the parts that it sums: 64 a thread, and as many logs.
+# Words of the summed parts that each warp of a program holds at most: 64 a thread, and as many logs.
 HELD = 2048
 # Parts that a thread may hold of one column.
 FEW_PARTS = 8
 # Neighbouring words that a thread loads at once.
 LOADED_AT_ONCE = tl.constexpr(4)
-# Of so many parts one is looked at while most are still to come.
+# One in so many parts is polled while most parts are still to come.
 LOOKED_AT = tl.constexpr(8)
-# Bits of no result: the NaN that a GPU's arithmetic makes has another pattern.
+# A bit pattern that no result has: the NaN of a GPU's arithmetic has another pattern.
 EMPTY = tl.constexpr(-1)
 
 
 class Workspace(NamedTuple):
-    """Where the parts of one launch meet. Launches that overlap need one each, and after a launch that was
-    broken off a new one is needed: words that nobody took would be taken for the next launch's.
+    """The memory through which the parts of one launch are summed.
+
+    Launches that overlap need a workspace each. After an aborted launch a new one is needed: the next launch
+    would take the words left in the old one for its own.
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
-    splits, group, slices copies] hold fp32 results, a pair being a sequence and one of its KV heads; copies:
-    see `write_part`.
+    splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; copies: see
+    `write_part`.
     """
 
     partials: Tensor
@@ -61,7 +63,7 @@ class Workspace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """K and V as the kernels take them."""
+    """K and V in the form that the kernels take."""
 
     k: Tensor
     v: Tensor
@@ -71,27 +73,27 @@ class Cache:
 
     @property
     def kv_heads(self) -> int:
-        """KV heads."""
+        """The number of KV heads."""
         return self.k.shape[1 if self.table is None else 2]
 
     @property
     def capacity(self) -> int:
-        """Tokens that a sequence may have."""
+        """The most tokens of a sequence."""
         return self.k.shape[2] if self.table is None else self.table.shape[1] * self.page
 
     @property
     def page(self) -> int:
-        """Tokens of a page, 0 where the cache is contiguous."""
+        """Tokens of a page, 0 for a contiguous cache."""
         return 0 if self.table is None else self.k.shape[1]
 
     def strides(self) -> tuple[int, ...]:
-        """In elements, of K, then of V: sequence or page, head. And of the block table: sequence."""
+        """Strides in elements, of K, then of V: sequence or page, head; then of the block table: sequence."""
         head = 1 if self.table is None else 2
         of = (x.stride(dim) for x in (self.k, self.v) for dim in (0, head))
         return (*of, 0 if self.table is None else self.table.stride(0))
 
     def token_strides(self) -> tuple[int, int]:
-        """In elements, of K and of V."""
+        """Strides of a token in elements, of K and of V."""
         token = 2 if self.table is None else 1
         return self.k.stride(token), self.v.stride(token)
 
@@ -104,7 +106,7 @@ def cache(
     table: Tensor | None,
     scales: tuple[Tensor | None, Tensor | None],
 ) -> Cache:
-    """K and V with all that has to fit checked. Raises ValueError naming what does not."""
+    """Checks K and V and returns them as a Cache. Raises ValueError naming the tensor that does not fit."""
     if k.shape != v.shape or k.dim() != 4 or k.dtype != v.dtype:
         raise ValueError(f"k and v have to be of one shape and format, not {kind(k)} and {kind(v)}")
     if q.dim() != 3 or q.shape[-1] != k.shape[-1] or 0 in k.shape[1:] or q.shape[1] == 0:
@@ -146,8 +148,8 @@ FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the sum of a KV head's queries is shared out: `count` shares, each of so many queries or of a slice
-    of the columns of one."""
+    """The split of the sum of a KV head's queries: `count` shares, each of `queries` queries, or of one of
+    `slices` slices of the columns of a query."""
 
     count: int
     queries: int
@@ -155,10 +157,12 @@ class Shares:
 
 
 def shares(group: int, head_dim: int, parts: int, slices: int, warps: int) -> Shares:
-    """Shares of a sum of so many parts: as many slices as asked for, or more, so that a program holds its
-    share of all parts at once; and several queries where parts are few, so that each thread has all parts of
-    its columns and need not wait for others. Raises ValueError for slices that are no power of two or more
-    than columns, and for more parts than can be summed.
+    """Returns the shares of a sum of so many parts.
+
+    As many slices as asked for, or more, so that a program holds its share of all parts at once; several
+    queries a share if parts are few, so that each thread has all parts of its columns and need not wait for
+    other threads. Raises ValueError for slices that are no power of two or more than columns, and for more
+    parts than can be summed.
 
     >>> shares(4, 128, 132, 1, 4), shares(8, 128, 16, 8, 4)
     (Shares(count=16, queries=1, slices=4), Shares(count=64, queries=1, slices=8))
@@ -179,13 +183,13 @@ def shares(group: int, head_dim: int, parts: int, slices: int, warps: int) -> Sh
 
 
 def _threads(warps: int) -> int:
-    """Numbers that the threads of a program load at once."""
+    """Returns how many numbers the threads of a program load at once."""
     return int(LOADED_AT_ONCE.value) * 32 * warps
 
 
 def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers: int) -> dict[str, int]:
-    """The constants that the kernels are compiled for, where the parts of a pair are summed by as many of its
-    programs as there are shares, `sharers` at most."""
+    """Returns the compile-time constants of the kernels. The parts of a pair are summed by as many of its
+    programs as there are shares, at most `sharers`."""
     group, d = q.shape[1] // kv.kv_heads, q.shape[2]
     dim = padded(d)
     shared = shares(group, d, splits, slices, warps)
@@ -211,8 +215,8 @@ def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers
 
 
 def stages(wanted: int, kv: Cache) -> int:
-    """Blocks on their way, as the compiler counts: it takes one away where addresses are looked up in a
-    table."""
+    """Returns the pipeline stages to ask the compiler for: one more with a block table, because the compiler
+    then takes one away for the look-up of addresses."""
     return wanted + (kv.table is not None)
 
 
@@ -222,7 +226,8 @@ def _is_able() -> bool:
 
 
 def launched(warps: int, chained: bool) -> dict[str, int | bool]:
-    """How a program is started; see DecodeConfig for `chained`. Raises RuntimeError where nothing can be."""
+    """Returns the launch options of a program; see DecodeConfig for `chained`. Raises RuntimeError if no
+    kernel can run."""
     if not _is_able():
         raise RuntimeError("kernels need a CUDA device, or TRITON_INTERPRET=1 before they are imported")
     if not chained or ONE_BY_ONE:
@@ -231,14 +236,14 @@ def launched(warps: int, chained: bool) -> dict[str, int | bool]:
 
 
 def padded(head_dim: int) -> int:
-    """Columns of a head's tile: a power of two."""
+    """Returns the columns of a head's tile: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def tile(count: int, columns: int, warps: int) -> int:
-    """Rows that a program loads to sum `count` parts in `columns`: so many that no number of a tile is in two
-    threads. Else a warp could leave the loop that waits for the parts while another, which looked earlier,
-    stays: with each number in one place all warps decide alike.
+    """Returns the rows that a program loads to sum `count` parts in `columns`: so many that no number of a
+    tile is in two threads. Otherwise a warp could leave the loop that waits for the parts while another warp,
+    which polled earlier, stays; with each number in one thread all warps decide alike.
 
     >>> tile(132, 32, 4), tile(2, 64, 4)
     (256, 8)
@@ -247,19 +252,19 @@ def tile(count: int, columns: int, warps: int) -> int:
 
 
 def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
-    """A workspace for `parts` parts of each pair."""
+    """Makes a workspace for `parts` parts of each pair."""
     return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts, slices)))
 
 
 def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
-    """Of the tensors of such a workspace."""
+    """Returns the shapes of the tensors of such a workspace."""
     batch, heads, d = q.shape
     rows = batch * kv_heads, parts, heads // kv_heads
     return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
 
 
 def empty(q: Tensor, *shape: int) -> Tensor:
-    """Words for results to come, on the device of q."""
+    """Makes words that wait for results, on the device of q."""
     return torch.full(shape, EMPTY.value, dtype=torch.int32, device=q.device)
 
 
@@ -347,7 +352,7 @@ def block_added(
 def part(top, sums, out):
     """out [ROWS, DIM] and log [ROWS] of what was added; zeros and -inf where there was no token."""
     total = tl.sum(sums, 1)
-    # Without a token top is -inf and stays it.
+    # Without a token, top stays -inf.
     total = tl.where(total > 0, total, 1.0)
     return out / total[:, None], top + tl.log2(total)
 
@@ -359,8 +364,8 @@ def write_part(
 ):  # fmt: skip
     """Writes a part from `row` on (of all KV heads, parts and queries)."""
     write_words(out, partials_ptr, row, GROUP, ROWS, HEAD_DIM, DIM)
-    # For each slice, since whoever sums it empties what it has read; as often as a thread loads at once, so
-    # that it has the log where it needs it.
+    # One copy a slice, because the program that sums a slice empties the words it has read; and as many
+    # copies as a thread loads at once, so that each thread has the log that it needs.
     COPIES: tl.constexpr = SLICES * min(LOADED_AT_ONCE, DIM // SLICES)
     logs = tl.broadcast_to(log[:, None], [ROWS, COPIES])
     write_words(logs, logs_ptr, row, GROUP, ROWS, COPIES, COPIES)
@@ -410,16 +415,16 @@ def sum_parts(
     there = counted & (column < HEAD_DIM)
     part_row = row + number * GROUP + which
     words_at = partials_ptr + part_row * HEAD_DIM + column
-    # In threads like the parts' columns, though they lie in few words.
+    # Spread over threads like the parts' columns, although the logs are few words.
     at = tl.arange(0, QUERIES * COLUMNS)
     COPIES: tl.constexpr = min(LOADED_AT_ONCE, COLUMNS)
     copy = first_column // COLUMNS * COPIES + at % COPIES
     logs_at = logs_ptr + part_row * (SLICES * COPIES) + copy[None, :]
-    # A row of a tile like the parts', so that each number is in one thread here too.
+    # One row of a tile like the parts', so that here too each number is in one thread.
     ends_at = ends_ptr + (ends_row + which) * HEAD_DIM + column + 0 * number
     ends_there = (number == 0) & (which < GROUP) & (column < HEAD_DIM)
     if ENDS:
-        # All is loaded at once: one way to memory and back.
+        # All loads at once: one round trip to memory.
         logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
         words = tl.load(words_at, mask=there, other=0, volatile=True)
         ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
@@ -428,7 +433,8 @@ def sum_parts(
             words = tl.load(words_at, mask=there, other=0, volatile=True)
             ends = tl.load(ends_at, mask=ends_there, other=0, volatile=True)
     else:
-        # A few words first, others for each share: many wait here, and who still reads needs the bandwidth.
+        # First poll a few words, other ones for each share: many programs wait here, and programs that still
+        # read need the bandwidth.
         share = query + first_column // COLUMNS
         few = counted & (at == 0)[None, :] & (number % LOOKED_AT == share % LOOKED_AT)
         waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))
@@ -439,7 +445,7 @@ def sum_parts(
         while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
             logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
             words = tl.load(words_at, mask=there, other=0, volatile=True)
-    # The same log stands in the tile more than once: none is emptied before all are read.
+    # The tile holds the same log more than once: none may be emptied before all are read.
     tl.debug_barrier()
     empty = tl.full(words.shape, EMPTY, tl.int32)
     tl.store(logs_at, empty, mask=counted)
@@ -448,7 +454,7 @@ def sum_parts(
     top = tl.max(log, 0)
     weight = tl.exp2(log - tl.where(top == -float("inf"), 0.0, top)[None, :])
     values = weight * words.to(tl.float32, bitcast=True)
-    # All sums in one reduction: it is waiting for the other warps that costs.
+    # All sums in one reduction: the wait for the other warps is the cost.
     if ENDS:
         tl.store(ends_at, empty, mask=ends_there)
         ends_values = ends.to(tl.float32, bitcast=True)
@@ -456,7 +462,7 @@ def sum_parts(
     else:
         total, out = tl.reduce((weight, values), 0, two_added)
         compared = out
-    # Where the sum of weights is 0, so is what they weigh.
+    # If the sum of weights is 0, the weighted values are 0 too.
     return out / tl.where(total > 0, total, 1.0), compared
 
 

@@ -1,4 +1,4 @@
-"""What the decoder's kernels share: the format that sums are made in, and random tensors."""
+"""Shared by the decoder's kernels: the format of sums, and random tensors."""
 
 import torch
 
@@ -7,14 +7,14 @@ from simcore.ops.op import Op
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in the format that sums are made in: fp32 for the 16-bit ones."""
+    """Returns the same numbers in the format of sums: fp32 for 16-bit numbers."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def random_tensor(
     op: Op, generator: torch.Generator, device: torch.device, *size: int, scale: float = 1.0
 ) -> torch.Tensor:
-    """Normal numbers of standard deviation `scale` in the dtype of an op."""
+    """Draws normal numbers of standard deviation `scale` in the dtype of an op."""
     dtype = dtype_of(op)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     numbers = torch.randn(*size, generator=generator, device=device, dtype=drawn)

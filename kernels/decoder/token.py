@@ -1,7 +1,6 @@
-"""What a decoding step does with token numbers besides choosing them: an id goes into a list of what was
-chosen.
+"""The decoding step's record of chosen tokens: each id is written into a list.
 
-chosen[length - first] = id        where that is a place of the list
+chosen[length - first] = id        if the list has that place
 """
 
 import triton
@@ -32,7 +31,8 @@ def _note_kernel(
 
 def note(ids: Tensor, lengths: Tensor, first: int, chosen: Tensor, *, gate: Tensor | None = None) -> None:
     """Writes ids [batch] to chosen [tokens, batch], contiguous, at row lengths[b] - `first` (lengths int32
-    [batch], read on the device), with a `gate` (int32 [1]) of 0 not. Raises ValueError for other shapes."""
+    [batch], read on the device). With a `gate` (int32 [1]) of 0 it writes nothing. Raises ValueError for
+    other shapes."""
     tokens, batch = chosen.shape
     if ids.shape != (batch,) or lengths.shape != (batch,) or not chosen.is_contiguous():
         raise ValueError(f"ids and lengths have to be [{batch}], chosen contiguous")

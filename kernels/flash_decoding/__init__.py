@@ -3,8 +3,8 @@
     part s      o_s = softmax(q K_s^T / sqrt(d)) V_s,   l_s = log sum exp(q K_s^T / sqrt(d))
     combine     out = sum_s exp(l_s - l) o_s,           l = log sum_s exp(l_s)
 
-Parts are as long as each other, but for the last, which may be shorter or, where there is nothing left,
-empty: its l_s is -inf and it adds nothing.
+All parts have the same length, except the last one with tokens, which may be shorter. Parts after it are
+empty: their l_s is -inf and they add nothing.
 """
 
 import math
@@ -19,14 +19,14 @@ from simcore.ops.op import Op
 
 
 def flash_attention_2(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
+    """Attends from q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
     out, _ = split_attention(op, q, k, v)
     return out[:, :, 0].to(q.dtype)
 
 
 def split_attention(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Each part of the context by itself: o [batch, q_heads, splits, d], l [batch, q_heads, splits], in at
-    least fp32. An op without splits has one part."""
+    """Attends over each part of the context separately: o [batch, q_heads, splits, d], l [batch, q_heads,
+    splits], at least fp32. An op without splits has one part."""
     splits = next((int(n) for name, n in op.shape if name == "splits" and isinstance(n, int)), 1)
     batch, heads, d = q.shape
     kv_heads, context = k.shape[1], k.shape[2]
@@ -45,13 +45,13 @@ def split_attention(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
 
 
 def combine_splits(op: Op, outputs: Tensor, logs: Tensor) -> Tensor:
-    """o [batch, q_heads, splits, d] and l [batch, q_heads, splits] to [batch, q_heads, d]."""
+    """Sums the parts: o [batch, q_heads, splits, d] and l [batch, q_heads, splits] to [batch, q_heads, d]."""
     del op
     return (outputs * logs.softmax(-1)[..., None]).sum(2)
 
 
 def flash_decoding(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Both steps: q [batch, q_heads, d] over k, v [batch, kv_heads, context, d]: [batch, q_heads, d]."""
+    """Runs both: q [batch, q_heads, d] over k, v [batch, kv_heads, context, d] to [batch, q_heads, d]."""
     return combine_splits(op, *split_attention(op, q, k, v)).to(q.dtype)
 
 

@@ -1,7 +1,7 @@
 """Causal linear attention with decay, six methods and a single step: op kind -> kernel.
 
-A method takes (op, q, k, v, decay=None, state=None), a step (op, q, k, v, state, decay=None); both give
-(output, final state). `simcore.kernels.linear_attention.naive` says what they have to compute.
+A method takes (op, q, k, v, decay=None, state=None), a step (op, q, k, v, state, decay=None); both return
+(output, final state). `simcore.kernels.linear_attention.naive` is their specification.
 """
 
 from collections.abc import Mapping

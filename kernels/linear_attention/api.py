@@ -1,9 +1,9 @@
-"""Linear attention for users: a call that takes the cheapest method, a benchmark for a method of one's own.
+"""Linear attention for users: a call that takes the cheapest method, and a benchmark for a new method.
 
     out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i     S_(-1) = state or 0, gamma = decay of the head or 1
 
-"auto" takes the method with the lowest predicted price among those that fit into the device's memory. A
-method that has no Triton kernel for the tensors at hand runs, and is priced, as its stream of torch ops.
+"auto" takes the method with the lowest predicted price among the methods that fit into the device's memory. A
+method without a Triton kernel for the tensors runs, and is priced, as its stream of torch ops.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ from simcore.ops.linear_attention import (
 from simcore.ops.op import Op, Price, Pricer
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-# Shapes whose ops and choices are remembered.
+# Shapes whose ops and choices are cached.
 REMEMBERED = 256
-# Largest error of a right method, over the largest output: what rounding leaves at these lengths.
+# Largest error of a correct method, over the largest output: the rounding error at these lengths.
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-10,
     torch.float32: 1e-5,
@@ -49,7 +49,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which method "auto" takes, and why: the price of each method that fits, what each needs in bytes."""
+    """The method that "auto" takes, and why: the price of each method that fits, the bytes of each method."""
 
     method: str
     device: str
@@ -65,18 +65,18 @@ class Choice:
         return "\n".join(rows)
 
 
-# What a GPU calls itself -> its device of the catalogue: by a word of the name.
+# A word of a GPU's own name -> its device of the catalogue.
 GPUS: Mapping[str, str] = {"H200": "h200-sxm", "H100": "h100-sxm", "A100": "a100-sxm-80gb", "A6000": "a6000"}
 
 
-# Builds of the same chip with another memory, clock, or a slice of it.
+# Builds of the same chip with another memory or clock, or a slice of a chip.
 OTHER_BUILDS = frozenset({"PCIE", "NVL", "40GB", "MIG"})
 
 
 def gpu_device(gpu: str) -> str:
-    """The device of the catalogue that a GPU of this name is. Raises ValueError for any other GPU: prices of
-    another device would choose without a word."""
-    # Words, not letters: an "RTX 6000 Ada" is no A6000, an "A1000" no A100.
+    """Returns the device of the catalogue for a GPU's name. Raises ValueError for any other GPU, because
+    prices of another device would silently choose a method."""
+    # Whole words: an "RTX 6000 Ada" is no A6000, an "A1000" no A100.
     words = gpu.upper().replace("-", " ").split()
     for word, name in GPUS.items():
         if word in words and not OTHER_BUILDS.intersection(words):
@@ -85,8 +85,8 @@ def gpu_device(gpu: str) -> str:
 
 
 def default_device(device: torch.device) -> str:
-    """The device of the catalogue that stands for where a tensor lies, unless one is named. Raises ValueError
-    where none does."""
+    """Returns the device of the catalogue for a tensor's device, unless the user names one. Raises ValueError
+    if there is none."""
     if device.type == "cuda":
         return gpu_device(torch.cuda.get_device_name(device))
     if device.type == "cpu":
@@ -100,7 +100,7 @@ def _allowed_devices() -> str:
 
 @lru_cache(maxsize=16)
 def _device(name: str) -> tuple[DeviceSpec, Pricer]:
-    """A device of the catalogue and its prices, by its default profile where that is there."""
+    """Returns a device of the catalogue and its prices, from its default profile if that exists."""
     spec = load_device(name)
     known = spec.default_profile is not None and spec.default_profile in profile_names(name)
     profile = load_profile(name, spec.default_profile) if known and spec.default_profile else None
@@ -108,12 +108,12 @@ def _device(name: str) -> tuple[DeviceSpec, Pricer]:
 
 
 def op_of(method: str, q: Tensor, v: Tensor, *, decay: bool) -> Op:
-    """The op that a call with these tensors carries out, as it runs here: see the head of this file."""
+    """Returns the op of a call with these tensors as it runs here: see the head of this file."""
     return _op(method, _shape(q, v, decay=decay))
 
 
 class _Shape(NamedTuple):
-    """What prices depend on; `triton`: the methods whose kernels of ours take the tensors."""
+    """The sizes on which prices depend; `triton`: the methods whose Triton kernels take the tensors."""
 
     batch: int
     heads: int
@@ -155,9 +155,9 @@ def chosen_method(
     device_name: str | None = None,
     price: Pricer | None = None,
 ) -> Choice:
-    """What "auto" takes for these tensors; `price` instead of the device's own prices, if given.
+    """Returns the choice of "auto" for these tensors; `price`, if given, replaces the device's own prices.
 
-    Raises ValueError for bad tensors and where no method fits, InputError for an unknown device.
+    Raises ValueError for bad tensors and if no method fits, InputError for an unknown device.
     """
     _check_tensors(q, k, v, decay, None)
     name = device_name or default_device(q.device)
@@ -167,7 +167,7 @@ def chosen_method(
 
 @lru_cache(maxsize=REMEMBERED)
 def _chosen(name: str, shape: _Shape) -> Choice:
-    """A choice by the device's own prices: made once a shape, for it takes longer than a short call."""
+    """Chooses by the device's own prices; once a shape, because it takes longer than a short call."""
     return _cheapest(name, shape, _device(name)[1])
 
 
@@ -193,11 +193,11 @@ def causal_linear_attention(
     state: Tensor | None = None,
     device_name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim].
+    """Returns output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim].
 
     q and k are [batch, heads, length, rank], v is [batch, heads, length, dim], decay is [heads] in (0, 1] or
-    None for 1, state is that after an earlier part of the sequence. The state comes in float32 where q is in
-    half precision. Raises ValueError for anything else, InputError for an unknown device.
+    None for 1, state is the state after an earlier part of the sequence. The returned state is float32 if q
+    is in half precision. Raises ValueError for anything else, InputError for an unknown device.
     """
     _check_tensors(q, k, v, decay, state)
     if not isinstance(method, str) or method not in ("auto", *METHODS):
@@ -210,7 +210,7 @@ def causal_linear_attention(
 def causal_linear_attention_step(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
 ) -> Tensor:
-    """Output [batch, heads, 1, dim] of one more token; `state` is carried on in place.
+    """Returns output [batch, heads, 1, dim] of one more token; updates `state` in place.
 
     q and k are [batch, heads, 1, rank], v is [batch, heads, 1, dim]. Raises ValueError for anything else.
     """
@@ -242,7 +242,7 @@ def _run(
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None) -> None:
-    """Raises ValueError that names the argument and what is allowed."""
+    """Raises ValueError naming the argument and the allowed values."""
     _check_kinds(q=q, k=k, v=v, decay=decay, state=state)
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(f"q is {list(q.shape)}; allowed: [batch, heads, length, rank], all at least 1")
@@ -324,10 +324,10 @@ def benchmark_method(
 ) -> Benchmark:
     """Checks fn(q, k, v, decay) against the explicit sum in float64, then times it and the built-in methods.
 
-    `fn` gives the output, or the output and the final state, and leaves its inputs as they are; decay is
-    [heads] or None. Raises ValueError, and times nothing, where it does otherwise or the output is wrong, and
-    for sizes and repeats below 1. `device_name`: the device of the catalogue into whose memory the
-    built-in methods have to fit, where `device` alone does not say which.
+    `fn` returns the output, or the output and the final state, and leaves its inputs unchanged; decay is
+    [heads] or None. Raises ValueError, and times nothing, if `fn` does otherwise or its output is wrong, and
+    for sizes and repeats below 1. `device_name`: the device of the catalogue into whose memory the built-in
+    methods have to fit, needed if `device` alone does not determine it.
     """
     _check_counts(batch=batch, heads=heads, length=length, rank=rank, dim=dim, repeats=repeats)
     if not callable(fn):
@@ -361,7 +361,7 @@ def benchmark_method(
 
 
 def _place(device: str | torch.device) -> torch.device:
-    """The device of torch. Raises ValueError where there is none of that name here."""
+    """Returns the device of torch. Raises ValueError if there is none of that name here."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -370,7 +370,7 @@ def _place(device: str | torch.device) -> torch.device:
 
 
 def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> float:
-    """The largest error over the largest output. Raises ValueError where it is above TOLERANCES."""
+    """Returns the largest error over the largest output. Raises ValueError if it is above TOLERANCES."""
     expected = naive(q, k, v, decay)
     own = [q.clone(), k.clone(), v.clone(), None if decay is None else decay.clone()]
     given = fn(*own)  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ def _error(fn: Method, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) ->
 
 
 def _tensors(given: object) -> tuple[Tensor, ...]:
-    """What a method gave, as (output,) or (output, final state). Raises ValueError for anything else."""
+    """Returns a method's result as (output,) or (output, final state). Raises ValueError for others."""
     found = (given,) if isinstance(given, Tensor) else given
     if not isinstance(found, tuple | list):
         raise ValueError(f"fn gives a {type(given).__name__}; {METHOD_GIVES}")
@@ -402,14 +402,14 @@ def _tensors(given: object) -> tuple[Tensor, ...]:
 
 
 def _check_unchanged(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
-    """Raises ValueError where a method has written into its inputs: what is timed next would get others."""
+    """Raises ValueError if a method has written to its inputs: timed calls would get other inputs."""
     for name, one, other in zip(("q", "k", "v", "decay"), before, after, strict=True):
         if one is not None and other is not None and not torch.equal(one, other):
             raise ValueError(f"fn writes into {name}; allowed: inputs that are left as they are")
 
 
 def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Seconds of each of `repeats` calls, after one that is not counted."""
+    """Returns the seconds of each of `repeats` calls, after one uncounted call."""
     seconds = []
     for _ in range(repeats + 1):
         _synchronize(device)

@@ -1,4 +1,4 @@
-"""Block-based: inside a block as vanilla, what came before it through the state (Algorithm 2).
+"""Block-based: inside a block as vanilla, all rows before the block through the state (Algorithm 2).
 
 out_[t] = (q_[t] k_[t]^T o M) v_[t] + (gamma^(i+1) q_i)_[t] S_[t-1]
 S_[t]   = gamma^B S_[t-1] + (gamma^(B-1-j) k_j)_[t]^T v_[t]
@@ -22,7 +22,7 @@ from simcore.ops.op import Op
 def block_based(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it; blocks of op["block"] rows."""
+    """Returns output [batch, heads, length, dim] and the state after it; blocks of op["block"] rows."""
     dtype, length, block = q.dtype, q.shape[-2], op["block"]
     q, k, v, state = prepared(q, k, v, state)
     state = zero_state(k, v) if state is None else state

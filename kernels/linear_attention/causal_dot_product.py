@@ -10,11 +10,11 @@ from simcore.ops.op import Op
 def causal_dot_product(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
+    """Returns output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
     dtype = q.dtype
     q, k, v, state = prepared(q, k, v, state)
     state = zero_state(k, v) if state is None else state.clone()
-    # [heads, 1, 1], over the batch.
+    # [heads, 1, 1], broadcast over the batch.
     gamma = None if decay is None else powers(decay, torch.ones(1, 1, device=q.device), q.dtype)
     output = torch.empty_like(v)
     for i in range(q.shape[-2]):

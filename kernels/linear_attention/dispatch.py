@@ -1,7 +1,7 @@
-"""Which methods of linear attention have a Triton kernel, and for which tensors; plain torch runs elsewhere.
+"""The methods of linear attention that have a Triton kernel, and for which tensors; else plain torch runs.
 
-The causal dot product is what chunks compute too: both methods are one kernel. Kernels keep states in fp32,
-and take rows of which each follows its last number on the one before; what lies otherwise is copied.
+The causal dot product computes the same as chunks: one kernel serves both methods. Kernels keep states in
+fp32 and take rows whose last dimension is contiguous; other tensors are copied.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,12 @@ TRITON: Mapping[str, Callable[..., Result]] = {
 }
 
 
-# Whose products take states in the format of q, in which fp16 ends at 65504.
+# Methods whose products take states in the format of q; fp16 ends at 65504.
 NARROW = frozenset({"causal_dot_product", "lightning"})
 
 
 def is_taken(method: str, q: Tensor, *others: Tensor) -> bool:
-    """Whether a method's kernel computes with q [.., rank] and others, k or v [.., dim]: none has
+    """Whether a method's kernel computes with q [.., rank] and others, k or v [.., dim]. No kernel has
     gradients."""
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others))
     wide = max(x.shape[-1] for x in (q, *others)) > WIDEST
@@ -39,7 +39,7 @@ def is_taken(method: str, q: Tensor, *others: Tensor) -> bool:
 
 
 def by_tensors(method: str, elsewhere: Run) -> Run:
-    """A method's `run`: its Triton kernel where that takes the tensors, else `elsewhere`."""
+    """Returns a method's `run`: its Triton kernel if that takes the tensors, else `elsewhere`."""
 
     def run(
         op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
@@ -55,7 +55,7 @@ def by_tensors(method: str, elsewhere: Run) -> Run:
 def step_by_tensors(
     op: Op, q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None
 ) -> Result:
-    """`step`, by its Triton kernel where that takes the tensors; the state has to be fp32 for that."""
+    """Runs `step`, by its Triton kernel if that takes the tensors; the state has to be fp32 for that."""
     if not (is_taken("step", q, k, v) and state.dtype == torch.float32 and state.stride(-1) == 1):
         return step(op, q, k, v, state, decay)
     q, k, v = (_rows(x)[:, :, 0] for x in (q, k, v))
@@ -63,8 +63,8 @@ def step_by_tensors(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x, or a copy in which the last dimension is contiguous, and rows of 16-bit numbers lie as kernels copy
-    them."""
+    """Returns x, or a copy whose last dimension is contiguous and whose rows of 16-bit numbers are aligned as
+    kernels copy them."""
     good = x.stride(-1) == 1 and (x.element_size() > 2 or x.shape[-1] % 16 != 0 or aligned(x))
     return x if good else x.new_empty(x.shape).copy_(x)
 

@@ -1,7 +1,7 @@
 """FleetAttention: the sum over columns b_i, c_i of q and k of b_i * sums(c_i * v), in O(N r d).
 
-`sums` is the running sum with decay (LeetDecoding, equation 5 and appendix C.1). What Algorithm 5 carries
-from one block of rows to the next, l^i, is row i of the state.
+`sums` is the running sum with decay (LeetDecoding, equation 5 and appendix C.1). Algorithm 5 carries l^i from
+one block of rows to the next; l^i is row i of the state.
 """
 
 import torch
@@ -14,7 +14,7 @@ from simcore.ops.op import Op
 def fleet(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
+    """Returns output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
     dtype = q.dtype
     q, k, v, state = prepared(q, k, v, state)
     state = zero_state(k, v) if state is None else decayed(state, decay, 1)
@@ -29,7 +29,7 @@ def fleet(
 
 
 def running_sums(x: Tensor, decay: Tensor | None) -> Tensor:
-    """y_i = gamma y_(i-1) + x_i over the rows of x [batch, heads, length, dim].
+    """Returns y_i = gamma y_(i-1) + x_i over the rows of x [batch, heads, length, dim].
 
     With a decay by doubling (Hillis and Steele 1986): after the pass at distance s, y_i holds 2 s rows.
     """

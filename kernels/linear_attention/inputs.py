@@ -1,4 +1,4 @@
-"""Random tensors of the shape of a linear attention: q, k, v (for a step its state), and decays if any.
+"""Random tensors of the shape of a linear attention: q, k, v (for a step also its state), and decays if any.
 
 Keys are scaled by rank^-1/2 and decays lie between 0.9 and 1, so that half-precision sums stay small.
 """
@@ -28,11 +28,11 @@ def _decays(op: Op, generator: torch.Generator, device: torch.device) -> tuple[T
 
 
 def inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """(q, k, v), and decay where the op has one: what all methods take."""
+    """Returns (q, k, v), and decay if the op has one: the arguments of all methods."""
     return *_tokens(op, op["length"], generator, device), *_decays(op, generator, device)
 
 
 def step_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """(q, k, v, state), and decay where the op has one."""
+    """Returns (q, k, v, state), and decay if the op has one."""
     state = _normal(op, op["rank"], op["dim"], generator, device)
     return *_tokens(op, 1, generator, device), state, *_decays(op, generator, device)

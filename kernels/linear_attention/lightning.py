@@ -1,7 +1,7 @@
-"""Lightning Attention 2 (Qin et al. 2024, section 3.2): what is inside a block by the masked product, what is
-between blocks by a state that stays on chip.
+"""Lightning Attention 2 (Qin et al. 2024, section 3.2): the masked product inside a block, and between blocks
+a state that stays on chip.
 
-On a GPU it is one kernel a head, whose loop over blocks is that of the block-based method; in plain torch
+On a GPU it is one kernel a head, whose loop over blocks is the loop of the block-based method; in plain torch
 nothing stays on chip, and the two are one algorithm with different blocks.
 """
 
@@ -15,5 +15,5 @@ from simcore.ops.op import Op
 def lightning(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it; blocks of op["block"] rows."""
+    """Returns output [batch, heads, length, dim] and the state after it; blocks of op["block"] rows."""
     return block_based(op, q, k, v, decay, state)

@@ -2,7 +2,7 @@
 
     out_i = gamma^(i+1) q_i S + sum_(j <= i) gamma^(i-j) (q_i . k_j) v_j
 
-It shares nothing with the methods, so that they can be held against it.
+It shares no code with the methods, so that they can be checked against it.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Recursion: each half by itself, then q_2 (k_1^T v_1) onto the later one, O(N log N) (Algorithms 3 and 4).
+"""Recursion: each half alone, then q_2 (k_1^T v_1) added to the later one, O(N log N) (Algorithms 3, 4).
 
 A base case of at most op["block"] rows is the causal dot product, or, with a decay, the masked product.
 """
@@ -22,7 +22,7 @@ from simcore.ops.op import Op
 def recursion(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
+    """Returns output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
     dtype = q.dtype
     q, k, v, state = prepared(q, k, v, state)
     output = torch.empty_like(v)

@@ -8,7 +8,7 @@ from simcore.ops.op import Op
 
 
 def step(op: Op, q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> Result:
-    """Output [batch, heads, 1, dim] and `state`, which is written in place and keeps its own dtype."""
+    """Returns output [batch, heads, 1, dim] and `state`, updated in place in its own dtype."""
     if decay is not None:
         state *= powers(decay, torch.ones(1, 1, device=state.device), state.dtype)
     state += k.to(state.dtype).transpose(-1, -2) * v.to(state.dtype)

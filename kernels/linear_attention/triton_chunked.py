@@ -4,16 +4,16 @@ a decay the causal dot product.
     out_[t] = (q_[t] k_[t]^T o M) v_[t] + (gamma^(i+1) q_i)_[t] S_[t-1]      M_ij = gamma^(i-j) where j <= i
     S_[t]   = gamma^C S_[t-1] + k_[t]^T (gamma^(C-1-j) v_j)_[t]              chunks of C rows
 
-A program has a query head and some columns of v, whose part of the state it keeps in registers while it goes
-through chunks one after another. It keeps the state's transpose, and makes the transpose of the outputs: as
-the left one of a product a state then stays in the registers in which it is summed.
+A program has a query head and some columns of v, and goes through chunks one after another with these columns
+of the state in registers. It keeps the state's transpose and makes the transpose of the outputs: as the left
+operand of a product, a state then stays in the registers in which it is summed.
 
-Where there are fewer of these than the GPU has places, the sequence is cut into groups of chunks as well. A
-few groups make the state before them alone: each sums up all that is before it, and is the shorter the later
-it begins. Of many, a first launch makes the sum k^T v of each, in pieces, and whoever then makes a group's
-outputs adds those of the groups before it up, or, where they are very many, finds them added up by a launch
-in between. k and v are then read twice, the second time from the L2 cache while a sequence is short. For such
-sums rows are not read any more that a state has forgotten: whose weight in it is below 2^-40.
+If there are fewer such programs than the GPU has places, the sequence is cut into groups of chunks as well.
+If the groups are few, each makes the state before it alone: it sums all rows before it, and is the shorter
+the later it begins. If they are many, a first launch makes the sum k^T v of each group, in pieces, and the
+program that makes a group's outputs adds up the sums of the groups before it. If they are very many, a launch
+in between adds the sums up. k and v are then read twice, the second time from the L2 cache if the sequence is
+short. Such sums skip rows that a state has forgotten: rows with a weight below 2^-40.
 """
 
 import math
@@ -43,20 +43,21 @@ from simcore.kernels.linear_attention.triton_tensors import (
 
 # Groups whose sums are addressed within 31 bits.
 MOST_GROUPS = 8192
-# Of more than this the last would do hardly more than sum up; beyond so many rows what all of them read is no
-# longer in the cache.
+# With more groups alone, the last group would do hardly more than sum; beyond so many rows, the rows that all
+# groups read no longer stay in the cache.
 MOST_ALONE, LONGEST_ALONE = 4, 16384
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedConfig:
-    """How a call is laid out: `chunk` rows at a time, `columns` of v a program; the sequence in `groups`, if
-    possible; `stages` chunks on their way in each program, of so many `warps`; whether launches are
-    `chained`: started while the one before ends, which they then wait for; in how many `pieces` the sum of a
-    group is made; how many groups a program adds up (`summed`): more are added up by a launch in between; or
-    whether each group makes the state before it `alone`, in one launch, which adds nothing up; whether rows
-    are `copied` by descriptors where they can be: not of sequences of several lengths, in fp32, or that are
-    not `is_copied`."""
+    """The layout of a call.
+
+    `chunk`: rows at a time; `columns` of v a program; `groups` of the sequence, if possible; `stages`: chunks
+    in flight in each program; `warps` a program; `chained`: whether launches start while the launch before
+    ends, for which they then wait; `pieces`: the parts in which the sum of a group is made; `summed`: the
+    most groups that a program adds up, more are added up by a launch in between; `alone`: whether each group
+    makes the state before it alone, in one launch without sums of groups; `copied`: whether descriptors copy
+    rows where possible: not with `lengths`, in fp32, or of tensors that are not `is_copied`."""
 
     chunk: int
     columns: int
@@ -88,13 +89,13 @@ class ChunkedConfig:
                 )
 
     def rows(self, length: int, copied: bool = False) -> int:
-        """Rows of a group, whole chunks, and of several groups whole pieces of whole tiles of `summing`."""
+        """Rows of a group: whole chunks, and in several groups whole pieces of whole tiles of `summing`."""
         unit = self.summing(copied)[0] * self.pieces if self.groups > 1 and not self.alone else self.chunk
         return int(triton.cdiv(length, self.groups * unit)) * unit
 
     def summing(self, copied: bool) -> tuple[int, int]:
-        """Rows that are summed up at a time where nothing else is made of them, and how many such on their
-        way; more where copies take no registers."""
+        """Rows that are summed at a time if nothing else is made of them, and the number of such tiles in
+        flight; more if copies take no registers."""
         if copied and self.chunk <= LARGEST_SUMMED // SUMMED_CHUNKS:
             return self.chunk * SUMMED_CHUNKS, SUMMED_STAGES
         return self.chunk, self.stages
@@ -104,23 +105,23 @@ def _is_size(count: int) -> bool:
     return count >= 16 and count & (count - 1) == 0
 
 
-# Rows below which a group is not worth the state before it.
+# The fewest rows for which a group is worth the state before it.
 LEAST_ROWS = 256
-# A multiprocessor reads no faster than one program of so many columns and warps with so many chunks on their
-# way; of these older GPUs, whose launches are not chained, have no place for more than two.
+# One program of WIDE columns and WIDE_WARPS warps with MOST_STAGES chunks in flight reads as fast as a
+# multiprocessor can. Older GPUs, whose launches are not chained, have room for only two of these chunks.
 WIDE, WIDE_WARPS, NARROWER, MOST_STAGES = 128, 8, 64, 4
-# Below this M of a product Triton has other instructions than wgmma. See `chunked_config`.
+# Below this M of a product Triton uses other instructions than wgmma. See `chunked_config`.
 NARROW = 32
-# Chunks that are summed up at a time where nothing else is made of them and copies take no registers.
+# Chunks that are summed at a time if nothing else is made of them and copies take no registers.
 SUMMED_CHUNKS, SUMMED_STAGES, LARGEST_SUMMED = 2, 3, 128
-# Elements of the state that a program of the launch in between has.
+# Elements of the state of a program of the launch in between.
 SCANNED = 256
-# Few groups less the last one do not fill a GPU: their sums are made in pieces, of so many rows at least.
+# Few groups without the last one do not fill a GPU: their sums are made in pieces, of at least so many rows.
 PIECES, PIECED_GROUPS, LEAST_PIECE = 4, 4, 1024
-# What it takes to sum a chunk up, in times of a chunk with outputs. Groups are done at the same time if each
-# is by so much shorter than the one before.
+# The time to sum a chunk, in times of a chunk with outputs. Groups end together if each is shorter than the
+# group before it by this share.
 SUM_SHARE = 0.4
-# What a state has forgotten: rows of weights below 2 to the minus this.
+# A state forgets rows with weights below 2 to the minus this.
 BITS_KEPT = tl.constexpr(40.0)
 LOG_KEPT = tl.constexpr(math.log2(1.0 - SUM_SHARE))
 
@@ -133,15 +134,16 @@ def chunked_config(
     processors: int = PROCESSORS,
     chained: bool = True,
 ) -> ChunkedConfig:
-    """The layout for a shape on a GPU of so many multiprocessors; `aligned`: whether rows of 16-bit q, k and
-    v are copied to shared memory as they are, 16 bytes at a time.
+    """Returns the layout for a shape on a GPU of so many multiprocessors; `aligned`: whether rows of 16-bit
+    q, k and v are copied to shared memory as they are, 16 bytes at a time.
 
-    Many columns a program, for others would read the same q and k again, and L2 is not much faster than
-    memory; but few where a sequence is not long and heads do not fill a GPU. As many groups as fill it.
+    Many columns a program, because other programs would read the same q and k again, and L2 is not much
+    faster than memory; fewer if the sequence is not long and the heads do not fill a GPU. As many groups as
+    fill it.
 
-    Where rows cannot be copied as they are, Triton 3.6 puts them into one place of shared memory for all
-    chunks. With asynchronous products states then came out wrong on an H200, so columns are too few for
-    those.
+    If rows cannot be copied as they are, Triton 3.6 puts them into one place of shared memory for all chunks.
+    With asynchronous products, states were then wrong on an H200, so the columns are too few for such
+    products.
 
     >>> config = chunked_config(Sizes(1, 32, 32, 8192, 128, 128), element_bytes=2)
     >>> config.columns, config.groups, config.alone
@@ -154,7 +156,7 @@ def chunked_config(
     pairs = sizes.batch * sizes.q_heads
     chunk, stages, warps = 64, 3, 4
     if element_bytes == 4:
-        # Their products take three times the registers.
+        # Products of fp32 take three times the registers.
         chunk, columns = 16, min(NARROW, 4096 // rank)
     elif not aligned or rank > WIDE or dim < 2 * NARROW:
         columns, stages = NARROW, 3 if rank <= WIDE else 2
@@ -176,7 +178,7 @@ def chunked_config(
 
 
 def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
-    """The layout for these tensors on the device where they lie."""
+    """Returns the layout for these tensors on their device."""
     gpu = gpu_of(q)
     return chunked_config(
         sizes,
@@ -188,7 +190,7 @@ def config_for(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> ChunkedConfig:
 
 
 def aligned(x: Tensor) -> bool:
-    """Whether Triton knows that all rows begin at 16 bytes and have a multiple of them."""
+    """Whether Triton knows that all rows begin at multiples of 16 bytes and are such multiples long."""
     return x.data_ptr() % 16 == 0 and not any(n % 16 for n in (*x.stride()[:3], x.shape[3]))
 
 
@@ -204,14 +206,14 @@ def chunked_linear_attention(
     final_state: Tensor | None = None,
     config: ChunkedConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """out [batch, q_heads, length, dim] and the state after it, fp32 [batch, kv_heads, rank, dim].
+    """Returns out [batch, q_heads, length, dim] and the state after it, fp32 [batch, kv_heads, rank, dim].
 
     q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank], v [batch, kv_heads, length, dim] in
-    fp16, bf16 or fp32, any strides but the last; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1],
-    which is not looked at here; state: what the final state was after an earlier part of the sequence. Of
-    sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0. Sums are made
-    in fp32, but states and scores enter products in the format of q: in fp16 they have to stay below 65504.
-    Rows whose weight in a state is below 2^-40 may count for nothing in it; which do depends on the layout.
+    fp16, bf16 or fp32, any strides except the last, which is 1; q_heads a multiple of kv_heads. decay
+    [kv_heads] in (0, 1], which is not checked here; state: the final state after an earlier part of the
+    sequence. Of sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0.
+    Sums are made in fp32, but states and scores enter products in the format of q: in fp16 they have to stay
+    below 65504. Rows whose weight in a state is below 2^-40 may be left out of it; the layout decides which.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -249,13 +251,13 @@ def chunked_linear_attention(
 
 
 def is_copied(x: Tensor) -> bool:
-    """Whether tiles of x can be copied by a descriptor: 16-bit rows that are `aligned`, no stride 0."""
+    """Whether a descriptor can copy tiles of x: 16-bit rows that are `aligned`, no stride of 0."""
     return x.element_size() == 2 and aligned(x) and min(x.stride()) > 0
 
 
 def _sources(*tensors: Tensor, rows: int, columns: int, copied: bool) -> list[Any]:
-    """Tensors as the kernels take them, so many rows at a time: the first half whole, the second (v and
-    out, or v) in blocks of so many `columns`."""
+    """Returns tensors as the kernels take them, so many rows at a time: the first half whole, the second half
+    (v and out, or v) in blocks of so many `columns`."""
     if not copied:
         return list(tensors)
     whole = len(tensors) // 2
@@ -295,9 +297,10 @@ def _sums_of_groups(
     scanned: bool,
     copied: bool,
 ) -> Tensor:
-    """What each of the first `count` pieces of so many `rows` adds to the state by its end, fp32 [batch *
-    kv_heads, count, padded rank, padded dim]; `pieces`: of a group; if `scanned` the state by its end, each
-    group being one piece. Of pieces that are forgotten where the next group begins nothing is written."""
+    """Returns what each of the first `count` pieces of `rows` rows adds to the state at its end, fp32
+    [batch * kv_heads, count, padded rank, padded dim]; `pieces`: of a group. If `scanned`, returns the state
+    at its end instead, with one piece a group. A piece that is forgotten where the next group begins is not
+    written."""
     constants, (chunk, stages) = _constants(sizes, config), config.summing(copied)
     pairs, size = sizes.batch * sizes.kv_heads, constants["RANK"] * constants["DIM"]
     sums = torch.empty(
@@ -441,7 +444,7 @@ def _sums_kernel(
     DECAY: tl.constexpr = decay_ptr is not None
     end = (group + 1) * rows
     if lengths_ptr is not None and end > _length_of(lengths_ptr, sequence, length):
-        # No row comes after this group: nobody needs its sum.
+        # No row comes after this group: its sum is not needed.
         return
     log, kept = 0.0, rows
     if DECAY:
@@ -481,7 +484,7 @@ def _scan_kernel(
     shrink = 0.0
     if decay_ptr is not None:
         shrink = shrinkage(log_decay(decay_ptr, pair % HEADS), rows)
-    # Those that are full: nobody needs what comes after them.
+    # Only full groups: a state after any other group is not needed.
     full = tl.minimum(groups, _length_of(lengths_ptr, pair // HEADS, length) // rows)
     for group in tl.range(0, full, num_stages=8):
         at = sums_ptr + index + tl.full([BLOCK], RANK * DIM, tl.int64) * group
@@ -547,7 +550,7 @@ def _outputs_kernel(
     end = tl.minimum(_first_row(group + 1, groups, length, rows, SUMMED, ALONE), length)
     last = tl.minimum(end, count)
 
-    # Rows of a chunk's k first, as all that is made of them.
+    # Rows of a chunk's k come first, as in all tensors made of them.
     index = tl.arange(0, CHUNK)
     distance = index[None, :] - index[:, None]
     log = 0.0
@@ -560,7 +563,7 @@ def _outputs_kernel(
         sums_ptr, decay_ptr, state_ptr, sequence * (HEADS // GROUP) + head, head, group, groups, rows,
         first < last, sequence, block, log, stride_state_sequence, stride_state_head, stride_state_row,
         RANK_USED, DIM_USED, RANK, DIM, COLUMNS, SCANNED, PIECES,
-        # Two states on their way, where they take no more of shared memory than chunks do.
+        # Several states in flight, if two take no more shared memory than the chunks do.
         STAGES if 8 * RANK * COLUMNS <= 2 * STAGES * CHUNK * (2 * RANK + COLUMNS) else 1,
     )  # fmt: skip
     state = tl.trans(state)
@@ -598,7 +601,7 @@ def _outputs_kernel(
         if last - start < CHUNK:
             left_here, shrink_here = _what_is_left(last - start, log, CHUNK)
         state = _state_after(state, k, v, left_here, shrink_here, DECAY)
-        # While the product before is still being made.
+        # Stored while the product before is still being computed.
         if COPIED:
             rows_out = tl.reshape(tl.trans(out).to(q.dtype), (1, 1, CHUNK, COLUMNS))
             out_ptr.store([sequence, q_head, start, column], rows_out)
@@ -610,7 +613,7 @@ def _outputs_kernel(
         nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
         for start in range(tl.maximum(first, tl.cdiv(count, CHUNK) * CHUNK), end, CHUNK):
             store_tile(nothing, out_base, start, stride_out_row, end, column, DIM_USED, CHUNK, COLUMNS)
-    # The group that has the last row, the first where there is none.
+    # The group with the last row writes the final state; without rows, the first group.
     row = tl.maximum(count - 1, 0)
     if (first <= row) & (row < end) & (q_head % GROUP == 0):
         final_base = _head(final_ptr, sequence, head, stride_final_sequence, stride_final_head)

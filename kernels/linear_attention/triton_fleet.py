@@ -5,8 +5,8 @@ with decay, times b_j.
 
 A program has some columns of v of a query head and goes through blocks of rows. In a block it takes some of
 the columns j at a time, makes their running sums by a scan over the rows, and adds up b_ij l_i over j in
-registers: the output is written once, by nobody else, and never read. What a block hands on to the next, the
-last l of each j, is row j of the state, which nobody else has either.
+registers. So it writes the output once, as the only program, and never reads it. A block carries on to the
+next the last l of each j, which is row j of the state; no other program has it either.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from simcore.kernels.linear_attention.triton_tensors import (
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """How a call is laid out, in powers of two: `rows` at a time, `ranks` columns of q and k at a time,
-    `columns` of v a program, `warps` of it."""
+    """The layout of a call, in powers of two: `rows` at a time, `ranks` columns of q and k at a time,
+    `columns` of v a program, `warps` a program."""
 
     rows: int
     ranks: int
@@ -41,7 +41,7 @@ class FleetConfig:
 
 
 def fleet_config() -> FleetConfig:
-    """The layout for any shape: 4096 running sums at a time, 32 of each of 128 threads."""
+    """Returns the layout for any shape: 4096 running sums at a time, 32 in each of 128 threads."""
     return FleetConfig(rows=16, ranks=16, columns=16, warps=4)
 
 
@@ -57,20 +57,20 @@ def fleet_attention(
     final_state: Tensor | None = None,
     config: FleetConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """out [batch, q_heads, length, dim] and the state after it, fp32 [batch, kv_heads, rank, dim].
+    """Returns out [batch, q_heads, length, dim] and the state after it, fp32 [batch, kv_heads, rank, dim].
 
     q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank], v [batch, kv_heads, length, dim] in
-    fp16, bf16 or fp32, any strides but the last; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1],
-    which is not looked at here; state: what the final state was after an earlier part of the sequence. Of
-    sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0. All is
-    computed in fp32.
+    fp16, bf16 or fp32, any strides except the last, which is 1; q_heads a multiple of kv_heads. decay
+    [kv_heads] in (0, 1], which is not checked here; state: the final state after an earlier part of the
+    sequence. Of sequence b the first lengths[b] (int32, on the device) rows count, its other outputs are 0.
+    All is computed in fp32.
 
     Raises ValueError for tensors that do not fit together.
     """
     sizes = sizes_of(q, k, v, decay)
     out, final_state = outputs(q, k, v, sizes, state, lengths, out, final_state)
     config = config or fleet_config()
-    # Each query head carries a state of its own, though those of a group become the same.
+    # Each query head carries its own state, although the states of a group are equal.
     shape = sizes.batch, sizes.q_heads, sizes.rank, sizes.dim
     carried = torch.zeros(shape, dtype=torch.float32, device=q.device)
     if state is not None:
@@ -118,7 +118,7 @@ def _fleet_kernel(
     for start in range(0, count, ROWS):
         v = tile(v_base, start, stride_v_row, count, column, dim, ROWS, COLUMNS, False, False).to(tl.float32)
         here = tl.minimum(count - start, ROWS)
-        # Rows beyond the end add nothing, and nothing of a sum is lost in them.
+        # Rows past the end add nothing, and no sum decays in them.
         weights = tl.where(row < here, gamma, 1.0)[:, None, None] + tl.zeros(
             [ROWS, RANKS, COLUMNS], tl.float32
         )
@@ -130,7 +130,7 @@ def _fleet_kernel(
                 carried_base, first, stride_carried_row, rank, column, dim, RANKS, COLUMNS, False, False
             )
             summands = c.to(tl.float32)[:, :, None] * v[:, None, :]
-            # What is carried in is a part of the first row's sum.
+            # The carried state is a part of the first row's sum.
             summands += tl.where(row == 0, gamma, 0.0)[:, None, None] * before[None, :, :]
             if DECAY:
                 _, sums = tl.associative_scan((weights, summands), 0, _carried_on)
@@ -138,12 +138,12 @@ def _fleet_kernel(
                 sums = tl.cumsum(summands, 0)
             out += tl.sum(b.to(tl.float32)[:, :, None] * sums, 1)
             after = tl.sum(tl.where((row == ROWS - 1)[:, None, None], sums, 0.0), 0)
-            # All threads have read what is now written.
+            # All threads have read the state before it is overwritten.
             tl.debug_barrier()
             store_tile(
                 after, carried_base, first, stride_carried_row, rank, column, dim, RANKS, COLUMNS
             )  # fmt: skip
-        # What other threads read in the next block is there by then.
+        # The state is written before other threads read it in the next block.
         tl.debug_barrier()
         store_tile(out, out_base, start, stride_out_row, length, column, dim, ROWS, COLUMNS)
     nothing = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -1,4 +1,4 @@
-"""One token of linear attention with decay: reads the state and writes it, once each.
+"""One token of linear attention with decay: reads the state once and writes it once.
 
 S = gamma S + k^T v in place,   out = q S
 """
@@ -16,8 +16,8 @@ from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.gpu import gpu_of
 from simcore.kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
 
-# Numbers of the state that a program has: 32 of each of 256 threads. Fewer, on a GPU that is not full, until
-# two programs a multiprocessor (of an H200) read; never fewer columns than make a line of 64 bytes.
+# Numbers of the state of a program: 32 in each of 256 threads. Fewer, on a GPU that is not full, until two
+# programs a multiprocessor (of an H200) read; never fewer columns than a line of 64 bytes.
 NUMBERS = 8192
 PROGRAMS = 264
 LEAST_COLUMNS = 16
@@ -25,8 +25,8 @@ LEAST_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """How a step is laid out: `columns` of the state a program, a power of two, `warps` of it; whether
-    launches are `chained`: started while the one before ends, which they then wait for."""
+    """The layout of a step: `columns` of the state a program, a power of two, `warps` a program; whether
+    launches are `chained`: started while the launch before ends, for which they then wait."""
 
     columns: int
     warps: int
@@ -37,7 +37,7 @@ class StepConfig:
 
 
 def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
-    """The layout for a shape.
+    """Returns the layout for a shape.
 
     >>> print(step_config(Sizes(1, 32, 32, 1, 128, 128)))
     StepConfig(columns=16, warps=2, chained=True)
@@ -53,7 +53,7 @@ def step_config(sizes: Sizes, *, chained: bool = True) -> StepConfig:
 
 
 def config_for(q: Tensor, sizes: Sizes) -> StepConfig:
-    """The layout for these tensors on the device where they lie."""
+    """Returns the layout for these tensors on their device."""
     return step_config(sizes, chained=gpu_of(q).chained)
 
 
@@ -78,12 +78,12 @@ def linear_attention_step(
     out: Tensor | None = None,
     config: StepConfig | None = None,
 ) -> Tensor:
-    """out [batch, q_heads, dim] of one more token; state, fp32 [batch, kv_heads, rank, dim], is carried on in
-    place.
+    """Returns out [batch, q_heads, dim] of one more token; updates state, fp32 [batch, kv_heads, rank, dim],
+    in place.
 
     q [batch, q_heads, rank], k [batch, kv_heads, rank], v [batch, kv_heads, dim] in fp16, bf16 or fp32, any
-    strides but the last; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1], which is not looked at
-    here. Raises ValueError for tensors that do not fit together.
+    strides except the last, which is 1; q_heads a multiple of kv_heads. decay [kv_heads] in (0, 1], which is
+    not checked here. Raises ValueError for tensors that do not fit together.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
@@ -131,7 +131,7 @@ def _step_kernel(
     k_base = k_ptr + sequence * stride_k_sequence + head * stride_k_head
     v_base = v_ptr + sequence * stride_v_sequence + head * stride_v_head
     q_base = q_ptr + sequence * stride_q_sequence + head * GROUP * stride_q_head
-    # All are on their way before any is used: a trip to memory is most of what a small step takes.
+    # All loads are in flight before any result is used: a small step is mostly one trip to memory.
     decay = 1.0
     if decay_ptr is not None:
         decay = tl.load(decay_ptr + head).to(tl.float32)

@@ -1,8 +1,8 @@
-"""What the Triton kernels of linear attention share: what may be given, and the decay on the device.
+"""Shared by the Triton kernels of linear attention: checks of the tensors, and the decay on the device.
 
-Powers of the decay are taken with exponents of 0 and more only. What carries a state on is gamma^n - 1, in
-S + (gamma^n - 1) S: with gamma^n itself, rounded, a decay close to 1 would lose digits with every chunk of a
-long sequence, all in one direction.
+Powers of the decay are taken only with exponents of at least 0. A state is carried on by gamma^n - 1, as S +
+(gamma^n - 1) S: with gamma^n itself, rounded, a decay close to 1 would lose digits with every chunk of a long
+sequence, all in one direction.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -17,13 +17,13 @@ from simcore.kernels.decoder.checks import check_like, check_written, kind
 from simcore.kernels.linear_attention.terms import mask, masked_product, state_after, weighed_queries
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
-# Columns of q, k or v that a kernel takes at most: a program holds a state of so many rows.
+# The most columns of q, k or v that a kernel takes: a program holds a state of so many rows.
 WIDEST = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a call; a step has one token."""
+    """Sizes of a call; a step has one token."""
 
     batch: int
     q_heads: int
@@ -49,13 +49,13 @@ class Sizes:
 
 
 def padded(columns: int) -> int:
-    """Columns of a tile: a power of two, as matrix instructions take them."""
+    """Returns the columns of a tile: a power of two, as matrix instructions take them."""
     return max(16, int(triton.next_power_of_2(columns)))
 
 
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> Sizes:
-    """The sizes of q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank] and v [.., dim], decay
-    [kv_heads]. Raises ValueError naming what does not fit."""
+    """Returns the sizes of q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank] and v [..,
+    dim], decay [kv_heads]. Raises ValueError naming the tensor that does not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4 or 0 in x.shape or x.stride(-1) != 1 or x.shape[-1] > WIDEST:
             raise ValueError(
@@ -89,8 +89,8 @@ def outputs(
     out: Tensor | None,
     final_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`out` and `final_state`, new ones where none are given, and all else checked. Raises ValueError naming
-    what does not fit."""
+    """Returns `out` and `final_state`, by default new ones, and checks all other tensors. Raises ValueError
+    naming the tensor that does not fit."""
     if state is not None:
         check_like("state", state, sizes.state, torch.float32)
     if lengths is not None and not (
@@ -102,14 +102,14 @@ def outputs(
     if final_state is None:
         final_state = torch.empty(sizes.state, dtype=torch.float32, device=q.device)
     check_like("final_state", final_state, sizes.state, torch.float32)
-    # Programs read what they are given to the end.
+    # Programs read their inputs until the end.
     check_written("out", out, q, k, v)
     check_written("final_state", final_state, state, out)
     return out, final_state
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
-    """In elements, of all dimensions of [batch, heads, rows, columns] but the last."""
+    """Returns the strides in elements of all dimensions of [batch, heads, rows, columns] except the last."""
     return (0, 0, 0) if x is None else tuple(x.stride()[:3])
 
 
@@ -122,8 +122,8 @@ def reference_linear_attention(
     *,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the kernels compute, out [batch, q_heads, length, dim] and the final state [batch, kv_heads, rank,
-    dim], in plain torch and in the format of q, with all scores at once."""
+    """Computes the same as the kernels, out [batch, q_heads, length, dim] and the final state [batch,
+    kv_heads, rank, dim], in plain torch and in the format of q, with all scores at once."""
     group = q.shape[1] // k.shape[1]
     heads_decay = None if decay is None else decay.repeat_interleave(group)
     out, last = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_zeros(*k.shape[:2], q.shape[-1], v.shape[-1])
@@ -147,7 +147,7 @@ def reference_linear_attention(
 @triton.jit
 def log_decay(decay_ptr, head):
     """log2 of a head's decay, fp32."""
-    # A decay of fp64 may be too small for fp32; 0 rows of it are still 1.
+    # A decay of fp64 may be too small for fp32; 0 rows of it still have weight 1.
     return tl.maximum(tl.log2(tl.load(decay_ptr + head).to(tl.float32)), -1e30)
 
 
@@ -155,7 +155,7 @@ def log_decay(decay_ptr, head):
 def shrinkage(log, rows):
     """gamma^rows - 1 of log_decay."""
     power = log * rows
-    # Close to 0 by the series of e^x - 1, for the difference would have few digits left.
+    # Close to 0 by the series of e^x - 1, because the difference would have few digits left.
     x = tl.maximum(power, -0.5) * 0.6931471805599453
     series = 1 + x * (1 / 6) * (1 + x * (1 / 7))
     series = x * (1 + x * (1 / 2) * (1 + x * (1 / 3) * (1 + x * (1 / 4) * (1 + x * (1 / 5) * series))))

@@ -16,7 +16,7 @@ from simcore.ops.op import Op
 def vanilla(
     op: Op, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None
 ) -> Result:
-    """Output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
+    """Returns output [batch, heads, length, dim] and the state after it [batch, heads, rank, dim]."""
     dtype = q.dtype
     q, k, v, state = prepared(q, k, v, state)
     output = masked_product(q, k, v, mask(q.shape[-2], decay, q.dtype, q.device))

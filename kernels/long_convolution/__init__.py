@@ -1,7 +1,7 @@
 """Kernels of long convolutions, in every tiling of Flash Inference: op kind -> kernel.
 
-They add to what they are given last, in place, or give something new; what they take is in the docstring of
-each. The parts of the tiles that a framework runs as several kernels are here too.
+Each adds in place to its last argument, or returns a new tensor; its docstring gives its arguments. The parts
+of the tiles that a framework runs as several kernels are included.
 """
 
 from collections.abc import Mapping

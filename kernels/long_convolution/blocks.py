@@ -1,4 +1,4 @@
-"""What a long-convolution model does element by element between two mixers.
+"""The elementwise ops of a long-convolution model between two mixers.
 
 gate        z *= g,   g a projection of the level below                            (Flash Inference, 2.3)
 next_input  x = a + noise                                                          (section 4)
@@ -13,13 +13,13 @@ from simcore.ops.op import Op
 
 
 def gate(op: Op, g: Tensor, z: Tensor) -> Tensor:
-    """Multiplies z by g, of the same shape [..., channels], in place; gives z."""
+    """Multiplies z by g, of the same shape [..., channels], in place; returns z."""
     del op
     return z.mul_(g)
 
 
 def next_input(op: Op, a: Tensor, noise: Tensor) -> Tensor:
-    """The last level a [rows, channels] plus noise of the same shape."""
+    """Returns the last level a [rows, channels] plus noise of the same shape."""
     del op
     return a + noise
 

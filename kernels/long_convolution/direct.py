@@ -1,12 +1,12 @@
-"""Sums of contributions as they stand: cell, row, column and the square tile.
+"""Direct sums of contributions: cell, row, column and the square tile.
 
 cell    z_t     += y_t k_0
 row     z_t     += sum over the `inputs` positions i before t of  y_i k_(t-i)
 column  z_(t+j) += y_t k_j                                        for j = 1 .. outputs
 tile    z_(U+v) += sum over u < U of  y_u k_(U+v-u)               for v = 0 .. outputs - 1     (U = side)
 
-Everything but the cell takes its taps from lag 1 on. Layouts: `simcore.kernels.long_convolution.tensors`. On
-a GPU they are the kernels of `triton_rows` and `triton_direct`.
+All except the cell take their taps from lag 1 on. Layouts: `simcore.kernels.long_convolution.tensors`. On a
+GPU the kernels of `triton_rows` and `triton_direct` run.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ TAP = 0.5
 def random_taps(
     op: Op, generator: torch.Generator, device: torch.device, layers: int, lags: int, filters: int = 1
 ) -> Tensor:
-    """Decaying taps [layers, filters, lags, channels]."""
+    """Draws decaying taps [layers, filters, lags, channels]."""
     falling = TAP / torch.arange(1, lags + 1, device=device)
     taps = normal(op, generator, device, layers, filters, lags, op["channels"])
     return taps.mul_(falling[:, None])
@@ -39,7 +39,7 @@ def random_taps(
 def activations(
     op: Op, generator: torch.Generator, device: torch.device, layers: int, positions: int
 ) -> Tensor:
-    """Random [layers, batch, positions, channels]."""
+    """Draws random [layers, batch, positions, channels]."""
     return normal(op, generator, device, layers, op["batch"], positions, op["channels"])
 
 
@@ -47,7 +47,7 @@ def activations(
 
 
 def conv_cell(op: Op, y: Tensor, tap: Tensor, z: Tensor) -> Tensor:
-    """Adds y [batch, channels] times tap [1 or batch, channels] to z in place; gives z."""
+    """Adds y [batch, channels] times tap [1 or batch, channels] to z in place; returns z."""
     del op
     return put_back(wide(z).addcmul_(wide(y), wide(tap)), z)
 
@@ -58,13 +58,13 @@ def _cell_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tu
 
 
 def conv_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds what y [layers, batch, inputs, channels] gives to z [layers, batch, channels] in place."""
+    """Adds terms of y [layers, batch, inputs, channels] to z [layers, batch, channels], in place."""
     del op
     return z.add_((wide(y) * wide(taps.flip(2))).sum(2))
 
 
 def row_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """`conv_row`, one input after the other."""
+    """`conv_row`, one input after another."""
     inputs, total = op["inputs"], wide(z)
     for i in range(inputs):
         total.addcmul_(wide(y[:, :, i]), wide(taps[:, :, inputs - 1 - i]))
@@ -78,13 +78,13 @@ def _row_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tup
 
 
 def conv_column(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds what y [layers, batch, channels] gives to z [layers, batch, outputs, channels] in place."""
+    """Adds terms of y [layers, batch, channels] to z [layers, batch, outputs, channels], in place."""
     del op
     return put_back(wide(z).addcmul_(wide(y)[:, :, None], wide(taps)), z)
 
 
 def column_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """`conv_column`, one output after the other."""
+    """`conv_column`, one output after another."""
     total = wide(z)
     for j in range(op["outputs"]):
         total[:, :, j] += wide(y) * wide(taps[:, :, j])
@@ -101,8 +101,8 @@ def _column_inputs(op: Op, generator: torch.Generator, device: torch.device) -> 
 
 
 def direct_tile(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place,
-    one input after the other and without intermediate results; taps at lags 1 to side + outputs - 1."""
+    """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
+    one input after another and without intermediate results; taps at lags 1 to side + outputs - 1."""
     side, outputs = op["side"], op["outputs"]
     y, taps, total = wide(y), wide(taps), wide(z)
     for u in range(side):
@@ -112,35 +112,35 @@ def direct_tile(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
 
 
 def tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """(y, taps, z) of a tile."""
+    """Returns (y, taps, z) of a tile."""
     layers, side, outputs = op["layers"], op["side"], op["outputs"]
     y, z = (activations(op, generator, device, layers, n) for n in (side, outputs))
     return y, random_taps(op, generator, device, layers, side + outputs - 1), z
 
 
 def pad(op: Op, y: Tensor) -> Tensor:
-    """y [layers, batch, side, channels] with outputs - 1 zeros before and behind, as a framework's depthwise
-    convolution wants it: [batch, layers channels, side + 2 outputs - 2]."""
+    """Pads y [layers, batch, side, channels] with outputs - 1 zeros before and behind, as a framework's
+    depthwise convolution takes it: [batch, layers channels, side + 2 outputs - 2]."""
     rows = wide(y).permute(1, 0, 3, 2).flatten(1, 2)
     return functional.pad(rows, (op["outputs"] - 1,) * 2)
 
 
 def depthwise_conv(op: Op, padded: Tensor, taps: Tensor) -> Tensor:
-    """What padded inputs give: [layers, batch, outputs, channels]. All sequences share the taps."""
+    """Convolves padded inputs: [layers, batch, outputs, channels]. All sequences share the taps."""
     weight = wide(taps)[:, 0].flip(1).transpose(1, 2).flatten(0, 1)[:, None]
     z = functional.conv1d(padded, weight, groups=len(weight))
     return z.view(len(z), len(taps), op["channels"], -1).permute(1, 0, 3, 2)
 
 
 def accumulate(op: Op, more: Tensor, z: Tensor) -> Tensor:
-    """Adds `more` to z, both [layers, batch, outputs, channels], in place; gives z."""
+    """Adds `more` to z, both [layers, batch, outputs, channels], in place; returns z."""
     del op
     return z.add_(more)
 
 
 def tile_conv(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """`direct_tile` as three kernels of a framework. Raises ValueError where sequences have filters of their
-    own, which a depthwise convolution cannot have."""
+    """`direct_tile` as three kernels of a framework. Raises ValueError if each sequence has its own filter,
+    which a depthwise convolution cannot take."""
     if taps.shape[1] != 1:
         raise ValueError(f"tile_conv needs one filter for all sequences; there are {taps.shape[1]}")
     return accumulate(op, depthwise_conv(op, pad(op, y), taps), z)
@@ -161,7 +161,7 @@ def _accumulate_inputs(op: Op, generator: torch.Generator, device: torch.device)
 
 
 def _launch(kernel: Callable[..., Tensor]) -> Run:
-    """A kernel that reads all that it needs to know from its tensors: y, taps and what it adds to."""
+    """Makes a `run` of a kernel that learns all from its tensors: y, taps and the tensor it adds to."""
     return lambda op, y, taps, z: kernel(channels_last(y), channels_last(taps), z)
 
 

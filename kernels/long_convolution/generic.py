@@ -1,19 +1,19 @@
-"""Any mixer in the form of Algorithm 2: contributions, their aggregation, and what is read of it.
+"""Any mixer in the form of Algorithm 2: contributions, their aggregation, and the read of the aggregate.
 
     cont(y, i, j) = (q_i, w_(j-i) key_i y_i^T)        an element of X = R^state x R^(state x channels)
-    agg((q, S), (q', S')) = (q', S + S')              associative; not commutative, for the last query stays
+    agg((q, S), (q', S')) = (q', S + S')              associative; not commutative: the last query stays
     read((q, S)) = q S
 
     convolution        state 1, q = key = 1, w_lag = k_lag of each channel: the sum of Equation 2
     linear attention   state = rank, q and key projections of y, w_lag = gamma^lag        (causal, with decay)
 
-(Flash Inference, sections 3.1 and 3.2.) Where w_(a+b) = w_a w_b, a tile is separable: one sum over its inputs
-is spread over its outputs.
+(Flash Inference, sections 3.1 and 3.2.) If w_(a+b) = w_a w_b, a tile is separable: one sum over its inputs is
+spread over its outputs.
 
     y [layers, batch, positions, channels]    key, query [layers, batch, positions, state]
     S [layers, batch, positions, state, channels]     w [layers, lags, channels or 1], from lag 0 on
 
-Cells and reads are of one layer and position and have neither dimension.
+Cells and reads have one layer and one position, and neither dimension.
 """
 
 import torch
@@ -25,26 +25,26 @@ from simcore.ops.op import Op
 
 
 def generic_cell(op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Tensor, q: Tensor) -> Tensor:
-    """x_t = agg(x_t, cont(y, t, t)) in place, x_t = (q, s); w is that of lag 0, [channels or 1]. Gives s."""
+    """x_t = agg(x_t, cont(y, t, t)) in place, x_t = (q, s); w of lag 0, [channels or 1]. Returns s."""
     del op
     q.copy_(query)
     return put_back(wide(s).addcmul_(wide(key)[..., None], wide(y * w)[..., None, :]), s)
 
 
 def generic_read(op: Op, s: Tensor, q: Tensor) -> Tensor:
-    """read(x_t): [batch, channels]."""
+    """Returns read(x_t): [batch, channels]."""
     del op
     return (wide(q)[..., None] * wide(s)).sum(-2).to(s.dtype)
 
 
 def generic_tile(op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Tensor, q: Tensor) -> Tensor:
-    """x_j = agg(x_j, what all `side` inputs give to j) in place, for the `outputs` positions j behind them;
-    query: that of the last input, [layers, batch, state]. Gives s."""
+    """x_j = agg(x_j, the contributions of all `side` inputs to j) in place, for the `outputs` positions j
+    behind them; query: of the last input, [layers, batch, state]. Returns s."""
     side, outputs = op["side"], op["outputs"]
     if not op["separable"]:
         return generic_tile_by_row(op, y, key, query, w, s, q)
     q.copy_(query[:, :, None].expand_as(q))
-    # What the inputs give to the position of the last of them, then spread by distance from there.
+    # The inputs' contributions to the position of the last input, then spread by distance from there.
     there = wide(y) * wide(w[:, :side].flip(1))[:, None]
     total = wide(key).transpose(2, 3) @ there
     further = wide(w[:, 1 : outputs + 1])[:, None, :, None]
@@ -54,7 +54,7 @@ def generic_tile(op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Te
 def generic_tile_by_row(
     op: Op, y: Tensor, key: Tensor, query: Tensor, w: Tensor, s: Tensor, q: Tensor
 ) -> Tensor:
-    """`generic_tile` for any w, one input after the other."""
+    """`generic_tile` for any w, one input after another."""
     side, outputs, total = op["side"], op["outputs"], wide(s)
     q.copy_(query[:, :, None].expand_as(q))
     for u in range(side):

@@ -1,12 +1,13 @@
-"""What the ops of one position do where that position is read on the device.
+"""The ops of one position if the device reads that position.
 
-    cell        out_b = z_b,t + y_b k_0     y_b goes to where the level below stands, or is read there
-    next_input  last_b,t = x_b              a_b,(t+1) = x_b + noise_t,b, as far as there is a position t + 1
+    cell        out_b = z_b,t + y_b k_0     y_b is written to the level below at t, or is read from there
+    next_input  last_b,t = x_b              a_b,(t+1) = x_b + noise_t,b, if there is a position t + 1
 
-A captured graph of them is right at every position, and one graph that is replayed stays where the device
-keeps what it has just run: 256 graphs of a token step, one for each position, took 4.7 % longer by turns than
-one of them again and again (an H200; validate/measured/h200_tiling_step_graphs.csv). Matrix products between
-them read and write tensors that do not move; what they give goes to its place with the next op.
+A captured graph of these ops is valid at every position, and a single graph that is replayed stays where the
+device keeps its most recent work: 256 graphs of a token step, one for each position, took 4.7 % longer in
+turn than one of them again and again (an H200; validate/measured/h200_tiling_step_graphs.csv). Matrix
+products between the ops read and write tensors that do not move; the next op writes their result to its
+place.
 
 Layouts: level, z, a, last [batch, positions, channels], tap [1 or batch, channels], noise [positions, batch,
 channels], y, x, out [batch, channels]; position int32 [1]. Sums are made in fp32.
@@ -28,27 +29,27 @@ from simcore.kernels.kernel import has_kernel
 from simcore.kernels.long_convolution.tensors import FORMATS, wide
 from simcore.kernels.long_convolution.triton_rows import check_number
 
-# Channels of a program, and its warps: a number for each thread.
+# Channels of a program, and its warps: one number a thread.
 BLOCK, WARPS = 128, 4
 
 
 class Placed(NamedTuple):
-    """How the two are carried out; see `cell_at` and `next_input_at`."""
+    """The implementations of the two ops; see `cell_at` and `next_input_at`."""
 
     cell: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
     next_input: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def placed_for(x: Tensor) -> Placed:
-    """By kernels where Triton computes with x, else in plain torch."""
+    """Returns the kernels if Triton computes with x, else the ops in plain torch."""
     return KERNELS if has_kernel(x) else REFERENCES
 
 
 def cell_at(
     y: Tensor, level: Tensor, tap: Tensor, z: Tensor, position: Tensor, out: Tensor, first: bool
 ) -> None:
-    """Writes z at the position, plus y tap, to `out`. y goes to the position of `level`; in the `first` cell
-    it comes from there. Raises ValueError for tensors that do not fit."""
+    """Writes z at the position, plus y tap, to `out`. Writes y to `level` at the position; the `first` cell
+    instead reads y from there and writes it to `y`. Raises ValueError for tensors that do not fit."""
     _check(position, level=level, z=z)
     check_written("out", out, y, level, tap, z)
     check_written("y" if first else "level", y if first else level, tap, z)
@@ -90,8 +91,8 @@ def _cell_kernel(
 
 
 def next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
-    """Writes x to the position of the last level, and with noise to the position of `a` after it, if there is
-    one. Raises ValueError for tensors that do not fit."""
+    """Writes x to the last level at the position, and x plus noise to `a` at the position after it, if there
+    is one. Raises ValueError for tensors that do not fit."""
     _check(position, last=last, a=a)
     check_written("a", a, x, last, noise)
     check_written("last", last, x, noise)
@@ -156,7 +157,7 @@ def _check(position: Tensor, **levels: Tensor) -> None:
 def reference_cell_at(
     y: Tensor, level: Tensor, tap: Tensor, z: Tensor, position: Tensor, out: Tensor, first: bool
 ) -> None:
-    """As `cell_at` in plain torch, any float dtype; nothing of the host waits for the position."""
+    """As `cell_at` in plain torch, any float dtype; the host does not wait for the position."""
     if first:
         y.copy_(_row(level, position))
     else:
@@ -174,7 +175,7 @@ def reference_next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Te
 
 
 def _row(x: Tensor, position: Tensor) -> Tensor:
-    """x [batch, channels] at the position."""
+    """Returns x [batch, channels] at the position."""
     return x.index_select(1, position.long())[:, 0]
 
 

@@ -4,13 +4,13 @@
         = sum_b e^(sign 2 pi i b kb / B)  e^(sign 2 pi i b ka / N)  sum_a x_(aB+b) e^(sign 2 pi i a ka / A)
 
 A row of numbers is a tuple: of A tensors [B, E], with one or a few elements in a thread, for E transforms at
-once. A thread so has all that a transform over a takes, and constants of which the compiler knows which are 0
-or 1. Between the two transforms (Cooley and Tukey 1965) are the twiddle factors, powers of one number a
+once. So a thread has all numbers of a transform over a, and constants of which the compiler knows which are 0
+or 1. Between the two transforms (Cooley and Tukey 1965) come the twiddle factors, powers of one number a
 thread, and one trip through shared memory, after which the tuple is of B tensors [A, E]. With N = A B D the
-transform over b is one of these two in its turn, with another exchange.
+transform over b is itself split into two in this way, with another exchange.
 
-Triton 3.6 looks through all of a kernel for each of its loads and stores: tuples are short, or it would
-compile for minutes."""
+Triton 3.6 searches a whole kernel for each of its loads and stores: tuples are short, or it would compile for
+minutes."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import math
@@ -138,7 +138,7 @@ def exchanged(re, im, A: tl.constexpr, B: tl.constexpr):
     """A tensors [B, E] as B tensors [A, E]: the place in the tuple and the first index for each other. re and
     im go together, with half as many barriers."""
     both = tl.permute(tl.join(_together(re, A), _together(im, A)), (2, 1, 3, 0))
-    # Taken apart by re and im last: they would go each for itself if they were in two before.
+    # Split by re and im last: split before, each would go through memory separately.
     row = _apart(tl.reshape(both, (both.shape[0], both.shape[1], 2 * B)), 2 * B)
     re, im = (), ()
     for i in tl.static_range(B):

@@ -1,4 +1,4 @@
-"""Filters that depend on data: the next tap, and products of pieces of y with pieces of k as they come.
+"""Filters that depend on data: the next tap, and products of pieces of y with pieces of k as they arrive.
 
 tap    k_t = h_t (1 + tanh p_t)
 cell   z_t += y_t k_0 + y_0 k_t                        (at t = 0 both are the same product, which counts once)
@@ -36,7 +36,7 @@ def _pairs(operands: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], ...]:
 
 def relaxed_cell(op: Op, *operands: Tensor) -> Tensor:
     """relaxed_cell(op, y_t, k_0, z) or (op, y_t, k_0, y_0, k_t, z): adds the products to z in place; all
-    [batch, channels]. Gives z."""
+    [batch, channels]. Returns z."""
     del op
     *factors, z = operands
     total = wide(z)
@@ -50,8 +50,8 @@ def _cell_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tu
 
 
 def relaxed_tile(op: Op, *operands: Tensor) -> Tensor:
-    """relaxed_tile(op, y, k, z) or (op, y, k, y', k', z), by `op["products"]`: y, k [layers, batch, side,
-    channels], z [layers, batch, outputs, channels], which is added to in place. Gives z."""
+    """relaxed_tile(op, y, k, z) or (op, y, k, y', k', z), by `op["products"]`: adds to z [layers, batch,
+    outputs, channels] in place; y, k [layers, batch, side, channels]. Returns z."""
     *factors, z = operands
     order = 2 * op["side"]
     spectra = [forward(x, order) for x in factors]

@@ -3,8 +3,8 @@
     tile      z_(U+v) += irfft(rfft(y, 2U) K)[U + v],   K = rfft(k_0 .. k_(2U-1)),   v < U = side
     span      z_n = irfft(rfft(y, N) rfft(k, N))[n],    N = span_order(inputs, outputs)
 
-Of a cyclic convolution of order 2U, the entries from U on are those of the plain one: the last index of the
-plain one is 3U - 2, which wraps to U - 2 (Flash Inference, App. C). A carry needs no tap at lag 0, so that it
+In a cyclic convolution of order 2U, the entries from U on equal those of the plain one: the last index of the
+plain one is 3U - 2, which wraps to U - 2 (Flash Inference, App. C). A carry needs no tap at lag 0, so it
 reads one lag later and wraps in the same order as a prompt. Layouts:
 `simcore.kernels.long_convolution.tensors`.
 """
@@ -28,52 +28,52 @@ from simcore.ops.op import Op
 
 
 def spectrum(taps: Tensor, side: int) -> Tensor:
-    """What tiles of a side cache: the transform of order 2 side of the taps from lag 0 on (those that a short
-    filter does not have are 0), complex [layers, 1 or batch, side + 1, channels]."""
+    """Returns the spectrum that tiles of a side cache: the transform of order 2 side of the taps from lag 0
+    on (lags beyond a short filter are 0), complex [layers, 1 or batch, side + 1, channels]."""
     return forward(taps[:, :, : 2 * side], 2 * side)
 
 
 def tile_spectrum(kind: str, taps: Tensor, side: int) -> Tensor:
-    """What tiles of an op's kind and of a side cache of the taps [layers, 1 or batch, lags, channels] from
-    lag 0 on: the `right_angle_spectrum` where a kernel takes it, else the `spectrum`."""
+    """Returns the spectrum that tiles of an op's kind and of a side cache of the taps [layers, 1 or batch,
+    lags, channels] from lag 0 on: the `right_angle_spectrum` if a kernel takes it, else the `spectrum`."""
     fused = kind == "tile_flash_fft" and is_transformed(side) and has_kernel(taps)
     return right_angle_spectrum(taps, side) if fused else spectrum(taps, side)
 
 
 def rfft(op: Op, y: Tensor) -> Tensor:
-    """The transform of y [layers, batch, side, channels], padded: complex, side + 1 bins."""
+    """Returns the transform of y [layers, batch, side, channels], padded: complex, side + 1 bins."""
     return forward(y, 2 * op["side"])
 
 
 def spectrum_product(op: Op, transformed: Tensor, cached: Tensor) -> Tensor:
-    """Bin by bin: complex [layers, batch, side + 1, channels]."""
+    """Multiplies bin by bin: complex [layers, batch, side + 1, channels]."""
     del op
     return transformed * cached
 
 
 def irfft(op: Op, product: Tensor) -> Tensor:
-    """Back to [layers, batch, 2 side, channels]."""
+    """Transforms back to [layers, batch, 2 side, channels]."""
     return back(product, 2 * op["side"])
 
 
 def tile_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
-    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place, by
-    the cached spectrum of the taps; gives z."""
+    """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
+    by the cached spectrum of the taps; returns z."""
     side, outputs = op["side"], op["outputs"]
     both = irfft(op, spectrum_product(op, rfft(op, y), cached))
     return accumulate(op, both[:, :, side : side + outputs], z)
 
 
 def tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
-    """`tile_fft` as a direct sum, with the taps that the spectrum is of."""
+    """`tile_fft` as a direct sum, with the taps of the spectrum."""
     side = op["side"]
     taps = back(cached, 2 * side)
     return direct_tile(op, y, taps[:, :, 1 : side + op["outputs"]], z)
 
 
 def tile_flash_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
-    """`tile_fft`, by one kernel where `tile_spectrum` has cached what that takes. Elsewhere the fused one is
-    the same: on a CPU its intermediate results stay in the caches if they are small."""
+    """`tile_fft`, by one kernel if `tile_spectrum` has cached that kernel's spectrum. Elsewhere the fused op
+    runs the same as `tile_fft`: on a CPU small intermediate results stay in the caches."""
     return tile_fft(op, y, cached, z) if cached.is_complex() else fft_tile(channels_last(y), cached, z)
 
 
@@ -110,13 +110,13 @@ def _span(op: Op, y: Tensor, taps: Tensor) -> Tensor:
 
 
 def conv_prefill(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Adds what a prompt y [1, batch, inputs, channels] gives to z [1, batch, outputs, channels], both from
-    position 0 on, in place; taps at lags 0 to outputs - 1. Gives z."""
+    """Adds the terms of a prompt y [1, batch, inputs, channels] to z [1, batch, outputs, channels], both from
+    position 0 on, in place; taps at lags 0 to outputs - 1. Returns z."""
     return z.add_(_span(op, y, taps)[:, :, : op["outputs"]])
 
 
 def prefill_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """`conv_prefill`, one input after the other."""
+    """`conv_prefill`, one input after another."""
     outputs = op["outputs"]
     for i in range(min(op["inputs"], outputs)):
         z[:, :, i:] += wide(y[:, :, i : i + 1]) * wide(taps[:, :, : outputs - i])
@@ -124,8 +124,8 @@ def prefill_by_row(op: Op, y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
 
 
 def conv_carry(op: Op, taps: Tensor, y: Tensor) -> Tensor:
-    """What y [1, batch, inputs, channels] gives to the `outputs` positions behind it takes the place of its
-    first ones; the rest becomes 0. Taps at lags 1 to inputs + outputs - 1. Gives y."""
+    """Replaces the first `outputs` positions of y [1, batch, inputs, channels] by the sums of its terms at
+    the `outputs` positions behind y, and the rest by 0; returns y. Taps at lags 1 to inputs + outputs - 1."""
     inputs, outputs = op["inputs"], op["outputs"]
     z = _span(op, y, taps)[:, :, inputs - 1 : inputs - 1 + outputs]
     y[:, :, :outputs] = z
@@ -134,7 +134,7 @@ def conv_carry(op: Op, taps: Tensor, y: Tensor) -> Tensor:
 
 
 def carry_by_row(op: Op, taps: Tensor, y: Tensor) -> Tensor:
-    """`conv_carry`, one output after the other."""
+    """`conv_carry`, one output after another."""
     inputs, outputs = op["inputs"], op["outputs"]
     rows = [(wide(y) * wide(taps[:, :, j : j + inputs].flip(2))).sum(2, keepdim=True) for j in range(outputs)]
     y.zero_()

@@ -1,9 +1,9 @@
-"""What the kernels of long convolutions share: layouts, the format that sums are made in, random tensors.
+"""Shared by the kernels of long convolutions: layouts, the format of sums, random tensors.
 
-    y, z   [layers, batch, positions, channels]        of a block or a cell, which know one layer: no layers
+    y, z   [layers, batch, positions, channels]        of a block or a cell, which have one layer: no layers
     taps   [layers, 1 or batch, lags, channels]        one filter for all sequences, or one for each
 
-Numbers of 16 bits are stored as such; sums and transforms are made in fp32.
+Numbers of 16 bits are stored in 16 bits; sums and transforms are made in fp32.
 """
 
 import torch
@@ -12,17 +12,17 @@ from torch import Tensor
 from simcore.kernels.kernel import dtype_of
 from simcore.ops.op import DTYPE_BYTES, Op
 
-# What kernels take and store.
+# The formats that kernels take and store.
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def wide(x: Tensor) -> Tensor:
-    """The same numbers in the format that sums are made in: fp32 for the 16-bit ones, which are copied."""
+    """Returns the same numbers in the format of sums: a copy in fp32 of 16-bit numbers."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def put_back(total: Tensor, z: Tensor) -> Tensor:
-    """Writes sums that were made in `wide(z)` into z, where that is not z itself; gives z."""
+    """Writes sums made in `wide(z)` into z, unless they are z itself; returns z."""
     return z if total is z else z.copy_(total)
 
 
@@ -33,13 +33,13 @@ def forward(x: Tensor, order: int) -> Tensor:
 
 
 def back(bins: Tensor, order: int) -> Tensor:
-    """The inverse of `forward`, all `order` positions of it."""
+    """Returns the inverse of `forward`, all `order` positions."""
     x: Tensor = torch.fft.irfft(bins, order, dim=2)
     return x
 
 
 def stored(op: Op) -> torch.dtype:
-    """The dtype that an op's numbers are stored in: fp16 where they are half as long as what is computed."""
+    """Returns the dtype of an op's stored numbers: fp16 if they are half as long as computed numbers."""
     dtype = dtype_of(op)
     return dtype if op["stored_bytes"] == DTYPE_BYTES[op.dtype] else torch.float16
 
@@ -53,5 +53,5 @@ def normal(
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """x, or a copy in which the channels, the last dimension, are contiguous."""
+    """Returns x, or a copy whose channels, the last dimension, are contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

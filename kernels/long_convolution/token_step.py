@@ -2,32 +2,33 @@
 
     z_l,t = sums_l,t + a_(l-1),t k_l,0                                the red cell
     a_l,t = W_down gelu(W_up z_l,t)         or    z_l,t (W a_(l-1),t)     the block: mlp or gate
-    a_0,(t+1) = a_M,t + noise_t                                       where noise is given
+    a_0,(t+1) = a_M,t + noise_t                                       with noise
 
 (Flash Inference, sections 2.1, 2.3 and 4.) The programs of a launch stay for all layers. They exchange
-activations through memory, and no layer waits for a launch; what it needs of weights, taps and sums is on its
-way before. Of P programs, D channels and 2 D hidden units
+activations through memory, and no layer waits for a launch; the weights, taps and sums of a layer are in
+flight before the layer starts. Of P programs, D channels and 2 D hidden units
 
     mlp     program p makes its share of the hidden units, then of the channels: two exchanges a layer, of 2 D
-            and D words; what it gives of a channel is already the next layer's z
+            and D words; its result of a channel is already the next layer's z
     gate    program p makes its share of the channels: one exchange a layer, of D words
 
-What a step takes is mostly the exchanges, so as little as possible lies between two: a row of a matrix is in
-one warp, whose sum waits for no other.
+A step consists mostly of exchanges, so as little work as possible lies between two: a row of a matrix is in
+one warp, whose sum waits for no other warp.
 
-No counter and no fence tell that a word is there: its lowest bit does. There are two buffers, for exchanges
-0, 2, 4, ... and 1, 3, 5, ..., and the bit is another one whenever a buffer is used again, from launch to
-launch too; so nobody takes the word of exchange e - 2 for that of e, and nothing is ever emptied. That a word
-of e - 2 is no longer needed when it is written over is certain too: whoever writes in exchange e has read all
-words of e - 1, and whoever wrote there had read all of e - 2. Without the bit an exchanged number has 1.2e-7
-of itself less to say.
+No counter and no fence tells that a word has arrived: its lowest bit does. There are two buffers, for
+exchanges 0, 2, 4, ... and 1, 3, 5, .... The bit flips whenever a buffer is used again, also from launch to
+launch. So no program takes the word of exchange e - 2 for the word of e, and nothing is ever emptied. A word
+of e - 2 is also never overwritten too early: a program that writes in exchange e has read all words of e - 1,
+and the programs that wrote these had read all words of e - 2. The bit costs an exchanged number up to 1.2e-7
+of its value.
 
-Sums stand where activations will, so a program may write its channels of a level only after all others have
-read the sums there: the first level is written once the words behind it are there, of the others each program
-reads its own.
+Activations overwrite sums, so a program may write its channels of a level only after all other programs have
+read the sums there. All programs read the sums of the first level: it is written once the words of a later
+exchange have arrived. Of the other levels each program reads only its own sums.
 
-Whoever waits holds a place on a multiprocessor: all programs of a launch need one at the same time. And every
-program has a share of every exchange: who had none would be waited for by nobody, and could come too late.
+A waiting program holds a place on a multiprocessor: all programs of a launch need a place at the same time.
+And every program has a share of every exchange: no other program would wait for one without a share, and it
+could come too late.
 """
 
 import math
@@ -46,18 +47,18 @@ from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from simcore.kernels.gpu import PROCESSORS, gpu_of
 from simcore.kernels.long_convolution.tensors import FORMATS, wide
 
-# Numbers of a row that the threads of a warp have at once, 16 bytes each.
+# The numbers of a row that the threads of a warp hold at once, 16 bytes each.
 LINE_BYTES = 512
-# Channels that a program has.
+# Channels of a program.
 SHARES = (4, 8, 16)
-# Words that a warp loads at once. No word of an exchange may be in two warps: which of them waits for it is
-# not said, and the other could go on with what was there before.
+# Words that a warp loads at once. No word of an exchange may be in two warps: only an unspecified one of them
+# would wait for it, and the other could go on with the old word.
 WARP_WORDS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """How a launch is laid out: `programs` for `rows` sequences, a power of two, of `warps` each."""
+    """The layout of a launch: `programs` for `rows` sequences, a power of two, of `warps` each."""
 
     programs: int
     rows: int
@@ -71,20 +72,22 @@ class TokenConfig:
 
 
 class Workspace(NamedTuple):
-    """Where the programs of one model's launches meet: zeros at first, then what the last launch has left.
-    Launches that overlap need one each, and places on multiprocessors for all their programs together. After
-    a launch that was broken off a new one is needed.
+    """The memory through which the programs of one model's launches exchange words: zeros at first, then the
+    words of the last launch.
+
+    Launches that overlap need a workspace each, and places on multiprocessors for all their programs
+    together. After an aborted launch a new workspace is needed.
 
     int32: words [2, groups of sequences, words of an exchange]; turns [batch], of which each group's first
-    says how many exchanges there have been, modulo 4."""
+    counts the exchanges so far, modulo 4."""
 
     words: Tensor
     turns: Tensor
 
 
 def token_config(*, batch: int, channels: int, processors: int = PROCESSORS) -> TokenConfig:
-    """The layout for a model on a GPU of so many multiprocessors: as few sequences a program as there is
-    place for, and then as few channels.
+    """Returns the layout for a model on a GPU of so many multiprocessors: as few sequences a program as there
+    are places for, and then as few channels.
 
     >>> token_config(batch=1, channels=256)
     TokenConfig(programs=64, rows=1, warps=2)
@@ -93,7 +96,7 @@ def token_config(*, batch: int, channels: int, processors: int = PROCESSORS) -> 
     """
     if min(batch, channels, processors) < 1:
         raise ValueError(f"no layout for {batch} sequences of {channels} channels")
-    # Where not even one sequence has place.
+    # For a GPU without places even for one sequence.
     most = max(SHARES[-1], triton.next_power_of_2(triton.cdiv(channels, processors)))
     found = []
     for share in (*SHARES[:-1], most):
@@ -107,13 +110,13 @@ def token_config(*, batch: int, channels: int, processors: int = PROCESSORS) -> 
 
 
 def config_for(a: Tensor) -> TokenConfig:
-    """The layout for a [layers + 1, batch, room, channels] on the device where it lies."""
+    """Returns the layout for a [layers + 1, batch, room, channels] on its device."""
     found = token_config(batch=a.shape[1], channels=a.shape[3], processors=gpu_of(a).processors)
     return TokenConfig(1, found.rows, found.warps) if ONE_BY_ONE else found
 
 
 def workspace(a: Tensor, matrices: Sequence[Tensor], config: TokenConfig) -> Workspace:
-    """A workspace for launches with a [layers + 1, batch, room, channels] and this layout."""
+    """Makes a workspace for launches with a [layers + 1, batch, room, channels] and this layout."""
     shapes = _shapes(a, matrices, config)
     return Workspace(*(torch.zeros(size, dtype=torch.int32, device=a.device) for size in shapes))
 
@@ -133,15 +136,15 @@ def token_step(
     space: Workspace | None = None,
     config: TokenConfig | None = None,
 ) -> None:
-    """All levels of a [layers + 1, batch, room, channels] at `position` (int32 [1], on the device), in place.
+    """Computes all levels of a [layers + 1, batch, room, channels] at `position` (int32 [1], on the device),
+    in place.
 
     There a holds the input at level 0 and the sums over earlier positions above it. taps [layers, 1 or batch,
-    lags, channels], of which the first lag is read. matrices, outputs first as torch's linear layers have
-    them: contiguous (up [layers, 2 channels, channels], down [layers, channels, 2 channels]) for a block
-    "mlp", (projection [layers, channels, channels],) for "gate". With noise [room, batch, channels] the next
-    input is written as far as there is room. A position outside of a changes nothing. a, taps, noise:
-    channels contiguous. Each in fp32, fp16 or bf16; sums are made in fp32. space: see Workspace; one is made
-    where none is given.
+    lags, channels], of which the first lag is read. matrices, outputs first as in torch's linear layers:
+    contiguous (up [layers, 2 channels, channels], down [layers, channels, 2 channels]) for a block "mlp",
+    (projection [layers, channels, channels],) for "gate". With noise [room, batch, channels] the next input
+    is written, if there is room for it. A position outside of a changes nothing. a, taps, noise: channels
+    contiguous. Each in fp32, fp16 or bf16; sums are made in fp32. space: see Workspace; by default a new one.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -155,7 +158,8 @@ def token_step(
     share = triton.next_power_of_2(triton.cdiv(channels, config.programs))
     line = LINE_BYTES // matrices[0].element_size()
     words = max(channels, config.warps * WARP_WORDS)
-    # Who has no share of an exchange is not waited for, and may be late for the next one: none is launched.
+    # No program waits for one without a share of an exchange, which may be late for the next: none is
+    # launched.
     grid = triton.cdiv(channels, share), space.words.shape[1]
     processors = gpu_of(a).processors
     if math.prod(grid) > processors:
@@ -182,7 +186,7 @@ def token_step(
 def _check(
     a: Tensor, taps: Tensor, matrices: Sequence[Tensor], position: Tensor, noise: Tensor | None
 ) -> None:
-    """Raises ValueError naming what does not fit."""
+    """Raises ValueError naming the tensor that does not fit."""
     if a.dim() != 4 or 0 in a.shape or len(a) < 2 or a.stride(-1) != 1 or a.dtype not in FORMATS:
         raise ValueError(f"a has to be [layers + 1, batch, room, channels] in fp32 or 16 bits, not {kind(a)}")
     check_written("a", a, taps, noise)
@@ -211,8 +215,8 @@ def _check(
             raise ValueError(f"{name}: fp32 or 16 bits on {a.device} is needed, not {kind(x)} on {x.device}")
 
 
-# The number of layers must not be known to the compiler: of a loop over one it would drop what is exchanged
-# last.
+# The compiler must not know the number of layers: in a loop over a single one it would drop the last
+# exchange.
 @triton.jit(do_not_specialize=["layers"])
 def _mlp_kernel(
     a_ptr, taps_ptr, up_ptr, down_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
@@ -257,13 +261,13 @@ def _mlp_kernel(
         hidden = _gelu(_product(z, up))
         at = words_ptr + (turn & 1) * buffer
         _publish(hidden, at, program * 2 * SHARE, rows, turn, HIDDEN, ROWS, 2 * SHARE)
-        # What the next layer needs comes while this one's words do.
+        # The next layer's matrix is loaded while this layer's words arrive.
         up = _matrix(up_ptr, above, program * 2 * SHARE, HIDDEN, CHANNELS, 2 * SHARE, LINES, LINE, more)
         every = _gathered(at, rows, turn, HIDDEN, ROWS, 2 * LINES, LINE)
         turn += 1
         y = _product(every, down)
         at = words_ptr + (turn & 1) * buffer
-        # That of the last layer too, which nobody reads: words of an exchange are all written every time.
+        # Also after the last layer, though no program reads it: every exchange writes all of its words.
         _publish(sums + y * tap, at, program * SHARE, rows, turn, CHANNELS, ROWS, SHARE)
         down = _matrix(down_ptr, above, program * SHARE, CHANNELS, HIDDEN, SHARE, 2 * LINES, LINE, more)
         tl.store(level_ptr + above * stride_level, y.to(a_ptr.dtype.element_ty), mask=mine)
@@ -272,7 +276,7 @@ def _mlp_kernel(
         noise_at = noise_ptr + t * stride_noise_position + row.to(tl.int64) * stride_noise_sequence + column
         y += tl.load(noise_at, mask=mine, other=0.0).to(tl.float32)
         tl.store(level_ptr + stride_position, y.to(a_ptr.dtype.element_ty), mask=mine & (t + 1 < room))
-    # All have read it: their words of the last exchange were there.
+    # All programs have read the turn: their words of the last exchange have arrived.
     if program == 0:
         tl.store(turns_ptr + group, turn & 3)
 
@@ -311,7 +315,7 @@ def _gate_kernel(
             y = _gathered(words_ptr + (turn & 1) * buffer, rows, turn, CHANNELS, ROWS, LINES, LINE)
             turn += 1
         own = (sums + own * tap) * _product(y, weight)
-        # What the next layer needs comes while this one's words do.
+        # The next layer's operands are loaded while this layer's words arrive.
         more = layer + 1 < layers
         above = tl.cast(layer + 1, tl.int64)
         if more:
@@ -325,7 +329,7 @@ def _gate_kernel(
         noise_at = noise_ptr + t * stride_noise_position + row.to(tl.int64) * stride_noise_sequence + column
         own += tl.load(noise_at, mask=mine, other=0.0).to(tl.float32)
         tl.store(level_ptr + stride_position, own.to(a_ptr.dtype.element_ty), mask=mine & (t + 1 < room))
-    # All have read it: their words of the last exchange were there.
+    # All programs have read the turn: their words of the last exchange have arrived.
     if program == 0:
         tl.store(turns_ptr + group, turn & 3)
 
@@ -414,7 +418,7 @@ def _gathered(
 def reference_token_step(
     a: Tensor, taps: Tensor, matrices: Sequence[Tensor], position: int, *, noise: Tensor | None = None
 ) -> None:
-    """As `token_step`, in plain torch and any float dtype; 16-bit numbers are summed in fp32."""
+    """As `token_step`, in plain torch and in any float dtype; 16-bit numbers are summed in fp32."""
     y = wide(a[0, :, position])
     for layer, tap in enumerate(taps[:, :, 0]):
         z = wide(a[layer + 1, :, position]) + y * wide(tap)

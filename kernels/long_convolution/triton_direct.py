@@ -1,11 +1,11 @@
-"""Square tiles of a long convolution, as the sums stand, all layers, sequences and channels in one launch.
+"""Square tiles of a long convolution by direct sums, all layers, sequences and channels in one launch.
 
     z_(U+v) += sum over u < U of  y_u k_(U+v-u)               for v = 0 .. outputs - 1, outputs <= U = side
 
-A thread has one channel, `outputs` sums of it in registers and as many inputs at a time: for R sums and R
-inputs it needs R inputs and 2 R - 1 taps, half of which it has from the inputs before, so that 2 R loads
-serve R^2 products. Threads of a program have other sums and sequences of the same channels, whose inputs and
-taps they find in the cache. While a block of inputs is summed up, the next is on its way.
+A thread has one channel, with `sums` sums in registers and as many inputs at a time. For R sums and R inputs
+it needs R inputs and 2 R - 1 taps, half of which it has from the inputs before, so that 2 R loads serve R^2
+products. Threads of a program have other sums and sequences of the same channels, and find their inputs and
+taps in the cache. While a block of inputs is summed, the next block is in flight.
 
 Layouts: `simcore.kernels.long_convolution.tensors`; sums are made in fp32.
 """
@@ -31,19 +31,19 @@ from simcore.kernels.long_convolution.triton_rows import (
 
 # Channels of a warp: one a thread.
 LANES = 32
-# Sums that a thread makes at most; with as many inputs and twice as many taps they fill half its registers.
+# The most sums of a thread; with as many inputs and twice as many taps they fill half its registers.
 MOST_SUMS = 16
-# Warps that a multiprocessor should have at least; those of a program at most.
+# The fewest warps that keep a multiprocessor busy, and the most of a program.
 BUSY_WARPS, MOST_WARPS = 4, 4
-# Programs of one warp that a multiprocessor may have to start.
+# The most programs of one warp that a multiprocessor should have to start.
 MOST_PROGRAMS = 16
-# Blocks of sums, and sequences, that a grid's second and third dimension take.
+# The limit of a grid's second and third dimension: blocks of sums and sequences, and layers.
 MOST_BLOCKS = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class DirectConfig:
-    """How a tile is laid out: a program has `blocks` blocks of `sums` outputs, of `sequences` sequences and
+    """The layout of a tile: a program has `blocks` blocks of `sums` outputs, of `sequences` sequences and
     `channels` channels, one in each thread."""
 
     sums: int
@@ -57,7 +57,7 @@ class DirectConfig:
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """Warps of a program."""
         return max(1, self.blocks * self.sequences * self.channels // LANES)
 
 
@@ -70,8 +70,8 @@ def direct_config(
     processors: int = PROCESSORS,
     chained: bool = True,
 ) -> DirectConfig:
-    """The layout for z [layers, batch, outputs, channels]: as many sums a thread as leave enough threads to
-    keep a GPU busy, for loads are fewer the more there are.
+    """Returns the layout for z [layers, batch, outputs, channels]: as many sums a thread as leave enough
+    threads to keep a GPU busy, because more sums a thread need fewer loads.
 
     >>> direct_config(layers=18, batch=1, outputs=64, channels=256)
     DirectConfig(sums=16, blocks=1, sequences=1, channels=32, chained=True)
@@ -88,12 +88,12 @@ def direct_config(
     programs = rows * cdiv(outputs, sums) // together
     while together * width < MOST_WARPS * LANES and programs * LANES > MOST_PROGRAMS * processors * width:
         width *= 2
-    # A program of one block: what other blocks read is in the cache for programs beside it, too.
+    # One block a program: neighbouring programs also find in the cache the data that other blocks read.
     return DirectConfig(sums, 1, together, width, chained)
 
 
 def direct_config_for(z: Tensor) -> DirectConfig:
-    """The layout for z [layers, batch, outputs, channels] on the device where it lies."""
+    """Returns the layout for z [layers, batch, outputs, channels] on its device."""
     layers, batch, outputs, channels = z.shape
     gpu = gpu_of(z)
     return direct_config(
@@ -107,9 +107,9 @@ def direct_config_for(z: Tensor) -> DirectConfig:
 
 
 def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | None = None) -> Tensor:
-    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place and
-    gives z. At most as many outputs as inputs; taps [layers, 1 or batch, side + outputs - 1, channels], from
-    lag 1 on. Raises ValueError for tensors that do not fit."""
+    """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place
+    and returns z. At most as many outputs as inputs; taps [layers, 1 or batch, side + outputs - 1, channels],
+    from lag 1 on. Raises ValueError for tensors that do not fit."""
     check_tile(y, taps, z)
     if 0 in z.shape:
         return z
@@ -129,7 +129,7 @@ def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | No
     _direct_tile_kernel[grid](
         y, taps, z, outputs, batch, channels,
         *y.stride()[:2], *filter_strides(taps)[:2], *z.stride()[:2],
-        # Known to the compiler, a row costs no arithmetic before it is loaded.
+        # Known to the compiler, a row costs no arithmetic before its load.
         Y_ROW=y.stride(2), TAPS_ROW=taps.stride(2), Z_ROW=z.stride(2),
         SIDE=side, SUMS=config.sums, BLOCKS=config.blocks, SEQUENCES=config.sequences, WIDTH=config.channels,
         WHOLE=whole and batch % config.sequences == 0 and channels % config.channels == 0,
@@ -139,7 +139,7 @@ def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | No
 
 
 def check_tile(y: Tensor, taps: Tensor, z: Tensor) -> None:
-    """Raises ValueError where y, taps and z of a tile do not fit together."""
+    """Raises ValueError unless y, taps and z of a tile fit together."""
     side, outputs = (x.shape[2] if x.dim() == 4 else 0 for x in (y, z))
     check_operands(y, taps, z, outputs, (max(0, side + outputs - 1),))
     if not 0 < outputs <= side:
@@ -166,8 +166,8 @@ def _direct_tile_kernel(
     first = (tl.program_id(1) % across * BLOCKS + part % BLOCKS) * SUMS
     sequence = tl.program_id(1) // across * SEQUENCES + part // BLOCKS
     inside = (column < channels) & (sequence < batch)
-    # Products of input u and output v take tap SIDE - 1 - u + v: those of a block of inputs, the last of them
-    # first, are `low`, and from the second output on also `high`.
+    # The product of input u and output v takes tap SIDE - 1 - u + v. For a block of inputs, the last of them
+    # first, the first output takes the taps `low`; from the second output on also taps of `high`.
     tap = SIDE - SUMS + first
     lags = SIDE + outputs - 1
 
@@ -220,7 +220,7 @@ def _products_added(sums, y, taps, SUMS: tl.constexpr):
 
 
 def reference_direct_tile(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """As `direct_tile` in plain torch, any float dtype, one input after the other."""
+    """As `direct_tile` in plain torch, any float dtype, one input after another."""
     side, outputs = y.shape[2], z.shape[2]
     y, taps, total = wide(y), wide(taps), wide(z)
     for u in range(side):

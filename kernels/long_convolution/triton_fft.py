@@ -3,19 +3,19 @@
     c(z)  = y(z) k(z)  mod (z^U - i)          U = side,  y of U entries,  k of 2 U
     z_v  += Im c_v                            v = 0 .. outputs - 1
 
-Modulo z^U - i the product r of two real polynomials has the coefficients r_n - r_(n+2U) + i r_(n+U), and
-the imaginary parts are what a tile wants (the right-angle convolution, Nussbaumer 1982). So one complex
-transform of order U does what Flash Inference's cyclic one of order 2U does (App. C), and nothing has to be
-taken apart:
+Modulo z^U - i the product r of two real polynomials has the coefficients r_n - r_(n+2U) + i r_(n+U), and a
+tile needs the imaginary parts (the right-angle convolution, Nussbaumer 1982). So one complex transform of
+order U does the work of Flash Inference's cyclic one of order 2U (App. C), and nothing has to be taken apart:
 
     Y_k = sum_n y_n w^n e^(-2 pi i n k / U)                                w = e^(i pi / 2U)
     c_n = w^-n / U  sum_k Y_k K_k e^(2 pi i n k / U)
 
-In one launch while the numbers of a transform fit into the registers of a program (`register_fft`): read y,
-transform, multiply, transform back, add to z. Longer sides are U = N1 N2, n = n1 N2 + n2, k = k1 + N1 k2, and
-take three launches with what is between in memory: over n1, and the twiddle w^n2 e^(-2 pi i n2 k1 / U); over
-n2, times the spectrum, back over k2; the twiddle, and back over k1. The twist w^n is divided among constants
-and twiddle factors.
+If the numbers of a transform fit into the registers of a program (`register_fft`), one launch reads y,
+transforms, multiplies, transforms back and adds to z. Longer sides are U = N1 N2, n = n1 N2 + n2,
+k = k1 + N1 k2, and take three launches, with the intermediate results in memory: the transform over n1 and
+the twiddle w^n2 e^(-2 pi i n2 k1 / U); the transform over n2, the product with the spectrum, the transform
+back over k2; the twiddle, and the transform back over k1. The twist w^n is split between constants and
+twiddle factors.
 
 All is fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
@@ -48,26 +48,26 @@ from simcore.kernels.long_convolution.register_fft import (
 )
 from simcore.kernels.long_convolution.tensors import FORMATS
 
-# Sides that transforms are made of; in one launch up to FUSED_SIDE, of two factors up to PLAIN_SIDE.
+# Sides that have transforms; up to FUSED_SIDE in one launch, up to PLAIN_SIDE of two factors.
 LEAST, PLAIN_SIDE, FUSED_SIDE, LONGEST_SIDE = 16, 256, 512, 16384
-# Channels of a program: a cache line of 128 bytes in fp32, or half of one where numbers of so many channels
-# would fill too many registers, from LONG_SIDE on.
+# Channels of a program: a cache line of 128 bytes in fp32, or from LONG_SIDE on half a line, because a whole
+# line of channels would fill too many registers.
 SECTOR_CHANNELS = tl.constexpr(8)
 LINE, HALF_LINE, LONG_SIDE = 32, 16, 256
-# Complex numbers of a thread of three factors.
+# Complex numbers that a thread holds with three factors.
 HELD = 32
-# Of what is between three launches so much stays in the L2 cache beside all else, and so much if all else is
-# asked to leave it first.
+# Intermediate results of three launches that stay in the L2 cache next to all other data, and that stay if
+# all other data are marked to leave the cache first.
 SPACE_BYTES, KEPT_BYTES = 20_000_000, 40_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FftConfig:
-    """How a tile is laid out. In one launch (`fused`): the side is the product of `factors`, two or three;
-    else of two, N1 and N2, each transformed by launches of its own. `channels` of a program, its `warps`;
-    `chained`: started while the launch before it ends, which it then waits for, and what it will read brought
-    into the L2 cache before. `layers`: that three launches take at a time, so few that what is between them
-    stays in that cache, or all."""
+    """The layout of a tile. In one launch (`fused`) the side is the product of `factors`, two or three; else
+    of two, N1 and N2, each transformed by launches of its own. `channels` and `warps` a program. `chained`:
+    whether a launch starts while the launch before it ends, prefetches its operands into the L2 cache, and
+    then waits for that launch. `layers`: how many layers three launches take at a time, so few that their
+    intermediate results stay in that cache; None: all."""
 
     factors: tuple[int, ...]
     channels: int
@@ -89,7 +89,7 @@ class FftConfig:
 
     @property
     def three(self) -> tuple[int, ...]:
-        """The factors of one launch, the last one 1 where there are two."""
+        """The factors of one launch, the last one 1 if there are two."""
         return *self.factors, *(1,) * (3 - len(self.factors))
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class FftConfig:
 
 
 def fft_config(side: int, *, chained: bool = True) -> FftConfig:
-    """The layout for a side, a power of two from 16 to 16384.
+    """Returns the layout for a side, a power of two from 16 to 16384.
 
     >>> for side in (64, 256, 512, 8192):
     ...     print(fft_config(side))
@@ -121,7 +121,7 @@ def fft_config(side: int, *, chained: bool = True) -> FftConfig:
 
 
 def fft_config_for(y: Tensor) -> FftConfig:
-    """The layout for y [layers, batch, side, channels] on the device where it lies."""
+    """Returns the layout for y [layers, batch, side, channels] on its device."""
     layers, batch, side, channels = y.shape
     config = fft_config(side, chained=gpu_of(y).chained)
     at_once = SPACE_BYTES // (8 * batch * side * channels)
@@ -134,7 +134,7 @@ def is_transformed(side: int) -> bool:
 
 
 def two_factors(order: int) -> tuple[int, int]:
-    """Two powers of two whose product it is, the second the larger one if any.
+    """Returns two powers of two whose product is the order, the second the larger one if they differ.
 
     >>> two_factors(256), two_factors(512)
     ((16, 16), (16, 32))
@@ -143,11 +143,11 @@ def two_factors(order: int) -> tuple[int, int]:
     return first, order // first
 
 
-# A captured graph reads them for ever.
+# Cached for ever, because captured graphs read the tables.
 @cache
 def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each n < steps what its factors begin and go on with: e^(i pi n / 2 order) if twisted, else 1, and
-    e^(-2 pi i n / order); and the same of their conjugates. fp32 [steps, 4, lanes]."""
+    """Returns for each n < steps the first factor and the step of its factors: e^(i pi n / 2 order) if
+    twisted, else 1, and e^(-2 pi i n / order); and the same of their conjugates. fp32 [steps, 4, lanes]."""
     n = torch.arange(steps, dtype=torch.float64)
     first = n * (math.pi / (2 * order) if twisted else 0.0)
     step = n * (-2.0 * math.pi / order)
@@ -160,9 +160,9 @@ def _table(steps: int, order: int, twisted: bool, lanes: int, device: torch.devi
 
 @cache
 def _turn_table(steps: int, order: int, device: torch.device) -> Tensor:
-    """Of each n < steps e^(i pi n / 2 order), and e^(-2 pi i n / order) to the powers 1, 2, 4 .. order /
-    (2 steps), each rounded once: what is squared in fp32 is off by more the higher the power. fp32 [steps,
-    numbers, 2]."""
+    """Returns for each n < steps e^(i pi n / 2 order), and e^(-2 pi i n / order) to the powers 1, 2, 4 ..
+    order / (2 steps), each rounded once: repeated squares in fp32 would be off by more, the higher the power.
+    fp32 [steps, numbers, 2]."""
     n = torch.arange(steps, dtype=torch.float64)[:, None]
     step = 2.0 ** torch.arange(log2(order // steps), dtype=torch.float64)
     turns = torch.cat((n * (math.pi / (2 * order)), n * step * (-2.0 * math.pi / order)), 1)
@@ -170,8 +170,9 @@ def _turn_table(steps: int, order: int, device: torch.device) -> Tensor:
 
 
 def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
-    """What tiles of a side cache of the taps [layers, 1 or batch, lags, channels] from lag 0 on (those that a
-    short filter does not have are 0): fp32 [layers, 1 or batch, 2, side, channels], re and im of each bin."""
+    """Returns the spectrum that tiles of a side cache of the taps [layers, 1 or batch, lags, channels] from
+    lag 0 on (lags beyond a short filter are 0): fp32 [layers, 1 or batch, 2, side, channels], re and im of
+    each bin. Raises ValueError for other taps."""
     if side < 1 or taps.dim() != 4 or not taps.is_floating_point():
         raise ValueError(f"taps have to be real [layers, 1 or batch, lags, channels], not {kind(taps)}")
     both = torch.nn.functional.pad(
@@ -181,7 +182,7 @@ def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
     n = torch.arange(side, device=taps.device, dtype=torch.float64)
     twist = torch.polar(torch.ones_like(n), n * (math.pi / (2 * side)))
     if taps.is_cuda and is_transformed(side):
-        # A capture can make no tables, but it needs this spectrum before.
+        # A capture cannot make tables; it needs this spectrum, which is made before it.
         _tables(fft_config(side), taps.device)
     bins = torch.fft.fft(folded * twist[:, None], dim=2)
     return torch.stack((bins.real, bins.imag), 2).float()
@@ -195,14 +196,14 @@ def fft_tile(
     config: FftConfig | None = None,
     space: Tensor | None = None,
 ) -> Tensor:
-    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place, by
-    the `right_angle_spectrum` of the taps; gives z. outputs <= side. `space`: see `fft_space`; one is made
-    where none is given and one is needed. Raises ValueError for tensors that do not fit together."""
+    """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
+    by the `right_angle_spectrum` of the taps; returns z. outputs <= side. `space`: see `fft_space`; by
+    default a new one if needed. Raises ValueError for tensors that do not fit together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
     config = config or fft_config_for(y)
     if math.prod(config.factors) != side:
         raise ValueError(f"a layout of {config.factors} for a side of {side}")
-    # Of one filter for all sequences, or one for each.
+    # The strides of one filter for all sequences, or of one for each.
     each = spectrum.stride(1) if spectrum.shape[1] > 1 else 0
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
@@ -234,7 +235,7 @@ def _three_launches(
     filters: tuple[int, ...],
     constants: dict[str, Any],
 ) -> None:
-    """A tile of some layers; `filters`: the strides of spectrum."""
+    """Runs a tile of some layers; `filters`: the strides of spectrum."""
     layers, batch, side, channels = y.shape
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
     outer, outer_back, inner, inner_back, turns = tables
@@ -257,8 +258,8 @@ def _three_launches(
 
 
 def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, ...]:
-    """What the launches of a layout look up: `outer` and `inner` factors of `register_fft` and their
-    conjugates, and, of three launches, those between two."""
+    """Returns the tables of a layout's launches: `outer` and `inner` factors of `register_fft` and their
+    conjugates, and, of three launches, the factors between two."""
     if config.fused:
         _, second, third = config.three
         outer, inner = (second * third, math.prod(config.factors)), (third, second * third)
@@ -272,8 +273,8 @@ def _tables(config: FftConfig, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def fft_space(y: Tensor, config: FftConfig) -> Tensor:
-    """What three launches need between them for y [layers, batch, side, channels]: fp32 [layers at a time,
-    batch, 2, side, channels]; nothing for one launch."""
+    """Makes the memory of intermediate results of three launches for y [layers, batch, side, channels]: fp32
+    [layers at a time, batch, 2, side, channels]; empty for one launch."""
     layers, batch, side, channels = y.shape
     size = min(layers, config.layers or layers), batch, 2, 0 if config.fused else side, channels
     return y.new_empty(size, dtype=torch.float32)
@@ -455,7 +456,7 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
     element = tl.arange(0, EACH * C)[None, :]
     row = tl.arange(0, ROWS)[:, None]
     channel = block * C + element % C
-    # A mask of all elements, as loads want it: of the rows all are there.
+    # A mask of all elements, as loads need it: of the rows all exist.
     return (row * EACH + element // C).to(tl.int64), channel, (channel < channels) & (row >= 0)
 
 
@@ -559,7 +560,7 @@ def _turns(turns_ptr, n2, ka, SIGN: tl.constexpr, A: tl.constexpr, B: tl.constex
     tensors like ka."""
     at = turns_ptr + 2 * (1 + log2(A * B)) * n2
     re, im = tl.load(at), SIGN * tl.load(at + 1)
-    # To the power ka by its bits, to A kb by those of kb.
+    # The power ka by the bits of ka, the powers A kb by the bits of kb.
     for i in tl.static_range(log2(A)):
         at += 2
         with_re, with_im = times(re, im, tl.load(at), SIGN * tl.load(at + 1))
@@ -573,7 +574,7 @@ def _turns(turns_ptr, n2, ka, SIGN: tl.constexpr, A: tl.constexpr, B: tl.constex
 
 
 def reference_fft_tile(y: Tensor, spectrum: Tensor, z: Tensor) -> Tensor:
-    """`fft_tile` in plain torch, as wide as sums are made, or in float64; gives z."""
+    """`fft_tile` in plain torch, in the format of sums, or in float64; returns z."""
     side, dtype = y.shape[2], torch.promote_types(y.dtype, torch.float32)
     n = torch.arange(side, device=y.device, dtype=torch.float64)
     twist = torch.polar(torch.ones_like(n), n * (math.pi / (2 * side)))[:, None].to(dtype.to_complex())

@@ -4,12 +4,12 @@
     column  z_(t+j) += y_t k_j                                        for j = 1 .. outputs    (eager)
     cell    z_t     += y_t k_0
 
-Bound by the reading of y, taps and z, once each. The inputs of a row are shared out over programs, which so
-all have as much to read; their parts are summed in the same launch and in a fixed order, by the last programs
-of each block of channels: see `simcore.kernels.decoder.split_kv` for how the words of a part say that they
-are there. Sequences that share a filter are taken together, so that its taps are read once.
+The read of y, taps and z, once, bounds the time. Programs split the inputs of a row, so that all read equally
+much. The last programs of each block of channels sum their parts in the same launch and in a fixed order: see
+`simcore.kernels.decoder.split_kv` for how the words of a part tell that they have arrived. Sequences that
+share a filter are taken together, so that its taps are read once.
 
-The position, and how many inputs or outputs count, may be read on the device: a captured graph stays right
+The position, and how many inputs or outputs count, may be read on the device: a captured graph stays valid
 while they move. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
@@ -27,29 +27,29 @@ from simcore.kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, 
 from simcore.kernels.gpu import PROCESSORS, gpu_of
 from simcore.kernels.long_convolution.tensors import FORMATS, put_back, wide
 
-# Two programs a multiprocessor with three blocks of 16 KB of y and taps on their way keep memory busy; so
-# many of them do at least.
+# Two programs a multiprocessor with three blocks of 16 KB of y and taps in flight keep memory busy; BUSY
+# programs a multiprocessor are the fewest that do.
 EACH, STAGES, WARPS = 2, 4, 4
 BUSY = 0.7
 BLOCK_BYTES = 16 * 1024
-# Channels that a program takes at most, and sequences that share a filter.
+# The most channels of a program, and the most of its sequences that share a filter.
 MOST_CHANNELS, MOST_SEQUENCES = 256, 8
 MOST_ROWS, MOST_SPLITS, MOST_WAVES = 64, 64, 8
-# What it costs to start a program and to sum its part, in blocks that it could have read; 1 without a sum.
+# The cost of starting a program and summing its part, in blocks that it could have read; 1 without a sum.
 SUM_BLOCKS = 3
-# A cache line: a program has so many bytes of channels at least, and so many channels of a sum.
+# A cache line: the least bytes of channels of a program, and the least channels of a sum.
 LINE_BYTES, LEAST_COLUMNS = 128, 32
-# Numbers that a program of a column adds to, and a warp of them at least.
+# Numbers that a program of a column adds to, and the least of a warp.
 COLUMN_NUMBERS, WARP_NUMBERS = 512, 512
-# What a grid's second dimension takes.
+# The limit of a grid's second dimension.
 MOST_BLOCKS = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class RowConfig:
-    """How a row is laid out: blocks of `rows` inputs by `channels` of `sequences`, `stages` of them on their
-    way, inputs in `splits` parts; parts summed in `slices` of their numbers by so many `sharers`; `chained`:
-    started while the launch before it ends, which it then waits for."""
+    """The layout of a row: blocks of `rows` inputs by `channels` of `sequences`, a pipeline of `stages`
+    blocks, inputs in `splits` parts; parts summed in `slices` of their numbers by so many `sharers`;
+    `chained`: whether the launch starts while the launch before it ends, and then waits for it."""
 
     rows: int
     channels: int
@@ -81,10 +81,12 @@ def row_config(
     processors: int = PROCESSORS,
     chained: bool = True,
 ) -> RowConfig:
-    """The layout for y [layers, batch, inputs, channels] of so many bytes an element; `shared`: one filter
-    for all sequences. Programs come in waves, a wave takes as long as the longest of its programs, in blocks
-    that it reads, and all of them as long as memory does: parts cost a trip through memory, so that narrow
-    blocks of channels without parts are preferred where they are enough to keep memory busy.
+    """Returns the layout for y [layers, batch, inputs, channels] of so many bytes an element; `shared`: one
+    filter for all sequences.
+
+    Programs come in waves. A wave takes as long as its longest program, in blocks that it reads, and all
+    waves take at least as long as memory does. Parts cost a trip through memory, so narrow blocks of channels
+    without parts are preferred if they are enough to keep memory busy.
 
     >>> found = row_config(layers=18, batch=1, inputs=16384, channels=256, bytes=4)
     >>> found.rows, found.channels, found.splits
@@ -113,7 +115,7 @@ def row_config(
         width //= 2
     _, width, rows, splits, groups = best
     numbers = together * width
-    # Those who sum wait for each other, so there has to be a place for those still to come.
+    # Summing programs wait for other programs, so places have to be left for programs still to come.
     sharers = max(1, min(splits, processors // 2 // groups, numbers // LEAST_COLUMNS))
     slices = sharers = power_below(sharers)
     while triton.next_power_of_2(splits) * numbers > slices * HELD * WARPS:
@@ -122,12 +124,12 @@ def row_config(
 
 
 def cdiv(n: int, by: int) -> int:
-    """n / by, rounded up."""
+    """Returns n / by, rounded up."""
     return -(-n // by)
 
 
 def power_below(n: int) -> int:
-    """The largest power of two that is at most n.
+    """Returns the largest power of two that is at most n.
 
     >>> power_below(1), power_below(7), power_below(8)
     (1, 4, 8)
@@ -136,7 +138,7 @@ def power_below(n: int) -> int:
 
 
 def row_config_for(y: Tensor, taps: Tensor) -> RowConfig:
-    """The layout for these tensors on the device where they lie."""
+    """Returns the layout for these tensors on their device."""
     layers, batch, inputs, channels = y.shape
     gpu = gpu_of(y)
     return row_config(
@@ -152,7 +154,7 @@ def row_config_for(y: Tensor, taps: Tensor) -> RowConfig:
 
 
 def row_words(y: Tensor, config: RowConfig) -> int:
-    """Words that the parts of a row of y [layers, batch, inputs, channels] take; 0 where there are none."""
+    """Returns the words of the parts of a row of y [layers, batch, inputs, channels]; 0 without parts."""
     numbers = config.splits * config.sequences * config.channels
     return 0 if config.splits == 1 else _groups(y, config) * numbers
 
@@ -163,9 +165,9 @@ def _groups(y: Tensor, config: RowConfig) -> int:
 
 
 def row_space(y: Tensor, config: RowConfig) -> Tensor:
-    """Where the parts of a row meet: int32 words, empty before a launch and again after it. Launches of any
-    shape that need no more words may share one, but not at the same time; after one that was broken off a new
-    one is needed."""
+    """Makes the memory through which the parts of a row are summed: int32 words, empty before a launch and
+    again after it. Launches of any shape that need no more words may share it, but not at the same time;
+    after an aborted launch a new one is needed."""
     return empty(y, row_words(y, config))
 
 
@@ -179,12 +181,12 @@ def conv_row(
     space: Tensor | None = None,
     config: RowConfig | None = None,
 ) -> Tensor:
-    """Adds what y [layers, batch, inputs, channels] gives to z [layers, batch, channels] in place; gives z.
+    """Adds terms of y [layers, batch, inputs, channels] to z [layers, batch, channels] in place; returns z.
 
     taps [layers, 1 or batch, inputs, channels], from lag 1 on. With `inputs` (int32 [1], read on the device)
     only so many last inputs count. With `position` (likewise) y and z are all positions, z [layers, batch,
-    positions, channels]: what comes before that position is added there, or so many last `inputs` of it.
-    space: see `row_space`; one is made where none is given. Raises ValueError for tensors that do not fit.
+    positions, channels]: the inputs before that position, or the last `inputs` of them, are added there.
+    space: see `row_space`; by default a new one. Raises ValueError for tensors that do not fit.
     """
     sums = z if position is not None else z[:, :, None] if z.dim() == 3 else z
     check_operands(
@@ -244,7 +246,7 @@ def _conv_row_kernel(
     row = tl.arange(0, ROWS)[None, :, None]
     column = (channel + tl.arange(0, WIDTH))[None, None, :]
     y_at = y_ptr + layer * y_layer + which.to(tl.int64) * y_sequence + row.to(tl.int64) * y_row + column
-    # The first tap of a block is that of its first input, the others lie before it.
+    # The first tap of a block is the tap of its first input, the others lie before it.
     taps_at = taps_ptr + layer * taps_layer + sequence.to(tl.int64) * taps_sequence
     taps_at = taps_at + column - row.to(tl.int64) * taps_row
     total = tl.zeros((SEQUENCES, ROWS, WIDTH), tl.float32)
@@ -276,7 +278,7 @@ def _conv_row_kernel(
                 z_sequences, z_columns = sequence + number // WIDTH, channel + number % WIDTH
                 z_there = (z_sequences < batch) & (z_columns < channels) & (at >= 0) & (at < positions)
                 z_at = z_base + z_sequences.to(tl.int64) * z_sequence + z_columns
-                # On its way while the parts are waited for.
+                # In flight during the wait for the parts.
                 z = tl.load(z_at, mask=z_there, other=0.0).to(tl.float32)
                 piece = tl.arange(0, PARTS)[:, None]
                 words = parts_at + piece * NUMBERS + number[None, :]
@@ -304,7 +306,7 @@ def add(at, more, there):
 
 @dataclass(frozen=True, slots=True)
 class ColumnConfig:
-    """How a column is laid out: blocks of `rows` outputs by `channels` of `sequences`, one a program."""
+    """The layout of a column: blocks of `rows` outputs by `channels` of `sequences`, one a program."""
 
     rows: int
     channels: int
@@ -326,8 +328,8 @@ def column_config(
     processors: int = PROCESSORS,
     chained: bool = True,
 ) -> ColumnConfig:
-    """The layout for z [layers, batch, outputs, channels]; `shared`: one filter for all sequences. Blocks are
-    smaller where there would be less than one for each multiprocessor.
+    """Returns the layout for z [layers, batch, outputs, channels]; `shared`: one filter for all sequences.
+    Blocks are made smaller as long as there are fewer than two for each multiprocessor.
 
     >>> column_config(layers=18, batch=1, outputs=1024, channels=256)
     ColumnConfig(rows=2, channels=256, sequences=1, warps=1, chained=True)
@@ -354,7 +356,7 @@ def column_config(
 
 
 def column_config_for(taps: Tensor, z: Tensor) -> ColumnConfig:
-    """The layout for these tensors on the device where they lie."""
+    """Returns the layout for these tensors on their device."""
     layers, batch, outputs, channels = z.shape
     gpu = gpu_of(z)
     return column_config(
@@ -377,12 +379,12 @@ def conv_column(
     position: Tensor | None = None,
     config: ColumnConfig | None = None,
 ) -> Tensor:
-    """Adds what y [layers, batch, channels] gives to z [layers, batch, outputs, channels] in place; gives z.
+    """Adds terms of y [layers, batch, channels] to z [layers, batch, outputs, channels] in place; returns z.
 
     taps [layers, 1 or batch, outputs, channels], from lag 1 on. With `outputs` (int32 [1], read on the
     device) only so many first outputs are added to. With `position` (likewise) y and z are all positions, y
-    [layers, batch, positions, channels]: the input there is added to what comes after it. Raises ValueError
-    for tensors that do not fit.
+    [layers, batch, positions, channels]: the terms of the input there are added to the positions after it.
+    Raises ValueError for tensors that do not fit.
     """
     given = y if position is not None else y[:, :, None] if y.dim() == 3 else y
     rows = z.shape[2:3]
@@ -450,7 +452,7 @@ def _conv_column_kernel(
 
 
 def conv_cell(y: Tensor, tap: Tensor, z: Tensor, *, config: ColumnConfig | None = None) -> Tensor:
-    """Adds y [batch, channels] times tap [1 or batch, channels] to z [batch, channels] in place; gives z.
+    """Adds y [batch, channels] times tap [1 or batch, channels] to z [batch, channels] in place; returns z.
     Raises ValueError for tensors that do not fit."""
     for name, x in (("y", y), ("tap", tap), ("z", z)):
         if x.dim() != 2:
@@ -463,8 +465,8 @@ def conv_cell(y: Tensor, tap: Tensor, z: Tensor, *, config: ColumnConfig | None 
 
 
 def check_operands(y: Tensor, taps: Tensor, z: Tensor, outputs: int, lags: tuple[int, ...]) -> None:
-    """Raises ValueError where y [layers, batch, positions, channels], taps [layers, 1 or batch, lags,
-    channels] and z [layers, batch, outputs, channels] do not fit together."""
+    """Raises ValueError unless y [layers, batch, positions, channels], taps [layers, 1 or batch, lags,
+    channels] and z [layers, batch, outputs, channels] fit together."""
     for name, x in (("z", z), ("y", y), ("taps", taps)):
         if x.dim() != 4 or x.dtype not in FORMATS or x.dtype != z.dtype or (x.numel() and x.stride(-1) != 1):
             raise ValueError(
@@ -480,13 +482,13 @@ def check_operands(y: Tensor, taps: Tensor, z: Tensor, outputs: int, lags: tuple
 
 
 def check_number(name: str, number: Tensor | None) -> None:
-    """Raises ValueError for what is not one int32."""
+    """Raises ValueError unless a number, if given, is one int32."""
     if number is not None and (number.dtype != torch.int32 or number.numel() != 1):
         raise ValueError(f"{name} has to be int32 of one element, not {kind(number)}")
 
 
 def filter_strides(taps: Tensor) -> tuple[int, int, int]:
-    """In elements: layer, sequence (0 where all share a filter), lag."""
+    """Returns the strides in elements: layer, sequence (0 if all share a filter), lag."""
     return taps.stride(0), 0 if taps.shape[1] == 1 else taps.stride(1), taps.stride(2)
 
 

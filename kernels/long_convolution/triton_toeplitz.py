@@ -7,18 +7,18 @@ With v = i b + r and u = p + r each channel's sums are a product of a Toeplitz a
 
     Z[i, r] = sum over p of  K[i, p] Y[p, r],     K[i, p] = k_(U + i b - p),     Y[p, r] = y_(p + r)
 
-over p from -b + 1 to U - 1, with y zero outside. Both matrices have each number many times, so none is ever
-made: a warp has its channels' taps and inputs once, in its threads' registers, and each fragment that an
-instruction takes is made of them by a shuffle. From one block of b values of p to the next the rows of K move
-down by one, and the inputs by b. Neighbouring channels, which lie together in memory, are neighbouring
-registers of a thread, so that a load takes them all and nothing goes through shared memory.
+over p from -b + 1 to U - 1, with y zero outside. Both matrices hold each number many times, so neither is
+ever made. A warp holds its channels' taps and inputs once, in its threads' registers, and a shuffle makes
+each fragment that an instruction takes. From one block of b values of p to the next the rows of K move down
+by one, and the inputs by b. Channels that are neighbours in memory are neighbouring registers of a thread, so
+that one load takes them all and nothing goes through shared memory.
 
-`tl.dot` would want both matrices whole, each number 8 to 16 times through the cache and shared memory; so the
-instruction (mma m16n8k8) is written out. Between it and the next a channel of a warp takes 3.5 to 6 shuffles,
-in bf16, where two neighbours are one register, half as many.
+`tl.dot` would need both matrices whole, each number 8 to 16 times through the cache and shared memory. So the
+instruction (mma m16n8k8) is written out. Between two of them a channel of a warp takes 3.5 to 6 shuffles; in
+bf16, where two neighbours are one register, half as many.
 
-What is multiplied, by `precision`: "tf32x3" (about fp32), "tf32" (rounded to nearest, not cut off) or "bf16";
-sums are made in fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
+Products take `precision`: "tf32x3" (about fp32), "tf32" (rounded to nearest, not cut off) or "bf16"; sums are
+made in fp32. Layouts: `simcore.kernels.long_convolution.tensors`.
 """
 
 from dataclasses import dataclass
@@ -49,21 +49,21 @@ __all__ = [
     "toeplitz_tile",
 ]
 
-# Threads of a warp, which lie 8 by 4 in a fragment, and both its columns and half its rows.
+# Threads of a warp, which are 8 by 4 in a fragment, and both a fragment's columns and half its rows.
 LANES = tl.constexpr(32)
 EIGHT = tl.constexpr(8)
-# Inputs: code grows with them.
+# The most inputs: code grows with them.
 LONGEST_SIDE = 1024
-# From here on Z has 16 columns, else 8.
+# From this side on Z has 16 columns, else 8.
 WIDE_SIDE = 256
-# Blocks of outputs, and sequences, that a grid's second and third dimension take.
+# The limit of a grid's second and third dimension: blocks of outputs and sequences, and layers.
 MOST_BLOCKS = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class ToeplitzConfig:
-    """How a tile is laid out: a warp makes `rows` (8 or 16) by `width` (8 or 16) outputs of `channels` (2 or
-    4) channels; a program's `warps` are neighbouring channels."""
+    """The layout of a tile: a warp makes `rows` (8 or 16) by `width` (8 or 16) outputs of `channels` (2 or 4)
+    channels; a program's `warps` have neighbouring channels."""
 
     width: int
     rows: int
@@ -83,8 +83,8 @@ class ToeplitzConfig:
 def toeplitz_config(
     *, side: int, outputs: int, precision: Precision = "tf32x3", chained: bool = True
 ) -> ToeplitzConfig:
-    """The layout for a side and so many outputs: as many channels as leave registers for three programs a
-    multiprocessor.
+    """Returns the layout for a side and so many outputs: as many channels as leave registers for three
+    programs a multiprocessor.
 
     >>> toeplitz_config(side=64, outputs=64)
     ToeplitzConfig(width=8, rows=8, channels=4, warps=4, chained=True)
@@ -104,10 +104,10 @@ def toeplitz_tile(
     precision: Precision = "tf32x3",
     config: ToeplitzConfig | None = None,
 ) -> Tensor:
-    """Adds what y [layers, batch, side, channels] gives to z [layers, batch, outputs, channels] in place and
-    gives z. side <= 1024, outputs <= side; taps [layers, 1 or batch, side + outputs - 1, channels], from lag
-    1 on. Relative errors: below 1e-5 in tf32x3, 1e-3 in tf32, 1e-2 in bf16. Raises ValueError for tensors
-    that do not fit."""
+    """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place
+    and returns z. side <= 1024, outputs <= side; taps [layers, 1 or batch, side + outputs - 1, channels],
+    from lag 1 on. Relative errors: below 1e-5 in tf32x3, 1e-3 in tf32, 1e-2 in bf16. Raises ValueError for
+    tensors that do not fit."""
     check_tile(y, taps, z)
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; allowed: {', '.join(PRECISIONS)}")
@@ -131,7 +131,7 @@ def toeplitz_tile(
     _toeplitz_tile_kernel[grid](
         y, taps, z, outputs, channels,
         *y.stride()[:2], *filter_strides(taps)[:2], *z.stride()[:2],
-        # Known to the compiler, a row costs no arithmetic before it is loaded.
+        # Known to the compiler, a row costs no arithmetic before its load.
         Y_ROW=y.stride(2), TAPS_ROW=taps.stride(2), Z_ROW=z.stride(2),
         SIDE=side, WIDTH=config.width, ROWS=config.rows, CHANNELS=config.channels, WARPS=config.warps,
         EVEN=channels % config.channels == 0, PRECISION=precision, EMULATED=ONE_BY_ONE,
@@ -158,7 +158,7 @@ def _toeplitz_tile_kernel(
         gdc_wait()
         gdc_launch_dependents()
     BLOCKS: tl.constexpr = (SIDE + WIDTH - 1) // WIDTH + 1
-    # The last may have nine: then all its rows of K are those that came in.
+    # The last round may have nine: then all its rows of K are rows that came in.
     ROUNDS: tl.constexpr = (BLOCKS + EIGHT - 2) // EIGHT
     across = tl.cdiv(outputs, ROWS * WIDTH)
     layer, sequence = tl.program_id(2).to(tl.int64), (tl.program_id(1) // across).to(tl.int64)
@@ -172,10 +172,10 @@ def _toeplitz_tile_kernel(
     taps_at = taps_ptr + layer * taps_layer + sequence * taps_sequence + channel
     z_at = z_ptr + layer * z_layer + sequence * z_sequence + channel
     left, lags = channels - channel, SIDE + outputs - 1
-    # Of the first column of K in the first block of p, for rows from this thread's on.
+    # The tap of the first column of K in the first block of p, for rows from this thread's row on.
     tap = SIDE - 1 + first + WIDTH * (row + 1) - column
     middle = _taps(taps_at, tap, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN, PRECISION)
-    # Of 8 rows nobody looks at `high`. Yet it is no empty tuple: Triton 3.6 takes two calls for one where all
+    # With 8 rows `high` is not used. Yet it is no empty tuple: Triton 3.6 takes two calls for the same if all
     # elements are alike and only the ends of tuples among them differ, as in the first and the last round.
     high = middle
     if ROWS == 16:
@@ -186,7 +186,7 @@ def _toeplitz_tile_kernel(
     )
     sums = _nothing(lane, CHANNELS * (WIDTH // 2) * (2 if PRECISION == "tf32x3" else 1))
     for i in tl.static_range(ROUNDS):
-        # On its way while this round is summed up: the next one's numbers, and at the end what is added to.
+        # In flight during this round's sums: the next round's numbers, and at the end the outputs to add to.
         if i + 1 < ROUNDS:
             next_low = _taps(
                 taps_at, tap - (i + 2) * EIGHT * WIDTH, lags, left, TAPS_ROW, WIDTH, CHANNELS, EVEN,
@@ -305,12 +305,12 @@ def _numbers(
     found = _loaded(at + here.to(tl.int64) * ROW, there, left, CHANNELS, EVEN)
     for c in tl.static_range(CHANNELS):
         bits = found[c].to(tl.int32, bitcast=True)
-        # An infinity stays one and a NaN a NaN, whose bits would overflow.
+        # Infinities and NaNs stay as they are: the rounding would overflow their bits.
         finite = (bits & 0x7F800000) != 0x7F800000
         if PRECISION == "bf16":
             bits = tl.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits) & -0x10000
         elif PRECISION == "tf32":
-            # The matrix units cut the last 13 bits off, which makes all numbers smaller: rounded first.
+            # The matrix units cut off the last 13 bits, which makes all numbers smaller: round first.
             bits = tl.where(finite, bits + 0x1000, bits) & -0x2000
         numbers = longer(numbers, bits)
     return numbers
@@ -384,7 +384,7 @@ def _summed(
     start = WIDTH * s
     added = ()
     for c in tl.static_range(CHANNELS):
-        # Inputs from `start` on, as many as a warp has threads, each where its number is modulo that.
+        # As many inputs from `start` on as a warp has threads, each in the thread of its number modulo 32.
         window = inputs[c]
         for k in tl.static_range(1, len(inputs) // CHANNELS):
             window = tl.where(lane + LANES * (k - 1) < start, inputs[k * CHANNELS + c], window)
@@ -449,7 +449,7 @@ def _times(
     sums, toeplitz, hankel, k: tl.constexpr, NB: tl.constexpr, PRECISION: tl.constexpr, EMULATED: tl.constexpr
 ):
     """The sums of one channel with the products of fragment k added."""
-    # Registers of a fragment of the Hankel matrix, and of what both lose.
+    # Registers of a fragment of the Hankel matrix, and of the lost parts of both.
     EACH: tl.constexpr = len(hankel) // (2 * NB - 1)
     LOST_A: tl.constexpr = len(toeplitz) // 2
     LOST_B: tl.constexpr = EACH // 2
@@ -457,7 +457,7 @@ def _times(
     for n in tl.static_range(NB):
         big = big + _mma(_quad(sums, n), toeplitz, hankel, 0, (k + n) * EACH, PRECISION, EMULATED)
         if PRECISION == "tf32x3":
-            # In sums of their own: the matrix units cut sums off, the more often the worse.
+            # In separate sums: the matrix units cut sums off, and each further product adds to that error.
             more = _mma(_quad(sums, NB + n), toeplitz, hankel, LOST_A, (k + n) * EACH, PRECISION, EMULATED)
             small = small + _mma(more, toeplitz, hankel, 0, (k + n) * EACH + LOST_B, PRECISION, EMULATED)
     return big + small
@@ -502,7 +502,7 @@ def _mma(c, a, b, A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr, EMU
             dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=False, pack=1,
         )  # fmt: skip
     else:
-        # The instruction takes rows g and g + 8 of a column, then of the next.
+        # The instruction takes rows g and g + 8 of a column, then of the next column.
         return tl.inline_asm_elementwise(
             "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
             "{$0, $1, $2, $3}, {$4, $6, $5, $7}, {$8, $9}, {$10, $11, $12, $13};",

@@ -1,1 +1,1 @@
-"""How long ops take: captured graphs, rotated buffers, kernels compiled ahead, a host at full pace."""
+"""Times of ops: captured graphs, rotated buffers, kernels compiled ahead, a host at full pace."""

@@ -1,7 +1,8 @@
-"""Captured graphs that share their memory, for they are replayed one after another.
+"""Captured graphs that share their memory, because they are replayed one after another.
 
-torch.cuda.graph() gives memory back to the driver at each capture, which takes longer than to measure an op.
-Here a graph that stays keeps the pool alive, and all others of the same stream take their memory from it.
+torch.cuda.graph() returns memory to the driver at each capture, which takes longer than to measure an op.
+Here one graph stays and keeps the pool alive, and all other graphs of the same stream take their memory from
+it.
 """
 
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from typing import Any
 
 import torch
 
-# Its classes of streams are not typed.
+# The stream classes of torch.cuda are not typed.
 CUDA: Any = torch.cuda
-# Of the card's memory.
+# A share of the card's memory.
 IDLE_SHARE = 0.2
 
 
 class GraphPool:
-    """Memory of the graphs that are captured on one stream, and replayed there or one at a time elsewhere."""
+    """Memory of the graphs captured on one stream, replayed there or one at a time elsewhere."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream: Any = CUDA.Stream() if stream is None else stream
@@ -28,8 +29,8 @@ class GraphPool:
             self._anchor.capture_end()
 
     def capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """What `call` launches, as a graph; nothing of it runs. It has to have run before, so that all is
-        compiled and loaded. Raises what it raises; the pool is of no use then."""
+        """Captures the launches of `call` as a graph without running them. `call` has to have run before, so
+        that all is compiled and loaded. Raises any error of `call`; the pool is then unusable."""
         make_room()
         graph, pool = torch.cuda.CUDAGraph(), self._anchor.pool()
         try:
@@ -46,9 +47,10 @@ class GraphPool:
 
 
 def make_room() -> None:
-    """Before a capture, which cannot do so itself: memory that has been used and lies idle goes back to the
-    driver, where it is much, and more than the driver has left: about as much could be asked for."""
-    # Nested as they come: to flatten them takes ten times as long.
+    """Frees memory before a capture, which cannot free any itself: used and now idle memory goes back to the
+    driver if it is more than IDLE_SHARE of the card and more than the driver has free, because a capture
+    could ask for about as much."""
+    # Nested as they come: flattening the statistics takes ten times as long.
     held: Any = torch.cuda.memory_stats_as_nested_dict()
     reserved, allocated = (held[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
     idle = reserved - allocated
@@ -59,7 +61,7 @@ def make_room() -> None:
 
 
 def _end(pool: Any) -> None:
-    """After a capture that failed: its pool would go on recording, so that no later graph could have it."""
+    """Ends a pool after a failed capture: it would go on recording, so that no later graph could use it."""
     end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if end is not None:
         with suppress(RuntimeError):

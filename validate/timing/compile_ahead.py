@@ -1,10 +1,10 @@
-"""Kernels compiled beside measuring, which goes on with what needs no compiling.
+"""Compiles kernels alongside the measurement, which goes on with ops that need no compiling.
 
-Triton compiles a kernel where it is first launched, for a second or more, and keeps it in a folder that all
-processes share. Only one process may use the card while times are taken; compiling uses none. So each op is
-tried first with a hook in front of triton's compiler (`jit_cache_hook`): where a kernel is missing, the hook
-keeps its launch from happening and gives what says how it is to be compiled to another process. An op that
-misses something is put off until that is there; triton then finds it in the folder.
+Triton compiles a kernel at its first launch, for a second or more, and keeps it in a folder that all
+processes share. Only one process may use the card while times are taken; compiling uses no card. So each op
+is tried first with a hook in front of triton's compiler (`jit_cache_hook`). If a kernel is missing, the hook
+prevents its launch and sends the description of its compilation to another process. An op that misses a
+kernel is put off until the kernel is compiled; triton then finds it in the folder.
 """
 
 import os
@@ -28,9 +28,9 @@ from simcore.kernels.table import TABLE
 from simcore.ops.op import Op
 
 MOST_PROCESSES = 14
-# Cores that are left to measuring, and to whatever else runs.
+# Cores left to the measurement and to other work.
 SPARE_CORES = 2
-# Ops that move more launch what those that move less have compiled, and take long to try.
+# Ops that move more launch the same kernels as smaller ops, and take long to try.
 MOST_BYTES = 2e9
 MOST_TRIES = 100
 
@@ -39,7 +39,7 @@ Try = Callable[[Op], object]
 
 
 def processes(cores: int) -> int:
-    """How many processes compile on so many cores.
+    """Returns how many processes compile on so many cores.
 
     >>> processes(1), processes(8), processes(128)
     (1, 6, 14)
@@ -50,13 +50,13 @@ def processes(cores: int) -> int:
 def as_compiled(
     items: Iterable[T], op_of: Callable[[T], Op | None], until_s: float, tried: Try | None = None
 ) -> Iterator[T]:
-    """Items, each as soon as what its op launches is compiled, or at `until_s` (time.perf_counter). `op_of`:
-    None for an item that need not wait; `tried`: what launches an op once."""
+    """Yields items, each as soon as the kernels of its op are compiled, or at `until_s` (time.perf_counter).
+    `op_of`: None for an item that need not wait; `tried`: a function that launches an op once."""
     put_off: list[tuple[T, list[Future[None]]]] = []
     kinds, ended = _Kinds(), 0
     with _Compilers() as compilers:
         for item in items:
-            # Else what is tried first, a few ops of many kinds, would come last.
+            # Otherwise the ops tried first, a few of many kinds, would come last.
             if compilers.ended > ended:
                 ended = compilers.ended
                 yield from _taken(put_off)
@@ -80,7 +80,7 @@ def as_compiled(
 
 
 def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
-    """Takes those out whose kernels are there."""
+    """Removes and yields the items whose kernels are compiled."""
     # Asked once: a job may end between two questions.
     asked = [(each, all(job.done() for job in each[1])) for each in put_off]
     put_off[:] = [each for each, is_there in asked if not is_there]
@@ -88,27 +88,27 @@ def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
 
 
 def launch(op: Op) -> None:
-    """Runs an op once on the card. What it raises is raised again where it is measured, and noted there."""
+    """Runs an op once on the card. Ignores errors: the measurement of the op raises and notes them again."""
     kernel, device = TABLE[op.kind], torch.device("cuda")
     with suppress(Exception), torch.inference_mode(), one_stream({}):
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
 class _Kinds:
-    """Which kinds of op have kernels to compile: of one that had none in MOST_TRIES ops the others are not
-    tried."""
+    """The kinds of op that have kernels to compile: if MOST_TRIES ops of a kind had none, its other ops are
+    not tried."""
 
     def __init__(self) -> None:
         self._without: Counter[tuple[str, str]] = Counter()
         self._compiled: set[tuple[str, str]] = set()
 
     def may_miss(self, op: Op) -> bool:
-        """Whether an op may launch what has to be compiled."""
+        """Whether an op may launch a kernel that is not compiled yet."""
         kind = op.kind, op.dtype
         return kind in self._compiled or self._without[kind] < MOST_TRIES
 
     def note(self, op: Op, asked: bool) -> None:
-        """What became of one: whether it asked the compiler for anything."""
+        """Notes a tried op: whether it asked the compiler for a kernel."""
         if asked:
             self._compiled.add((op.kind, op.dtype))
         else:
@@ -116,12 +116,12 @@ class _Kinds:
 
 
 class _Compilers:
-    """Processes that compile, begun where something is to be compiled."""
+    """Processes that compile; they start at the first kernel to compile."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
-        # How often a launch has asked for a kernel that was not loaded; how many have been compiled.
+        # How often a launch asked for a kernel that was not loaded; how many kernels have been compiled.
         self.asked = self.ended = 0
 
     def __enter__(self) -> "_Compilers":
@@ -132,7 +132,7 @@ class _Compilers:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def missing(self, run: Callable[[], object]) -> list[Future[None]]:
-        """What is being compiled of what `run` launches; what is missing is not launched."""
+        """Returns the compile jobs of the kernels that `run` launches; a missing kernel is not launched."""
         found: list[Future[None]] = []
 
         def hook(*, fn: Any, compile: Any, **others: object) -> bool:
@@ -159,7 +159,7 @@ class _Compilers:
                 self._jobs[kernel] = self._started().submit(compiled, *kernel)
                 self._jobs[kernel].add_done_callback(self._end)
             except BrokenProcessPool:
-                # Processes that end for want of memory, say: then it is compiled where it is launched.
+                # The processes ended, perhaps for want of memory: the kernel is compiled at its launch.
                 done: Future[None] = Future()
                 done.set_result(None)
                 return done
@@ -177,13 +177,13 @@ class _Compilers:
 
 
 def _begun() -> None:
-    """In each process: one thread, and Ctrl-C is for the one that measures."""
+    """Sets up each process: one thread, and Ctrl-C is left to the measuring process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 def compiled(module: str, name: str, specialization: str) -> None:
-    """Compiles a kernel of a module as triton's hook has it, into triton's folder. What fails fails again
-    where it is launched."""
+    """Compiles a kernel of a module from the specialization of triton's hook into triton's folder. Ignores
+    errors: they recur at the launch."""
     with suppress(Exception):
         getattr(import_module(module), name).preload(specialization)

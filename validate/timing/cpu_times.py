@@ -1,10 +1,11 @@
-"""How long ops take on this machine, one by one, and what memory and matrix products reach.
+"""Times of ops on this machine, one by one, and the rates of memory and matrix products.
 
-Every op runs as the torch machine runs it, from a table of kernels: on random tensors, once to warm up, then
-until its share of the time is spent (at least 3 times, unless that takes three times as long), in two rounds,
-so that a pause of the machine does not hit all runs of one shape. The median counts. Before each run 2 MB of
-other memory are written: operands then come from the cache that cores share and not from a core's own, and so
-do Python's objects, as in a run, where other ops have been there since.
+Every op runs as on the torch machine, from a table of kernels and on random tensors: once to warm up, then
+until its share of the time is spent (at least LEAST_RUNS times, but no run after the first starts later than
+PATIENCE shares after the end of the op's own), in two rounds, so that a pause of the machine does not hit all
+runs of one shape. The median counts. Before each run 2 MB of other memory are written. Operands then come
+from the cache that cores share instead of a core's own, and so do Python's objects, as in a run, where other
+ops have run in between.
 """
 
 import time
@@ -24,15 +25,16 @@ from simcore.studies.common import Progress
 WARM_UPS = 1
 LEAST_RUNS, MOST_RUNS = 3, 200
 ROUNDS = 2
-# An op that takes this many times its share of the time runs only once a round. Once all of them together are
-# so late, as on a machine with other work, there is one round, of as many runs as there is time for.
+# After an op's share of the time and PATIENCE times as much again, a round makes no further run of it. Once
+# the ops so far have taken LATE times their shares, as on a machine with other work, the next ones get one
+# round, of as many runs as there is time for.
 PATIENCE, LATE = 3, 1.5
-# Larger than the caches of any CPU core; inside its second level.
+# Larger than the caches of any CPU core; within a core's second-level cache.
 MEMORY_BYTES, CACHE_BYTES = 1 << 28, 1 << 19
-# More than a core's own caches hold, less than those that cores share.
+# More than a core's own caches hold, less than the shared cache.
 OTHERS_BYTES = 1 << 21
 CPU = torch.device("cpu")
-# Where operands come from here.
+# The source of operands here.
 CACHE = "shared cache"
 
 Clock = Callable[[], float]
@@ -46,8 +48,8 @@ def measure(
     progress: Progress,
     clock: Clock = time.perf_counter,
 ) -> list[Point]:
-    """A point of each op, within about `total_s` seconds besides making their inputs. Kind by kind, so that
-    the two rounds of an op are not one right after the other."""
+    """Returns a point of each op, within about `total_s` seconds plus the time to make inputs. Goes kind by
+    kind, so that the two rounds of an op do not follow each other directly."""
     each_s = total_s / (ROUNDS * max(1, len(shapes)))
     generator = torch.Generator().manual_seed(0)
     by_kind: dict[str, list[Op]] = {}
@@ -71,7 +73,7 @@ def measure(
 def _runs(
     kernel: Kernel, op: Op, generator: torch.Generator, each_s: float, least: int, clock: Clock
 ) -> list[float]:
-    """Seconds of single runs, `least` of them unless that takes too long."""
+    """Returns the seconds of single runs, `least` of them unless that takes too long."""
     run, seconds = kernel.run, list[float]()
     with torch.inference_mode(), no_collections():
         tensors = kernel.inputs(op, generator, CPU)
@@ -100,8 +102,8 @@ def _point(op: Op, floor: Roofline, seconds: Sequence[float]) -> Point:
 
 
 def rates(quick: bool) -> dict[str, float]:
-    """What this machine reaches: bytes/s of a copy (read and written) in memory and in a core's cache, flop/s
-    of a matrix product of 512 (quick: 256) in each dtype. The best of a few runs."""
+    """Returns the rates of this machine: bytes/s of a copy (read and written) in memory and in a core's
+    cache, flop/s of a matrix product of 512 (quick: 256) in each dtype. The best of a few runs."""
     found = {}
     for name, size in (("memory_bytes_per_s", MEMORY_BYTES >> 2 * quick), ("cache_bytes_per_s", CACHE_BYTES)):
         source = torch.ones(size // 8)

@@ -1,26 +1,27 @@
-"""How long ops take on a CUDA card, one by one, in captured graphs; what the card reaches.
+"""Times of ops on a CUDA card, one by one, in captured graphs; the rates of the card.
 
     seconds of an op = (time of a graph of (another kernel, call) - its start) / calls
                      - the other kernel between others
 
-As in a model, another kernel comes before each call (`between`), small and of the same stream. Calls that
-follow each other are no measure of that: a kernel that starts while the launch before it ends (decode
-attention) then stands in its own way, up to a quarter longer, and kernels that are already loaded start
+As in a model, another kernel runs before each call (`between`), small and on the same stream. Calls that
+follow each other directly do not measure that: a kernel that starts while the launch before it ends (decode
+attention) then obstructs itself and takes up to a quarter longer, and kernels that are already loaded start
 sooner.
 
-cold: the calls go round so many sets of operands that none is in the L2 cache when its turn comes again, up
-to MOST_SETS of them, which of small ones all stay there; the price of an op is this one. warm: all calls take
-the same operands; the price where a run uses them again at once (`FittedProfile.in_cache`). What takes
-nothing but what ops before it have just written (AS_WRITTEN) is priced from the cache, as far as it has room
-there: calls go round so many sets as stay in a part of it, for one address may take longer than another. What
-a graph takes between two of its nodes is part of an op's time, what it takes to start is not.
+cold: the calls rotate through so many sets of operands that no set is in the L2 cache at its next turn, but
+at most MOST_SETS sets; sets of small operands all stay in the cache. This is the price of an op. warm: all
+calls use the same operands: the price of operands that a run uses again at once (`FittedProfile.in_cache`).
+An op that takes only the fresh results of earlier ops (AS_WRITTEN) is priced from the cache, as far as it
+fits: the calls rotate through so many sets as stay in a part of the cache, because one address may take
+longer than another. The time of a graph between two of its nodes is part of an op's time; the start of the
+graph is not.
 
-All are times of a card at rest. One that multiplies for long draws more power than it may and lowers its
-clock, by up to a quarter, and it goes by the last tenths of a second: products timed one behind the other, at
-whatever clock, differ by 4 % in the median and by 10 % at times when they are timed again; at rest nine in
-ten by less than 1.4 %. So before each timing the card rests until it has spent no more than REST_SHARE of its
-time, of late, on what loads it (an average that forgets by MEMORY_S). `rates` says how much slower products
-are under load.
+All are times of a card at rest. A card that multiplies for long draws more power than its limit and lowers
+its clock, by up to a quarter; the last tenths of a second decide. Products timed one after another, at
+whatever clock, differ between two timings by 4 % in the median and at times by 10 %; at rest nine in ten
+differ by less than 1.4 %. So before each timing the card rests until its recent share of time on loading ops
+(an average that forgets by MEMORY_S) is at most REST_SHARE. `rates` measures how much slower products are
+under load.
 """
 
 import math
@@ -51,25 +52,26 @@ from simcore.validate.timing.captures import GraphPool
 from simcore.validate.timing.reading_kernels import nothing_kernel
 
 SEED = 0
-# More sets of buffers than this are not made: of small shapes some then stay in the L2 cache.
+# The most sets of buffers: of small shapes some sets then stay in the L2 cache.
 MOST_SETS = 128
-# A graph need not be longer than this: what takes long is called less often.
+# The length of a graph that is enough: long ops are called less often.
 GRAPH_S = 3e-4
-# An op bound by arithmetic that has a floor above this loads the card.
+# An op bound by arithmetic with a floor above this loads the card.
 LOADING_FLOOR_S = 5e-5
-# Of the time, so much may have been spent on such ops before a timing; what was longer ago counts less.
+# The most of recent time spent on such ops before a timing; MEMORY_S weighs older time less.
 REST_SHARE, MEMORY_S = 0.4, 0.2
-# Products go on for so long before their rate under load is taken.
+# Products run for so long before their rate under load is taken.
 LOADED_S = 1.0
-# Rounds of replays; of what loads the card one; of what takes longer than SLOW_S one of fewer.
+# Rounds of replays; one round for ops that load the card; for ops longer than SLOW_S one round of fewer
+# replays.
 ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
-# How many pairs of the kernel between calls and of another are timed, and the warps of both.
+# How many pairs of the kernel between calls and of another kernel are timed, and the warps of both.
 PAIRS, WARPS = (10, 50), (1, 4)
-# What is shorter has it timed anew.
+# For shorter ops the kernel between calls is timed anew.
 SHORT_S = 2e-5
-# What is warm has to have so many times as much room.
+# The cache has to be more than so many times as large as warm operands.
 WARM_SHARE = 4
-# Sides of square products that say what rate a number format reaches.
+# Sides of the square products that give the rate of a number format.
 SIDE = 8192
 CALLS_OF_RATES = 4
 
@@ -80,12 +82,13 @@ AS_WRITTEN = frozenset({
 })  # fmt: skip
 
 Call = Callable[[], object]
-# What a shape that cannot be measured raises: too little memory, a layout that does not fit, no such kernel.
+# The errors of a shape that cannot be measured: too little memory, a layout that does not fit, no such
+# kernel.
 FAILURES = (RuntimeError, ValueError, TritonError)
 
 
 def go_on() -> None:
-    """After a shape that could not be measured. Raises InputError where the card does not go on either."""
+    """Recovers after a shape that could not be measured. Raises InputError if the card no longer answers."""
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -96,26 +99,26 @@ def go_on() -> None:
 def operands(
     kernel: Kernel, op: Op, l2_bytes: int, device: torch.device | str = "cuda", *, stay: bool = False
 ) -> list[tuple[Tensor, ...]]:
-    """Sets of random operands of an op, as many as it takes to go round the L2 cache, or as `stay` there."""
+    """Makes sets of random operands of an op: enough to rotate through L2, or as many as `stay` there."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if stay:
         count = max(1, min(cases.LEAST_CALLS, l2_bytes // WARM_SHARE // set_bytes))
     elif MOST_SETS * set_bytes <= l2_bytes:
-        # All of them would stay in the cache as well.
+        # All sets would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)
     return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
 
 
 def _twin(x: Tensor) -> Tensor:
-    """A copy of a tensor with all that its storage has beside it: a kernel may count on that."""
+    """Copies a tensor with all other elements of its storage: a kernel may rely on them."""
     whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
     return whole.clone().as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tuple[list[Call], float]:
-    """Calls for one graph, whole rounds of the sets, and the seconds that one took outside a graph."""
+    """Returns the calls of one graph, whole rounds of the sets, and the seconds of a call outside graphs."""
     calls: list[Call] = [partial(kernel.run, op, *one) for one in sets]
     took_s = once_s(calls[-1])
     least = 1 if took_s > GRAPH_S else cases.least_calls(took_s, GRAPH_S)
@@ -123,7 +126,7 @@ def calls_over(kernel: Kernel, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> tu
 
 
 def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
-    """The point of an op. Raises what its kernel, or the lack of memory, raises."""
+    """Returns the point of an op. Raises any error of its kernel, or of the lack of memory."""
     with torch.inference_mode(), no_collections(), one_stream({}):
         written = op.kind in AS_WRITTEN
         sets = operands(kernel, op, card.l2_bytes, stay=written)
@@ -153,7 +156,7 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
 
 
 def _spaced(calls: Sequence[Call]) -> list[Call]:
-    """Each call behind the kernel that stands between them."""
+    """Returns each call after the kernel between calls."""
     other = between().call
     return [each for call in calls for each in (other, call)]
 
@@ -161,7 +164,7 @@ def _spaced(calls: Sequence[Call]) -> list[Call]:
 def _times(
     graph: torch.cuda.CUDAGraph, calls: int, other: tuple[float, float], replays: int = REPLAYS
 ) -> list[float]:
-    """Seconds of a call, without the graph's start and the kernel before it, replay by replay."""
+    """Returns the seconds of a call, without the graph's start and the kernel before it, replay by replay."""
     start_s, other_s = other
     seconds = [(each - start_s) / calls - other_s for each in replays_s(graph, replays, ahead=True)]
     if min(seconds) <= 0.0:
@@ -170,10 +173,11 @@ def _times(
 
 
 class _Between:
-    """The kernel that stands between calls: one block that does nothing, so that no address counts. It is
-    timed in turns with another such, half of which time counts as its own, for each of them then comes
-    behind another kernel; in graphs of few and of many, so that what a graph takes to start is told from it.
-    All that goes by the card's clock, which goes by its load: for what is short it is timed each time."""
+    """The kernel between calls: one block that does nothing, so that no address matters.
+
+    It is timed alternating with another such kernel, because each of them then follows another kernel; half
+    of the time is its own. Graphs of few and of many pairs separate the start of a graph from it. All of this
+    depends on the card's clock, which depends on its load: for short ops it is timed each time."""
 
     def __init__(self) -> None:
         word = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -185,7 +189,7 @@ class _Between:
         self._seconds = self.seconds(again=True)
 
     def seconds(self, *, again: bool) -> tuple[float, float]:
-        """What a graph takes to start, and the kernel, as they were timed last, or now."""
+        """Returns the start of a graph and the kernel, in seconds, as last timed, or timed now if `again`."""
         if again:
             (few, few_s), (many, many_s) = (
                 (calls, statistics.median(replays_s(graph, REPLAYS, ahead=True)))
@@ -198,24 +202,24 @@ class _Between:
 
 @cache
 def between() -> _Between:
-    """Of this process."""
+    """Returns the kernel between calls of this process."""
     return _Between()
 
 
 def loads(op: Op, floor: Roofline) -> bool:
-    """Whether an op computes so much, and so little else, that the card's power decides how fast."""
+    """Whether an op computes so much, and moves so little, that the card's power decides its speed."""
     least = floor(op)
     return least.compute_s > max(LOADING_FLOOR_S, least.memory_s)
 
 
 class _Heat:
-    """The share of time that the card has spent on ops that load it, of late."""
+    """The share of recent time that the card has spent on ops that load it."""
 
     def __init__(self) -> None:
         self._share, self._at_s = 0.0, time.perf_counter()
 
     def add(self, busy_s: float) -> None:
-        """It has been busy with one for so long, until now."""
+        """Notes that the card has been busy with such an op for `busy_s`, until now."""
         self._fade(busy_s)
         self._share = 1.0 - (1.0 - self._share) * math.exp(-busy_s / MEMORY_S)
 
@@ -227,7 +231,7 @@ class _Heat:
             self._fade(0.0)
 
     def _fade(self, busy_s: float) -> None:
-        """Of the time since the last call all but `busy_s` was rest."""
+        """Fades the share: of the time since the last call all except `busy_s` was rest."""
         now_s = time.perf_counter()
         self._share *= math.exp(min(0.0, busy_s - (now_s - self._at_s)) / MEMORY_S)
         self._at_s = now_s
@@ -235,13 +239,13 @@ class _Heat:
 
 @cache
 def heat() -> _Heat:
-    """Of this process."""
+    """Returns the heat of this process."""
     return _Heat()
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """As `bench_timing.capture` of calls that have run before; but memory is not given back to the driver
-    each time, which takes longer than to measure an op: all graphs share one pool."""
+    """Captures calls that have run before, as `benchmarks.timing.capture` does, but from one shared pool:
+    memory does not go back to the driver each time, which takes longer than to measure an op."""
     torch.cuda.synchronize()
 
     def all_of_them() -> None:
@@ -264,7 +268,7 @@ def _pool() -> GraphPool:
 
 
 def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
-    """Where operands come from, in a word.
+    """Returns the source of operands in one word.
 
     >>> cache_state(128, 16_384, 60_000_000), cache_state(31, 4_000_000, 60_000_000)
     ('L2', 'cold')
@@ -276,7 +280,7 @@ def cache_state(sets: int, set_bytes: int, l2_bytes: int) -> str:
 
 
 def rates(card: Card) -> dict[str, float]:
-    """What this card reaches: bytes/s of reading and of copying, flop/s of square products by number
+    """Returns the rates of this card: bytes/s of reading and of copying, flop/s of square products by number
     format (fp8: e4m3, one scale a tensor), at rest and, of bf16 and fp8, under load; seconds of a graph's
     node."""
     found = {"read_bytes_per_s": card.read_bytes_per_s, "copy_bytes_per_s": _copied(), "node_s": card.node_s}
@@ -297,7 +301,7 @@ def rates(card: Card) -> dict[str, float]:
 
 
 def loaded(name: str) -> str:
-    """The name under which `rates` has what products of a number format reach under load.
+    """Returns the name of the rate of a number format's products under load in `rates`.
 
     >>> loaded("bf16")
     'bf16_loaded_flops_per_s'
@@ -326,7 +330,7 @@ def has_format(op: Op) -> bool:
 
 
 def scaled_product(m: int, n: int, k: int) -> Call:
-    """A call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that gives bf16."""
+    """Makes a call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that returns bf16."""
     x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
     weight = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
     one = torch.ones((), device="cuda")

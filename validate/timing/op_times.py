@@ -1,4 +1,4 @@
-"""What real runs took: the times of their ops, whatever called them."""
+"""The times of ops in real runs, whatever called them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,13 +8,13 @@ from simcore.ops.op import Op
 
 
 def plain(op: Op) -> Op:
-    """An op wherever it works and whatever it is called in its model: what its time depends on."""
+    """Returns an op without its place and its name in the model: all that its time depends on."""
     return replace(op.bare, name="")
 
 
 def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
-    """Seconds of each op in real runs, by the op without place and name; none of what was skipped, or of
-    launches that do not count."""
+    """Returns the seconds of each op in real runs, by the op without place and name. Leaves out warm-up
+    launches; skipped launches have no ops."""
     found: dict[Op, list[float]] = {}
     for trace in traces:
         for span in trace.spans:

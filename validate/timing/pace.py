@@ -1,12 +1,12 @@
 """Waiting until this host runs as fast as it can.
 
-    pace = median seconds of the last LOOPS plain loops / the least that such a median has been
+    pace = median seconds of the last LOOPS plain loops / the least such median so far
 
-A processor that shares its core with somebody else's work runs up to 1.8 times as slowly, for a second or so,
-and then what a verb of the machine costs does too. A processor that has slept is slow at first. Neither is
-what a program takes, so before what counts the host is kept busy until its loops are at their pace, for
-PATIENCE_S at most, and after it they say whether it still is. Where it was slow RESIGNED times in a row, that
-is how fast it is from then on.
+A processor that shares its core with other work runs up to 1.8 times as slowly, for a second or so, and so do
+the machine's verbs. A processor that has slept is slow at first. Neither belongs to the time of a program. So
+the host is kept busy before a timing until its loops are at their pace, for at most PATIENCE_S, and loops
+after the timing check that it still is. After RESIGNED waits in vain in a row, the current pace is the host's
+pace from then on.
 """
 
 import math
@@ -20,18 +20,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STEPS = 10_000
-# The first time, for longer than it is slow at a time, it is looked for what the host can do; each time it is
-# busy for AWAKE_S at least.
+# The first time, longer than a slow spell lasts, the host's best pace is found; each later time the host is
+# kept busy for at least AWAKE_S.
 FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 0.6
 RESIGNED = 5
-# How often what is timed is done at most.
+# The most times that a timed act is done.
 ATTEMPTS = 3
-# One loop may be faster than a processor stays; the median of so many may take so many times the least one.
+# A single loop may be faster than a processor stays; the median of LOOPS loops may be SLACK times the least
+# one.
 LOOPS, SLACK = 7, 1.15
 
 
 class Pace:
-    """The pace of a host. `loop` gives the seconds of a plain loop, `clock` the time."""
+    """The pace of a host. `loop` returns the seconds of a plain loop, `clock` the time."""
 
     def __init__(
         self, loop: Callable[[], float] | None = None, clock: Callable[[], float] = time.perf_counter
@@ -40,9 +41,9 @@ class Pace:
         self._least_s, self._in_vain = math.inf, 0
 
     def keeps(self, act: Callable[[], T]) -> tuple[T, bool]:
-        """Does what is timed, and gives what it gives and whether the host was at its pace before and after
-        it. Where it was slow only afterwards it is done again, ATTEMPTS times in all, and the last one
-        counts; where it was waited for in vain, that is all the time that there is."""
+        """Calls `act` and returns its result and whether the host was at its pace before and after the call.
+        If the host was slow only after the call, the call is repeated, at most ATTEMPTS calls in all, and the
+        last one counts. After a wait in vain the call is not repeated: no time is left."""
         for _ in range(ATTEMPTS):
             settled = self.settle()
             found = act()
@@ -55,7 +56,7 @@ class Pace:
         return median(self._loop() for _ in range(LOOPS)) <= SLACK * self._least_s
 
     def settle(self) -> bool:
-        """Keeps the host busy until it is at its pace; gives whether it is."""
+        """Keeps the host busy until it is at its pace; returns whether it is."""
         begun_s, last = self._clock(), deque[float](maxlen=LOOPS)
         first = math.isinf(self._least_s)
         awake_s, patience_s = (FIRST_S, 2 * FIRST_S) if first else (AWAKE_S, PATIENCE_S)
@@ -84,5 +85,5 @@ def _loop_s() -> float:
 
 @cache
 def pace() -> Pace:
-    """Of this process."""
+    """Returns the pace of this process."""
     return Pace()

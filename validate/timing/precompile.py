@@ -1,7 +1,7 @@
-"""What a scenario launches on a card, known before it runs there: the simulated machine launches the same.
+"""The kernels that a scenario launches on a card, known beforehand: the simulated machine launches the same.
 
-A kernel is compiled for a second or more where it is first launched, and a run launches one after the other;
-known beforehand, all are compiled side by side (`simcore.validate.timing.compile_ahead`).
+A kernel is compiled at its first launch, for a second or more, and a run launches one after another. Known
+beforehand, all are compiled in parallel (`simcore.validate.timing.compile_ahead`).
 """
 
 import time
@@ -17,13 +17,13 @@ from simcore.validate.machines.cuts import units
 from simcore.validate.timing.compile_ahead import Try, as_compiled
 from simcore.validate.timing.op_times import op_times, plain
 
-# For so long kernels are waited for; what is missing then is compiled where it is launched.
+# The longest wait for kernels; kernels still missing then are compiled at their launch.
 MOST_S = 600.0
 
 
 def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try | None = None) -> None:
-    """Has compiled what a scenario launches; `tried`: what launches an op once. Raises InputError or
-    ModelError with one line."""
+    """Compiles the kernels that a scenario launches; `tried`: a function that launches an op once. Raises
+    InputError or ModelError with one line."""
     ops = launched(scenario, where, progress)
     until_s = time.perf_counter() + MOST_S
     for done, _ in enumerate(as_compiled(ops, lambda op: op, until_s, tried)):
@@ -32,8 +32,8 @@ def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try |
 
 
 def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
-    """Ops with kernels that a scenario launches on the simulated machine, each once, wherever it works.
-    Raises InputError or ModelError with one line."""
+    """Returns the ops with kernels that a scenario launches on the simulated machine, each once, wherever it
+    runs. Raises InputError or ModelError with one line."""
     found: dict[Op, None] = {}
     last: list[Trace] = []
 
@@ -43,7 +43,7 @@ def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
         last.clear()
 
     def start(setup: Setup) -> Run:
-        # Traces of all cases may not have room beside each other.
+        # The traces of all cases may not fit into memory together.
         take()
         run = span_by_span(setup)
         last.append(run.trace)

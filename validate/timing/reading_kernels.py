@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-untyped,no-untyped-def,untyped-decorator"
 # ruff: noqa: N803
-"""What a card is measured with: a kernel that reads (sum_i x_i, by parts), and one that does nothing."""
+"""Kernels that measure a card: one that reads (sum_i x_i, by parts), and one that does nothing."""
 
 import triton
 import triton.language as tl
