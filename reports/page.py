@@ -143,7 +143,8 @@ def page_data(sections: Sequence[Section]) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of `templates/` as text."""
     return resources.files("simcore.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -156,7 +157,7 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    return environment.from_string(_asset("report.html.j2"))
+    return environment.from_string(asset("report.html.j2"))
 
 
 def render(opening: Opening, sections: Sequence[Section]) -> str:
@@ -167,8 +168,8 @@ def render(opening: Opening, sections: Sequence[Section]) -> str:
         light=style.variables(0),
         dark=style.variables(1),
         font=style.FONT,
-        css=_asset("report.css"),
-        script=_asset("report.js"),
+        css=asset("report.css"),
+        script=asset("report.js"),
         plotly=get_plotlyjs(),
         data=page_data(sections),
     )

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,8 +193,13 @@ class Run:
 
     def metric(self, name: str) -> pd.DataFrame:
         """The rows of one metric that have a value, in the order of the file."""
-        rows = self.results[(self.results["metric"] == name) & self.results["value"].notna()]
-        return rows.reset_index(drop=True)
+        rows = self._of_metric.get(name)
+        return self.results.head(0) if rows is None else rows
+
+    @cached_property
+    def _of_metric(self) -> dict[Any, pd.DataFrame]:
+        groups = self.results[self.results["value"].notna()].groupby("metric", sort=False)
+        return {name: rows.reset_index(drop=True) for name, rows in groups}
 
 
 @dataclass(frozen=True)

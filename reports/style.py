@@ -24,48 +24,19 @@ PAGE: Mapping[str, tuple[str, str]] = {
 
 # The baseline is grey and what is compared with it has a hue; more devices stand out more.
 Shades = Sequence[tuple[str, str]]
-GREY: Shades = [
-    ("#a9b1bb", "#5b6570"),
-    ("#8b94a0", "#7a8490"),
-    ("#6b7580", "#9ca5b0"),
-    ("#4a535e", "#bfc6ce"),
-    ("#272e36", "#e3e7eb"),
-]
-BLUE: Shades = [
-    ("#93c4ec", "#2f6ea8"),
-    ("#5aa2db", "#4a8fcd"),
-    ("#2f80c2", "#6fb1eb"),
-    ("#155f9e", "#98caf6"),
-    ("#0a4475", "#c2e1fc"),
-]
-OCHRE: Shades = [
-    ("#e3b06b", "#8a5a17"),
-    ("#cf9038", "#b07826"),
-    ("#ad7016", "#d0983f"),
-    ("#87530a", "#e5b768"),
-    ("#5f3a04", "#f3d39c"),
-]
-VIOLET: Shades = [
-    ("#c6abe3", "#66489a"),
-    ("#a580d3", "#8464bd"),
-    ("#8458bd", "#a586da"),
-    ("#653aa0", "#c3aaee"),
-    ("#452270", "#ddcdf8"),
-]
-RED: Shades = [
-    ("#efab9d", "#8f3a29"),
-    ("#e0806c", "#b45341"),
-    ("#ca5742", "#d9735f"),
-    ("#a63a27", "#f09b89"),
-    ("#742316", "#f8c5ba"),
-]
-GREEN: Shades = [
-    ("#7cc4ab", "#1f6b54"),
-    ("#45a686", "#2d8a6e"),
-    ("#128665", "#4aaa8b"),
-    ("#096349", "#7cc9ae"),
-    ("#04432f", "#b0e3d1"),
-]
+
+
+def _shades(light: str, dark: str) -> Shades:
+    """Shades of a hue from faint to strong, in both themes."""
+    return list(zip(light.split(), dark.split(), strict=True))
+
+
+GREY = _shades("#a9b1bb #8b94a0 #6b7580 #4a535e #272e36", "#5b6570 #7a8490 #9ca5b0 #bfc6ce #e3e7eb")
+BLUE = _shades("#93c4ec #5aa2db #2f80c2 #155f9e #0a4475", "#2f6ea8 #4a8fcd #6fb1eb #98caf6 #c2e1fc")
+OCHRE = _shades("#e3b06b #cf9038 #ad7016 #87530a #5f3a04", "#8a5a17 #b07826 #d0983f #e5b768 #f3d39c")
+VIOLET = _shades("#c6abe3 #a580d3 #8458bd #653aa0 #452270", "#66489a #8464bd #a586da #c3aaee #ddcdf8")
+RED = _shades("#efab9d #e0806c #ca5742 #a63a27 #742316", "#8f3a29 #b45341 #d9735f #f09b89 #f8c5ba")
+GREEN = _shades("#7cc4ab #45a686 #128665 #096349 #04432f", "#1f6b54 #2d8a6e #4aaa8b #7cc9ae #b0e3d1")
 STRATEGY: Mapping[str, Shades] = {
     "tensor_parallel": GREY,
     "alspec": BLUE,

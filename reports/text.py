@@ -16,6 +16,7 @@ STRATEGY_NAMES = {
     "alspec_pipelined": "ALSpec, pipelined",
 }
 NOTHING = "–"
+UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 GLUE = "\u00a0"  # between a number and its unit: a line never breaks there
 
 
@@ -43,6 +44,10 @@ def milliseconds(seconds: float) -> str:
     return f"{significant(seconds * 1e3, 4)}{GLUE}ms" if known(seconds) else NOTHING
 
 
+def _unit(seconds: float) -> tuple[str, float]:
+    return next((pair for pair in UNITS if abs(seconds) >= pair[1] or seconds == 0), UNITS[-1])
+
+
 def duration(seconds: float) -> str:
     r"""Seconds in the unit that suits their size.
 
@@ -51,10 +56,20 @@ def duration(seconds: float) -> str:
     """
     if not known(seconds):
         return NOTHING
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= scale or seconds == 0:
-            return f"{significant(seconds / scale, 2)}{GLUE}{unit}"
-    return f"{significant(seconds / 1e-9, 2)}{GLUE}ns"
+    unit, scale = _unit(seconds)
+    return f"{significant(seconds / scale, 2)}{GLUE}{unit}"
+
+
+def lasting(seconds: float) -> str:
+    r"""Seconds with three digits in the unit that suits their size.
+
+    >>> lasting(1.234), lasting(0.0004567)
+    ('1.23\xa0s', '457\xa0µs')
+    """
+    if not known(seconds):
+        return ""
+    unit, scale = _unit(seconds)
+    return f"{significant(seconds / scale)}{GLUE}{unit}"
 
 
 def percent(fraction: float, digits: int = 3) -> str:

@@ -10,6 +10,7 @@ Exit code 1 where anything differs.
 
 import argparse
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -100,8 +101,10 @@ def content(path: Path) -> bytes:
     if path.suffix == ".gz":
         return gzip.decompress(data)
     if path.name == PAGE:
-        # The figures' data stand in scripts of the page; elsewhere it tells which code ran.
-        return b"\n".join(re.findall(rb"<script[^>]*application/json[^>]*>(.*?)</script>", data, re.DOTALL))
+        # The figures' data stand in scripts of the page; elsewhere it tells which code ran. In which order
+        # an object of theirs has its keys says nothing.
+        found = re.findall(rb"<script[^>]*application/json[^>]*>(.*?)</script>", data, re.DOTALL)
+        return "\n".join(json.dumps(json.loads(part), sort_keys=True) for part in found).encode()
     return data
 
 

@@ -16,10 +16,11 @@ from plotly.offline import get_plotlyjs
 
 from simcore import reports
 from simcore.reports import style
-from simcore.reports.common.figures import Variant
+from simcore.reports.common.figures import Scale, Variant
 from simcore.reports.run import read_run
 from simcore.reports.serving import figures as figures_serving
 from simcore.reports.serving import sections as sections_serving
+from simcore.reports.text import significant
 from tests.serving_run import SERVERS, SLO, SUMMARY, write_run
 from tests.thorough import first, thorough
 
@@ -86,7 +87,7 @@ def test_the_answer_and_its_tiles_open_the_page(page: Path, run_dir: Path) -> No
     tiles = {tile.means: tile for tile in sections_serving.opening(read_run(run_dir)).tiles}
     best = LABELS[3]
     ttft = _value(run_dir, best, "ttft_p99_s", 16.0) * 1e3
-    assert tiles["TTFT, 99th percentile"].value == f"{figures_serving.significant(ttft)}\u00a0ms"
+    assert tiles["TTFT, 99th percentile"].value == f"{significant(ttft)}\u00a0ms"
     assert best in tiles["TPOT, median"].where
     assert "16\u00a0requests/s" in tiles["TPOT, median"].where
     assert set(tiles) == {
@@ -172,7 +173,7 @@ def test_table_is_the_results_with_their_intervals(run_dir: Path) -> None:
     row = next(row for row in table.rows if row[0].startswith("goodput"))
     value = _value(run_dir, label, "goodput_per_s", 16.0)
     cell = row[list(table.head).index(label)]
-    assert cell.split(" ± ")[0] == figures_serving.significant(value)
+    assert cell.split(" ± ")[0] == significant(value)
     assert " ± " in cell
     assert [row[0].split(" (")[0] for row in table.rows] == [name for _, name in sections_serving.MAIN]
 
@@ -220,7 +221,7 @@ def test_bars_of_a_request_are_its_times(page: Path, run_dir: Path) -> None:
     requests = pd.read_parquet(run_dir / "requests.parquet")
     own = requests[(requests["label"] == LABELS[2]) & (requests["rate_per_s"] == 16.0)]
     own = own[own["replica"] == 0].sort_values("arrival_s").iloc[16:64]
-    where = [v.label for v in sections_serving._shown(read_run(run_dir))].index(LABELS[2])
+    where = [v.label for v in sections_serving.Served(read_run(run_dir)).shown].index(LABELS[2])
     bars = _traces(page, "requests", f"{where},2")
     done = own[own["status"] == "finished"]
     assert len(own) == sections_serving.GANTT_REQUESTS
@@ -344,7 +345,7 @@ def test_an_axis_that_follows_from_another_is_none() -> None:
 
 def test_the_page_opens_on_the_heaviest_load_of_a_device(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, rates=(4.0, 16.0), devices=(1, 4), requests=10))
-    _, point = sections_serving._best(run)
+    _, point = sections_serving.Served(run).best
     assert sections_serving.point_text(point) == "16\u00a0requests/s, 1 device"
 
 
@@ -402,7 +403,7 @@ def test_axes_are_logarithmic_where_values_span_decades() -> None:
     rows = pd.DataFrame(
         {"label": "a", "devices": [1, 64], "value": [0.01, 2.0], "low": math.nan, "high": math.nan}
     )
-    scale = figures_serving.Scale("TTFT", "s")
+    scale = Scale("TTFT", "s")
     variant = Variant("a", "temporal_fusion", 1, "#155f9e", "circle")
     figure = figures_serving.against(rows, [variant], ("devices", "devices"), [1, 64], scale, str)
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")

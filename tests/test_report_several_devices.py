@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from simcore import reports
+from simcore.reports.common.cases import at
 from simcore.reports.common.figures import compared_place
 from simcore.reports.decode import figures as figures_decode
 from simcore.reports.decode import sections as sections_decode
@@ -19,8 +20,7 @@ from simcore.reports.operators import figures as figures_operators
 from simcore.reports.operators import sections as sections_operators
 from simcore.reports.run import Run, read_run
 from simcore.reports.serving import sections as sections_serving
-from simcore.reports.text import milliseconds
-from simcore.reports.tiling.figures import lasting
+from simcore.reports.text import lasting, milliseconds
 from tests.serving_run import write_run
 
 SLOW, FAST = "h100-sxm", "h200-sxm"
@@ -66,7 +66,7 @@ def _attention_run(folder: Path, more: list[Row] | None = None, **summary: Any) 
 
 def test_places_of_both_devices_stand_with_their_own_times(tmp_path: Path) -> None:
     run = _attention_run(tmp_path / "run")
-    table = sections_operators._side_by_side(run, sections_operators.view(run))
+    table = sections_operators._side_by_side(sections_operators.Methods(run))
     assert table.head[:3] == ["place", "device", "FlashAttention-2"]
     assert [row[1] for row in table.rows] == [SLOW, SLOW, FAST, FAST]
     of_slow = next(row for row in table.rows if row[1] == SLOW and row[0].startswith("batch 1 "))
@@ -77,16 +77,16 @@ def test_places_of_both_devices_stand_with_their_own_times(tmp_path: Path) -> No
 
 def test_published_times_stand_beside_those_of_their_device(tmp_path: Path) -> None:
     run = _attention_run(tmp_path / "run")
-    shown = sections_operators.view(run)
-    for setting in sections_operators.settings(run.results, shown):
-        published = sections_operators._published(run, setting, shown)
+    of = sections_operators.Methods(run)
+    for setting in of.settings:
+        published = at(of.compared, setting)
         assert set(published["device"]) == {dict(setting)["device"]}
         assert len(published) == len(PLACES) * len(METHODS)
 
 
 def test_errors_are_counted_by_method_and_device(tmp_path: Path) -> None:
     run = _attention_run(tmp_path / "run")
-    (section,) = sections_operators._compared(run)
+    (section,) = sections_operators._compared(sections_operators.Methods(run))
     assert section.table is not None
     assert [row[:2] for row in section.table.rows] == [
         [f"{name}, {device}", str(len(PLACES))] for name in METHODS.values() for device in TIMES
@@ -101,7 +101,7 @@ def test_errors_are_counted_by_method_and_device(tmp_path: Path) -> None:
 
 def test_a_method_is_ahead_of_the_other_on_one_device(tmp_path: Path) -> None:
     run = _attention_run(tmp_path / "run")
-    tile = sections_operators._ahead(run)
+    tile = sections_operators._ahead(sections_operators.Methods(run))
     assert tile is not None
     assert tile.value == "4.00×"
     assert tile.means == f"Flash-Decoding, {SLOW} over FlashAttention-2, {SLOW}, at most"
@@ -118,8 +118,7 @@ def _not_ranked(method: str, tokens: int) -> list[Row]:
 def test_what_rows_say_is_not_ranked_is_not_ranked_there_alone(tmp_path: Path) -> None:
     """The text of the source says nothing of it; the row does."""
     run = _attention_run(tmp_path / "run", _not_ranked("flash_decoding", 65536))
-    shown = sections_operators.view(run)
-    table = sections_operators._best_table(run, shown, sections_operators.settings(run.results, shown))
+    table = sections_operators._best_table(sections_operators.Methods(run))
     assert table.rows == [
         [
             "batch 64 × 1K",
@@ -132,7 +131,7 @@ def test_what_rows_say_is_not_ranked_is_not_ranked_there_alone(tmp_path: Path) -
             f"FlashAttention-2, {FAST}, {lasting(0.004)}",
         ],
     ]
-    ahead = sections_operators._ahead(run)
+    ahead = sections_operators._ahead(sections_operators.Methods(run))
     assert ahead is not None
     assert ahead.value == "1.50×"
 
@@ -140,19 +139,18 @@ def test_what_rows_say_is_not_ranked_is_not_ranked_there_alone(tmp_path: Path) -
 def test_a_device_that_is_not_ranked_still_has_a_fastest_method(tmp_path: Path) -> None:
     out = [f"{name}, {FAST}" for name in METHODS.values()]
     run = _attention_run(tmp_path / "run", unranked=out)
-    shown = sections_operators.view(run)
-    table = sections_operators._best_table(run, shown, sections_operators.settings(run.results, shown))
+    table = sections_operators._best_table(sections_operators.Methods(run))
     assert [row[2] for row in table.rows] == [
         f"FlashAttention-2, {FAST}, {lasting(0.0005)}", f"Flash-Decoding, {FAST}, {lasting(0.001)}"
     ]  # fmt: skip
-    fastest = sections_operators._fastest(run)
+    fastest = sections_operators._fastest(sections_operators.Methods(run))
     assert fastest is not None
     assert fastest.where == f"Flash-Decoding, {SLOW}"
 
 
 def test_the_fastest_is_told_where_the_answer_is(tmp_path: Path) -> None:
     run = _attention_run(tmp_path / "run", best_at={"context_tokens": 1024, "batch": 64})
-    fastest = sections_operators._fastest(run)
+    fastest = sections_operators._fastest(sections_operators.Methods(run))
     assert fastest is not None
     assert (fastest.value, fastest.where) == (lasting(0.0005), f"FlashAttention-2, {FAST}")
 
@@ -232,9 +230,12 @@ def test_the_serving_page_is_about_the_place_of_the_answer(tmp_path: Path) -> No
     summary |= {"best": label, "best_at": {"rate_per_s": 4.0, **{name: float(first[name]) for name in axes}}}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     run = read_run(folder)
-    found, point = sections_serving._best(run)
+    found, point = sections_serving.Served(run).best
     assert (found, dict(point)["rate_per_s"]) == (label, 4.0)
-    assert dict(sections_serving._heaviest(run.results))["rate_per_s"] == 16.0
+    assert (
+        dict(sections_serving.heaviest(run.results, sections_serving.points(run.results)))["rate_per_s"]
+        == 16.0
+    )
 
 
 @pytest.mark.parametrize("value", ["fast", True, [1]])

@@ -1,15 +1,17 @@
 """Sections that every study has: errors against published figures, price sources, the scenario as run."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import yaml
 
 from simcore.reports.common import figures
-from simcore.reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.page import Choice, Definition, Details, Opening, Plot, Section, Table, Tile, asset
 from simcore.reports.run import Run, extreme
 from simcore.reports.text import (
     counted,
@@ -32,16 +34,6 @@ ROLES: Mapping[str, str] = {
     "derived": "derived from the source",
     FITTED: "fitted, not a prediction",
 }
-ERROR_PCT = Definition("Error of a prediction", "error_pct = 100 × (predicted − published) / published")
-ERROR_OF_MEASURED = Definition("Distance", "distance_pct = 100 × (measured − published) / published")
-PRICE_SHARE = Definition(
-    "Share of a price source",
-    "share(source) = Σ seconds of device ops priced from that source / Σ seconds of all device ops",
-)
-MEASURED_SHARE = Definition(
-    "Share of a source",
-    "share(source) = Σ seconds of device ops whose time is from that source / Σ seconds of all device ops",
-)
 # Studies of single operators: their times differ too much to be added up.
 SHARES_OF_CASES = ("linear_attention", "decode_attention")
 # Keys of a measured run's provenance, in the order in which they are told.
@@ -49,6 +41,8 @@ MACHINE: Sequence[tuple[str, str]] = [
     ("processor", "{}"), ("threads", "threads: {}"), ("torch", "torch {}"), ("date", "{}"),
     ("runs", "runs: {}"), ("cache", "cache: {}"), ("how", "{}"),
 ]  # fmt: skip
+HOLLOW = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
+ZOOM = "On a wide screen, drag along the time axis to zoom; double-click to return."
 CHOICES_ALONE = (
     "Device and profile say what fits into memory, and by which prices ways of computing are chosen; no time "
     "of a run is from them."
@@ -77,16 +71,6 @@ def machine_text(run: Run) -> str:
     told = [(text, run.provenance.get(key)) for key, text in MACHINE]
     parts = [text.format(recorded(value)) for text, value in told if value not in (None, "")]
     return f"Measured, not predicted, on {run.machine}{': ' if parts else ''}{'; '.join(parts)}."
-
-
-def error_formulas(run: Run) -> list[Definition]:
-    """The formula of the error of compared figures, where there are any."""
-    return [ERROR_OF_MEASURED if run.measured else ERROR_PCT] if len(run.comparison) else []
-
-
-def share_formula(run: Run) -> Definition:
-    """What a share of the section on sources is of."""
-    return MEASURED_SHARE if run.measured else PRICE_SHARE
 
 
 def sections(run: Run) -> list[Section]:
@@ -125,29 +109,100 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     return [(" › ".join(path).replace("_", " "), recorded(tree))]
 
 
+# -- formulas ------------------------------------------------------------------------------------
+
+
+@cache
+def _texts(name: str) -> dict[str, dict[str, dict[str, str]]]:
+    """What stands in a file of `templates/`: group -> key -> part -> text."""
+    texts: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(asset(name))
+    return texts
+
+
+def formulas(*groups: str, of: Callable[[str], bool] = lambda metric: True) -> list[Definition]:
+    """The formulas of groups of `templates/formulas.yaml`, `of` some metrics or of all. A metric's formula in
+    a later group takes the place of the one before."""
+    texts = _texts("formulas.yaml")
+    found = {metric: text for group in groups for metric, text in texts[group].items()}
+    return [Definition(**text) for metric, text in found.items() if of(metric)]
+
+
+def share_formula(run: Run) -> list[Definition]:
+    """What a share of the section on sources is of."""
+    return formulas("sources", of=lambda word: word == run.found)
+
+
+def error_formulas(run: Run) -> list[Definition]:
+    """The formula of the error of compared figures, where there are any."""
+    return formulas("errors", of=lambda word: word == run.found) if len(run.comparison) else []
+
+
 # -- choices and tables --------------------------------------------------------------------------
 
 Option = tuple[str, Any]
 Dimension = tuple[str, Sequence[Option], int]
+Row = Mapping[Any, Any]
+Draw = Callable[..., go.Figure]
+Column = tuple[str, str, Callable[[Any], str]]  # its heading, its side (l or r), what it says of a row
 
 
-def views(dimensions: Sequence[Dimension], draw: Callable[..., go.Figure]) -> dict[str, Any]:
-    """Choices and one figure for each combination of them, as a Plot takes them."""
+def opening_on(name: str, options: Sequence[Option], wanted: Callable[[Any], bool]) -> Dimension:
+    """A dimension that opens on the first option that is wanted, or else on the last one."""
+    opens = (i for i, (_, option) in enumerate(options) if wanted(option))
+    return name, options, next(opens, len(options) - 1)
+
+
+def plot(key: str, describes: str, dimensions: Sequence[Dimension], draw: Draw, heading: str = "") -> Plot:
+    """A figure for each combination of choices."""
     choices = tuple(Choice(name, tuple(text for text, _ in options), at) for name, options, at in dimensions)
     places = itertools.product(*(range(len(options)) for _, options, _ in dimensions))
-    drawn = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
-    return {"choices": choices, "figures": drawn}
+    made = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
+    return Plot(key, describes, made, choices, heading)
+
+
+def drawn(key: str, describes: str, figure: go.Figure, heading: str = "") -> Plot:
+    """A figure without choices."""
+    return Plot(key, describes, {(): figure}, heading=heading)
+
+
+def section(study: str, key: str, words: Mapping[str, Any] | None = None, /, **parts: Any) -> Section:
+    """A section with the texts of `templates/sections.yaml`, in whose braces `words` are put. Notes of the
+    caller stand before its own."""
+    texts = {name: text.format_map(words or {}) for name, text in _texts("sections.yaml")[study][key].items()}
+    note = [texts.pop("note")] if "note" in texts else []
+    return Section(**{"key": key, **texts, **parts, "notes": [*parts.get("notes", ()), *note]})
+
+
+def tabled(rows: Iterable[Any], *columns: Column, wraps: bool = False) -> Table:
+    """A table with a line for each row."""
+    lines = [[says(row) for _, _, says in columns] for row in rows]
+    heads, sides = [head for head, _, _ in columns], "".join(side for _, side, _ in columns)
+    return Table(heads, lines, sides, wraps)
 
 
 def without_empty_columns(table: Table) -> Table:
     """The table without columns that have no text in any row."""
     kept = [i for i in range(len(table.head)) if any(row[i] for row in table.rows)]
     sides = table.align.ljust(len(table.head), "l")
-    return Table(
-        [table.head[i] for i in kept],
-        [[row[i] for i in kept] for row in table.rows],
-        "".join(sides[i] for i in kept),
+    lines = [[row[i] for i in kept] for row in table.rows]
+    return replace(
+        table, head=[table.head[i] for i in kept], rows=lines, align="".join(sides[i] for i in kept)
     )
+
+
+def field(name: str) -> Callable[[Row], str]:
+    """What a column of text says."""
+    return lambda row: str(row[name])
+
+
+def shows(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
+    """A number of a row, shown, whether it is known or not."""
+    return lambda row: show(row[name])
+
+
+def if_known(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
+    """A number of a row, shown; nothing where it is not known."""
+    return lambda row: show(row[name]) if known(row[name]) else ""
 
 
 # -- predicted against published -------------------------------------------------------------------
@@ -160,46 +215,35 @@ def _roles(rows: pd.DataFrame) -> dict[str, str]:
     return known_roles | others | ({FITTED: ROLES[FITTED]} if FITTED in present else {})
 
 
-def _place(row: pd.Series) -> str:
+def _place(row: Any) -> str:
     return ", ".join(figures.compared_place(row))
 
 
 def error_summary(rows: pd.DataFrame) -> Table:
     """Count, median, and worst error of every role; what was fitted stands last."""
-    lines = []
-    for role, name in _roles(rows).items():
-        own = rows[rows["role"] == role]
-        sizes = own["error_pct"].abs()
-        worst = extreme(own, sizes)
-        lines.append(
-            [
-                name,
-                str(len(own)),
-                size_percent(sizes.median()),
-                signed_percent(worst["error_pct"]),
-                _place(worst),
-            ]
-        )
-    return Table(
-        ["role of the published figure", "figures", "median size of error", "worst", "where"], lines, "lrrr"
+    of = {name: rows[rows["role"] == role] for role, name in _roles(rows).items()}
+    worst = {name: extreme(own, own["error_pct"].abs()) for name, own in of.items()}
+    return tabled(
+        of,
+        ("role of the published figure", "l", str),
+        ("figures", "r", lambda name: str(len(of[name]))),
+        ("median size of error", "r", lambda name: size_percent(of[name]["error_pct"].abs().median())),
+        ("worst", "r", lambda name: signed_percent(worst[name]["error_pct"])),
+        ("where", "l", lambda name: _place(worst[name])),
     )
 
 
 def _compared(rows: pd.DataFrame, found: str) -> Table:
-    head = ["role", "where", "metric", "published", found, "error", "source"]
-    lines = [
-        [
-            row["role"],
-            _place(row),
-            row["metric"],
-            significant(row["reference"], 4),
-            significant(row["predicted"], 4),
-            signed_percent(row["error_pct"]),
-            row["source"],
-        ]
-        for _, row in rows.iterrows()
-    ]
-    return Table(head, lines, "lllrrr")
+    return tabled(
+        rows.to_dict("records"),
+        ("role", "l", field("role")),
+        ("where", "l", _place),
+        ("metric", "l", field("metric")),
+        ("published", "r", lambda row: significant(row["reference"], 4)),
+        (found, "r", lambda row: significant(row["predicted"], 4)),
+        ("error", "r", lambda row: signed_percent(row["error_pct"])),
+        ("source", "l", field("source")),
+    )
 
 
 def predictions(run: Run) -> pd.DataFrame:
@@ -259,22 +303,16 @@ def comparison(run: Run) -> list[Section]:
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
         return []
-    hollow = "Hollow marks were used to fit the model: they show how well it fits, not how well it predicts."
     figure = figures.errors(rows, _roles(rows), run.found)
-    plot = Plot("errors", f"error of every {run.found} figure, by role", {(): figure})
     every = f"All {len(rows):,} compared figures" if len(rows) > 1 else "The compared figure"
-    return [
-        Section(
-            key="published",
-            heading=f"{run.found.capitalize()} against published",
-            short="Against published",
-            lead=_measured_lead(rows) if run.measured else _compared_lead(rows, predictions(run)),
-            plots=[plot],
-            table=error_summary(rows),
-            notes=[hollow] if (rows["role"] == FITTED).any() else [],
-            details=[Details(every, table=_compared(rows, run.found))],
-        )
-    ]
+    parts = {
+        "lead": _measured_lead(rows) if run.measured else _compared_lead(rows, predictions(run)),
+        "plots": [drawn("errors", f"error of every {run.found} figure, by role", figure)],
+        "table": error_summary(rows),
+        "notes": [HOLLOW] if (rows["role"] == FITTED).any() else [],
+        "details": [Details(every, table=_compared(rows, run.found))],
+    }
+    return [section("every study", "published", {"found": run.found.capitalize()}, **parts)]
 
 
 # -- where prices are from -------------------------------------------------------------------------
@@ -328,29 +366,25 @@ def prices(run: Run) -> list[Section]:
             f"Up to {percent(most)} of the {whole} {verb} extrapolated ({where}), beyond the "
             f"{percent(EXTRAPOLATED_AT_MOST)} that can be trusted: those figures need a measurement."
         )
-    thing = "times" if run.measured else "prices"
-    title = f"share of the {whole}"
+    thing, title = "times" if run.measured else "prices", f"share of the {whole}"
     describes = f"{title} by source of the {thing.removesuffix('s')}"
-    return [
-        Section(
-            key="prices",
-            heading=f"Where the {thing} come from",
-            short="Sources" if run.measured else "Prices",
-            lead=f"{whose}, {listed(parts)}." if parts else "",
-            flags=flags,
-            plots=[Plot("prices", describes, {(): figures.price_shares(shares, title)})],
-        )
-    ]
+    words = {
+        "thing": thing,
+        "short": "Sources" if run.measured else "Prices",
+        "lead": f"{whose}, {listed(parts)}." if parts else "",
+    }
+    plot = drawn("prices", describes, figures.price_shares(shares, title))
+    return [section("every study", "prices", words, flags=flags, plots=[plot])]
 
 
 # -- the scenario as run ---------------------------------------------------------------------------
 
 
-def as_run(run: Run, formulas: Sequence[Definition]) -> Section:
+def as_run(run: Run, told: Sequence[Definition]) -> Section:
     """The scenario, the formulas of what the page prints, and what the run was made with."""
     details = []
-    if formulas:
-        details.append(Details("Formulas of every metric", definitions=formulas))
+    if told:
+        details.append(Details("Formulas of every metric", definitions=told))
     if run.scenario_text:
         details.append(Details("scenario.yaml, with every default written out", text=run.scenario_text))
     several = run.provenance.get("devices")
@@ -362,6 +396,4 @@ def as_run(run: Run, formulas: Sequence[Definition]) -> Section:
     notes = [str(note) for note in run.summary.get("notes") or ()]
     if run.measured:
         notes.append(CHOICES_ALONE)
-    return Section(
-        key="run", heading="The scenario as run", short="As run", table=table, notes=notes, details=details
-    )
+    return section("every study", "run", table=table, notes=notes, details=details)

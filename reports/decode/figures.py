@@ -14,7 +14,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports import style
-from simcore.reports.common.figures import ROW_PX, Variant, log_ticks, spaced
+from simcore.reports.common import figures as common
+from simcore.reports.common.figures import ROW_PX, Cells, Lane, Layout, Variant, hollow, spaced
 from simcore.reports.run import DEVICE
 from simcore.reports.text import (
     in_figure,
@@ -36,7 +37,7 @@ SHORTEST_SPAN_S = 1e-12
 BATCHES_AS = "alspec"
 READ_ONCE = "weights and KV read once"
 CELLS_WITH_NUMBERS = (10, 12)
-LANE_PX, HEADING_PX, FOOT_PX = 26, 34, 52
+LANE_PX, HEADING_PX = 26, 34
 
 
 def at_hit_rate(rows: pd.DataFrame, hit_rate: float | None) -> pd.DataFrame:
@@ -44,76 +45,46 @@ def at_hit_rate(rows: pd.DataFrame, hit_rate: float | None) -> pd.DataFrame:
     return rows if hit_rate is None else rows[rows["hit_rate"].isna() | (rows["hit_rate"] == hit_rate)]
 
 
-def _context_axis(contexts: Sequence[float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    logs = [math.log2(c) for c in contexts]
+def _over_context(figure: go.Figure, latency: pd.DataFrame, bound: Sequence[float] = ()) -> go.Figure:
+    """Lays out latencies against context; `bound`: other values that the axis has to hold, in ms."""
+    logs = [math.log2(context) for context in sorted(latency["context_tokens"].unique())]
     pad = max(0.03 * (logs[-1] - logs[0]), 0.1)
-    ends = [(logs[0] - pad) * math.log10(2), (logs[-1] + pad) * math.log10(2)]
-
-    def ticks(apart: float) -> list[float]:
-        return [2**place for place in spaced(logs, apart)]
-
-    wide, narrow = ticks(0.045), ticks(0.11)
-    axis = {
-        "type": "log",
-        "range": ends,
-        "tickvals": wide,
-        "ticktext": [tokens(v) for v in wide],
-        "title": {"text": "context (tokens)"},
-    }
-    on_narrow = {"xaxis.tickvals": narrow, "xaxis.ticktext": [tokens(v) for v in narrow]}
-    return axis, on_narrow
+    x_axis, narrow = common.places_axis("context (tokens)", logs, 2, (0.045, 0.11), pad, tokens)
+    y_axis = _latency_axis([*(latency["value"] * 1e3), *bound])
+    narrow = {**narrow, "height": 340}
+    return common.laid_out(figure, narrow, xaxis=x_axis, yaxis=y_axis, height=440)
 
 
-def _latency_axis(values: Sequence[float]) -> dict[str, object]:
+def _latency_axis(values: Sequence[float]) -> Layout:
     low, high = min(values), max(values)
     if low <= 0 or high / low < LOG_SCALE_FROM:
         return {"title": {"text": "latency per token (ms)"}, "range": [0, high * 1.08]}
-    ticks = log_ticks(low, high)
-    return {
-        "title": {"text": "latency per token (ms, log scale)"},
-        "type": "log",
-        "range": [math.log10(low / 1.12), math.log10(high * 1.12)],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:g}" for tick in ticks],
-    }
-
-
-def _hover(row: pd.Series, value: str, bounds: str) -> str:
-    hits = f", hits {percent(row['hit_rate'])}" if known(row["hit_rate"]) else ""
-    lines = [
-        f"<b>{in_figure(row['label'])}</b>",
-        f"{tokens(row['context_tokens'])} tokens{hits}",
-        f"{value} per token",
-        *([f"{row.get('ends', '90 % interval')}: {bounds} ms"] if bounds else []),
-    ]
-    return "<br>".join([*lines, *([in_figure(row["source"])] if row["source"] else [])])
+    title, ticks = "latency per token (ms, log scale)", common.log_ticks(low, high)
+    return common.log_axis(title, low / 1.12, high * 1.12, ticks, "g")
 
 
 def _latency_hover(rows: pd.DataFrame) -> list[str]:
-    return [
-        _hover(row, milliseconds(row["value"]), interval(row["low"], row["high"], 1e3))
-        for _, row in rows.iterrows()
-    ]
+    hover = []
+    for row in rows.to_dict("records"):
+        hits = f", hits {percent(row['hit_rate'])}" if known(row["hit_rate"]) else ""
+        bounds = interval(row["low"], row["high"], 1e3)
+        lines = [
+            f"<b>{in_figure(row['label'])}</b>",
+            f"{tokens(row['context_tokens'])} tokens{hits}",
+            f"{milliseconds(row['value'])} per token",
+            f"{row.get('ends', '90 % interval')}: {bounds} ms" if bounds else "",
+            in_figure(row["source"]),
+        ]
+        hover.append(common.by_text(*lines))
+    return hover
 
 
 def _latency_line(rows: pd.DataFrame, variant: Variant) -> go.Scatter:
-    guessed = rows["source"].str.contains("extrapolated")
-    return go.Scatter(
-        x=rows["context_tokens"].tolist(),
-        y=(rows["value"] * 1e3).tolist(),
-        name=in_figure(variant.label),
-        legendgroup=variant.label,
-        mode="lines+markers",
-        line={"color": variant.colour, "width": 2},
-        marker={
-            "symbol": variant.symbol,
-            "size": 8,
-            "color": [style.HOLLOW[0] if g else variant.colour for g in guessed],
-            "line": {"color": variant.colour, "width": 1.5},
-        },
-        hoverinfo="text",
-        hovertext=_latency_hover(rows),
-    )
+    fill = hollow(variant.colour, rows["source"].str.contains("extrapolated"))
+    line = {"color": variant.colour, "width": 2}
+    look: Layout = {"mode": "lines+markers", "marker": {"symbol": variant.symbol}, "line": line, "fill": fill}
+    x, y, hover = rows["context_tokens"], rows["value"] * 1e3, _latency_hover(rows)
+    return common.marks(x, y, variant.name, variant.colour, hover, legendgroup=variant.label, **look)
 
 
 def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
@@ -124,7 +95,7 @@ def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
     traces = []
     for fill, edge in zip((None, "tonexty"), ends, strict=True):
         line = _latency_line(edge, variant)
-        line.update(name=f"{in_figure(variant.label)}, {span}", showlegend=fill is not None)
+        line.update(name=f"{variant.name}, {span}", showlegend=fill is not None)
         line.update(line={"width": 1.25}, marker={"size": 6})
         if fill:
             line.update(fill=fill, fillcolor=style.faint(variant.colour))
@@ -135,13 +106,15 @@ def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
 def _read_once(rows: pd.DataFrame) -> go.Scatter:
     """The least latency: weights and KV cache read once."""
     rows = rows.sort_values("context_tokens", kind="stable")
-    return go.Scatter(
-        x=rows["context_tokens"].tolist(), y=(rows["value"] * 1e3).tolist(), mode="lines", name=READ_ONCE,
-        legendgroup=READ_ONCE, hoverinfo="text",
-        line={"color": style.RED[2][0], "width": 1.5, "dash": "dash"},
-        hovertext=[f"<b>{READ_ONCE}</b><br>{tokens(c)} tokens: {milliseconds(v)}"
-                   for c, v in zip(rows["context_tokens"], rows["value"], strict=True)],
-    )  # fmt: skip
+    contexts = rows["context_tokens"]
+    hover = [
+        f"<b>{READ_ONCE}</b><br>{tokens(context)} tokens: {milliseconds(value)}"
+        for context, value in zip(contexts, rows["value"], strict=True)
+    ]
+    y, colour = rows["value"] * 1e3, style.RED[2][0]
+    line = {"color": colour, "width": 1.5, "dash": "dash"}
+    look: Layout = {"mode": "lines", "line": line, "marker": None, "legendgroup": READ_ONCE}
+    return common.dotted(contexts, y, READ_ONCE, colour, hover, **look)
 
 
 def latency_over_context(
@@ -152,20 +125,13 @@ def latency_over_context(
     what the low and the high end are. `read_once`: read_once_s rows, drawn as they are."""
     figure = go.Figure()
     rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
-    for variant in shown:
-        own = rows[rows["label"] == variant.label]
-        if own.empty:
-            continue
+    for variant, own in common.of_variants(rows, shown):
         if own["hit_rate"].nunique() > 1:
             figure.add_traces(_latency_band(own, variant))
         else:
             figure.add_trace(_latency_line(own, variant))
     figure.add_traces([_read_once(own) for _, own in read_once.groupby("label", sort=False)])
-    x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
-    y_axis = _latency_axis([*(latency["value"] * 1e3), *(read_once["value"] * 1e3)])
-    meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
-    figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
-    return figure
+    return _over_context(figure, latency, (read_once["value"] * 1e3).tolist())
 
 
 def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
@@ -178,64 +144,43 @@ def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
     for batch, colour, symbol in zip(batches, style.ramp(BATCHES_AS, len(batches)), symbols, strict=False):
         own = rows[rows["batch"] == batch]
         figure.add_trace(_latency_line(own, Variant(f"batch {batch:,.0f}", "", 1, colour, symbol)))
-    x_axis, narrow = _context_axis(sorted(latency["context_tokens"].unique()))
-    y_axis = _latency_axis((latency["value"] * 1e3).tolist())
-    meta = {"toggles": True, "narrow": {**narrow, "height": 340}}
-    return figure.update_layout(xaxis=x_axis, yaxis=y_axis, height=440, meta=meta)
+    return _over_context(figure, latency)
 
 
-def _row_name(label: str, more: str = "") -> str:
-    return in_figure(label).replace(", ", ",<br>", 1) + (f",<br>{more}" if more else "")
-
-
-def _rows_layout(
-    figure: go.Figure,
-    count: int,
-    longest: float,
-    row_px: int = ROW_PX,
-    y: Mapping[str, object] | None = None,
-    **more: object,
-) -> None:
-    figure.update_layout(
-        height=64 + row_px * max(count, 1),
-        bargap=0.34,
-        margin={"l": 8, "r": 12, "t": 4, "b": 48},
-        xaxis={"title": {"text": "latency per token (ms)"}, "range": [0, longest * 1.15 or 1], "nticks": 6},
-        yaxis={"autorange": "reversed", "showgrid": False, **(y or {})},
-        meta={"narrow": {"xaxis.range": [0, longest * 1.32 or 1], "xaxis.nticks": 4}},
-        **more,
-    )
+def _rows(figure: go.Figure, count: int, longest: float, more_px: int = 0, **layout: Any) -> go.Figure:
+    """Lays out rows of bars, each `more_px` higher than others' rows."""
+    axis = {"title": {"text": "latency per token (ms)"}, "range": [0, longest * 1.15 or 1], "nticks": 6}
+    meta = {"narrow": {"xaxis.range": [0, longest * 1.32 or 1], "xaxis.nticks": 4}}
+    y_axis = {"autorange": "reversed", "showgrid": False}
+    height = 64 + (ROW_PX + more_px) * max(count, 1)
+    look: Layout = {"height": height, "bargap": 0.34, "xaxis": axis, "yaxis": y_axis, "meta": meta}
+    return common.in_rows(figure, count, **{**look, **layout})
 
 
 def latency_bars(latency: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
     """Latency per token where there is only one context: a bar for each variant and hit rate."""
-    figure = go.Figure()
-    names = 0
+    figure, names = go.Figure(), 0
     for variant in shown:
         own = latency[latency["label"] == variant.label].sort_values("hit_rate", kind="stable")
-        rates = [f"{percent(h)} hits" if known(h) else "" for h in own["hit_rate"]]
-        guessed = own["source"].str.contains("extrapolated")
+        rates = [f",<br>{percent(h)} hits" if known(h) else "" for h in own["hit_rate"]]
+        y = [f"{common.in_two_lines(variant.label)}{rate}" for rate in rates]
         names += len(own)
-        figure.add_bar(
-            orientation="h",
-            x=(own["value"] * 1e3).tolist(),
-            y=[_row_name(variant.label, rate) for rate in rates],
-            name=in_figure(variant.label),
-            showlegend=False,
-            marker={
-                "color": [style.HOLLOW[0] if g else variant.colour for g in guessed],
-                "line": {"color": variant.colour, "width": 1.5},
-            },
-            text=[milliseconds(v) for v in own["value"]],
-            textposition="outside",
-            cliponaxis=False,
-            hoverinfo="text",
-            hovertext=_latency_hover(own),
-        )
+        fill = hollow(variant.colour, own["source"].str.contains("extrapolated"))
+        look = {
+            "marker": {"color": fill, "line": {"color": variant.colour, "width": 1.5}},
+            "showlegend": False,
+        }
+        texts = {
+            "text": [milliseconds(v) for v in own["value"]],
+            "textposition": "outside",
+            "cliponaxis": False,
+        }
+        hover = _latency_hover(own)
+        bar = common.bars(own["value"] * 1e3, y, variant.name, variant.colour, hover, **look, **texts)
+        figure.add_trace(bar)
     three_lines = bool(latency["hit_rate"].notna().any())
     longest = float(latency["value"].max() * 1e3) if len(latency) else 0.0
-    _rows_layout(figure, names, longest, ROW_PX + 12 * three_lines)
-    return figure
+    return _rows(figure, names, longest, 12 * three_lines)
 
 
 def by_part(critical_path: pd.DataFrame) -> pd.DataFrame:
@@ -269,16 +214,10 @@ def _part_hover(label: str, part: str, kinds: Kinds, total: float) -> str:
 
 
 def _part_bar(part: str, kinds_of: Mapping[str, Kinds], totals: Mapping[str, float]) -> go.Bar:
-    return go.Bar(
-        orientation="h",
-        x=[sum(s for _, s in kinds) * 1e3 for kinds in kinds_of.values()],
-        y=[_row_name(label) for label in kinds_of],
-        name=part,
-        marker={"color": style.PART[part][0], "line": {"width": 0}},
-        hoverinfo="text",
-        hovertext=[_part_hover(label, part, kinds, totals[label]) for label, kinds in kinds_of.items()],
-        textposition="none",
-    )
+    hover = [_part_hover(label, part, kinds, totals[label]) for label, kinds in kinds_of.items()]
+    x = [sum(s for _, s in kinds) * 1e3 for kinds in kinds_of.values()]
+    y = [common.in_two_lines(label) for label in kinds_of]
+    return common.bars(x, y, part, style.PART[part][0], hover, textposition="none")
 
 
 def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
@@ -296,20 +235,12 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
             kinds[part].setdefault(label, []).append((kind, value))
             totals[label] += value
     figure = go.Figure([_part_bar(part, of, totals) for part, of in kinds.items() if of])
-    order = [_row_name(label) for label in totals]
-    figure.add_scatter(
-        x=[total * 1e3 for total in totals.values()],
-        y=order,
-        mode="text",
-        text=[f" {milliseconds(total)}" for total in totals.values()],
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    categories = {"categoryorder": "array", "categoryarray": order}
-    _rows_layout(figure, len(totals), max(totals.values(), default=0.0) * 1e3, barmode="stack", y=categories)
-    return figure
+    order = [common.in_two_lines(label) for label in totals]
+    ends = [total * 1e3 for total in totals.values()]
+    figure.add_trace(common.bar_ends(ends, order, [milliseconds(total) for total in totals.values()]))
+    y_axis = {"autorange": "reversed", "showgrid": False, "categoryorder": "array", "categoryarray": order}
+    longest = max(totals.values(), default=0.0) * 1e3
+    return _rows(figure, len(totals), longest, barmode="stack", yaxis=y_axis)
 
 
 # -- one layer on every rank -----------------------------------------------------------------------
@@ -334,18 +265,18 @@ def _sender(spans: pd.DataFrame) -> float:
     return float(attends["group"].iloc[int(attends["start_s"].to_numpy().argmin())])
 
 
-def _lanes(spans: pd.DataFrame) -> list[tuple[tuple[float, str], str]]:
+def _lanes(spans: pd.DataFrame) -> dict[Lane, str]:
     """(rank, stream) of every lane with its name, top to bottom: who sends, its wire, who goes on."""
     one_each, sender = spans["tensor"].nunique() < 2, _sender(spans)
-    keys = spans[["group", "tensor", "rank", "lane"]].drop_duplicates()
-    keys = keys.assign(below=keys["lane"] != "main", receives=keys["group"] != sender)
-    keys = keys.sort_values(["receives", "group", "tensor", "rank", "below", "lane"], kind="stable")
-    lanes = []
-    for _, key in keys.iterrows():
+    keys = spans[["group", "tensor", "rank", "stream"]].drop_duplicates()
+    keys = keys.assign(below=keys["stream"] != "main", receives=keys["group"] != sender)
+    keys = keys.sort_values(["receives", "group", "tensor", "rank", "below", "stream"], kind="stable")
+    lanes = {}
+    for key in keys.to_dict("records"):
         rank = f"group {key['group']:.0f}" if one_each else f"rank {key['rank']:.0f}"
         if known(sender):
             rank += ", goes on" if key["receives"] else ", sends"
-        lanes.append(((key["rank"], key["lane"]), in_figure(key["lane"]) if key["below"] else rank))
+        lanes[key["rank"], key["stream"]] = in_figure(key["stream"]) if key["below"] else rank
     return lanes
 
 
@@ -365,38 +296,27 @@ def _span_hover(spans: pd.DataFrame) -> list[str]:
         f"<br>{in_figure(s['op_kind'])}, {in_figure(s['state'])}"
         f"<br>{significant(s['start'], 4)} to {significant(s['end'], 4)} µs"
         f" ({significant(s['end'] - s['start'], 3)} µs)"
-        for _, s in spans.iterrows()
+        for s in spans.to_dict("records")
     ]
 
 
-def _span_traces(spans: pd.DataFrame, lanes: Mapping[tuple[float, str], int], axis: str) -> list[go.Bar]:
-    spans = spans.assign(part=spans["op_kind"].map(lambda k: style.PART_OF_KIND.get(k, "other")))
+def _span_traces(spans: pd.DataFrame, lanes: Mapping[Lane, str], axis: str) -> list[go.Bar]:
+    places = {key: place for place, key in enumerate(lanes)}
+    lane = [places[key] for key in zip(spans["rank"], spans["stream"], strict=True)]
+    part = spans["op_kind"].map(lambda k: style.PART_OF_KIND.get(k, "other"))
     plain = ~spans["state"].isin(["skipped", "waiting"])
-    spans = spans.assign(look=spans["state"].where(~plain, spans["part"]))
+    spans = spans.assign(
+        lane=lane, took=spans["end"] - spans["start"], look=spans["state"].where(~plain, part)
+    )
     order = [*style.PART, "skipped", "waiting"]
     traces = []
     for look in sorted(spans["look"].unique(), key=order.index):
         own = spans[spans["look"] == look]
         name, marker = _look(look if look in style.PART else "other", look)
-        traces.append(
-            go.Bar(
-                orientation="h",
-                base=own["start"].tolist(),
-                x=(own["end"] - own["start"]).tolist(),
-                y=[lanes[key] for key in zip(own["rank"], own["lane"], strict=True)],
-                width=[0.42 if state == "wire" else 0.74 for state in own["state"]],
-                name=name,
-                legendgroup=name,
-                marker=marker,
-                text=[in_figure(n) if look in style.PART else "" for n in own["name"]],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                hoverinfo="text",
-                hovertext=_span_hover(own),
-                yaxis=axis,
-            )
-        )
+        width = [0.42 if state == "wire" else 0.74 for state in own["state"]]
+        text = [in_figure(n) if look in style.PART else "" for n in own["name"]]
+        hover = _span_hover(own)
+        traces.append(common.spans(own, name, axis, hover, width=width, marker=marker, text=text))
     return traces
 
 
@@ -405,57 +325,22 @@ def _outcomes(spans: pd.DataFrame) -> list[str]:
     return present + sorted(set(spans["outcome"]) - {"hit", "miss"})
 
 
-def _lane_axis(names: Sequence[str], bottom: float, top: float) -> dict[str, Any]:
-    return {
-        "domain": [max(0.0, bottom), min(1.0, top)],
-        "tickvals": list(range(len(names))),
-        "ticktext": list(names),
-        "range": [len(names) - 0.5, -0.5],
-        "showgrid": False,
-        "anchor": "x",
-    }
-
-
 def timeline(spans: pd.DataFrame) -> go.Figure:
     """One layer, from one priority exchange to the next, a lane for every rank and its wire, who sends
     above who goes on; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one case."""
-    spans = spans.assign(lane=spans["stream"].where(spans["state"] != "wire", "wire"))
-    blocks = [(o, *_segment(spans[spans["outcome"] == o])) for o in _outcomes(spans)]
-    blocks = [block for block in blocks if len(block[1])]
-    lanes = [_lanes(rows) for _, rows, _ in blocks]
-    inner = sum(LANE_PX * len(own) + HEADING_PX for own in lanes)
-    figure, top = go.Figure(), 1.0
-    for number, ((outcome, rows, length), own) in enumerate(zip(blocks, lanes, strict=True), start=1):
-        suffix = "" if number == 1 else str(number)
-        figure.add_traces(_span_traces(rows, {key: i for i, (key, _) in enumerate(own)}, f"y{suffix}"))
-        head, top = top - HEADING_PX / inner, top - (HEADING_PX + LANE_PX * len(own)) / inner
-        figure.update_layout({f"yaxis{suffix}": _lane_axis([name for _, name in own], top, head)})
-        text = f"<b>{in_figure(outcome)}</b>: {significant(length, 3)} µs to the next exchange"
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": head, "xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=text, showarrow=False, **at)
-    _once_in_key(figure)
-    first = min((float(rows["start"].min()) for _, rows, _ in blocks), default=0.0)
-    last = max((float(rows["end"].max()) for _, rows, _ in blocks), default=1.0)
-    figure.update_layout(
-        barmode="overlay",
-        height=inner + FOOT_PX,
-        margin={"l": 8, "r": 12, "t": 0, "b": FOOT_PX},
-        uniformtext={"mode": "hide", "minsize": 10},
-        xaxis={
-            "title": {"text": "time since the priority exchange (µs)"},
-            "range": [first - 0.005 * (last - first), last + 0.01 * (last - first)],
-            "anchor": f"y{len(blocks)}" if len(blocks) > 1 else "y",
-        },
-        meta={"zooms": ["xaxis"], "narrow": {"xaxis.nticks": 5}},
-    )
-    return figure
-
-
-def _once_in_key(figure: go.Figure) -> None:
-    seen: set[str] = set()
-    for trace in figure.data:
-        trace.showlegend = trace.legendgroup not in seen
-        seen.add(trace.legendgroup)
+    spans = spans.assign(stream=spans["stream"].where(spans["state"] != "wire", "wire"))
+    found = [(outcome, *_segment(spans[spans["outcome"] == outcome])) for outcome in _outcomes(spans)]
+    blocks, seen = [], pd.concat([rows for _, rows, _ in found]) if found else pd.DataFrame()
+    for outcome, rows, length in found:
+        if len(rows):
+            text = f"<b>{in_figure(outcome)}</b>: {significant(length, 3)} µs to the next exchange"
+            blocks.append(common.Block(text, _lanes(rows), rows, _span_traces))
+    first, last = (seen["start"].min(), seen["end"].max()) if len(seen) else (0.0, 1.0)
+    x_axis = {
+        "title": {"text": "time since the priority exchange (µs)"},
+        "range": [first - 0.005 * (last - first), last + 0.01 * (last - first)],
+    }
+    return common.timelines(blocks, LANE_PX, HEADING_PX, x_axis)
 
 
 # -- where speculation pays ------------------------------------------------------------------------
@@ -476,7 +361,7 @@ def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:
     return joined[["label", *keys, "hit_rate", "ratio"]]
 
 
-def _break_even(values: "Cells") -> list[go.Scatter]:
+def _break_even(values: Cells) -> list[go.Scatter]:
     """The border between cells where either is faster. It follows the cells' edges, since where it
     runs within a cell is not known, and so it crosses no number."""
     xs: list[float | None] = []
@@ -496,9 +381,6 @@ def _break_even(values: "Cells") -> list[go.Scatter]:
     return [drawn] if xs else []
 
 
-Cells = Sequence[Sequence[float]]
-
-
 def _cells(values: Cells, rates: Sequence[float], contexts: Sequence[float], against: str) -> go.Heatmap:
     hover = [
         [
@@ -507,23 +389,12 @@ def _cells(values: Cells, rates: Sequence[float], contexts: Sequence[float], aga
         ]
         for h, row in zip(rates, values, strict=True)
     ]
-    return go.Heatmap(
-        x=list(range(len(contexts))),
-        y=list(range(len(rates))),
-        z=[[math.log2(v) if known(v) else None for v in row] for row in values],
-        customdata=[[v if known(v) else None for v in row] for row in values],
-        text=[[f"{v:.2f}" if known(v) else "" for v in row] for row in values],
-        textfont={"size": 12},
-        hovertext=hover,
-        hoverinfo="text",
-        colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
-        xgap=2,
-        ygap=2,
-        showlegend=False,
-    )
+    data = [[v if known(v) else None for v in row] for row in values]
+    look = {"customdata": data, "textfont": {"size": 12}, "showlegend": False}
+    return common.speed_up_cells(values, hover, lambda v: f"{v:.2f}", **look)
 
 
-def _map_axis(names: Sequence[str], title: str, apart: float) -> dict[str, Any]:
+def _map_axis(names: Sequence[str], title: str, apart: float) -> Layout:
     kept = [int(v) for v in spaced(list(range(len(names))), apart)]
     return {
         "title": {"text": title},

@@ -1,10 +1,8 @@
 """The decode study: how long a token takes, what it consists of, and when speculation pays."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -32,126 +30,6 @@ CASE = ["label", "context_tokens", "batch", "hit_rate"]
 SUMS_WITHIN = 1e-3
 CROSSOVERS_SHOWN = 14
 PLACES_SHOWN = 4
-
-FORMULAS: Sequence[tuple[str, Definition]] = [
-    (
-        "token_latency_s",
-        Definition(
-            "Latency per token (TPOT)",
-            "latency = (end of the last token − start of the run) / tokens",
-            "A token ends when it is sampled and, with speculation, verified. No prefill is in it, so it is "
-            "comparable with vLLM's TPOT = (E2EL − TTFT) / (tokens − 1).",
-        ),
-    ),
-    ("tokens_per_s_per_user", Definition("Tokens per second and user", "1 / latency")),
-    (
-        "read_once_s",
-        Definition(
-            "Weights and KV read once",
-            "(bytes of the weights that a step reads + bytes of the KV cache) / memory bytes per second",
-            "By the datasheet; of the embedding only rows are read. A bound, not a prediction.",
-        ),
-    ),
-    (
-        "critical_path_s",
-        Definition(
-            "Critical path",
-            "latency = Σ over op kinds of the seconds that the token's critical path spends in that kind",
-            "Walked back from the end of a token: each op to the one thing it waited for last. "
-            "Time in which nothing on the path ran is host, gate or idle.",
-        ),
-    ),
-    ("attention_share", Definition("Share of attention", "critical-path seconds in attention ops / latency")),
-    (
-        "non_attention_share",
-        Definition("Share of all other ops", "critical-path seconds in the other ops / latency"),
-    ),
-    (
-        "latency_if_priced_s",
-        Definition(
-            "Latency if nothing is free",
-            "latency with every op that the profile assumes to take no time priced by link and roofline",
-            "Exchange of priorities, the put of the speculated attention, its receipt, the sum of the norms, "
-            "the early part of attention. Host and gate costs are those of the run.",
-        ),
-    ),
-    (
-        "attention_s_per_layer",
-        Definition(
-            "Attention and the rest, per layer",
-            "attention: critical-path seconds in attention / layers\n"
-            "the rest:  (latency − attention − embedding and head) / layers",
-        ),
-    ),
-    (
-        "verification_s",
-        Definition(
-            "Verification",
-            "speculative attention and the sum of its norms over the ranks − plain attention, per layer",
-            "ALSpec, section 3.4. None where the speculative kernel is the faster of the two, as measured.",
-        ),
-    ),
-    (
-        "exposed_communication_s",
-        Definition("Exposed communication", "critical-path seconds in collectives, exchanges and puts"),
-    ),
-    (
-        "speedup_over_baseline",
-        Definition(
-            "Speed-up over the baseline",
-            "latency of the baseline / latency, at the same context and batch",
-        ),
-    ),
-    (
-        "speedup_over_tensor_parallel",
-        Definition(
-            "Speed-up on the same devices",
-            "latency(tensor parallelism on d devices) / latency(ALSpec on d devices)",
-            "Same context and batch; d = ranks × groups.",
-        ),
-    ),
-    (
-        "overlap_gain_s",
-        Definition(
-            "Gain of the last layer's overlap",
-            "latency with both groups meeting before the LM head − latency with the last layer overlapped",
-            "The paper's formula leaves out that the last layer's attention overlaps what follows it "
-            "(ALSpec, appendix F, footnote 6).",
-        ),
-    ),
-    (
-        "crossover",
-        Definition(
-            "Crossover",
-            "the context, hit rate or link latency at which latency(ALSpec) = latency(tensor parallelism)",
-            "On as many devices, all else equal, searched within the range of the study.",
-        ),
-    ),
-]
-APPENDIX_F = [
-    Definition(
-        "Tensor parallelism, by the paper's formula",
-        "latency = fixed + N · (per_layer + FD(K))",
-        "ALSpec, appendix F. N layers; per_layer: a layer without attention; fixed: embedding and head; "
-        "FD(K): flash decode over K tokens.",
-    ),
-    Definition(
-        "ALSpec, by the paper's formula",
-        "latency = fixed + ⌊N·r⌋ · (SFD_R(K) + max(SFD_S(K) − SFD_R(K), per_layer))\n"
-        "                + ⌈N·(1 − r)⌉ · (per_layer + SFD_S(K))",
-        "ALSpec, appendix F. r: hit rate; SFD_S and SFD_R: speculative flash decode of the sender and of "
-        "the receiver. Rounding down the hits makes it an upper bound.",
-    ),
-]
-BOUNDS = [
-    Definition(
-        "Worst-case error bound",
-        "ε ≤ Σ over layers i of (1 + α)^(N−i+1) · (1 + f(R)·β)^(N−i) · δ_i",
-        "ALSpec, equation 1; δ_i: the largest accepted difference in layer i.",
-    ),
-    Definition("High-probability error bound", "ε grows with √N instead of with N", "ALSpec, appendix A.3."),
-    Definition("Verification", "accepted where ‖speculated − exact‖₂ < λ · ‖exact‖₂", "ALSpec, section 3.2."),
-]
 
 
 def opening(run: Run) -> Opening:
@@ -182,12 +60,10 @@ def formulas(run: Run) -> list[Definition]:
     present = set(run.results["metric"])
     present |= {"crossover"} if any(m.startswith("crossover_") for m in present) else set()
     present |= {"speedup_over_tensor_parallel"} if len(_ratios(run)) else set()
-    found = [definition for metric, definition in FORMULAS if metric in present]
-    if run.results["strategy"].str.startswith("alspec").any():
-        found += APPENDIX_F
-    if any(m.startswith("error_bound") for m in present):
-        found += BOUNDS
-    found += [common.share_formula(run)] if "price_share" in present else []
+    found = common.formulas("decode", of=present.__contains__)
+    found += common.formulas("alspec") if run.results["strategy"].str.startswith("alspec").any() else []
+    found += common.formulas("error bounds") if any(m.startswith("error_bound") for m in present) else []
+    found += common.share_formula(run) if "price_share" in present else []
     return found + common.error_formulas(run)
 
 
@@ -200,10 +76,9 @@ def _values(rows: pd.DataFrame, column: str) -> list[float]:
 
 def _batches(run: Run, rows: pd.DataFrame) -> common.Dimension:
     """The batches of these rows; opens on the one that the answer is about."""
-    found = _values(rows, "batch") or [math.nan]
+    options = [(f"{b:.0f}" if known(b) else "", b) for b in _values(rows, "batch") or [math.nan]]
     _, wanted = _place(run)
-    opens = found.index(wanted) if wanted in found else len(found) - 1
-    return "Batch", [(f"{b:.0f}" if known(b) else "", b) for b in found], opens
+    return common.opening_on("Batch", options, lambda batch: batch == wanted)
 
 
 def _hit_rates(rows: pd.DataFrame) -> list[common.Option]:
@@ -248,25 +123,31 @@ def _longest(run: Run) -> pd.DataFrame:
     return _there(run, run.ranked(rows[rows["value"] > 0]))
 
 
+def _beside(run: Run, others: pd.DataFrame) -> pd.DataFrame:
+    """The latencies at the place that the answer is about, with the values of another metric as `other`."""
+    others = others[[*CASE, "value"]].rename(columns={"value": "other"})
+    return _longest(run).merge(others, on=CASE)
+
+
 def _where(row: pd.Series) -> str:
     return str(row["label"]) + (f", {percent(row['hit_rate'])} hits" if known(row["hit_rate"]) else "")
 
 
+def _quickest(rows: pd.DataFrame, means: str) -> Tile:
+    best = extreme(rows, rows["value"], largest=False)
+    return Tile(milliseconds(best["value"]), means, _where(best))
+
+
 def _fastest(run: Run) -> Tile | None:
     rows = _longest(run)
-    if rows.empty:
-        return None
-    best = extreme(rows, rows["value"], largest=False)
-    return Tile(milliseconds(best["value"]), f"Fastest token{_at_place(run)}", _where(best))
+    return _quickest(rows, f"Fastest token{_at_place(run)}") if len(rows) else None
 
 
 def _best_tensor(run: Run) -> Tile | None:
     rows = _longest(run)
-    own = rows[rows["strategy"] == "tensor_parallel"]
-    if own.empty or len(own) == len(rows):
-        return None
-    best = extreme(own, own["value"], largest=False)
-    return Tile(milliseconds(best["value"]), f"Best of tensor parallelism{_at_place(run)}", _where(best))
+    own = rows[rows["strategy"] == "tensor_parallel"].reset_index(drop=True)
+    some = 0 < len(own) < len(rows)
+    return _quickest(own, f"Best of tensor parallelism{_at_place(run)}") if some else None
 
 
 def _gain(run: Run) -> Tile | None:
@@ -281,28 +162,24 @@ def _gain(run: Run) -> Tile | None:
 
 
 def _communication(run: Run) -> Tile | None:
-    rows = _longest(run)
-    exposed = run.metric("exposed_communication_s")
-    if rows.empty or exposed.empty:
-        return None
-    best = rows.iloc[[int(rows["value"].to_numpy().argmin())]]
-    joined = best.merge(exposed, on=CASE, suffixes=("", "_exposed"))
+    rows, exposed = _longest(run), run.metric("exposed_communication_s")
+    joined = _beside(run, exposed)
     if joined.empty:
         return None
-    seconds, of = joined["value_exposed"].iloc[0], joined["value"].iloc[0]
-    if seconds == 0 and joined["devices"].iloc[0] == 1:
+    best = joined[joined["value"] == rows["value"].min()]
+    if best.empty or (best["other"].iloc[0] == 0 and best["devices"].iloc[0] == 1):
         return None
+    seconds, of = best["other"].iloc[0], best["value"].iloc[0]
     means = "Exposed communication in the fastest token"
     return Tile(percent(seconds / of, 2), means, f"{milliseconds(seconds)} of {milliseconds(of)}")
 
 
 def _of_bound(run: Run) -> Tile | None:
     """What share of the speed of reading weights and KV cache once the fastest token reaches."""
-    rows, bound = _longest(run), _there(run, _read_once(run))
-    joined = rows.merge(bound, on=CASE, suffixes=("", "_bound"))
+    joined = _beside(run, _there(run, _read_once(run)))
     if joined.empty:
         return None
-    of, least = joined["value"].iloc[0], joined["value_bound"].iloc[0]
+    of, least = joined["value"].iloc[0], joined["other"].iloc[0]
     means = "Of the speed of reading weights and KV once"
     return Tile(percent(least / of, 3), means, f"{milliseconds(least)} of {milliseconds(of)}")
 
@@ -320,52 +197,41 @@ TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("latency_if_priced_s", "if nothing is free", milliseconds),
     ("read_once_s", "weights and KV read once", milliseconds),
 ]
+
 READ_ONCE_NOTE = (
     "Dashed, where one batch is shown: weights and KV cache read once at the memory's datasheet rate, which "
     "no step can beat: what Flash-Decoding's figure calls the upper bound of the speed."
 )
 
 
-def _case(row: pd.Series) -> tuple[Any, ...]:
-    return tuple(row[name] if isinstance(row[name], str) or known(row[name]) else None for name in CASE)
-
-
 def _all_figures(run: Run) -> Table:
-    latency = run.metric("token_latency_s")
-    found = {m: {_case(r): r["value"] for _, r in run.metric(m).iterrows()} for m, _, _ in TABLE_METRICS}
-    metrics = [entry for entry in TABLE_METRICS if found[entry[0]]]
-    lines = []
-    for _, row in latency.iterrows():
-        key = _case(row)
-        more = [show(found[m].get(key, math.nan)) for m, _, show in metrics]
-        batch = f"{row['batch']:.0f}" if known(row["batch"]) else ""
-        hits = percent(row["hit_rate"]) if known(row["hit_rate"]) else ""
-        bounds = interval(row["low"], row["high"], 1e3)
-        value = significant(row["value"] * 1e3, 4)
-        lines.append(
-            [row["label"], tokens(row["context_tokens"]), batch, hits, value, bounds, *more, row["source"]]
-        )
-    head = [
-        "strategy",
-        "context",
-        "batch",
-        "hits",
-        "ms per token",
-        INTERVALS[run.measured],
-        *(n for _, n, _ in metrics),
-        "source",
-    ]
-    return common.without_empty_columns(Table(head, lines, "lrrrrr" + "r" * len(metrics)))
+    rows, metrics = run.metric("token_latency_s"), []
+    for metric, name, show in TABLE_METRICS:
+        own = run.metric(metric)[[*CASE, "value"]].drop_duplicates(CASE, keep="last")
+        if len(own):
+            rows = rows.merge(own.rename(columns={"value": metric}), on=CASE, how="left")
+            metrics.append((name, "r", common.shows(metric, show)))
+    table = common.tabled(
+        rows.to_dict("records"),
+        ("strategy", "l", common.field("label")),
+        ("context", "r", common.shows("context_tokens", tokens)),
+        ("batch", "r", common.if_known("batch", "{:.0f}".format)),
+        ("hits", "r", common.if_known("hit_rate", percent)),
+        ("ms per token", "r", lambda row: significant(row["value"] * 1e3, 4)),
+        (INTERVALS[run.measured], "r", lambda row: interval(row["low"], row["high"], 1e3)),
+        *metrics,
+        ("source", "l", common.field("source")),
+    )
+    return common.without_empty_columns(table)
 
 
 def _if_priced(run: Run) -> list[str]:
     """What the fastest of the cases that take something as free needs where nothing is."""
-    priced = _there(run, run.metric("latency_if_priced_s"))
-    joined = _longest(run).merge(priced, on=CASE, suffixes=("", "_priced"))
+    joined = _beside(run, _there(run, run.metric("latency_if_priced_s")))
     if joined.empty:
         return []
     best = extreme(joined, joined["value"], largest=False)
-    latency = f"{_where(best)} {milliseconds(best['value_priced'])}{_at_place(run)}"
+    latency = f"{_where(best)} {milliseconds(best['other'])}{_at_place(run)}"
     return [f"With what the profile takes as free priced by link and roofline: {latency}."]
 
 
@@ -399,18 +265,13 @@ def _latency(run: Run) -> list[Section]:
     if rows.empty:
         return []
     rows = rows.assign(ends=INTERVALS[run.measured])
-    shown = variants(run.results)
+    shown, bound, rates = variants(run.results), _read_once(run), _hit_rates(rows)
     one_context = rows["context_tokens"].nunique() < 2
-    rates = _hit_rates(rows)
-    every = [("all" if len(rates) > 1 else "", None)]
     dimensions: list[common.Dimension] = [_batches(run, rows)]
     if _one_line_a_batch(rows) and not one_context:
-        _, options, _ = dimensions[0]
-        dimensions = [("Batch", [("all", None), *options], 0)]
+        dimensions = [("Batch", [("all", None), *dimensions[0][1]], 0)]
     if not one_context:
-        dimensions.append(("Hit rate", [*every, *(rates if len(rates) > 1 else [])], 0))
-
-    bound = _read_once(run)
+        dimensions.append(("Hit rate", [("all", None), *rates] if len(rates) > 1 else [("", None)], 0))
 
     def draw(batch: float | None, hit_rate: float | None = None) -> go.Figure:
         if batch is None:
@@ -422,20 +283,18 @@ def _latency(run: Run) -> list[Section]:
 
     at = f" at {tokens(rows['context_tokens'].iloc[0])} tokens" if one_context else " against context"
     of = "of one layer, without embedding and LM head" if run.scenario.get("part") == "layer" else ""
-    lead = f"Time {of or 'from one token to the next, for one user'}. Lower is better."
     baseline = run.summary.get("baseline")
-    every_latency = f"All {len(rows):,} latencies" if len(rows) > 1 else "The latency"
-    return [
-        Section(
-            key="latency",
-            heading=f"Latency per token{at}",
-            short="Latency",
-            lead=f"{lead} The baseline is {baseline}." if baseline else lead,
-            plots=[Plot("latency", f"latency per token{at}, by strategy", **common.views(dimensions, draw))],
-            notes=[*_latency_notes(run, rows, one_context), *([] if bound.empty else [READ_ONCE_NOTE])],
-            details=[Details(f"{every_latency} as a table", table=_all_figures(run))],
-        )
-    ]
+    words = {
+        "at": at,
+        "time": of or "from one token to the next, for one user",
+        "baseline": f" The baseline is {baseline}." if baseline else "",
+    }
+    plot = common.plot("latency", f"latency per token{at}, by strategy", dimensions, draw)
+    every = f"All {len(rows):,} latencies" if len(rows) > 1 else "The latency"
+    details = [Details(f"{every} as a table", table=_all_figures(run))]
+    read_once = [] if bound.empty else [READ_ONCE_NOTE]
+    notes = [*_latency_notes(run, rows, one_context), *read_once]
+    return [common.section("decode", "latency", words, plots=[plot], notes=notes, details=details)]
 
 
 # -- critical path ---------------------------------------------------------------------------------
@@ -455,7 +314,7 @@ def _critical_path(run: Run) -> list[Section]:
     shown = variants(run.results)
     contexts = [(tokens(c), c) for c in _values(parts, "context_tokens")] or [("", math.nan)]
     rates: list[common.Option] = _hit_rates(parts) or [("", None)]
-    dimensions = [
+    dimensions: list[common.Dimension] = [
         _batches(run, parts),
         ("Context", contexts, len(contexts) - 1),
         ("Hit rate", rates, len(rates) - 1),
@@ -467,21 +326,11 @@ def _critical_path(run: Run) -> list[Section]:
 
     gap = _largest_gap(parts, run.metric("token_latency_s"))
     off = f"The parts differ from the latency by up to {percent(gap)}: one of the two is wrong."
-    sums = "The parts sum to the latency per token."
-    rare = f"Parts below {percent(figures.RARE_BELOW)} of every bar stand together."
-    return [
-        Section(
-            key="critical-path",
-            heading="What a token's time is spent on",
-            short="Critical path",
-            lead="Only the critical path counts: what overlaps it costs nothing and is not shown.",
-            flags=[off] if gap > SUMS_WITHIN else [],
-            plots=[
-                Plot("critical-path", "latency per token by kind of op", **common.views(dimensions, draw))
-            ],
-            notes=[f"{sums} {rare}" if gap <= SUMS_WITHIN else rare],
-        )
-    ]
+    sums = "The parts sum to the latency per token. " if gap <= SUMS_WITHIN else ""
+    plot = common.plot("critical-path", "latency per token by kind of op", dimensions, draw)
+    words = {"sums": sums, "rare": percent(figures.RARE_BELOW)}
+    flags = [off] if gap > SUMS_WITHIN else []
+    return [common.section("decode", "critical-path", words, flags=flags, plots=[plot])]
 
 
 # -- timeline --------------------------------------------------------------------------------------
@@ -500,24 +349,14 @@ def _timeline(run: Run) -> list[Section]:
         own = spans[spans["case"] == case]
         return figures.timeline(own[own["tensor"] == own["tensor"].min()] if one_each else own)
 
-    both = {"hit", "miss"} <= set(spans["outcome"])
-    described = (
-        "The receiving group runs ahead on the speculated attention. On a hit its result counts and the "
-        "sender skips what follows; on a miss the sender runs all of it itself."
-    )
     dimensions: list[common.Dimension] = [("Case", cases, 0), ("Ranks", ranks, 0)]
+    plot = common.plot("timeline", "timeline of one layer on every rank", dimensions, draw)
     # Of several devices one is shown, and its case says which.
     which = [f"Shown: {cases[0][0]}."] if len(cases) == 1 and run.results[DEVICE].nunique() > 1 else []
-    return [
-        Section(
-            key="timeline",
-            heading="One layer on every rank" if not both else "One layer on every rank, hit and miss",
-            short="One layer",
-            lead=described if both else "",
-            plots=[Plot("timeline", "timeline of one layer on every rank", **common.views(dimensions, draw))],
-            notes=[*which, "On a wide screen, drag along the time axis to zoom; double-click to return."],
-        )
-    ]
+    both = {"hit", "miss"} <= set(spans["outcome"])
+    texts = {} if both else {"heading": "One layer on every rank", "lead": ""}
+    words = {"zoom": common.ZOOM}
+    return [common.section("decode", "timeline", words, plots=[plot], notes=which, **texts)]
 
 
 # -- crossover -------------------------------------------------------------------------------------
@@ -544,10 +383,8 @@ def _maps(run: Run) -> list[Plot]:
             return figures.speed_up_map(_at(own, "batch", batch), devices, limit)
 
         heading = f"{label}, over tensor parallelism on {devices:.0f} devices"
-        key = f"speed-up-{len(plots)}"
-        plots.append(
-            Plot(key, f"speed-up of {heading}", heading=heading, **common.views([_batches(run, own)], draw))
-        )
+        key, batches = f"speed-up-{len(plots)}", [_batches(run, own)]
+        plots.append(common.plot(key, f"speed-up of {heading}", batches, draw, heading))
     return plots
 
 
@@ -579,25 +416,22 @@ def _crossings(run: Run) -> list[_Crossing]:
     entries: list[_Crossing] = []
     for metric, name, show in CROSSOVERS:
         rows = run.results[run.results["metric"] == metric]
-        found: dict[tuple[str, float | None, str, str], list[Place]] = {}
-        for label, batch in itertools.product(dict.fromkeys(rows["label"]), _sorted_batches(rows)):
-            own = _at(rows[rows["label"] == label], "batch", batch)
-            for _, row in own.iterrows():
-                value = show(row["value"]) if known(row["value"]) else "none"
-                key = (label, batch if known(batch) else None, value, row["source"])
-                found.setdefault(key, []).append((row["context_tokens"], row["hit_rate"]))
-        together: dict[tuple[str, str, str, str], list[tuple[float | None, list[Place]]]] = {}
-        for (label, number, value, remark), places in found.items():
-            same = (label, value, remark, str(places))
-            together.setdefault(same, []).append((number, places))
-        for (label, value, remark, _), members in together.items():
-            batches = tuple(number for number, _ in members if number is not None)
-            entries.append(_Crossing(name, label, value, remark, batches, tuple(members[0][1])))
+        texts = [show(value) if known(value) else "none" for value in rows["value"]]
+        places = list(zip(rows["context_tokens"], rows["hit_rate"], strict=True))
+        rows = rows.assign(
+            order=pd.factorize(rows["label"])[0],
+            says=texts,
+            place=pd.Series(places, rows.index, dtype=object),
+        )
+        rows = rows.sort_values(["order", "batch"], kind="stable")
+        keys = ["label", "batch", "says", "source"]
+        found = rows.groupby(keys, dropna=False, sort=False)["place"].agg(tuple).reset_index()
+        same = ["label", "says", "source", found["place"].map(str)]
+        for _, own in found.groupby(same, sort=False):
+            label, says, remark = (str(own[column].iloc[0]) for column in keys if column != "batch")
+            batches = tuple(own["batch"].dropna())
+            entries.append(_Crossing(name, label, says, remark, batches, own["place"].iloc[0]))
     return entries
-
-
-def _sorted_batches(rows: pd.DataFrame) -> list[float]:
-    return [*_values(rows, "batch"), *([math.nan] if rows["batch"].isna().any() else [])]
 
 
 def _where_searched(places: Sequence[Place], at_most: int | None) -> str:
@@ -616,19 +450,17 @@ def _where_searched(places: Sequence[Place], at_most: int | None) -> str:
 
 def _crossover_table(run: Run, entries: Sequence[_Crossing], at_most: int | None) -> Table:
     several = run.results["batch"].nunique() > 1
-    lines = [
-        [
-            entry.name,
-            entry.label,
-            listed(f"{b:,.0f}" for b in entry.batches) if several else "",
-            _where_searched(entry.places, at_most),
-            entry.value,
-            entry.remark,
-        ]
-        for entry in entries
-    ]
-    head = ["break-even", "strategy", "batch", "at", "value", "remark"]
-    return replace(common.without_empty_columns(Table(head, lines, "llrlr")), wraps=True)
+    table = common.tabled(
+        entries,
+        ("break-even", "l", lambda entry: entry.name),
+        ("strategy", "l", lambda entry: entry.label),
+        ("batch", "r", lambda entry: listed(f"{b:,.0f}" for b in entry.batches) if several else ""),
+        ("at", "l", lambda entry: _where_searched(entry.places, at_most)),
+        ("value", "r", lambda entry: entry.value),
+        ("remark", "l", lambda entry: entry.remark),
+        wraps=True,
+    )
+    return common.without_empty_columns(table)
 
 
 def _crossover(run: Run) -> list[Section]:
@@ -637,89 +469,68 @@ def _crossover(run: Run) -> list[Section]:
         return []
     first = [entry for entry in every if entry.name == CROSSOVERS[0][1]]
     few = every if len(every) <= CROSSOVERS_SHOWN else (first or every)[:CROSSOVERS_SHOWN]
-    table = _crossover_table(run, few, PLACES_SHOWN)
-    whole = _crossover_table(run, every, None)
+    table, whole = _crossover_table(run, few, PLACES_SHOWN), _crossover_table(run, every, None)
     count = int(run.results["metric"].isin([metric for metric, _, _ in CROSSOVERS]).sum())
-    hidden = table.rows != whole.rows
-    lead = (
-        "Cells give the speed-up of ALSpec over tensor parallelism on as many devices: blue where ALSpec is "
-        "faster, brown where tensor parallelism is, a line where both take as long."
-    )
-    return [
-        Section(
-            key="crossover",
-            heading="When speculation pays",
-            short="Crossover",
-            lead=lead if plots else "",
-            plots=plots,
-            table=table if few else None,
-            details=[Details(f"All {count:,} crossovers", table=whole)] if hidden else [],
-        )
-    ]
+    hidden = [Details(f"All {count:,} crossovers", table=whole)] if table.rows != whole.rows else []
+    texts = {} if plots else {"lead": ""}
+    shown = table if few else None
+    return [common.section("decode", "crossover", plots=plots, table=shown, details=hidden, **texts)]
 
 
 # -- accuracy of speculation -----------------------------------------------------------------------
 
 
+def _unique(table: Table) -> Table:
+    """The table with each line once."""
+    lines = dict.fromkeys(tuple(row) for row in table.rows)
+    return common.without_empty_columns(replace(table, rows=[list(line) for line in lines]))
+
+
 def _scores(run: Run) -> Table | None:
-    score, baseline = run.metric("hits_score"), run.metric("baseline_score")
+    score = run.metric("hits_score")
     if score.empty:
         return None
-    compared = {_case(row): row["value"] for _, row in baseline.iterrows()}
-    lines = []
-    for _, row in score.iterrows():
-        base = compared.get(_case(row), math.nan)
-        change = signed(row["value"] - base, 2) if known(base) else ""
-        hits = percent(row["hit_rate"]) if known(row["hit_rate"]) else ""
-        lines.append(
-            [row["label"], hits, significant(row["value"]), significant(base), change, row["source"]]
-        )
-    unique = [list(line) for line in dict.fromkeys(tuple(line) for line in lines)]
-    return common.without_empty_columns(
-        Table(
-            ["strategy", "hits", "score", "without speculation", "change", "threshold and task"],
-            unique,
-            "lrrrr",
-        )
+    baseline = run.metric("baseline_score")[[*CASE, "value"]].drop_duplicates(CASE, keep="last")
+    rows = score.merge(baseline.rename(columns={"value": "base"}), on=CASE, how="left")
+    rows = rows.assign(change=rows["value"] - rows["base"])
+    table = common.tabled(
+        rows.to_dict("records"),
+        ("strategy", "l", common.field("label")),
+        ("hits", "r", common.if_known("hit_rate", percent)),
+        ("score", "r", common.shows("value", significant)),
+        ("without speculation", "r", common.shows("base", significant)),
+        ("change", "r", common.if_known("change", lambda change: signed(change, 2))),
+        ("threshold and task", "l", common.field("source")),
     )
+    return _unique(table)
 
 
-def _bounds(run: Run) -> list[list[str]]:
-    lines = []
-    for metric, name in (
-        ("error_bound_worst_case", "worst case"),
-        ("error_bound_high_probability", "high probability"),
-    ):
-        for _, row in run.metric(metric).iterrows():
-            lines.append([name, _where(row), scientific(row["value"]), row["source"]])
+ERROR_BOUNDS = {
+    "error_bound_worst_case": "worst case",
+    "error_bound_high_probability": "high probability",
+}
+
+
+def _bounds(run: Run) -> Table:
+    rows = pd.concat([run.metric(metric) for metric in ERROR_BOUNDS])
     given = run.summary.get("bounds")
-    if given:
-        lines += [[path, "", value, ""] for path, value in common.flat(given)]
-    return [list(line) for line in dict.fromkeys(tuple(line) for line in lines)]
+    lines = [[path, "", value, ""] for path, value in common.flat(given)] if given else []
+    table = common.tabled(
+        (row for _, row in rows.iterrows()),
+        ("bound on the output's error", "l", lambda row: ERROR_BOUNDS[row["metric"]]),
+        ("at", "l", _where),
+        ("value", "r", common.shows("value", scientific)),
+        ("remark", "l", common.field("source")),
+    )
+    return _unique(replace(table, rows=[*table.rows, *lines]))
 
 
 def _speculation(run: Run) -> list[Section]:
-    scores, bounds = _scores(run), _bounds(run)
-    hits = run.summary.get("hits")
-    if not hits and not scores and not bounds:
+    scores, bounds, hits = _scores(run), _bounds(run), run.summary.get("hits")
+    if not hits and not scores and not bounds.rows:
         return []
     described = [f"{path}: {text}" if path else text for path, text in common.flat(hits)] if hits else []
-    lead = (
-        ""
-        if scores or bounds
-        else "This run takes its hit rates as given; it says nothing of the task's score."
-    )
-    bound_table = common.without_empty_columns(
-        Table(["bound on the output's error", "at", "value", "remark"], bounds, "llr")
-    )
-    return [
-        Section(
-            key="speculation",
-            heading="How accurate the speculation is",
-            short="Accuracy",
-            lead=lead,
-            table=scores,
-            notes=[f"Hits: {text}" for text in described],
-            details=[Details("Error bounds", table=bound_table, opened=True)] if bounds else [],
-        )
-    ]
+    texts = {"lead": ""} if scores or bounds.rows else {}
+    notes = [f"Hits: {text}" for text in described]
+    details = [Details("Error bounds", table=bounds, opened=True)] if bounds.rows else []
+    return [common.section("decode", "speculation", table=scores, notes=notes, details=details, **texts)]

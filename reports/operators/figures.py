@@ -13,12 +13,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports import style
-from simcore.reports.common import figures as figures_common
+from simcore.reports.common import figures as common
+from simcore.reports.common.figures import Axis, Layout, hollow, laid_out
 from simcore.reports.run import DEVICE
 from simcore.reports.text import (
     in_figure,
     interval,
     known,
+    lasting,
     milliseconds,
     of_any_device,
     recorded,
@@ -27,7 +29,7 @@ from simcore.reports.text import (
     strategy_name,
     tokens,
 )
-from simcore.reports.tiling.figures import HEIGHT_PX, NARROW_HEIGHT_PX, lasting, log_axis, powers_axis
+from simcore.reports.tiling.figures import log_axis, powers_axis
 
 # Between two rows of texts above a figure.
 CROSSING_ROW_PX = 14
@@ -75,18 +77,18 @@ def _method(rows: pd.DataFrame) -> str:
     return in_figure(of_any_device(str(first["label"]), str(first[DEVICE]))) or _name(rows)
 
 
-def places_axis(names: Mapping[float, str], title: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def places_axis(names: Mapping[float, str], title: str) -> Axis:
     """An axis of named places, and what to overwrite of it on a narrow screen."""
     places = list(names)
+    words = {place: in_figure(name).replace(" × ", "<br>× ") for place, name in names.items()}
     few = places[:: max(1, math.ceil(len(places) / 4))]
     axis = {
         "title": {"text": title},
         "tickvals": places,
-        "ticktext": [in_figure(name).replace(" × ", "<br>× ") for name in names.values()],
+        "ticktext": list(words.values()),
         "range": [min(places, default=0) - 0.4, max(places, default=1) + 0.4],
     }
-    named = [in_figure(names[place]).replace(" × ", "<br>× ") for place in few]
-    return axis, {"xaxis.tickvals": few, "xaxis.ticktext": named}
+    return axis, {"xaxis.tickvals": few, "xaxis.ticktext": [words[place] for place in few]}
 
 
 # -- times ---------------------------------------------------------------------------------------------
@@ -105,42 +107,23 @@ def _hover(row: Mapping[Any, Any], found: str) -> str:
 
 def _found(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
     colour, dash, symbol = look
-    return go.Scatter(
-        x=rows["place"].tolist(),
-        y=(rows["value"] * 1e3).tolist(),
-        mode="lines+markers" if marks else "lines",
-        name=_name(rows),
-        legendgroup=_name(rows),
-        line={"color": colour, "width": 2, "dash": dash},
-        marker={"symbol": symbol, "size": 7, "color": colour},
-        hoverinfo="text",
-        hovertext=[_hover(row, found) for row in rows.to_dict("records")],
-    )
+    hover = [_hover(row, found) for row in rows.to_dict("records")]
+    drawn: Layout = {"dash": dash, "symbol": symbol, "size": 7, "mode": "lines+markers" if marks else "lines"}
+    name, y = _name(rows), rows["value"] * 1e3
+    return common.dotted(rows["place"], y, name, colour, hover, legendgroup=name, **drawn)
 
 
 def _published(rows: pd.DataFrame, look: Look, name: str, found: str) -> go.Scatter:
     colour, _, symbol = look
-    return go.Scatter(
-        x=rows["place"].tolist(),
-        y=(rows["reference"] * 1e3).tolist(),
-        mode="markers",
-        name=name,
-        legendgroup=name,
-        showlegend=False,
-        marker={
-            "symbol": symbol,
-            "size": 8,
-            "color": [style.HOLLOW[0] if role == "fitted" else colour for role in rows["role"]],
-            "line": {"color": colour, "width": 1.5},
-        },
-        hoverinfo="text",
-        hovertext=[
-            f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {found} "
-            f"{lasting(row['predicted'])}: {signed_percent(row['error_pct'])}<br>"
-            f"{in_figure(row['role'])}; {in_figure(row['source'])}"
-            for row in rows.to_dict("records")
-        ],
-    )
+    hover = [
+        f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {found} "
+        f"{lasting(row['predicted'])}: {signed_percent(row['error_pct'])}<br>"
+        f"{in_figure(row['role'])}; {in_figure(row['source'])}"
+        for row in rows.to_dict("records")
+    ]
+    drawn: Layout = {"marker": {"symbol": symbol}, "line": None, "legendgroup": name, "showlegend": False}
+    fill = hollow(colour, rows["role"] == "fitted")
+    return common.marks(rows["place"], rows["reference"] * 1e3, name, colour, hover, fill=fill, **drawn)
 
 
 def _crosses(out: pd.DataFrame, shown: Mapping[str, Look], ends: Sequence[float]) -> list[go.Scatter]:
@@ -157,15 +140,18 @@ def _crosses(out: pd.DataFrame, shown: Mapping[str, Look], ends: Sequence[float]
         for place in own["place"]:
             taken[place] = taken.get(place, -1) + 1
             heights.append(10 ** (ends[1] + height * (ROOM_ABOVE + STEP_ABOVE * taken[place])))
-        mark = {"symbol": "x-thin", "size": 8, "color": colour, "line": {"color": colour, "width": 2}}
-        made.append(
-            go.Scatter(
-                x=own["place"].tolist(), y=heights, mode="markers", name=_name(own), legendgroup=_name(own),
-                showlegend=False, marker=mark, line={"color": colour}, hoverinfo="text", cliponaxis=False,
-                hovertext=[f"<b>{_name(own)}</b>, {in_figure(at)}<br>out of memory<br>{in_figure(told)}"
-                           for at, told in zip(own["at"], own["source"], strict=True)],
-            )
-        )  # fmt: skip
+        told = zip(own["at"], own["source"], strict=True)
+        hover = [
+            f"<b>{_name(own)}</b>, {in_figure(at)}<br>out of memory<br>{in_figure(why)}" for at, why in told
+        ]
+        drawn: Layout = {
+            "marker": {"symbol": "x-thin"},
+            "rim": 2,
+            "legendgroup": _name(own),
+            "showlegend": False,
+        }
+        mark = common.marks(own["place"], heights, _name(own), colour, hover, cliponaxis=False, **drawn)
+        made.append(mark)
     return made
 
 
@@ -174,7 +160,7 @@ def method_times(
     out: pd.DataFrame,
     published: pd.DataFrame,
     crossings: Mapping[float, str],
-    axis: tuple[dict[str, Any], dict[str, Any]],
+    axis: Axis,
     found: str = "predicted",
 ) -> go.Figure:
     """Time of each method over places: lines `found` (predicted or measured), marks published, crosses out
@@ -192,44 +178,37 @@ def method_times(
             figure.add_trace(_found(own, look, found, marks=beside.empty))
         if len(own) and len(beside):
             figure.add_trace(_published(beside, look, _name(own), found))
-    y_axis = log_axis(
-        "time of a call (ms)", [*(rows["value"] * 1e3), *(published["reference"] * 1e3)], room=1.3
-    )
+    times_ms = [*(rows["value"] * 1e3), *(published["reference"] * 1e3)]
+    y_axis = log_axis("time of a call (ms)", times_ms, room=1.3)
     if len(out) and y_axis.get("type") == "log":
         _out_of_memory(figure, _crosses(out, shown, y_axis["range"]), y_axis)
     # Neighbours can be close: their texts stand in two rows by turns.
     for i, (place, text) in enumerate(sorted(crossings.items())):
         _crossing(figure, place, text, i % 2 * CROSSING_ROW_PX, log=axis[0].get("type") == "log")
-    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **axis[1]}}
     margin = {"l": 56, "r": 26, "t": 10 + 16 * min(len(crossings), 2), "b": 48}
-    return figure.update_layout(height=HEIGHT_PX, xaxis=axis[0], yaxis=y_axis, meta=meta, margin=margin)
+    return laid_out(figure, axis[1], xaxis=axis[0], yaxis=y_axis, margin=margin)
 
 
-def _out_of_memory(figure: go.Figure, crosses: Sequence[go.Scatter], axis: dict[str, Any]) -> None:
+def _out_of_memory(figure: go.Figure, crosses: Sequence[go.Scatter], axis: Layout) -> None:
     """Draws the crosses, with a line between them and the times, and makes room for them."""
     figure.add_traces(crosses)
     low, high = axis["range"]
     highest = max(math.log10(y) for trace in crosses for y in trace.y)
     axis["range"] = [low, highest + (high - low) * STEP_ABOVE]
     border = 10 ** (high + (high - low) * ROOM_ABOVE / 3)
-    line = {"color": style.FAINT_INK[0], "width": 1, "dash": "dot"}
-    figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=border, y1=border, line=line)
-    figure.add_annotation(
-        text="out of memory", x=0, xref="paper", xanchor="left", y=math.log10(border), yanchor="bottom",
-        showarrow=False, font={"size": 11, "color": style.FAINT_INK[0]},
-    )  # fmt: skip
+    common.rule(figure, style.FAINT_INK, y=border, width=1, dash="dot")
+    font = {"size": 11, "color": style.FAINT_INK[0]}
+    at = {"x": 0, "xref": "paper", "xanchor": "left", "y": math.log10(border), "yanchor": "bottom"}
+    figure.add_annotation(text="out of memory", showarrow=False, font=font, **at)
 
 
 def _crossing(figure: go.Figure, place: float, text: str, above_px: int, log: bool) -> None:
-    line = {"color": style.INK[0], "width": 1, "dash": "dash"}
-    figure.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, yref="paper", line=line)
-    figure.add_annotation(
-        text=in_figure(text), x=math.log10(place) if log else place, y=1, yref="paper", yanchor="bottom",
-        yshift=above_px, showarrow=False, font={"size": 11},
-    )  # fmt: skip
+    common.rule(figure, style.INK, x=place, width=1, dash="dash")
+    at = {"x": math.log10(place) if log else place, "y": 1, "yref": "paper", "yanchor": "bottom"}
+    figure.add_annotation(text=in_figure(text), yshift=above_px, showarrow=False, font={"size": 11}, **at)
 
 
-def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> tuple[dict[str, Any], dict[str, Any]]:
+def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> Axis:
     """The axis of lengths, in powers of two."""
     return powers_axis("length (tokens)", sorted(lengths) or [1.0], apart)
 
@@ -237,7 +216,7 @@ def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> tuple[dict[st
 # -- memory --------------------------------------------------------------------------------------------
 
 
-def memory(rows: pd.DataFrame, axis: tuple[dict[str, Any], dict[str, Any]]) -> go.Figure:
+def memory(rows: pd.DataFrame, axis: Axis) -> go.Figure:
     """Peak memory of each method over places; a cross where it is more than the device has. `rows`: strategy,
     label, place, at, value, out (whether it runs out of memory)."""
     figure, (size, unit) = go.Figure(), (1e9, "GB") if rows["value"].max() >= 1e9 else (1e6, "MB")
@@ -245,29 +224,22 @@ def memory(rows: pd.DataFrame, axis: tuple[dict[str, Any], dict[str, Any]]) -> g
         own = rows[(rows["strategy"] == strategy) & (rows["value"] > 0)].sort_values("place", kind="stable")
         if own.empty:
             continue
-        figure.add_scatter(
-            x=own["place"].tolist(),
-            y=(own["value"] / size).tolist(),
-            mode="lines+markers",
-            name=_name(own),
-            line={"color": colour, "width": 2, "dash": dash},
-            marker={
-                "symbol": ["x-thin" if out else symbol for out in own["out"]],
-                "size": [9 if out else 6 for out in own["out"]],
-                "color": colour,
-                "line": {"color": colour, "width": [2 if out else 0 for out in own["out"]]},
-            },
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{_name(own)}</b>, {in_figure(at)}<br>{significant(value / size)} {unit}"
-                f"{', out of memory' if out else ''}"
-                for at, value, out in zip(own["at"], own["value"], own["out"], strict=True)
-            ],
-        )
+        mark = {
+            "symbol": ["x-thin" if out else symbol for out in own["out"]],
+            "size": [9 if out else 6 for out in own["out"]],
+            "color": colour,
+            "line": {"color": colour, "width": [2 if out else 0 for out in own["out"]]},
+        }
+        hover = [
+            f"<b>{_name(own)}</b>, {in_figure(at)}<br>{significant(value / size)} {unit}"
+            f"{', out of memory' if out else ''}"
+            for at, value, out in zip(own["at"], own["value"], own["out"], strict=True)
+        ]
+        y, name = own["value"] / size, _name(own)
+        figure.add_trace(common.dotted(own["place"], y, name, colour, hover, dash=dash, marker=mark))
     y_axis = log_axis(f"memory ({unit})", (rows["value"] / size).tolist())
-    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **axis[1]}}
     margin = {"l": 56, "r": 26, "t": 10, "b": 48}
-    return figure.update_layout(height=HEIGHT_PX, xaxis=axis[0], yaxis=y_axis, meta=meta, margin=margin)
+    return laid_out(figure, axis[1], xaxis=axis[0], yaxis=y_axis, margin=margin)
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -277,14 +249,14 @@ def errors(
     comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
 ) -> go.Figure:
     """Error of every compared figure, by role, in the looks of the methods; `place`: where a row is."""
-    figure = figures_common.errors(comparison, roles, found)
+    figure = common.errors(comparison, roles, found)
     rows = comparison[comparison["error_pct"].notna()]
     shown = looks(list(rows["strategy"]))
     for trace, (strategy, group) in zip(figure.data, rows.groupby("strategy", sort=True), strict=True):
         colour, _, symbol = shown[str(strategy)]
-        colours = [style.HOLLOW[0] if role == "fitted" else colour for role in group["role"]]
+        fill = hollow(colour, group["role"] == "fitted")
         trace.update(name=_method(group), line={"color": colour})
-        trace.marker.update(symbol=symbol, size=8, color=colours, line={"color": colour, "width": 1.5})
+        trace.marker.update(symbol=symbol, size=8, color=fill, line={"color": colour, "width": 1.5})
         trace.hovertext = [
             f"<b>{in_figure(row['label']) or _name(group)}</b>, {in_figure(place(row))}<br>published "
             f"{_time(row['reference'])}, "

@@ -5,8 +5,9 @@ a length, or a batch and a context where a study gives each batch its own.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports.common import sections as common
+from simcore.reports.common.cases import Case, at, cases_of
+from simcore.reports.common.figures import Axis
+from simcore.reports.common.sections import Row
 from simcore.reports.operators import figures
 from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
 from simcore.reports.run import DEVICE, Run, extreme
@@ -22,6 +26,7 @@ from simcore.reports.text import (
     counted,
     interval,
     known,
+    lasting,
     of_any_device,
     recorded,
     signed_percent,
@@ -30,7 +35,6 @@ from simcore.reports.text import (
     times,
     tokens,
 )
-from simcore.reports.tiling.figures import lasting
 
 LATENCY, MEMORY, OUT = "latency_s", "memory_bytes", "out_of_memory"
 NOT_RANKED = "not_ranked"
@@ -42,60 +46,26 @@ NAMES = {
 PANELS_AT_MOST = 6
 HOLLOW: Mapping[str, str] = {"predicted": "; hollow marks were used for fitting", "measured": ""}
 FITTED_TOO = "figures used for fitting among them"
-MEASURED_TIME = Definition(
-    "Time of a call",
-    "latency = end of the call − its start, on the wall clock",
-    "Of several runs the median; low and high: the least and the largest.",
+LONGER = (
+    "Lower is better. A method that keeps its time while the batch shrinks and the context grows "
+    "uses the whole device with one sequence, too."
 )
-FORMULAS: Sequence[tuple[str, Definition]] = [
-    (
-        LATENCY,
-        Definition(
-            "Time of a call",
-            "latency = host time of the launch + seconds of the op\n"
-            "seconds = launches · kernel_s + roofline floor / efficiency",
-            "The second line where prices were fitted: two constants a method, kernel_s and efficiency.",
-        ),
-    ),
-    (
-        MEMORY,
-        Definition(
-            "Memory",
-            "inputs + output + temporaries",
-            "Counted by formula; out of memory: more than the device has.",
-        ),
-    ),
-    (
-        "crossover_tokens",
-        Definition(
-            "Crossover",
-            "the length at which the times of two methods are equal",
-            "Searched between lengths of the study at which both fit into memory.",
-        ),
-    ),
-    (
-        "splits",
-        Definition(
-            "Splits",
-            "the number of pieces of the context that makes the sum of split, merge and launch cheapest",
-            "Flash-Decoding attends to all pieces at once and merges them by their log-sum-exp.",
-        ),
-    ),
-]
 
 
 def opening(run: Run) -> Opening:
     """The top of the page with up to five key figures."""
-    made = (_fastest(run), _ahead(run), common.accuracy(_latencies(run)), _same_best(run), _memory_right(run))
+    of = Methods(run)
+    made = (_fastest(of), _ahead(of), common.accuracy(of.published), _same_best(of), _memory_right(run))
     return replace(common.opening(run), tiles=[tile for tile in made if tile])
 
 
 def sections(run: Run) -> list[Section]:
     """The sections of both studies, in the order of the page."""
+    of = Methods(run)
     return [
-        *_times(run),
-        *_memory(run),
-        *_compared(run),
+        *_times(of),
+        *_memory(of),
+        *_compared(of),
         *common.prices(run),
         common.as_run(run, formulas(run)),
     ]
@@ -103,15 +73,12 @@ def sections(run: Run) -> list[Section]:
 
 def formulas(run: Run) -> list[Definition]:
     """Formulas of the metrics that this run has, and of no others."""
-    present = set(run.results["metric"])
-    told = {**dict(FORMULAS), **({LATENCY: MEASURED_TIME} if run.measured else {})}
-    found = [definition for metric, definition in told.items() if metric in present]
+    groups = ["operators", *(["operators, measured"] if run.measured else [])]
+    found = common.formulas(*groups, of=set(run.results["metric"]).__contains__)
     return found + common.error_formulas(run)
 
 
 # -- settings and places ---------------------------------------------------------------------------
-
-Setting = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -137,7 +104,11 @@ class View:
         length = figures.length_text(row[self.length]) if known(row[self.length]) else ""
         return ", ".join(part for part in (length, batch, decay) if part)
 
-    def axis(self, rows: pd.DataFrame, apart: float = 0.12) -> tuple[dict[str, Any], dict[str, Any]]:
+    def setting(self, row: Any) -> str:
+        """A row's setting in words."""
+        return setting_text(tuple((axis, row[axis]) for axis in self.axes))
+
+    def axis(self, rows: pd.DataFrame, apart: float = 0.12) -> Axis:
         """The axis of the places of these rows, with labels so far `apart` from each other."""
         if not self.places:
             return figures.lengths_axis(rows[self.length].dropna().unique().tolist(), apart)
@@ -163,33 +134,12 @@ def view(run: Run) -> View:
     return View(varied, length, {})
 
 
-def settings(rows: pd.DataFrame, shown: View) -> list[Setting]:
-    """The settings of these rows, in the order of their axes."""
-    axes = [axis for axis in shown.axes if axis in rows.columns]
-    if not axes:
-        return [()] if len(rows) else []
-    places = rows[axes].dropna().drop_duplicates().sort_values(axes, kind="stable")
-    return [
-        tuple((axis, v if axis == DEVICE else float(v)) for axis, v in zip(axes, place, strict=True))
-        for place in places.itertuples(index=False)
-    ]
-
-
-def at(rows: pd.DataFrame, setting: Setting) -> pd.DataFrame:
-    """The rows of a setting, as far as the frame has its axes."""
-    chosen = np.ones(len(rows), dtype=bool)
-    for axis, value in setting:
-        if axis in rows.columns and rows[axis].notna().any():
-            chosen &= (rows[axis] == value).to_numpy()
-    return rows[chosen]
-
-
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: Case) -> str:
     """ "batch 16, decay"."""
     return ", ".join(_axis_text(axis, value) for axis, value in setting)
 
 
-def _heading(setting: Setting) -> str:
+def _heading(setting: Case) -> str:
     """A setting as a heading: the names of devices stay as they are."""
     text = setting_text(setting)
     return text if setting and setting[0][0] == DEVICE else text.capitalize()
@@ -201,87 +151,113 @@ def _axis_text(axis: str, value: Any) -> str:
     return _decay(value) if axis == "decay" else f"{NAMES[axis]}\u00a0{value:,.0f}"
 
 
-def _placed(rows: pd.DataFrame, shown: View) -> pd.DataFrame:
-    words = [shown.at(row) for row in rows.to_dict("records")]
-    rows = rows.assign(place=shown.place(rows), at=pd.Series(words, index=rows.index, dtype=object))
-    return rows[rows["place"].notna()]
+@dataclass(frozen=True)
+class Methods:
+    """A run of these studies with what many of its sections ask of it, each worked out once."""
 
+    run: Run
 
-def _latency_rows(run: Run, shown: View) -> pd.DataFrame:
-    """Latencies with their place and, where there are, the splits that were chosen."""
-    rows = _placed(run.metric(LATENCY), shown)
-    keys = ["strategy", *shown.axes, "place"]
-    splits = _placed(run.metric("splits"), shown)[[*keys, "value"]].rename(columns={"value": "splits"})
-    return rows.merge(splits.drop_duplicates(keys), on=keys, how="left")
+    @cached_property
+    def view(self) -> View:
+        """How its cases are laid out."""
+        return view(self.run)
 
+    @cached_property
+    def settings(self) -> list[Case]:
+        """The settings of its times, in the order of their axes."""
+        rows = self.run.results
+        return cases_of(rows[rows["metric"].isin([LATENCY, OUT])], self.view.axes)
 
-def _out_rows(run: Run, shown: View) -> pd.DataFrame:
-    """What runs out of memory, with the remark of its latency that is not there."""
-    out = _placed(run.metric(OUT), shown)
-    out = out[out["value"] > 0]
-    missing = run.results[(run.results["metric"] == LATENCY) & run.results["value"].isna()]
-    keys = ["strategy", *shown.axes, "place"]
-    told = _placed(missing, shown)[[*keys, "source"]].drop_duplicates(keys)
-    return out.drop(columns="source").merge(told, on=keys, how="left").fillna({"source": ""})
+    @cached_property
+    def latencies(self) -> pd.DataFrame:
+        """Latencies with their place and, where there are, the splits that were chosen."""
+        rows = self.placed(self.run.metric(LATENCY))
+        return self.beside(rows, self.run.metric("splits"), "strategy", splits="value")
 
+    @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """The latencies that can be ranked with the others of their place and setting: of those of other
+        devices `Run.ranked` says more."""
+        joined = self.beside(self.latencies, self.run.metric(NOT_RANKED), "label", out="metric")
+        return joined[joined["out"].isna()].drop(columns="out").reset_index(drop=True)
 
-def _latencies(run: Run) -> Run:
-    """The run with its compared latencies alone."""
-    run = common.without_fitted(run)
-    rows = run.comparison[run.comparison["metric"] == LATENCY]
-    return replace(run, comparison=rows.reset_index(drop=True))
+    @cached_property
+    def out(self) -> pd.DataFrame:
+        """What runs out of memory, with the remark of its latency that is not there."""
+        out = self.placed(self.run.metric(OUT))
+        missing = self.run.results[(self.run.results["metric"] == LATENCY) & self.run.results["value"].isna()]
+        out = out[out["value"] > 0].drop(columns="source")
+        return self.beside(out, missing, "strategy", source="source").fillna({"source": ""})
+
+    @cached_property
+    def published(self) -> Run:
+        """The run with its compared latencies alone."""
+        run = common.without_fitted(self.run)
+        rows = run.comparison[run.comparison["metric"] == LATENCY]
+        return replace(run, comparison=rows.reset_index(drop=True))
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """Compared latencies with their place."""
+        return self.placed(self.published.comparison)
+
+    def placed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows that have a place, with it and its words."""
+        words = [self.view.at(row) for row in rows.to_dict("records")]
+        at_words = pd.Series(words, index=rows.index, dtype=object)
+        rows = rows.assign(place=self.view.place(rows), at=at_words)
+        return rows[rows["place"].notna()]
+
+    def beside(self, rows: pd.DataFrame, others: pd.DataFrame, by: str, **named: str) -> pd.DataFrame:
+        """Rows with columns of other rows (name -> theirs) of the same place and setting, and of the same
+        strategy or label."""
+        keys = [by, *self.view.axes, "place"]
+        own = self.placed(others)[[*keys, *named.values()]].drop_duplicates(keys)
+        return rows.merge(own.rename(columns={v: k for k, v in named.items()}), on=keys, how="left")
 
 
 # -- key figures -----------------------------------------------------------------------------------
 
 
-def _best(rows: pd.DataFrame, column: str = "value") -> dict[tuple[Any, ...], pd.Series]:
-    """(setting and place) -> the fastest row there."""
-    axes = [axis for axis in AXES if axis in rows.columns and rows[axis].notna().any()]
+def _keys(rows: pd.DataFrame) -> list[str]:
+    """What tells settings and places of these rows apart."""
+    return [*(axis for axis in AXES if axis in rows.columns and rows[axis].notna().any()), "place"]
+
+
+def _best(rows: pd.DataFrame, column: str = "value") -> dict[tuple[Any, ...], str]:
+    """(setting and place) -> the fastest method there."""
     rows = rows[rows[column].notna()]
-    return {
-        key if isinstance(key, tuple) else (key,): extreme(group, group[column], largest=False)
-        for key, group in rows.groupby([*axes, "place"], sort=True)
-    }
+    first = rows.loc[rows.groupby(_keys(rows), sort=True)[column].idxmin()]
+    return dict(zip(first[_keys(rows)].itertuples(index=False, name=None), first["strategy"], strict=True))
 
 
-def _ranked(run: Run, rows: pd.DataFrame, shown: View) -> pd.DataFrame:
-    """The rows that can be ranked with the others of their place and setting: of those of other devices
-    `Run.ranked` says more."""
-    keys = ["label", *shown.axes, "place"]
-    out = _placed(run.metric(NOT_RANKED), shown)[keys].drop_duplicates().assign(out=True)
-    joined = rows.merge(out, on=keys, how="left")
-    return joined[~joined["out"].eq(True)].drop(columns="out").reset_index(drop=True)
-
-
-def _fastest(run: Run) -> Tile | None:
-    shown = view(run)
-    rows = run.ranked(_ranked(run, _latency_rows(run, shown), shown))
+def _fastest(of: Methods) -> Tile | None:
+    rows = of.run.ranked(of.ranked)
     if rows.empty:
         return None
-    last = _where_answered(run, rows, shown)
+    last = _where_answered(of, rows)
     best = extreme(last, last["value"], largest=False)
     return Tile(lasting(best["value"]), f"Fastest at {best['at']}", str(best["label"]))
 
 
-def _where_answered(run: Run, rows: pd.DataFrame, shown: View) -> pd.DataFrame:
+def _where_answered(of: Methods, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows at the place that the answer is about: that of the summary, or else the most tokens and the
     largest batch."""
-    there = at(rows, tuple((name, value) for name, value in run.best_at.items()))
-    if run.best_at and len(there):
+    there = at(rows, tuple(of.run.best_at.items()))
+    if of.run.best_at and len(there):
         return there.reset_index(drop=True)
-    longest = rows[rows[shown.length] == rows[shown.length].max()]
+    length = rows[of.view.length]
+    longest = rows[length == length.max()]
     found: pd.DataFrame = longest[longest["batch"] == longest["batch"].max()].reset_index(drop=True)
     return found
 
 
-def _ahead(run: Run) -> Tile | None:
+def _ahead(of: Methods) -> Tile | None:
     """How far the methods are apart at a place of one device, where there are two of them."""
-    shown = view(run)
-    rows = _ranked(run, _latency_rows(run, shown), shown)
+    rows = of.ranked
     if rows["strategy"].nunique() != 2:
         return None
-    groups = [g for _, g in rows.groupby([*shown.axes, "place"], sort=True) if len(g) > 1]
+    groups = [g for _, g in rows.groupby([*of.view.axes, "place"], sort=True) if len(g) > 1]
     if not groups:
         return None
     ratios = [float(g["value"].max() / g["value"].min()) for g in groups]
@@ -291,23 +267,21 @@ def _ahead(run: Run) -> Tile | None:
     return Tile(f"{significant(max(ratios))}×", means, str(fast["at"]))
 
 
-def _agreement(run: Run) -> tuple[int, int]:
+def _agreement(of: Methods) -> tuple[int, int]:
     """At how many places the method predicted to be fastest is the published one, and of how many."""
-    shown = view(run)
-    rows = _placed(_latencies(run).comparison, shown)
+    rows = of.compared
     if rows.empty:
         return 0, 0
+    rows = rows[rows.groupby(_keys(rows))["strategy"].transform("nunique") > 1]
     real, said = _best(rows, "reference"), _best(rows, "predicted")
-    counts = rows.groupby([a for a in AXES if a in rows and rows[a].notna().any()] + ["place"])["strategy"]
-    several = {k if isinstance(k, tuple) else (k,) for k, n in counts.nunique().items() if n > 1}
-    same = [real[key]["strategy"] == said[key]["strategy"] for key in real if key in several]
+    same = [real[key] == said[key] for key in real]
     return sum(same), len(same)
 
 
-def _same_best(run: Run) -> Tile | None:
-    same, of = _agreement(run)
-    means = f"Places where the method {run.found} fastest is the published one"
-    return Tile(f"{same} of {of}", means, "" if run.measured else FITTED_TOO) if of else None
+def _same_best(of: Methods) -> Tile | None:
+    same, every = _agreement(of)
+    means = f"Places where the method {of.run.found} fastest is the published one"
+    return Tile(f"{same} of {every}", means, "" if of.run.measured else FITTED_TOO) if every else None
 
 
 def _memory_right(run: Run) -> Tile | None:
@@ -321,102 +295,106 @@ def _memory_right(run: Run) -> Tile | None:
 # -- times -----------------------------------------------------------------------------------------
 
 
-def _crossings(run: Run, rows: pd.DataFrame, setting: Setting, shown: View) -> dict[float, str]:
+def _crossings(of: Methods, setting: Case) -> dict[float, str]:
     """Lengths at which the fastest method changes: the crossovers of neighbours that are fastest in turn."""
-    if shown.places:
+    if of.view.places:
         return {}
-    crossover = at(run.metric("crossover_tokens"), setting)
-    ranked = _ranked(run, rows, shown)
-    fastest = [extreme(g, g["value"], largest=False) for _, g in ranked.groupby("place", sort=True)]
-    found = {}
+    crossover = at(of.run.metric("crossover_tokens"), setting)
+    places = at(of.ranked, setting).groupby("place", sort=True)
+    fastest, found = [extreme(rows, rows["value"], largest=False) for _, rows in places], {}
     for one, other in pairwise(fastest):
-        own = crossover[
-            (crossover["strategy"] == one["strategy"]) & (crossover["rival"] == other["strategy"])
-        ]
-        own = own[(own["value"] >= one["place"]) & (own["value"] <= other["place"])]
+        pair = (crossover["strategy"] == one["strategy"]) & (crossover["rival"] == other["strategy"])
+        own = crossover[pair & crossover["value"].between(one["place"], other["place"])]
         if one["strategy"] != other["strategy"] and len(own):
             place = float(own["value"].iloc[0])
             found[place] = f"{place:,.0f}"
     return found
 
 
-def _published(run: Run, setting: Setting, shown: View) -> pd.DataFrame:
-    return at(_placed(_latencies(run).comparison, shown), setting)
+def _panel(of: Methods, setting: Case) -> go.Figure:
+    rows, out, published = (at(rows, setting) for rows in (of.latencies, of.out, of.compared))
+    axis = of.view.axis(pd.concat([rows, out]) if len(out) else rows)
+    return figures.method_times(rows, out, published, _crossings(of, setting), axis, of.run.found)
 
 
-def _panel(run: Run, shown: View, setting: Setting) -> go.Figure:
-    rows, out = at(_latency_rows(run, shown), setting), at(_out_rows(run, shown), setting)
-    both = pd.concat([rows, out]) if len(out) else rows
-    crossings = _crossings(run, rows, setting, shown)
-    published = _published(run, setting, shown)
-    return figures.method_times(rows, out, published, crossings, shown.axis(both), run.found)
+def _panels(of: Methods) -> list[Plot]:
+    describes, plots = "time of each method over lengths", []
+    if len(of.settings) > PANELS_AT_MOST:
+        options: common.Dimension = ("Setting", [(setting_text(s), s) for s in of.settings], 0)
+        return [common.plot("times", describes, [options], lambda setting: _panel(of, setting))]
+    for i, setting in enumerate(of.settings):
+        text = f"{describes}: {setting_text(setting)}"
+        plots.append(common.drawn(f"times-{i}", text, _panel(of, setting), _heading(setting)))
+    return plots
 
 
-def _panels(run: Run, shown: View, found: Sequence[Setting]) -> list[Plot]:
-    describes = "time of each method over lengths"
-    if len(found) > PANELS_AT_MOST:
-        options: common.Dimension = ("Setting", [(setting_text(s), s) for s in found], 0)
-        return [Plot("times", describes, **common.views([options], lambda s: _panel(run, shown, s)))]
-    return [
-        Plot(f"times-{i}", f"{describes}: {setting_text(setting)}", {(): _panel(run, shown, setting)},
-             heading=_heading(setting))
-        for i, setting in enumerate(found)
-    ]  # fmt: skip
-
-
-def _best_table(run: Run, shown: View, found: Sequence[Setting]) -> Table:
+def _best_table(of: Methods) -> Table:
     """The fastest method at each place, a column a setting."""
-    rows = _ranked(run, _latency_rows(run, shown), shown)
-    names = dict(zip(shown.place(rows), _place_names(rows, shown), strict=True))
-    lines = []
-    for place in sorted(names):
-        cells = []
-        for setting in found:
-            own = at(rows[rows["place"] == place], setting).reset_index(drop=True)
-            best = extreme(own, own["value"], largest=False) if len(own) else None
-            cells.append(f"{best['label']}, {lasting(best['value'])}" if best is not None else "nothing fits")
-        lines.append([names[place], *cells])
-    head = ["context" if shown.places else "length", *(setting_text(s) or "fastest" for s in found)]
-    return Table(head, lines, "r" if not shown.places else "l")
+    rows = of.ranked
+    names = dict(zip(rows["place"], _place_names(rows, of.view), strict=True))
+
+    def best_at(place: float, setting: Case) -> str:
+        own = at(rows[rows["place"] == place], setting).reset_index(drop=True)
+        if own.empty:
+            return "nothing fits"
+        best = extreme(own, own["value"], largest=False)
+        return f"{best['label']}, {lasting(best['value'])}"
+
+    place = ("context", "l") if of.view.places else ("length", "r")
+    bests = [(setting_text(s) or "fastest", "l", partial(best_at, setting=s)) for s in of.settings]
+    return common.tabled(sorted(names), (*place, names.__getitem__), *bests)
 
 
 def _place_names(rows: pd.DataFrame, shown: View) -> list[str]:
-    if shown.places:
-        return [
-            f"batch {b:,.0f} × {tokens(n)}" for b, n in zip(rows["batch"], rows[shown.length], strict=True)
-        ]
-    return [tokens(n) for n in rows[shown.length]]
+    batches = [f"batch {batch:,.0f} × " if shown.places else "" for batch in rows["batch"]]
+    return [f"{batch}{tokens(n)}" for batch, n in zip(batches, rows[shown.length], strict=True)]
 
 
-def _side_by_side(run: Run, shown: View) -> Table:
+Beside = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # of one place: found, published, ranked
+
+
+def _method_columns(strategy: str, label: str) -> list[common.Column]:
+    def own(rows: pd.DataFrame, column: str, show: Callable[[float], str]) -> str:
+        values = rows.loc[rows["strategy"] == strategy, column]
+        return show(values.iloc[0]) if len(values) else ""
+
+    return [
+        (label, "r", lambda place: own(place[0], "value", lasting)),
+        ("published", "r", lambda place: own(place[1], "reference", lasting)),
+        ("error", "r", lambda place: own(place[1], "error_pct", signed_percent)),
+    ]
+
+
+def _chosen(place: Beside) -> str:
+    splits = place[0]["splits"].dropna()
+    return recorded(int(splits.iloc[0])) if len(splits) else ""
+
+
+def _ratio(place: Beside) -> str:
+    both = place[2]["value"]
+    return times(both.max() / both.min()) if len(both) > 1 else ""
+
+
+def _side_by_side(of: Methods) -> Table:
     """Every place of every setting with the times of all methods, the splits, and the published times
     beside."""
-    rows, published = _latency_rows(run, shown), _placed(_latencies(run).comparison, shown)
-    ranked = _ranked(run, rows, shown)
+    rows, shown, places = of.latencies, of.view, []
+    axes = [*shown.axes, "place"]
+    for _, group in rows.groupby(axes, sort=True):
+        case = tuple((axis, group[axis].iloc[0]) for axis in axes)
+        places.append((group, at(of.compared, case), at(of.ranked, case)))
     labels = _method_names(rows)
-    methods = [(strategy, labels[strategy]) for strategy in figures.looks(list(rows["strategy"]))]
-    lines = []
-    for _, group in rows.groupby([*shown.axes, "place"], sort=True):
-        first = group.iloc[0]
-        cells = []
-        for strategy, _ in methods:
-            own = group[group["strategy"] == strategy]
-            real = at(published, tuple((a, first[a]) for a in shown.axes))
-            real = real[(real["strategy"] == strategy) & (real["place"] == first["place"])]
-            cells += [lasting(own["value"].iloc[0]) if len(own) else ""]
-            cells += [lasting(real["reference"].iloc[0]) if len(real) else ""]
-            cells += [signed_percent(real["error_pct"].iloc[0]) if len(real) else ""]
-        splits = group["splits"].dropna()
-        setting = tuple((axis, first[axis]) for axis in shown.axes)
-        both = at(ranked[ranked["place"] == first["place"]], setting)["value"]
-        ratio = times(both.max() / both.min()) if len(both) > 1 else ""
-        chosen = recorded(int(splits.iloc[0])) if len(splits) else ""
-        place = _place_names(group, shown)[0]
-        lines.append([place, setting_text(setting), *cells, chosen, ratio])
-    heads = [text for _, label in methods for text in (label, "published", "error")]
-    head = ["place", "setting" if set(shown.axes) - {DEVICE} else "device", *heads]
-    head += ["splits", "slowest over fastest"]
-    return common.without_empty_columns(Table(head, lines, "ll" + "r" * (len(heads) + 2)))
+    methods = [_method_columns(name, labels[name]) for name in figures.looks(list(rows["strategy"]))]
+    setting = "setting" if set(shown.axes) - {DEVICE} else "device"
+    table = common.tabled(
+        places,
+        ("place", "l", lambda place: _place_names(place[0], shown)[0]),
+        (setting, "l", lambda place: shown.setting(place[0].iloc[0])),
+        *(column for method in methods for column in method),
+        ("splits", "r", _chosen),
+        ("slowest over fastest", "r", _ratio),
+    )
+    return common.without_empty_columns(table)
 
 
 def _method_names(rows: pd.DataFrame) -> dict[str, str]:
@@ -425,110 +403,93 @@ def _method_names(rows: pd.DataFrame) -> dict[str, str]:
     return dict(zip(rows["strategy"], names, strict=True))
 
 
-def _crossover_table(run: Run, shown: View) -> list[Details]:
+def _crossover_table(of: Methods) -> list[Details]:
+    run, shown = of.run, of.view
     rows = pd.concat([run.metric("crossover_tokens"), run.metric("faster_below_tokens")])
     if rows.empty:
         return []
-    axes = list(shown.axes)
-    rows = rows.sort_values([*axes, "value"], kind="stable")
-    lines = [
-        [setting_text(tuple((a, row[a]) for a in axes)), f"{row['value']:,.0f}", row["source"]]
-        for _, row in rows.iterrows()
-    ]
-    table = common.without_empty_columns(Table(["setting", "tokens", "what changes"], lines, "lrl"))
-    return [Details(f"All {counted(len(lines), 'crossover')}", table=table)]
+    table = common.tabled(
+        rows.sort_values([*shown.axes, "value"], kind="stable").to_dict("records"),
+        ("setting", "l", shown.setting),
+        ("tokens", "r", common.shows("value", "{:,.0f}".format)),
+        ("what changes", "l", common.field("source")),
+    )
+    return [Details(f"All {counted(len(rows), 'crossover')}", table=common.without_empty_columns(table))]
 
 
-def _all_times(run: Run, shown: View) -> list[Details]:
+def _all_times(of: Methods) -> list[Details]:
+    run, shown = of.run, of.view
     rows = run.results[run.results["metric"] == LATENCY]
-    lines = [
-        [row["label"], shown.at(row), lasting(row["value"]) if known(row["value"]) else "out of memory",
-         interval(row["low"], row["high"], 1e3), row["source"]]
-        for row in rows.to_dict("records")
-    ]  # fmt: skip
-    told = ("least to largest (ms)", "source") if run.measured else ("interval (ms)", "price")
-    table = common.without_empty_columns(Table(["method", "at", "time", *told], lines, "llrr"))
-    return [Details(f"All {counted(len(lines), 'case')} as a table", table=table)]
+    bounds, source = ("least to largest (ms)", "source") if run.measured else ("interval (ms)", "price")
+    table = common.tabled(
+        rows.to_dict("records"),
+        ("method", "l", common.field("label")),
+        ("at", "l", shown.at),
+        ("time", "r", lambda row: lasting(row["value"]) if known(row["value"]) else "out of memory"),
+        (bounds, "r", lambda row: interval(row["low"], row["high"], 1e3)),
+        (source, "l", common.field("source")),
+    )
+    every = f"All {counted(len(rows), 'case')} as a table"
+    return [Details(every, table=common.without_empty_columns(table))]
 
 
-def _times(run: Run) -> list[Section]:
-    shown = view(run)
-    rows = run.metric(LATENCY)
-    found = settings(run.results[run.results["metric"].isin([LATENCY, OUT])], shown)
-    if rows.empty or not found:
+def _times(of: Methods) -> list[Section]:
+    run, places = of.run, of.view.places
+    if run.metric(LATENCY).empty or not of.settings:
         return []
-    compared, out = len(_latencies(run).comparison) > 0, len(_out_rows(run, shown)) > 0
-    lines = "measured" if run.measured else "predictions"
-    notes = [f"Lines are {lines}, marks are published{HOLLOW[run.found]}."] if compared else []
-    notes += ["A cross above the dotted line: the method runs out of memory."] if out else []
-    if not shown.places and len(run.metric("crossover_tokens")):
+    notes = []
+    if len(of.published.comparison):
+        lines = "measured" if run.measured else "predictions"
+        notes.append(f"Lines are {lines}, marks are published{HOLLOW[run.found]}.")
+    if len(of.out):
+        notes.append("A cross above the dotted line: the method runs out of memory.")
+    if not places and len(run.metric("crossover_tokens")):
         notes.append("A dashed line: the length at which another method becomes the fastest.")
-    table = _side_by_side(run, shown) if shown.places else _best_table(run, shown, found)
-    what = "context" if run.study == "decode_attention" else "length"
-    return [
-        Section(
-            key="times",
-            heading=f"Time of each method against {what}",
-            short="Times",
-            lead="Lower is better, and a steeper line is worse for long texts: a slope of 1 is linear in the "
-            "length, of 2 quadratic." if not shown.places else
-            "Lower is better. A method that keeps its time while the batch shrinks and the context grows "
-            "uses the whole device with one sequence, too.",
-            plots=_panels(run, shown, found),
-            table=table,
-            notes=[" ".join(notes)] if notes else [],
-            details=[*_crossover_table(run, shown), *_all_times(run, shown)],
-        )
-    ]  # fmt: skip
+    parts = {
+        "plots": _panels(of),
+        "table": _side_by_side(of) if places else _best_table(of),
+        "notes": [" ".join(notes)] if notes else [],
+        "details": [*_crossover_table(of), *_all_times(of)],
+        **({"lead": LONGER} if places else {}),
+    }
+    axis = "context" if run.study == "decode_attention" else "length"
+    return [common.section("operators", "times", {"axis": axis}, **parts)]
 
 
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def _memory(run: Run) -> list[Section]:
-    shown = view(run)
-    rows = _placed(run.metric(MEMORY), shown)
+def _memory(of: Methods) -> list[Section]:
+    rows = of.placed(of.run.metric(MEMORY))
     if rows.empty:
         return []
-    keys = ["strategy", *shown.axes, "place"]
-    out = _out_rows(run, shown)[keys].drop_duplicates().assign(out=True)
-    rows = rows.merge(out, on=keys, how="left")
-    rows["out"] = rows["out"].eq(True)
-    found = settings(rows, shown)
+    rows = of.beside(rows, of.out, "strategy", out="metric")
+    rows = rows.assign(out=rows["out"].notna())
+    found = cases_of(rows, of.view.axes)
 
-    def draw(setting: Setting) -> go.Figure:
+    def draw(setting: Case) -> go.Figure:
         own = at(rows, setting)
-        return figures.memory(own, shown.axis(own, 0.05))
+        return figures.memory(own, of.view.axis(own, 0.05))
 
     # The setting in which most methods run out of it says most.
-    crowded = [int(at(rows, setting)["out"].sum()) for setting in found]
-    opens = int(np.argmax(crowded))
-    views = common.views([("Setting", [(setting_text(s), s) for s in found], opens)], draw)
+    opens = int(np.argmax([int(at(rows, setting)["out"].sum()) for setting in found]))
+    options = [("Setting", [(setting_text(s), s) for s in found], opens)]
+    plot = common.plot("memory", "memory of each method", options, draw)
     more = " A cross: more than the device has." if rows["out"].any() else ""
-    return [
-        Section(
-            key="memory",
-            heading="Memory of each method",
-            short="Memory",
-            lead=f"Inputs, output and temporaries of one call, by formula.{more}",
-            plots=[Plot("memory", "memory of each method", **views)],
-        )
-    ]
+    return [common.section("operators", "memory", {"out": more}, plots=[plot])]
 
 
 # -- predicted against published -------------------------------------------------------------------
 
 
-def _errors_of(rows: pd.DataFrame) -> list[str]:
+def _errors_of(rows: pd.DataFrame) -> tuple[str, str, str]:
     if rows.empty:
-        return ["", "", ""]
-    worst = extreme(rows, rows["error_pct"].abs())["error_pct"]
-    return [str(len(rows)), size_percent(rows["error_pct"].abs().median()), signed_percent(worst)]
+        return "", "", ""
+    sizes = rows["error_pct"].abs()
+    return str(len(rows)), size_percent(sizes.median()), signed_percent(extreme(rows, sizes)["error_pct"])
 
 
-def error_table(
-    rows: pd.DataFrame, memory: pd.DataFrame, by: str, names: Mapping[str, str], found: str = "predicted"
-) -> Table:
+def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, found: str = "predicted") -> Table:
     """Count, median and worst error of each method (or table): what was predicted, then what was fitted, then
     how many cells are out of memory, or not, as published."""
     lines = []
@@ -536,14 +497,9 @@ def error_table(
         own, cells = rows[rows[by] == key], memory[memory[by] == key]
         fitted = own["role"] == common.FITTED
         right = f"{int((cells['error_pct'] == 0).sum())} of {len(cells)}" if len(cells) else ""
-        lines.append([names.get(key, key), *_errors_of(own[~fitted]), *_errors_of(own[fitted]), right])
-    return common.without_empty_columns(
-        Table(
-            ["", found, "median", "worst", "fitted", "median", "worst", "memory as published"],
-            lines,
-            "lrrrrrrr",
-        )
-    )
+        lines.append([key, *_errors_of(own[~fitted]), *_errors_of(own[fitted]), right])
+    head = ["", found, "median", "worst", "fitted", "median", "worst", "memory as published"]
+    return common.without_empty_columns(Table(head, lines, "lrrrrrrr"))
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
@@ -557,16 +513,28 @@ def _table_of(source: str) -> str:
     return first.rpartition(",")[0] or first
 
 
+def _judged(row: Row) -> str:
+    if row["metric"] == LATENCY:
+        return signed_percent(row["error_pct"])
+    return "right" if row["error_pct"] == 0 else "wrong"
+
+
+def _said(column: str) -> Callable[[Row], str]:
+    fits = {True: "out of memory", False: "fits"}
+    return lambda row: lasting(row[column]) if row["metric"] == LATENCY else fits[bool(row[column])]
+
+
 def _every(rows: pd.DataFrame, shown: View, found: str) -> Table:
-    lines = []
-    for row in rows.to_dict("records"):
-        is_time = row["metric"] == LATENCY
-        say = lasting if is_time else (lambda v: "out of memory" if v else "fits")
-        error = signed_percent(row["error_pct"]) if is_time else "right" if row["error_pct"] == 0 else "wrong"
-        name = row["label"] or row["strategy"]
-        lines.append([name, shown.at(row), say(row["reference"]), say(row["predicted"]), error, row["role"],
-                      row["source"]])  # fmt: skip
-    return Table(["method", "at", "published", found, "error", "role", "source"], lines, "llrrr")
+    return common.tabled(
+        _named(rows).to_dict("records"),
+        ("method", "l", common.field("name")),
+        ("at", "l", shown.at),
+        ("published", "r", _said("reference")),
+        (found, "r", _said("predicted")),
+        ("error", "r", _judged),
+        ("role", "l", common.field("role")),
+        ("source", "l", common.field("source")),
+    )
 
 
 def _wrong_memory(run: Run, shown: View) -> list[str]:
@@ -585,8 +553,8 @@ def _roles(rows: pd.DataFrame) -> dict[str, str]:
     return {role: common.ROLES.get(role, role) for role in ordered}
 
 
-def _compared(run: Run) -> list[Section]:
-    only, shown = _latencies(run), view(run)
+def _compared(of: Methods) -> list[Section]:
+    run, only, shown = of.run, of.published, of.view
     found = common.comparison(only)
     rows = only.comparison[only.comparison["error_pct"].notna()]
     memory = run.comparison[run.comparison["metric"] == OUT]
@@ -597,20 +565,17 @@ def _compared(run: Run) -> list[Section]:
     order = {name: i for i, name in enumerate(figures.looks(list(rows["strategy"])))}
     ordered = rows.assign(rank=rows["strategy"].map(order)).sort_values("rank", kind="stable")
     tables, cells = (frame.assign(source=frame["source"].map(_table_of)) for frame in (rows, memory))
-    by_table = error_table(tables, cells, "source", {}, run.found)
+    by_table = error_table(tables, cells, "source", run.found)
     figure = figures.errors(rows, _roles(rows), shown.at, run.found)
-    plot = Plot("errors", f"error of every {run.found} time, by role", {(): figure})
     every = pd.concat([rows, memory]) if len(memory) else rows
+    table = _every(every, shown, run.found)
     details = [Details("By table", table=by_table)] if len(by_table.rows) > 1 else []
     return [
         replace(
             found[0],
-            plots=[plot],
-            table=error_table(_named(ordered), _named(memory), "name", {}, run.found),
+            plots=[common.drawn("errors", f"error of every {run.found} time, by role", figure)],
+            table=error_table(_named(ordered), _named(memory), "name", run.found),
             notes=[*found[0].notes, *_wrong_memory(run, shown)],
-            details=[
-                *details,
-                Details(f"All {len(every):,} compared figures", table=_every(every, shown, run.found)),
-            ],
+            details=[*details, Details(f"All {len(every):,} compared figures", table=table)],
         )
     ]

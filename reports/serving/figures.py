@@ -1,12 +1,10 @@
 """Figures of the serving study: data frames in, plotly figures out. Nothing here reads a file.
 
 Figures follow the rules at the head of `decode/figures.py`: light colours, no titles, the page draws the key.
-Long curves are arrays of 4-byte floats, which plotly writes in a fifth of the space of decimal text.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,40 +13,22 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from simcore.reports import style
-from simcore.reports.common.figures import Variant, log_ticks, spaced
-from simcore.reports.text import counted, duration, in_figure, known, percent, recorded, significant
+from simcore.reports.common import figures as common
+from simcore.reports.common.figures import Layout, Scale, Variant, hollow, laid_out, small, spaced
+from simcore.reports.text import counted, duration, in_figure, known, percent, recorded
 
 LOG_SCALE_FROM = 10.0
 SECONDS_FROM = 10.0
 CURVE_POINTS = 200
 GANTT_ROW_PX = 9
-HEIGHT_PX, NARROW_HEIGHT_PX = 400, 320
 BAND_REACH = 1.35
+FEW_TICKS: Layout = {"xaxis.nticks": 5}
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How a metric is shown: its name on the axis, its unit, and what a value is multiplied with."""
-
-    name: str
-    unit: str = ""
-    factor: float = 1.0
-
-    @property
-    def title(self) -> str:
-        """ "TTFT, 99th percentile (ms)"."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
-
-    def text(self, value: float) -> str:
-        """A value with its unit."""
-        unit = f"\u00a0{self.unit}" if self.unit else ""
-        return significant(value * self.factor) + unit
 
 
 def seconds(name: str, longest: float, seconds_from: float = SECONDS_FROM) -> Scale:
     """A time in milliseconds, or in seconds where the longest is no shorter than that."""
-    return Scale(name, "s") if longest >= seconds_from else Scale(name, "ms", 1e3)
+    return common.seconds(name, longest, seconds_from)
 
 
 def limit_text(limit_s: float) -> str:
@@ -57,57 +37,15 @@ def limit_text(limit_s: float) -> str:
     return f"{recorded(limit_s * scale.factor)}\u00a0{scale.unit}"
 
 
-def _values_axis(title: str, values: Sequence[float], top: float = math.inf) -> dict[str, Any]:
-    """From zero, or in powers of ten where the values span them. `top`: no value can be above it."""
-    shown = [value for value in values if known(value)] or [0.0]
-    low, high = min(shown), max(shown)
-    if low <= 0 or high / low < LOG_SCALE_FROM:
-        return {"title": {"text": title}, "range": [0, min(high * 1.08, top * 1.02) or 1]}
-    ticks = log_ticks(low, high)
-    if len(ticks) > 9:
-        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
-    return {
-        "title": {
-            "text": title.removesuffix(")") + (", log scale)" if title.endswith(")") else " (log scale)")
-        },
-        "type": "log",
-        "range": [math.log10(low / 1.15), math.log10(high * 1.15)],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,.12g}" for tick in ticks],
-    }
+def _values_axis(scale: Scale, values: Sequence[float], top: float = math.inf) -> Layout:
+    return common.values_axis(scale.title, values, LOG_SCALE_FROM, top)
 
 
-def _places_axis(title: str, places: Sequence[float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An axis with its labels at these places, and what to overwrite of it on a narrow screen."""
+def _places_axis(title: str, places: Sequence[float]) -> common.Axis:
     log = places[0] > 0 and places[-1] / places[0] >= LOG_SCALE_FROM
     at = [math.log10(place) for place in places] if log else list(places)
     pad = 0.03 * (at[-1] - at[0]) or 0.1
-
-    def ticks(apart: float) -> list[float]:
-        return [10**place if log else place for place in spaced(at, apart)]
-
-    wide, narrow = ticks(0.05), ticks(0.13)
-    axis = {
-        "type": "log" if log else "linear",
-        "range": [at[0] - pad, at[-1] + pad],
-        "tickvals": wide,
-        "ticktext": [recorded(tick) for tick in wide],
-        "title": {"text": title},
-    }
-    return axis, {"xaxis.tickvals": narrow, "xaxis.ticktext": [recorded(tick) for tick in narrow]}
-
-
-def _small(values: Any) -> NDArray[np.float32]:
-    return np.asarray(values, dtype=np.float32)
-
-
-def _layout(figure: go.Figure, narrow: Mapping[str, Any] | None = None, **layout: Any) -> go.Figure:
-    meta = {
-        "toggles": True,
-        "narrow": {"height": NARROW_HEIGHT_PX, **(narrow or {})},
-        **layout.pop("meta", {}),
-    }
-    return figure.update_layout(height=layout.pop("height", HEIGHT_PX), meta=meta, **layout)
+    return common.places_axis(title, at, 10 if log else 0, (0.05, 0.13), pad, recorded)
 
 
 # -- distributions ---------------------------------------------------------------------------------
@@ -120,9 +58,9 @@ def curve(values: Floats, points: int = CURVE_POINTS) -> tuple[NDArray[np.float3
     """
     ordered = np.sort(values[np.isfinite(values)])
     if not len(ordered):
-        return _small([]), _small([])
+        return small([]), small([])
     ranks = np.unique(np.linspace(1, len(ordered), min(points, len(ordered))).round().astype(int))
-    return _small(ordered[ranks - 1]), _small(100 * ranks / len(ordered))
+    return small(ordered[ranks - 1]), small(100 * ranks / len(ordered))
 
 
 def distributions(
@@ -133,23 +71,19 @@ def distributions(
     ends = [float(x[i]) for x, _ in curves.values() if len(x) for i in (0, len(x) // 50, -1)]
     scale = seconds(name, max(ends, default=0.0))
     figure = go.Figure()
+    told = f"%{{y:.3g}} % within %{{x:.4g}} {scale.unit}"
     for variant in shown:
         if variant.label in curves:
             x, y = curves[variant.label]
-            line = {"color": variant.colour, "width": 2, "shape": "hv"}
-            figure.add_scatter(
-                x=x * np.float32(scale.factor), y=y, mode="lines", name=in_figure(variant.label), line=line,
-                hovertemplate=f"<b>{in_figure(variant.label)}</b><br>%{{y:.3g}} % within %{{x:.4g}} "
-                f"{scale.unit}<extra></extra>",
-            )  # fmt: skip
+            figure.add_trace(common.line(x * np.float32(scale.factor), y, variant, told, shape="hv"))
     if known(bound_s):
         ends.append(float(bound_s or 0.0))
         at, slo = ends[-1] * scale.factor, f"SLO, {recorded(ends[-1] * scale.factor)}\u00a0{scale.unit}"
         line = {"color": style.INK[0], "width": 1.5, "dash": "dash"}
         figure.add_scatter(x=[at, at], y=[0, 100], mode="lines", name=slo, line=line, hoverinfo="skip")
-    x_axis = _values_axis(scale.title, [end * scale.factor for end in ends])
     y_axis = {"title": {"text": "share of requests (%)"}, "range": [0, 101]}
-    return _layout(figure, {"xaxis.nticks": 5}, xaxis=x_axis, yaxis=y_axis)
+    x_axis = _values_axis(scale, [end * scale.factor for end in ends])
+    return laid_out(figure, FEW_TICKS, xaxis=x_axis, yaxis=y_axis)
 
 
 # -- a metric against an axis ----------------------------------------------------------------------
@@ -160,22 +94,11 @@ def _band(rows: pd.DataFrame, variant: Variant, axis: str, factor: float, floor:
     if len(rows) < 2:
         return []
     low, high = (rows["low"] * factor).clip(lower=floor), rows["high"] * factor
-    drawn = go.Scatter(
-        x=[*rows[axis], *rows[axis][::-1]],
-        y=[*high, *low[::-1]],
-        mode="lines",
-        fill="toself",
-        fillcolor=style.faint(variant.colour),
-        line={"width": 0, "color": variant.colour},
-        name=in_figure(variant.label),
-        legendgroup=variant.label,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    return [drawn]
+    x, y = [*rows[axis], *rows[axis][::-1]], [*high, *low[::-1]]
+    return [common.area(x, y, variant.name, variant.colour, legendgroup=variant.label, showlegend=False)]
 
 
-def _bounds(row: pd.Series, scale: Scale) -> str:
+def _bounds(row: Mapping[Any, Any], scale: Scale) -> str:
     if not (known(row["low"]) and known(row["high"])) or row["low"] == row["high"]:
         return ""
     return f"<br>95 % interval: {scale.text(row['low'])} to {scale.text(row['high'])}"
@@ -184,21 +107,14 @@ def _bounds(row: pd.Series, scale: Scale) -> str:
 def _line(
     rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, axis_text: Callable[[float], str]
 ) -> go.Scatter:
-    return go.Scatter(
-        x=rows[axis].tolist(),
-        y=(rows["value"] * scale.factor).tolist(),
-        name=in_figure(variant.label),
-        legendgroup=variant.label,
-        mode="lines+markers",
-        line={"color": variant.colour, "width": 2},
-        marker={"symbol": variant.symbol, "size": 8, "color": variant.colour},
-        hoverinfo="text",
-        hovertext=[
-            f"<b>{in_figure(variant.label)}</b>, {axis_text(row[axis])}"
-            f"<br>{in_figure(scale.name)}: {scale.text(row['value'])}{_bounds(row, scale)}"
-            for _, row in rows.iterrows()
-        ],
-    )
+    hover = [
+        f"<b>{variant.name}</b>, {axis_text(row[axis])}"
+        f"<br>{in_figure(scale.name)}: {scale.text(row['value'])}{_bounds(row, scale)}"
+        for row in rows.to_dict("records")
+    ]
+    look: Layout = {"size": 8, "symbol": variant.symbol, "legendgroup": variant.label}
+    y = rows["value"] * scale.factor
+    return common.dotted(rows[axis], y, variant.name, variant.colour, hover, **look)
 
 
 def _reach(rows: pd.DataFrame, factor: float) -> list[float]:
@@ -207,6 +123,11 @@ def _reach(rows: pd.DataFrame, factor: float) -> list[float]:
     highest = max((value for value in values if known(value)), default=0.0)
     beyond = (rows["high"] * factor).clip(upper=highest * BAND_REACH)
     return values + beyond.dropna().tolist()
+
+
+def _floor(axis: Layout) -> float:
+    """The least value on an axis."""
+    return 10 ** axis["range"][0] if axis.get("type") == "log" else 0.0
 
 
 def against(
@@ -221,23 +142,18 @@ def against(
     """A metric against an axis (column, title) with these places, a line and the band of its interval for
     each variant. It may have no row: no case has a goodput without a steady state."""
     column, title = axis
-    reach = _reach(rows, scale.factor)
-    y_axis = _values_axis(scale.title, reach, top)
-    floor = 10 ** y_axis["range"][0] if y_axis.get("type") == "log" else 0.0
+    y_axis = _values_axis(scale, _reach(rows, scale.factor), top)
     rows = rows.sort_values(column, kind="stable")
     figure = go.Figure()
-    own = [(variant, rows[rows["label"] == variant.label]) for variant in shown]
-    for variant, lines in own:
-        figure.add_traces(_band(lines, variant, column, scale.factor, floor))
-    for variant, lines in own:
-        if len(lines):
-            figure.add_trace(_line(lines, variant, column, scale, axis_text))
+    for variant, own in common.of_variants(rows, shown):
+        figure.add_traces(_band(own, variant, column, scale.factor, _floor(y_axis)))
+    for variant, own in common.of_variants(rows, shown):
+        figure.add_trace(_line(own, variant, column, scale, axis_text))
     x_axis, narrow = _places_axis(title, places)
     if rows.empty:
-        figure.add_annotation(
-            x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, text="not known here"
-        )
-    return _layout(figure, narrow, xaxis=x_axis, yaxis=y_axis)
+        middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+        figure.add_annotation(**middle, showarrow=False, text="not known here")
+    return laid_out(figure, narrow, xaxis=x_axis, yaxis=y_axis)
 
 
 # -- over time -------------------------------------------------------------------------------------
@@ -255,23 +171,16 @@ def over_time(
     clock = seconds("time since the start", max(ends, default=0.0), 1.0)
     highest = max((float(own[column].max()) for own in levels.values() if len(own)), default=0.0)
     figure = go.Figure()
+    told, look = f"%{{y:,.4g}} {scale.unit} after %{{x:.4g}} {clock.unit}", "hv" if steps else "linear"
     for variant in shown:
         own = levels.get(variant.label)
         if own is None or own[column].isna().all():
             continue
-        figure.add_scatter(
-            x=_small(own["t_s"] * clock.factor),
-            y=_small(own[column] * scale.factor),
-            mode="lines",
-            name=in_figure(variant.label),
-            line={"color": variant.colour, "width": 1.75, "shape": "hv" if steps else "linear"},
-            hovertemplate=f"<b>{in_figure(variant.label)}</b><br>%{{y:,.4g}} {scale.unit} after %{{x:.4g}} "
-            f"{clock.unit}<extra></extra>",
-        )
+        x, y = own["t_s"] * clock.factor, own[column] * scale.factor
+        figure.add_trace(common.line(x, y, variant, told, width=1.75, shape=look))
     y_axis = {"title": {"text": scale.title}, "range": [0, highest * scale.factor * 1.06 or 1]}
     x_axis = {"title": {"text": clock.title}, "range": [0, max(ends, default=1.0) * clock.factor]}
-    meta = {"zooms": ["xaxis"]}
-    return _layout(figure, {"xaxis.nticks": 5}, height=340, xaxis=x_axis, yaxis=y_axis, meta=meta)
+    return laid_out(figure, FEW_TICKS, {"zooms": ["xaxis"]}, height=340, xaxis=x_axis, yaxis=y_axis)
 
 
 # -- one bar a request -----------------------------------------------------------------------------
@@ -284,7 +193,7 @@ STAGES = (
 )
 
 
-def _stage_hover(row: dict[Any, Any], stage: int, long: float) -> str:
+def _stage_hover(row: Mapping[Any, Any], stage: int, long: float) -> str:
     name, long_text = f"<b>request {row['request']:.0f}</b>", duration(long)
     again = f", preempted {counted(int(row['preemptions']), 'time')}" if row["preemptions"] > 0 else ""
     return [
@@ -298,19 +207,11 @@ def _stage_bar(rows: pd.DataFrame, stage: int, clock: Scale, zero_s: float) -> g
     name, start, end, colour = STAGES[stage]
     own = rows[rows[start].notna() & rows[end].notna()]
     lengths = own[end] - own[start]
-    return go.Bar(
-        orientation="h",
-        base=((own[start] - zero_s) * clock.factor).round(4).tolist(),
-        x=(lengths * clock.factor).round(4).tolist(),
-        y=own["row"].tolist(),
-        width=0.78,
-        name=name,
-        marker={"color": colour, "line": {"width": 0}},
-        hoverinfo="text",
-        hovertext=[
-            _stage_hover(row, stage, long) for row, long in zip(own.to_dict("records"), lengths, strict=True)
-        ],
-    )
+    told = zip(own.to_dict("records"), lengths, strict=True)
+    hover = [_stage_hover(row, stage, long) for row, long in told]
+    base = ((own[start] - zero_s) * clock.factor).round(4).tolist()
+    x = (lengths * clock.factor).round(4)
+    return common.bars(x, own["row"], name, colour, hover, base=base, width=0.78)
 
 
 def gantt(rows: pd.DataFrame) -> go.Figure:
@@ -326,10 +227,8 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
         mark = {"symbol": "diamond-open", "size": 7, "color": style.INK[0]}
         x = ((refused["arrival_s"] - start_s) * clock.factor).tolist()
         text = [f"<b>request {number:.0f}</b><br>rejected" for number in refused["request"]]
-        figure.add_scatter(
-            x=x, y=refused["row"].tolist(), mode="markers", name="rejected", marker=mark, hoverinfo="text",
-            hovertext=text,
-        )  # fmt: skip
+        told = {"name": "rejected", "hoverinfo": "text", "hovertext": text}
+        figure.add_scatter(x=x, y=refused["row"].tolist(), mode="markers", marker=mark, **told)
     length = (end_s - start_s) * clock.factor
     kept = spaced([float(i) for i in range(len(rows))], 0.1)
     y_axis = {
@@ -339,15 +238,13 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
         "ticktext": [f"{rows['request'].iloc[int(i)]:.0f}" for i in kept],
         "showgrid": False,
     }
-    height = 90 + GANTT_ROW_PX * max(10, len(rows))
-    figure.update_layout(
+    return figure.update_layout(
         barmode="overlay",
-        height=height,
+        height=90 + GANTT_ROW_PX * max(10, len(rows)),
         xaxis={"title": {"text": clock.title}, "range": [-0.008 * length, length * 1.01 or 1]},
         yaxis=y_axis,
-        meta={"zooms": ["xaxis"], "narrow": {"xaxis.nticks": 5}},
+        meta={"zooms": ["xaxis"], "narrow": FEW_TICKS},
     )
-    return figure
 
 
 # -- who keeps the SLO -----------------------------------------------------------------------------
@@ -356,46 +253,22 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
 def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[str], title: str) -> go.Figure:
     """Share of requests within the SLO: a group of bars for each place, a bar for each variant. `rows`: with
     `place` (one of `places`), label, value, low, high."""
-    figure = go.Figure()
-    for variant in shown:
-        own = rows[rows["label"] == variant.label]
-        if own.empty:
-            continue
+    figure, scale = go.Figure(), Scale("", "%", 100.0)
+    for variant, own in common.of_variants(rows, shown):
         above, below = (own["high"].clip(upper=1.0) - own["value"], own["value"] - own["low"].clip(lower=0.0))
-        figure.add_bar(
-            x=[in_figure(place) for place in own["place"]],
-            y=(own["value"] * 100).tolist(),
-            error_y={
-                "type": "data",
-                "array": (above.fillna(0.0) * 100).tolist(),
-                "arrayminus": (below.fillna(0.0) * 100).tolist(),
-                "color": style.FAINT_INK[0],
-                "thickness": 1,
-                "width": 3,
-            },
-            name=in_figure(variant.label),
-            marker={"color": variant.colour, "line": {"width": 0}},
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{in_figure(variant.label)}</b>, {in_figure(row['place'])}"
-                f"<br>{percent(row['value'])} of requests{_bounds(row, Scale('', '%', 100.0))}"
-                for _, row in own.iterrows()
-            ],
-        )
-    return _layout(
-        figure,
-        bargap=0.28,
-        bargroupgap=0.06,
-        height=320,
-        xaxis={
-            "title": {"text": title},
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": [in_figure(place) for place in places],
-            "showgrid": False,
-        },
-        yaxis={"title": {"text": "requests within the SLO (%)"}, "range": [0, 102]},
-    )
+        ends = {"array": (above.fillna(0.0) * 100).tolist(), "arrayminus": (below.fillna(0.0) * 100).tolist()}
+        whisker = {"type": "data", **ends, "color": style.FAINT_INK[0], "thickness": 1, "width": 3}
+        hover = [
+            f"<b>{variant.name}</b>, {in_figure(row['place'])}"
+            f"<br>{percent(row['value'])} of requests{_bounds(row, scale)}"
+            for row in own.to_dict("records")
+        ]
+        x, upright = [in_figure(place) for place in own["place"]], {"orientation": None, "error_y": whisker}
+        figure.add_trace(common.bars(x, own["value"] * 100, variant.name, variant.colour, hover, **upright))
+    category = {"type": "category", "categoryorder": "array", "showgrid": False}
+    x_axis = {"title": {"text": title}, **category, "categoryarray": [in_figure(place) for place in places]}
+    y_axis = {"title": {"text": "requests within the SLO (%)"}, "range": [0, 102]}
+    return laid_out(figure, bargap=0.28, bargroupgap=0.06, height=320, xaxis=x_axis, yaxis=y_axis)
 
 
 # -- predicted against published -------------------------------------------------------------------
@@ -404,26 +277,29 @@ def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[st
 def _published_points(
     rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str
 ) -> go.Scatter:
-    fitted = rows["role"] == "fitted"
+    hover = [
+        f"<b>{variant.name}</b><br>published {scale.text(row['reference'])}, {found} "
+        f"{scale.text(row['predicted'])}<br>{in_figure(row['role'])}; {in_figure(row['source'])}"
+        for row in rows.to_dict("records")
+    ]
+    look: Layout = {"marker": {"symbol": "circle", "size": 9}, "rim": 1.75, "legendgroup": variant.label}
+    fill, y = hollow(variant.colour, rows["role"] == "fitted"), rows["reference"] * scale.factor
+    name = f"{variant.name}, published"
+    return common.marks(rows[axis], y, name, variant.colour, hover, fill=fill, **look)
+
+
+def _found(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str) -> go.Scatter:
+    named = not pd.api.types.is_numeric_dtype(rows[axis])
+    mark = {"symbol": "diamond" if named else variant.symbol, "size": 9 if named else 8}
     return go.Scatter(
         x=rows[axis].tolist(),
-        y=(rows["reference"] * scale.factor).tolist(),
-        mode="markers",
-        name=f"{in_figure(variant.label)}, published",
-        legendgroup=variant.label,
-        marker={
-            "symbol": "circle",
-            "size": 9,
-            "color": [style.HOLLOW[0] if hollow else variant.colour for hollow in fitted],
-            "line": {"color": variant.colour, "width": 1.75},
-        },
-        line={"color": variant.colour},
-        hoverinfo="text",
-        hovertext=[
-            f"<b>{in_figure(variant.label)}</b><br>published {scale.text(row['reference'])}, {found} "
-            f"{scale.text(row['predicted'])}<br>{in_figure(row['role'])}; {in_figure(row['source'])}"
-            for _, row in rows.iterrows()
-        ],
+        y=(rows["value"] * scale.factor).tolist(),
+        mode="markers" if named else "lines",
+        name=f"{variant.name}, {found}",
+        legendgroup=f"{variant.label}, {found}",
+        line={"color": variant.colour, "width": 2},
+        marker={**mark, "color": variant.colour},
+        hoverinfo="skip",
     )
 
 
@@ -440,23 +316,14 @@ def compared(
     column, title = axis
     rows = rows.assign(value=rows["predicted"])
     named = not pd.api.types.is_numeric_dtype(rows[column])
-    y_axis = _values_axis(
-        scale.title, _reach(rows, scale.factor) + (rows["reference"] * scale.factor).tolist()
-    )
-    floor = 10 ** y_axis["range"][0] if y_axis.get("type") == "log" else 0.0
+    y_axis = _values_axis(scale, _reach(rows, scale.factor) + (rows["reference"] * scale.factor).tolist())
     figure = go.Figure()
-    for variant in shown:
-        own = rows[rows["label"] == variant.label]
-        own = own if named else own.sort_values(column, kind="stable")
-        if own.empty:
-            continue
-        figure.add_traces([] if named else _band(own, variant, column, scale.factor, floor))
-        line = _line(own, variant, column, scale, str)
-        mode, mark = ("markers", {"symbol": "diamond", "size": 9}) if named else ("lines", {})
-        line.update(mode=mode, marker=mark, name=f"{in_figure(variant.label)}, {found}")
-        line.update(legendgroup=f"{variant.label}, {found}", hoverinfo="skip", hovertext=None)
+    rows = rows if named else rows.sort_values(column, kind="stable")
+    for variant, own in common.of_variants(rows, shown):
+        figure.add_traces([] if named else _band(own, variant, column, scale.factor, _floor(y_axis)))
+        line = _found(own, variant, column, scale, found)
         figure.add_traces([line, _published_points(own, variant, column, scale, found)])
     if named:
-        return _layout(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)
+        return laid_out(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)
     x_axis, narrow = _places_axis(title, sorted(rows[column].unique()))
-    return _layout(figure, narrow, xaxis=x_axis, yaxis=y_axis)
+    return laid_out(figure, narrow, xaxis=x_axis, yaxis=y_axis)

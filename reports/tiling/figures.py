@@ -17,14 +17,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports import style
-from simcore.reports.common import figures as figures_common
-from simcore.reports.common.figures import ROW_PX, Variant, log_ticks, spaced
-from simcore.reports.serving.figures import Scale
+from simcore.reports.common import figures as common
+from simcore.reports.common.figures import Axis, Layout, Scale, Variant, hollow, in_rows, laid_out
 from simcore.reports.text import (
     duration,
     in_figure,
     interval,
     known,
+    lasting,
     milliseconds,
     percent,
     significant,
@@ -32,13 +32,12 @@ from simcore.reports.text import (
     tokens,
 )
 
-HEIGHT_PX, NARROW_HEIGHT_PX = 400, 320
 TRIANGLE_PX, NARROW_TRIANGLE_PX = 420, 340
-TICKS_AT_MOST = 9
 RARE_BELOW = 0.002
 ROW_NAME_AT_MOST = 18
-UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 LOG_SCALE_FROM = 4.0
+# Room on the right for half of the last label, without which it is not drawn.
+MARGIN = {"l": 56, "r": 24, "t": 12, "b": 48}
 
 # -- colours: the baselines are grey and ochre, Algorithm 1 has a hue for each kind of tile --------------
 
@@ -67,7 +66,7 @@ def shades(hue: style.Shades, count: int) -> list[str]:
 
 def variants(results: pd.DataFrame) -> list[Variant]:
     """The strategy variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed form."""
-    found = figures_common.variants(results, by=())
+    found = common.variants(results, by=())
     rank = {name: i for i, name in enumerate(PLAIN_STRATEGIES)}
     # What mixes implementations comes last, so that it is drawn over those that it mixes.
     found = sorted(found, key=lambda v: (rank.get(v.strategy, len(rank)), _tiles_of(v) is None))
@@ -93,43 +92,19 @@ def _tiles_of(variant: Variant) -> str | None:
 # -- axes ----------------------------------------------------------------------------------------------
 
 
-def log_axis(title: str, values: Sequence[float], room: float = 1.2) -> dict[str, Any]:
+def log_axis(title: str, values: Sequence[float], room: float = 1.2) -> Layout:
     """An axis in powers of ten that holds all positive values, or from zero where they are close together;
     `title` ends in its unit: "time (ms)"."""
-    shown = [value for value in values if known(value) and value > 0] or [1.0]
-    if max(shown) < LOG_SCALE_FROM * min(shown):
-        return {"title": {"text": title}, "range": [0, max(shown) * 1.08]}
-    low, high = min(shown) / room, max(shown) * room
-    ticks = log_ticks(low, high)
-    if len(ticks) > TICKS_AT_MOST:
-        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
-    ticks = ticks[:: math.ceil(len(ticks) / TICKS_AT_MOST)]
-    named = f"{title[:-1]}, log scale)" if title.endswith(")") else f"{title} (log scale)"
-    return {
-        "title": {"text": named},
-        "type": "log",
-        "range": [math.log10(low), math.log10(high)],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,.12g}" for tick in ticks],
-    }
+    return common.positive_axis(title, values, LOG_SCALE_FROM, room)
 
 
-def powers_axis(
-    title: str, places: Sequence[float], apart: float = 0.05
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def powers_axis(title: str, places: Sequence[float], apart: float = 0.05) -> Axis:
     """An axis of lengths or sides, evenly spaced in powers, and what to overwrite on a narrow
     screen; labels are `apart` of the axis from each other."""
     logs = [math.log10(place) for place in places]
     pad = 0.04 * (logs[-1] - logs[0]) or 0.1
-    wide, narrow = ([10**place for place in spaced(logs, apart)] for apart in (apart, 0.16))
-    axis = {
-        "title": {"text": f"{title}, log scale" if "(" not in title else f"{title[:-1]}, log scale)"},
-        "type": "log",
-        "range": [logs[0] - pad, logs[-1] + pad],
-        "tickvals": wide,
-        "ticktext": [tokens(round(place)) for place in wide],
-    }
-    return axis, {"xaxis.tickvals": narrow, "xaxis.ticktext": [tokens(round(place)) for place in narrow]}
+    named = f"{title}, log scale" if "(" not in title else common.log_title(title)
+    return common.places_axis(named, logs, 10, (apart, 0.16), pad, lambda place: tokens(round(place)))
 
 
 def positions_axis(length: float) -> dict[str, Any]:
@@ -143,37 +118,9 @@ def positions_axis(length: float) -> dict[str, Any]:
     }
 
 
-def _layout(figure: go.Figure, narrow: Mapping[str, Any] | None = None, **layout: Any) -> go.Figure:
-    meta = {"toggles": True, "narrow": {"height": NARROW_HEIGHT_PX, **(narrow or {})}}
-    # Room on the right for half of the last label, without which it is not drawn.
-    margin = {"l": 56, "r": 24, "t": 12, "b": 48}
-    return figure.update_layout(height=HEIGHT_PX, margin=margin, meta=meta, **layout)
-
-
-def _rows_layout(figure: go.Figure, labels: Sequence[str], **layout: Any) -> go.Figure:
-    return figure.update_layout(
-        height=64 + ROW_PX * max(1, len(labels)),
-        margin={"l": 8, "r": 12, "t": 4, "b": 48},
-        yaxis={
-            "categoryorder": "array",
-            "categoryarray": [row_name(label) for label in labels],
-            "range": [len(labels) - 0.5, -0.5],
-            "showgrid": False,
-        },
-        **layout,
-    )
-
-
-def lasting(seconds: float) -> str:
-    r"""Seconds with three digits in the unit that suits their size.
-
-    >>> lasting(1.234), lasting(0.0004567)
-    ('1.23\xa0s', '457\xa0µs')
-    """
-    if not known(seconds):
-        return ""
-    unit, scale = next(((u, k) for u, k in UNITS if abs(seconds) >= k), UNITS[-1])
-    return f"{significant(seconds / scale)}\u00a0{unit}" if seconds else f"0\u00a0{UNITS[0][0]}"
+def _rows(figure: go.Figure, labels: Sequence[str], **layout: Any) -> go.Figure:
+    y_axis = common.named_axis([row_name(label) for label in labels])
+    return in_rows(figure, len(labels), yaxis=y_axis, **layout)
 
 
 def row_name(label: str) -> str:
@@ -311,11 +258,7 @@ def _swatch(area: go.Scatter) -> go.Bar:
 # -- over positions ------------------------------------------------------------------------------------
 
 
-def _small(values: Any) -> Any:
-    return np.asarray(values, dtype=np.float32)
-
-
-def _points(rows: pd.DataFrame, most: int) -> list[np.ndarray[Any, Any]]:
+def _stretches(rows: pd.DataFrame, most: int) -> list[np.ndarray[Any, Any]]:
     """Row numbers in stretches of equal length, at most so many stretches."""
     return [part for part in np.array_split(np.arange(len(rows)), min(most, max(1, len(rows)))) if len(part)]
 
@@ -324,50 +267,32 @@ def cumulative(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.F
     """Time since the start when each position is done, a line for each variant, of at most so many points
     (Flash Inference, Figures 2a and 2b). `steps`: of one case."""
     longest = float(steps["end_s"].max())
-    scale = Scale("time since the start", "s") if longest >= 1 else Scale("time since the start", "ms", 1e3)
-    figure, length = go.Figure(), float(steps["token"].max()) + 1
-    for variant in shown:
-        own = steps[steps["label"] == variant.label].sort_values("token", kind="stable")
-        if own.empty:
-            continue
-        last = [part[-1] for part in _points(own, most)]
-        figure.add_scatter(
-            x=_small(own["token"].to_numpy()[last]),
-            y=_small(own["end_s"].to_numpy()[last] * scale.factor),
-            mode="lines",
-            name=in_figure(variant.label),
-            line={"color": variant.colour, "width": 2},
-            hovertemplate=f"<b>{in_figure(variant.label)}</b><br>position %{{x:,.0f}} done after %{{y:,.4g}} "
-            f"{scale.unit}<extra></extra>",
-        )
+    scale = common.seconds("time since the start", longest, 1.0)
+    figure = go.Figure()
+    for variant, own in common.of_variants(steps.sort_values("token", kind="stable"), shown):
+        last = own.iloc[[part[-1] for part in _stretches(own, most)]]
+        told = f"position %{{x:,.0f}} done after %{{y:,.4g}} {scale.unit}"
+        figure.add_trace(common.line(last["token"], last["end_s"] * scale.factor, variant, told))
     y_axis = {"title": {"text": scale.title}, "range": [0, longest * scale.factor * 1.04 or 1]}
-    return _layout(figure, xaxis=positions_axis(length), yaxis=y_axis)
+    x_axis = positions_axis(float(steps["token"].max()) + 1)
+    return laid_out(figure, margin=MARGIN, xaxis=x_axis, yaxis=y_axis)
 
 
 def latency_over_position(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.Figure:
     """Latency of each token over its position, of every stretch the slowest (Flash Inference, Figure 3b).
     `steps`: of one case."""
-    figure, length = go.Figure(), float(steps["token"].max()) + 1
-    for variant in shown:
-        own = steps[(steps["label"] == variant.label) & (steps["latency_s"] > 0)]
-        own = own.sort_values("token", kind="stable")
-        if own.empty:
-            continue
+    figure = go.Figure()
+    timed = steps[steps["latency_s"] > 0].sort_values("token", kind="stable")
+    for variant, own in common.of_variants(timed, shown):
         latency = own["latency_s"].to_numpy()
-        slowest = [part[int(latency[part].argmax())] for part in _points(own, most)]
-        figure.add_scatter(
-            x=_small(own["token"].to_numpy()[slowest]),
-            y=_small(latency[slowest] * 1e3),
-            mode="lines",
-            name=in_figure(variant.label),
-            line={"color": variant.colour, "width": 1.25},
-            # Spikes of single implementations stand behind those of their mixture.
-            opacity=1.0 if _tiles_of(variant) is None else 0.5,
-            hovertemplate=f"<b>{in_figure(variant.label)}</b><br>position %{{x:,.0f}}: %{{y:,.4g}} ms"
-            "<extra></extra>",
-        )
-    values = (steps.loc[steps["latency_s"] > 0, "latency_s"] * 1e3).tolist()
-    return _layout(figure, xaxis=positions_axis(length), yaxis=log_axis("latency of a token (ms)", values))
+        slowest = own.iloc[[part[int(latency[part].argmax())] for part in _stretches(own, most)]]
+        # Spikes of single implementations stand behind those of their mixture.
+        look: Layout = {"width": 1.25, "opacity": 1.0 if _tiles_of(variant) is None else 0.5}
+        told = "position %{x:,.0f}: %{y:,.4g} ms"
+        figure.add_trace(common.line(slowest["token"], slowest["latency_s"] * 1e3, variant, told, **look))
+    x_axis = positions_axis(float(steps["token"].max()) + 1)
+    y_axis = log_axis("latency of a token (ms)", (timed["latency_s"] * 1e3).tolist())
+    return laid_out(figure, margin=MARGIN, xaxis=x_axis, yaxis=y_axis)
 
 
 # -- tiles ---------------------------------------------------------------------------------------------
@@ -388,32 +313,24 @@ def tile_costs(tiles: pd.DataFrame) -> go.Figure:
     As Flash Inference's Figure 3a. The cheapest of each side is the Pareto front; what hybrid takes is
     ringed. `tiles`: of one case."""
     rows = tiles[tiles["seconds"] > 0].sort_values("side", kind="stable")
-    figure = go.Figure()
-    front = rows.groupby("side", sort=True)["seconds"].min()
-    figure.add_scatter(
-        x=front.index.tolist(), y=(front * 1e3).tolist(), mode="lines", name="Pareto front",
-        line={"color": style.faint(style.INK[0]), "width": 11}, hoverinfo="skip",
-    )  # fmt: skip
+    rows = rows.assign(ms=rows["seconds"] * 1e3)
+    figure, front = go.Figure(), rows.groupby("side", sort=True)["ms"].min()
+    at = {"x": front.index.tolist(), "y": front.tolist(), "mode": "lines", "name": "Pareto front"}
+    figure.add_scatter(**at, line={"color": style.faint(style.INK[0]), "width": 11}, hoverinfo="skip")
     names = [name for name in IMPLEMENTATION if (rows["implementation"] == name).any()]
-    names += sorted(set(rows["implementation"].astype(str)) - set(IMPLEMENTATION))
-    for name in names:
+    for name in names + sorted(set(rows["implementation"].astype(str)) - set(IMPLEMENTATION)):
         own = rows[rows["implementation"] == name]
         colour = IMPLEMENTATION.get(name, style.FAINT_INK)[0]
-        figure.add_scatter(
-            x=own["side"].tolist(), y=(own["seconds"] * 1e3).tolist(), mode="lines+markers",
-            name=in_figure(name), line={"color": colour, "width": 2}, marker={"size": 6, "color": colour},
-            hoverinfo="text", hovertext=[_tile_hover(row) for row in own.to_dict("records")],
-        )  # fmt: skip
+        hover = [_tile_hover(row) for row in own.to_dict("records")]
+        figure.add_trace(common.dotted(own["side"], own["ms"], in_figure(name), colour, hover))
     chosen = rows[rows["chosen"] > 0]
     if len(chosen):
         ring = {"symbol": "circle-open", "size": 13, "color": style.INK[0], "line": {"width": 1.75}}
-        figure.add_scatter(
-            x=chosen["side"].tolist(), y=(chosen["seconds"] * 1e3).tolist(), mode="markers",
-            name="taken by hybrid", marker=ring, hoverinfo="skip",
-        )  # fmt: skip
+        at = {"x": chosen["side"].tolist(), "y": chosen["ms"].tolist(), "mode": "markers"}
+        figure.add_scatter(**at, name="taken by hybrid", marker=ring, hoverinfo="skip")
     axis, narrow = powers_axis("side of the tile (positions)", sorted(rows["side"].unique()) or [1.0])
-    y_axis = log_axis("time of one tile, all layers (ms)", (rows["seconds"] * 1e3).tolist(), room=1.6)
-    return _layout(figure, narrow, xaxis=axis, yaxis=y_axis)
+    y_axis = log_axis("time of one tile, all layers (ms)", rows["ms"].tolist(), room=1.6)
+    return laid_out(figure, narrow, margin=MARGIN, xaxis=axis, yaxis=y_axis)
 
 
 # -- shares and speed-ups ------------------------------------------------------------------------------
@@ -433,34 +350,22 @@ def _share_hover(label: str, name: str, value: float, total: float) -> str:
 def shares(seconds: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """What the whole generation consists of: a stacked bar for each variant. `seconds`: label -> part -> s,
     in the order of the rows."""
-    figure, labels = go.Figure(), list(seconds)
-    totals = [sum(own.values()) for own in seconds.values()]
-    longest = max(totals, default=0.0)
-    factor, unit = (1.0, "s") if longest >= 1 else (1e3, "ms")
+    totals = {label: sum(own.values()) for label, own in seconds.items()}
+    names, longest = [row_name(label) for label in totals], max(totals.values(), default=0.0)
+    scale = common.seconds("time of the whole generation", longest, 1.0)
+    figure = go.Figure()
     for part, name, colour in PARTS:
-        values = [own.get(part, 0.0) for own in seconds.values()]
-        if max(values, default=0.0) < RARE_BELOW * longest:
+        values = {label: own.get(part, 0.0) for label, own in seconds.items()}
+        if max(values.values(), default=0.0) < RARE_BELOW * longest:
             continue
-        hover = [
-            _share_hover(*told) for told in zip(labels, [name] * len(labels), values, totals, strict=True)
-        ]
-        figure.add_bar(
-            orientation="h", x=[value * factor for value in values], y=[row_name(label) for label in labels],
-            name=name, marker={"color": colour, "line": {"width": 0}}, hoverinfo="text", hovertext=hover,
-        )  # fmt: skip
-    figure.add_scatter(
-        x=[total * factor for total in totals], y=[row_name(label) for label in labels], mode="text",
-        text=[f" {lasting(total)}" for total in totals], textposition="middle right", cliponaxis=False,
-        showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
-    longest *= factor
-    axis = {
-        "title": {"text": f"time of the whole generation ({unit})"},
-        "range": [0, longest * 1.12 or 1],
-        "nticks": 6,
-    }
+        hover = [_share_hover(label, name, value, totals[label]) for label, value in values.items()]
+        figure.add_trace(common.bars([v * scale.factor for v in values.values()], names, name, colour, hover))
+    ends = [total * scale.factor for total in totals.values()]
+    figure.add_trace(common.bar_ends(ends, names, [lasting(total) for total in totals.values()]))
+    longest *= scale.factor
+    axis = {"title": {"text": scale.title}, "range": [0, longest * 1.12 or 1], "nticks": 6}
     meta = {"narrow": {"xaxis.range": [0, longest * 1.3 or 1], "xaxis.nticks": 4}}
-    return _rows_layout(figure, labels, barmode="stack", bargap=0.34, xaxis=axis, meta=meta)
+    return _rows(figure, list(seconds), barmode="stack", bargap=0.34, xaxis=axis, meta=meta)
 
 
 SPEED_UPS: Sequence[tuple[str, str, str]] = [
@@ -474,31 +379,23 @@ def speed_ups(
 ) -> go.Figure:
     """Speed-up over lazy with its interval, whose `ends` are told in words: end to end, and of the mixer
     alone (Flash Inference, Figure 2). `rows`: results of one case."""
-    labels = [v.label for v in shown if ((rows["label"] == v.label) & (rows["value"] > 0)).any()]
+    rows = rows[rows["value"] > 0]
+    labels = [v.label for v in shown if (rows["label"] == v.label).any()]
     figure, reach = go.Figure(), [1.0]
     for metric, name, colour in SPEED_UPS:
-        own = rows[(rows["metric"] == metric) & (rows["value"] > 0) & rows["label"].isin(labels)]
+        own = rows[(rows["metric"] == metric) & rows["label"].isin(labels)]
         if own.empty:
             continue
         low, high = own["low"].fillna(own["value"]), own["high"].fillna(own["value"])
         reach += [*own["value"], *low[low > 0], *high]
-        figure.add_scatter(
-            x=own["value"].tolist(),
-            y=[row_name(label) for label in own["label"]],
-            mode="markers",
-            name=name,
-            marker={"size": 10, "color": colour, "symbol": "diamond" if "mixer" in metric else "circle"},
-            line={"color": colour},
-            error_x={
-                "type": "data", "array": (high - own["value"]).clip(lower=0).tolist(), "thickness": 1.25,
-                "arrayminus": (own["value"] - low).clip(lower=0).tolist(), "color": colour, "width": 4,
-            },
-            hoverinfo="text",
-            hovertext=[_speed_up_hover(row, name, ends) for row in own.to_dict("records")],
-        )  # fmt: skip
-    line = {"color": style.INK[0], "width": 1, "dash": "dot"}
-    figure.add_shape(type="line", x0=1, x1=1, y0=0, y1=1, yref="paper", line=line)
-    return _rows_layout(figure, labels, **_speed_axis(reach))
+        bar = common.whisker(own["value"], low, high, thickness=1.25, color=colour, width=4)
+        mark = {"size": 10, "color": colour, "symbol": "diamond" if "mixer" in metric else "circle"}
+        hover = [_speed_up_hover(row, name, ends) for row in own.to_dict("records")]
+        y = [row_name(label) for label in own["label"]]
+        look: Layout = {"marker": {**mark, "line": None}, "error_x": bar}
+        figure.add_trace(common.marks(own["value"], y, name, colour, hover, **look))
+    common.rule(figure, style.INK, x=1, width=1, dash="dot")
+    return _rows(figure, labels, **_speed_axis(reach))
 
 
 def _speed_axis(values: Sequence[float]) -> dict[str, Any]:
@@ -524,36 +421,36 @@ def ranges(
 
     Marks are filled inside and hollow outside. `rows`: compared figures; `names`: metric -> its name;
     `place`: where a row is."""
-    figure, labels = go.Figure(), list(names.values())
+    figure, colour = go.Figure(), style.BLUE[3][0]
     for metric, name in names.items():
         own = rows[rows["metric"] == metric]
         low, high = float(own["reference_low"].min()), float(own["reference_high"].max())
-        figure.add_scatter(
-            x=[low, high], y=[name, name], mode="lines+markers", name="published", legendgroup="published",
-            line={"color": style.faint(style.INK[0]), "width": 16}, hoverinfo="skip", showlegend=False,
-            marker={"symbol": "line-ns", "size": 18, "line": {"color": style.INK[0], "width": 2}},
-        )  # fmt: skip
-        inside = own["error_pct"] == 0
-        colour = style.BLUE[3][0]
-        figure.add_scatter(
-            x=own["predicted"].tolist(), y=[name] * len(own), mode="markers", name=found,
-            marker={
-                "size": 10, "color": [colour if i else style.HOLLOW[0] for i in inside],
-                "line": {"color": colour, "width": 1.5},
-            },
-            line={"color": colour}, hoverinfo="text", showlegend=False,
-            hovertext=[
-                f"<b>{in_figure(place(row))}</b><br>{found} {times(row['predicted'])}, published "
-                f"{_span_of(low, high)}<br>{in_figure(row['source'])}"
-                for row in own.to_dict("records")
-            ],
-        )  # fmt: skip
+        published = f"published {f'{low:g}×' if low == high else f'{low:g} to {high:g}×'}"
+        hover = [
+            f"<b>{in_figure(place(row))}</b><br>{found} {times(row['predicted'])}, {published}"
+            f"<br>{in_figure(row['source'])}"
+            for row in own.to_dict("records")
+        ]
+        figure.add_trace(_range(low, high, name))
+        look: Layout = {
+            "fill": hollow(colour, own["error_pct"] != 0),
+            "marker": {"size": 10},
+            "showlegend": False,
+        }
+        figure.add_trace(common.marks(own["predicted"], [name] * len(own), found, colour, hover, **look))
     ends = rows[["reference_low", "reference_high", "predicted"]].to_numpy(dtype=float).ravel().tolist()
-    return _rows_layout(figure, labels, **_speed_axis([*ends, 1.0]))
+    return _rows(figure, list(names.values()), **_speed_axis([*ends, 1.0]))
 
 
-def _span_of(low: float, high: float) -> str:
-    return f"{low:g}×" if low == high else f"{low:g} to {high:g}×"
+def _range(low: float, high: float, name: str) -> go.Scatter:
+    mark = {"symbol": "line-ns", "size": 18, "line": {"color": style.INK[0], "width": 2}}
+    look = {
+        "line": {"color": style.faint(style.INK[0]), "width": 16},
+        "marker": mark,
+        "mode": "lines+markers",
+    }
+    told = {"name": "published", "legendgroup": "published", "hoverinfo": "skip", "showlegend": False}
+    return go.Scatter(x=[low, high], y=[name, name], **look, **told)
 
 
 # -- growth --------------------------------------------------------------------------------------------
@@ -562,29 +459,18 @@ def _span_of(low: float, high: float) -> str:
 def growth(rows: pd.DataFrame, shown: Sequence[Variant], metric: str, scale: Scale) -> go.Figure:
     """A figure of the whole generation against its length, both in powers. `rows`: of one case."""
     rows = rows[(rows[metric] > 0) & rows["tokens"].notna()].sort_values("tokens", kind="stable")
-    figure = go.Figure()
-    for variant in shown:
-        own = rows[rows["label"] == variant.label]
-        if own.empty:
-            continue
-        figure.add_scatter(
-            x=own["tokens"].tolist(),
-            y=(own[metric] * scale.factor).tolist(),
-            mode="lines+markers",
-            name=in_figure(variant.label),
-            line={"color": variant.colour, "width": 2},
-            marker={"size": 6, "color": variant.colour, "symbol": variant.symbol},
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{in_figure(variant.label)}</b>, {tokens(length)} tokens<br>{in_figure(scale.name)}: "
-                f"{scale.text(value)}"
-                for length, value in zip(own["tokens"], own[metric], strict=True)
-            ],
-        )
+    figure, told = go.Figure(), in_figure(scale.name)
+    for variant, own in common.of_variants(rows, shown):
+        hover = [
+            f"<b>{variant.name}</b>, {tokens(length)} tokens<br>{told}: {scale.text(value)}"
+            for length, value in zip(own["tokens"], own[metric], strict=True)
+        ]
+        y, symbol = own[metric] * scale.factor, variant.symbol
+        line = common.dotted(own["tokens"], y, variant.name, variant.colour, hover, symbol=symbol)
+        figure.add_trace(line)
     axis, narrow = powers_axis("length (tokens)", sorted(rows["tokens"].unique()) or [1.0])
-    return _layout(
-        figure, narrow, xaxis=axis, yaxis=log_axis(scale.title, (rows[metric] * scale.factor).tolist())
-    )
+    y_axis = log_axis(scale.title, (rows[metric] * scale.factor).tolist())
+    return laid_out(figure, narrow, margin=MARGIN, xaxis=axis, yaxis=y_axis)
 
 
 # -- a sweep -------------------------------------------------------------------------------------------
@@ -600,36 +486,21 @@ def speed_up_map(
 
     `values` by row and column, `names` of the rows and of the columns, `titles` of both axes; `limit`: the
     speed-up of the strongest colour."""
-    rows, columns = names
+    rows, columns = ([in_figure(name) for name in own] for own in names)
+    down, across = titles
     hover = [
-        [f"{in_figure(row)}<br>{in_figure(titles[1])} {in_figure(column)}: <b>{times(value)}</b>"
-         for column, value in zip(columns, line, strict=True)]
+        [
+            f"{row}<br>{in_figure(across)} {column}: <b>{times(value)}</b>"
+            for column, value in zip(columns, line, strict=True)
+        ]
         for row, line in zip(rows, values, strict=True)
-    ]  # fmt: skip
-    figure = go.Figure(
-        go.Heatmap(
-            x=list(range(len(columns))),
-            y=list(range(len(rows))),
-            z=[[math.log2(v) if known(v) and v > 0 else None for v in line] for line in values],
-            text=[[significant(v, 3) if known(v) else "" for v in line] for line in values],
-            texttemplate="%{text}",
-            hovertext=hover,
-            hoverinfo="text",
-            colorscale=[[i / 4, light] for i, (light, _) in enumerate(style.DIVERGING)],
-            zmin=-math.log2(limit),
-            zmax=math.log2(limit),
-            showscale=False,
-            xgap=2,
-            ygap=2,
-        )
-    )
-    ticks = {"showgrid": False}
-    figure.update_layout(
+    ]
+    ends = {"zmin": -math.log2(limit), "zmax": math.log2(limit), "showscale": False}
+    cells = common.speed_up_cells(values, hover, significant, texttemplate="%{text}", **ends)
+    x_axis = {"title": {"text": across}, "tickvals": list(range(len(columns))), "ticktext": columns}
+    return go.Figure(cells).update_layout(
         height=76 + 34 * max(2, len(rows)),
         margin={"l": 8, "r": 8, "t": 4, "b": 48},
-        xaxis={**ticks, "title": {"text": titles[1]}, "tickvals": list(range(len(columns))),
-               "ticktext": [in_figure(c) for c in columns]},
-        yaxis={**ticks, "title": {"text": ""}, "tickvals": list(range(len(rows))),
-               "ticktext": [in_figure(r) for r in rows], "range": [len(rows) - 0.5, -0.5]},
-    )  # fmt: skip
-    return figure
+        xaxis={"showgrid": False, **x_axis},
+        yaxis={"title": {"text": down}, **common.rows_axis(rows)},
+    )

@@ -13,14 +13,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports.common import sections as common
-from simcore.reports.common.figures import Variant
+from simcore.reports.common.cases import Case, at, cases_of
+from simcore.reports.common.figures import Scale, Variant
 from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
 from simcore.reports.run import Run, extreme
-from simcore.reports.serving.figures import Scale
 from simcore.reports.text import (
     counted,
     interval,
     known,
+    lasting,
     milliseconds,
     percent,
     recorded,
@@ -44,69 +45,6 @@ AXES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 }
 POINTS_OF_ALL = 60_000
 SLOPE_FROM = 1024
-TILES_ROWS_SHOWN = 12
-PLACE = Definition(
-    "Positions and layers",
-    "z_l,t = Σ over i ≤ t of a_(l−1),i · k_l,(t−i)",
-    "Flash Inference, section 2.1. The mixer sums contributions of inputs i to outputs t; in which order and "
-    "in which launches is the strategy.",
-)
-FORMULAS: Sequence[tuple[str, Definition]] = [
-    ("total_s", Definition("Time of the whole generation", "end of the last token − start of the run")),
-    (
-        "tokens_per_s",
-        Definition("Tokens per second", "generated tokens · batch / time of the whole generation"),
-    ),
-    (
-        "token_p50_s",
-        Definition(
-            "Latency of a token",
-            "end of the token − end of the token before it",
-            "What is launched after a token and not waited for is paid by a later one.",
-        ),
-    ),
-    (
-        "mixer_s",
-        Definition(
-            "Mixer and blocks",
-            "Σ seconds of the ops of a kind, over all launches",
-            "Mixer: all contributions of one position to another. Blocks: MLP or gates, and the next input.",
-        ),
-    ),
-    (
-        "speedup_over_lazy",
-        Definition(
-            "Speed-up over lazy",
-            "time(lazy) / time",
-            "Of the whole generation, or of the mixer's seconds alone. Lazy does the histories of all layers "
-            "in one launch; low and high: with prices at the ends of their intervals.",
-        ),
-    ),
-    (
-        "speedup_over_lazy_by_layers",
-        Definition("Speed-up over lazy, layer by layer", "time(lazy, a launch a layer) / time"),
-    ),
-    (
-        "mixer_flops",
-        Definition(
-            "Mixer work",
-            "lazy, eager:  B · c · L · (L + 1)\nAlgorithm 1:  Σ over q of 2^(P−1−q) · T(2^q, 2^q),  L = 2^P",
-            "Flash Inference, Theorem 2: L/2 tiles of side 1, L/4 of side 2, … one of side L/2 a layer.",
-        ),
-    ),
-    (
-        "memory_bytes",
-        Definition(
-            "Memory",
-            "activations + filters + weights + temporaries",
-            "By formula: at its peak, of one device.",
-        ),
-    ),
-    (
-        "activation_positions_per_token",
-        Definition("Activations read and written", "positions of activations that are moved / tokens"),
-    ),
-]
 PREDICTED_TILES = (
     "Predicted, not measured: these are the prices by which hybrid chooses, not times of this run. "
 )
@@ -114,15 +52,6 @@ ENDS: Mapping[str, str] = {
     "predicted": "with all prices at either end of their intervals",
     "measured": "of the slowest and the fastest runs",
 }
-MEASURED_SPEED_UP = Definition(
-    "Speed-up over lazy",
-    "time(lazy) / time",
-    "Of the whole generation, or of the mixer's seconds alone, each of its median run. Lazy does the "
-    "histories of all layers in one launch; low and high: of the runs that make it least and largest.",
-)
-SLOPE = Definition(
-    "Slope", "least squares of log₂ value against log₂ tokens", f"From {SLOPE_FROM:,} tokens, if so many."
-)
 
 
 def opening(run: Run) -> Opening:
@@ -134,8 +63,8 @@ def sections(run: Run) -> list[Section]:
     """The tiling study's sections, in the order of the page."""
     return [
         *_triangle(run),
-        *_cumulative(run),
-        *_latency(run),
+        *_over_positions(run, "cumulative", "time since the start", "end_s", figures.cumulative),
+        *_over_positions(run, "latency", "latency of a token", "latency_s", figures.latency_over_position),
         *_tile_costs(run),
         *_shares(run),
         *_sweep(run),
@@ -149,39 +78,24 @@ def sections(run: Run) -> list[Section]:
 
 def formulas(run: Run) -> list[Definition]:
     """Formulas of the metrics that this run has, and of no others."""
-    present = set(run.results["metric"])
-    told = {**dict(FORMULAS), **({"speedup_over_lazy": MEASURED_SPEED_UP} if run.measured else {})}
-    found = [PLACE, *(definition for metric, definition in told.items() if metric in present)]
-    found += [SLOPE] if len(run.growth) else []
-    found += [common.share_formula(run)] if run.summary.get("price_shares") else []
+    groups = ["tiling", *(["tiling, measured"] if run.measured else [])]
+    found = common.formulas("long convolution")
+    found += common.formulas(*groups, of=set(run.results["metric"]).__contains__)
+    found += common.formulas("growth") if len(run.growth) else []
+    found += common.share_formula(run) if run.summary.get("price_shares") else []
     return found + common.error_formulas(run)
 
 
 # -- cases -----------------------------------------------------------------------------------------
 
-Case = tuple[tuple[str, Any], ...]  # axes that vary in the run, with their values
+
+def _labelled(run: Run) -> pd.DataFrame:
+    return run.results[run.results["label"] != ""]
 
 
 def _axes(run: Run) -> list[str]:
-    return [axis for axis in AXES if run.results.loc[run.results["label"] != "", axis].nunique() > 1]
-
-
-def cases_of(frame: pd.DataFrame, axes: Sequence[str]) -> list[Case]:
-    """The cases of a frame in the order of their axes; axes that it does not have are left out."""
-    own = [axis for axis in axes if axis in frame.columns]
-    if not own:
-        return [()] if len(frame) else []
-    places = frame[own].dropna().drop_duplicates().sort_values(own, kind="stable")
-    return [tuple(zip(own, place, strict=True)) for place in places.itertuples(index=False, name=None)]
-
-
-def at(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
-    """The rows of a case, as far as the frame has its axes."""
-    chosen = np.ones(len(frame), dtype=bool)
-    for axis, value in case:
-        if axis in frame.columns:
-            chosen &= (frame[axis] == value).to_numpy()
-    return frame[chosen]
+    rows = _labelled(run)
+    return [axis for axis in AXES if rows[axis].nunique() > 1]
 
 
 def case_text(case: Case) -> str:
@@ -202,12 +116,11 @@ def _answered(run: Run) -> Case:
     return max(every, key=size, default=())
 
 
-def _dimension(run: Run, frame: pd.DataFrame) -> common.Dimension:
-    """The cases of a frame, opening on the one that the answer is about."""
-    found = cases_of(frame, _axes(run))
+def _dimension(run: Run, frame: pd.DataFrame, axes: Sequence[str] | None = None) -> common.Dimension:
+    """The cases of a frame along some axes, or all, opening on the one that the answer is about."""
     wanted = dict(_answered(run))
-    opens = [i for i, case in enumerate(found) if all(wanted.get(axis) == value for axis, value in case)]
-    return "Case", [(case_text(case), case) for case in found], opens[0] if opens else len(found) - 1
+    found = [(case_text(case), case) for case in cases_of(frame, _axes(run) if axes is None else axes)]
+    return common.opening_on("Case", found, lambda case: all(wanted.get(a) == value for a, value in case))
 
 
 def _value(rows: pd.DataFrame, label: str, metric: str) -> float:
@@ -237,9 +150,9 @@ def _tiles(run: Run) -> list[Tile]:
     found = {name: _value(rows, label, name) for name in dict.fromkeys(rows["metric"])}
     slowest, middle = found.get("token_max_s", math.nan), found.get("token_p50_s", math.nan)
     lazy = _value(rows, "lazy", "total_s")
-    against = f"lazy takes {figures.lasting(lazy)}" if known(lazy) and label != "lazy" else ""
+    against = f"lazy takes {lasting(lazy)}" if known(lazy) and label != "lazy" else ""
     made = [
-        (figures.lasting(found.get("total_s", math.nan)), "Time of the whole generation", where),
+        (lasting(found.get("total_s", math.nan)), "Time of the whole generation", where),
         (times(found.get("speedup_over_lazy", math.nan)), "Speed-up over lazy, end to end", against),
         (times(found.get("mixer_speedup_over_lazy", math.nan)), "Speed-up of the mixer alone", ""),
         (milliseconds(slowest), "Slowest token", f"median {milliseconds(middle)}" if known(middle) else ""),
@@ -261,94 +174,41 @@ def _areas(cells: pd.DataFrame) -> bytes:
 
 
 def _triangle(run: Run) -> list[Section]:
-    labels = [v.label for v in figures.variants(run.results)]
-    present = list(dict.fromkeys(run.cells["label"].astype(str)))
-    labels = [label for label in labels if label in present] + [p for p in present if p not in labels]
-    if not labels:
+    present = dict.fromkeys(run.cells["label"].astype(str))
+    if not present:
         return []
+    known_ones = [v.label for v in figures.variants(run.results) if v.label in present]
+    labels = list(dict.fromkeys([*known_ones, *present]))
     alike: dict[bytes, list[str]] = {}
     for label in labels:
         alike.setdefault(_areas(run.cells[run.cells["label"] == label]), []).append(label)
-    plots = []
-    for number, same in enumerate(alike.values()):
-        own = run.cells[run.cells["label"] == same[0]]
+    plots: list[Plot] = []
+    for first, *others in alike.values():
+        own = run.cells[run.cells["label"] == first]
         count = counted(own["launch"].nunique(), "launch", "launches")
-        name = "; ".join([same[0], *(label.removeprefix(f"{same[0].split(',')[0]}, ") for label in same[1:])])
-        plots.append(
-            Plot(
-                f"triangle-{number}",
-                f"which launch accounts for which contribution: {name}",
-                {(): figures.triangle(own)},
-                heading=f"{name}: {count} with mixer work",
-            )
-        )
+        name = "; ".join([first, *(label.removeprefix(f"{first.split(',')[0]}, ") for label in others)])
+        described, figure = f"which launch accounts for which contribution: {name}", figures.triangle(own)
+        heading = f"{name}: {count} with mixer work"
+        plots.append(common.drawn(f"triangle-{len(plots)}", described, figure, heading))
     last = run.cells[["last_input", "last_output"]].max().max()
-    return [
-        Section(
-            key="triangle",
-            heading="Which launch accounts for which contribution",
-            short="Triangle",
-            lead="Every contribution of an input to an output is a square of the triangle; an outlined area "
-            "is done by one op. Fewer and squarer areas are cheaper: point at one to see its launch.",
-            plots=plots,
-            notes=[
-                f"A run of {last + 1:.0f} positions, first layer, as the strategies launched it (Flash "
-                "Inference, Figure 1). Outputs run downwards; no area may begin before its inputs are known."
-            ],
-        )
-    ]
+    return [common.section("tiling", "triangle", {"positions": f"{last + 1:.0f}"}, plots=plots)]
 
 
 # -- over positions --------------------------------------------------------------------------------
 
 
-def _points(run: Run) -> int:
-    lines = len(run.steps[["label", "layers", "channels", "tokens", "batch"]].drop_duplicates())
-    return max(96, min(512, POINTS_OF_ALL // max(1, lines)))
+Draw = Callable[[pd.DataFrame, Sequence[Variant], int], go.Figure]
 
 
-def _over_positions(
-    run: Run, key: str, describes: str, draw: Callable[[pd.DataFrame, Sequence[Variant], int], go.Figure]
-) -> Plot:
-    shown, most = figures.variants(run.results), _points(run)
-    views = common.views([_dimension(run, run.steps)], lambda case: draw(at(run.steps, case), shown, most))
-    return Plot(key, describes, **views)
-
-
-def _cumulative(run: Run) -> list[Section]:
-    if run.steps.empty:
+def _over_positions(run: Run, key: str, what: str, column: str, draw: Draw) -> list[Section]:
+    steps, shown = run.steps, figures.variants(run.results)
+    if not (steps[column] > 0).any():
         return []
-    plot = _over_positions(run, "cumulative", "time since the start over position", figures.cumulative)
-    return [
-        Section(
-            key="cumulative",
-            heading="Time by position",
-            short="Cumulative",
-            lead="How long it takes to get to a position: where a line is straight, each token costs the "
-            "same; where it bends upwards, a token costs more the more have been before it.",
-            plots=[plot],
-            notes=["As Flash Inference's Figures 2a and 2b."],
-        )
-    ]
-
-
-def _latency(run: Run) -> list[Section]:
-    if not (run.steps["latency_s"] > 0).any():
-        return []
-    plot = _over_positions(run, "latency", "latency of a token over position", figures.latency_over_position)
-    return [
-        Section(
-            key="latency",
-            heading="Latency of each token",
-            short="Latency",
-            lead="Tilings pay for large tiles at few positions: a spike is a token that waits for one. Lazy "
-            "is slowest at the end, eager at the start.",
-            plots=[plot],
-            notes=[
-                "Of every stretch of positions the slowest token is drawn (as Flash Inference's Figure 3b)."
-            ],
-        )
-    ]
+    lines = len(steps[["label", "layers", "channels", "tokens", "batch"]].drop_duplicates())
+    most = max(96, min(512, POINTS_OF_ALL // lines))
+    cases = [_dimension(run, steps)]
+    plot = common.plot(key, f"{what} over position", cases, lambda case: draw(at(steps, case), shown, most))
+    return [common.section("tiling", key, plots=[plot])]
 
 
 # -- tiles -----------------------------------------------------------------------------------------
@@ -363,13 +223,12 @@ def _choices(tiles: pd.DataFrame) -> str:
             stretches[-1] = (name, stretches[-1][1], side)
         else:
             stretches.append((name, side, side))
-    parts = [
+    return ", ".join(
         f"{name} at side {tokens(low)}"
         if low == high
         else f"{name} from side {tokens(low)} to {tokens(high)}"
         for name, low, high in stretches
-    ]
-    return ", ".join(parts)
+    )
 
 
 def _priced_by(run: Run) -> str:
@@ -386,26 +245,21 @@ def _tile_costs(run: Run) -> list[Section]:
     if tiles.empty:
         return []
     dimension = _dimension(run, tiles)
-    views = common.views([dimension], lambda case: figures.tile_costs(at(tiles, case)))
-    opened = dimension[1][dimension[2]]
-    taken = _choices(at(tiles, opened[1]))
-    where = f", at {opened[0]}," if len(dimension[1]) > 1 else ""
-    hybrid = f" Hybrid takes{where} {taken}." if taken else ""
-    warned = PREDICTED_TILES if run.measured else ""
-    lines = [[text, _choices(at(tiles, case))] for text, case in dimension[1]]
-    table = Table(["case", "what hybrid takes"], lines)
-    return [
-        Section(
-            key="tiles",
-            heading="What a tile is predicted to cost" if run.measured else "What a tile costs",
-            short="Tiles",
-            lead=f"{warned}The broad line is the cheapest way for each side.{hybrid}",
-            plots=[Plot("tiles", "time of a tile by its side and implementation", **views)],
-            notes=[f"One tile of all layers in one launch, by the prices of {_priced_by(run)}; the "
-                   "interval of a price is shown on hover (as Flash Inference's Figure 3a)."],
-            details=[Details("What hybrid takes in every case", table=table)] if len(lines) > 1 else [],
-        )
-    ]  # fmt: skip
+    _, options, opens = dimension
+    text, case = options[opens]
+    taken, where = _choices(at(tiles, case)), f", at {text}," if len(options) > 1 else ""
+    words = {
+        "is": "is predicted to cost" if run.measured else "costs",
+        "warned": PREDICTED_TILES if run.measured else "",
+        "hybrid": f" Hybrid takes{where} {taken}." if taken else "",
+        "priced_by": _priced_by(run),
+    }
+    describes = "time of a tile by its side and implementation"
+    plot = common.plot("tiles", describes, [dimension], lambda case: figures.tile_costs(at(tiles, case)))
+    choices = ("what hybrid takes", "l", lambda option: _choices(at(tiles, option[1])))
+    table = common.tabled(options, ("case", "l", lambda option: option[0]), choices)
+    details = [Details("What hybrid takes in every case", table=table)] if len(options) > 1 else []
+    return [common.section("tiling", "tiles", words, plots=[plot], details=details)]
 
 
 # -- shares and speed-ups --------------------------------------------------------------------------
@@ -427,18 +281,16 @@ def _by_kind(run: Run) -> list[Details]:
     if rows.empty:
         return []
     sums = rows.groupby("label")["value"].sum()
-    lines = [
-        [
-            row["label"],
-            row["op_kind"],
-            figures.lasting(row["value"]),
-            percent(row["value"] / sums[row["label"]]),
-        ]
-        for _, row in rows.sort_values(["label", "value"], ascending=[True, False], kind="stable").iterrows()
-    ]
+    rows = rows.sort_values(["label", "value"], ascending=[True, False], kind="stable")
+    table = common.tabled(
+        rows.to_dict("records"),
+        ("strategy", "l", common.field("label")),
+        ("op", "l", common.field("op_kind")),
+        ("seconds", "r", lambda row: lasting(row["value"])),
+        ("share", "r", lambda row: percent(row["value"] / sums[row["label"]])),
+    )
     case = case_text(_answered(run))
-    summary = f"Device time by kind of op{f', {case}' if case else ''}"
-    return [Details(summary, table=Table(["strategy", "op", "seconds", "share"], lines, "llrr"))]
+    return [Details(f"Device time by kind of op{f', {case}' if case else ''}", table=table)]
 
 
 def _speed_lead(run: Run) -> str:
@@ -454,33 +306,27 @@ def _speed_lead(run: Run) -> str:
 
 
 def _shares(run: Run) -> list[Section]:
-    shown = figures.variants(run.results)
-    dimension = _dimension(run, run.results[run.results["label"] != ""])
-    plots = []
-    if len(_parts(at(run.results, _answered(run)), shown)):
-        views = common.views([dimension], lambda case: figures.shares(_parts(at(run.results, case), shown)))
-        plots.append(Plot("shares", "mixer and blocks by strategy", heading="Mixer and blocks", **views))
+    shown, dimensions, plots = figures.variants(run.results), [_dimension(run, _labelled(run))], []
     speed = run.results[run.results["metric"].isin([metric for metric, _, _ in figures.SPEED_UPS])]
+
+    def parts(case: Case) -> go.Figure:
+        return figures.shares(_parts(at(run.results, case), shown))
+
+    def speed_ups(case: Case) -> go.Figure:
+        return figures.speed_ups(at(speed, case), shown, ENDS[run.found])
+
+    if len(_parts(at(run.results, _answered(run)), shown)):
+        described = "mixer and blocks by strategy"
+        plots.append(common.plot("shares", described, dimensions, parts, "Mixer and blocks"))
     if (speed["value"] > 0).any():
-        views = common.views(
-            [dimension], lambda case: figures.speed_ups(at(speed, case), shown, ENDS[run.found])
-        )
-        plots.append(Plot("speed-ups", "speed-up over lazy", heading="Speed-up over lazy", **views))
+        told = "Speed-up over lazy"
+        plots.append(common.plot("speed-ups", "speed-up over lazy", dimensions, speed_ups, told))
     if not plots:
         return []
-    return [
-        Section(
-            key="shares",
-            heading="What the time consists of",
-            short="Shares",
-            lead=_speed_lead(run),
-            plots=plots,
-            notes=[f"A bar across a mark: the speed-up {ENDS[run.found]}."]
-            if (speed["low"] < speed["high"]).any()
-            else [],
-            details=_by_kind(run),
-        )
-    ]
+    ends = [f"A bar across a mark: the speed-up {ENDS[run.found]}."]
+    notes = ends if (speed["low"] < speed["high"]).any() else []
+    parts_of = {"plots": plots, "notes": notes, "details": _by_kind(run)}
+    return [common.section("tiling", "shares", lead=_speed_lead(run), **parts_of)]
 
 
 # -- a sweep ---------------------------------------------------------------------------------------
@@ -532,19 +378,11 @@ def _sweep(run: Run) -> list[Section]:
         rows = run.metric(metric)
         return _map(rows[rows["label"] == label], axes, limits[metric])
 
-    opens = [i for i, v in enumerate(shown) if v.label == best]
-    labels: common.Dimension = ("Strategy", [(v.label, v.label) for v in shown], opens[0] if opens else 0)
-    views = common.views([("Speed-up", metrics, 0), labels], draw)
-    return [
-        Section(
-            key="sweep",
-            heading="Speed-up over lazy in every case",
-            short="Sweep",
-            lead=_sweep_lead(run, axes),
-            plots=[Plot("sweep", "speed-up over lazy in every case", **views)],
-            notes=["Blue: faster than lazy; brown: slower."],
-        )
-    ]
+    opens = [v.label for v in shown].index(best) if best in {v.label for v in shown} else 0
+    labels: common.Dimension = ("Strategy", [(v.label, v.label) for v in shown], opens)
+    dimensions = [("Speed-up", metrics, 0), labels]
+    plot = common.plot("sweep", "speed-up over lazy in every case", dimensions, draw)
+    return [common.section("tiling", "sweep", lead=_sweep_lead(run, axes), plots=[plot])]
 
 
 # -- growth ----------------------------------------------------------------------------------------
@@ -577,52 +415,41 @@ def _growth_scale(metric: str, values: "pd.Series[float]") -> Scale:
 
 
 def _slopes(run: Run, shown: Sequence[Variant], case: Case) -> Table:
-    rows, lines = at(run.growth, case), []
+    found, rows = {}, at(run.growth, case).sort_values("tokens", kind="stable")
     for variant in shown:
-        own = rows[rows["label"] == variant.label].sort_values("tokens", kind="stable")
-        found = [slope(own["tokens"].tolist(), own[metric].tolist()) for metric, _, _ in GROWTH]
-        if any(known(value) for value in found):
-            lines.append([variant.label, *(f"{value:.3f}" if known(value) else "" for value in found)])
-    head = ["grows with the length to the power of", *(name for _, name, _ in GROWTH)]
-    return common.without_empty_columns(Table(head, lines, "l" + "r" * len(GROWTH)))
+        own = rows[rows["label"] == variant.label]
+        slopes = {m: slope(own["tokens"].tolist(), own[m].tolist()) for m, _, _ in GROWTH}
+        if any(map(known, slopes.values())):
+            found[variant.label] = slopes
+    metrics = [(name, "r", _in_slopes(found, metric)) for metric, name, _ in GROWTH]
+    head = ("grows with the length to the power of", "l", str)
+    return common.without_empty_columns(common.tabled(found, head, *metrics))
 
 
-def _growth_dimension(run: Run) -> common.Dimension:
-    # Here the length is the axis, so it is not part of the case.
-    axes = [axis for axis in _axes(run) if axis != "tokens"]
-    found, wanted = cases_of(run.growth, axes), dict(_answered(run))
-    opens = [i for i, case in enumerate(found) if all(wanted.get(axis) == value for axis, value in case)]
-    return "Case", [(case_text(case), case) for case in found], opens[0] if opens else len(found) - 1
+def _in_slopes(found: Mapping[str, Mapping[str, float]], metric: str) -> Callable[[str], str]:
+    return lambda label: f"{found[label][metric]:.3f}" if known(found[label][metric]) else ""
 
 
 def _growth(run: Run) -> list[Section]:
     metrics = [(name, metric) for metric, name, _ in GROWTH if (run.growth[metric] > 0).any()]
     if not metrics or run.growth["tokens"].nunique() < 2:
         return []
-    shown, dimension = figures.variants(run.results), _growth_dimension(run)
+    # The length is the axis here, and no part of a case.
+    dimension = _dimension(run, run.growth, [axis for axis in _axes(run) if axis != "tokens"])
+    shown = figures.variants(run.results)
     scales = {metric: _growth_scale(metric, run.growth[metric]) for _, metric in metrics}
 
     def draw(metric: str, case: Case) -> go.Figure:
         return figures.growth(at(run.growth, case), shown, metric, scales[metric])
 
-    views = common.views([("Against length", metrics, 0), dimension], draw)
+    dimensions = [("Against length", metrics, 0), dimension]
+    plot = common.plot("growth", "work, bytes, memory and time against length", dimensions, draw)
     text, case = dimension[1][dimension[2]]
     slopes = _slopes(run, shown, case)
     whose = f"Slopes of {text}, f" if text else "F"
-    return [
-        Section(
-            key="growth",
-            heading="Growth with the length",
-            short="Growth",
-            lead="The steeper a line, the worse it fares with long texts: work that is quadratic in the "
-            "length has the slope 2, work that is linear 1.",
-            plots=[Plot("growth", "work, bytes, memory and time against length", **views)],
-            table=slopes if slopes.rows else None,
-            notes=[f"{whose}itted from {SLOPE_FROM:,} tokens on, by least squares of the logarithms."]
-            if slopes.rows
-            else [],
-        )
-    ]
+    fitted = f"{whose}itted from {SLOPE_FROM:,} tokens on, by least squares of the logarithms."
+    parts = {"table": slopes, "notes": [fitted]} if slopes.rows else {}
+    return [common.section("tiling", "growth", plots=[plot], **parts)]
 
 
 # -- predicted against published -------------------------------------------------------------------
@@ -643,23 +470,27 @@ def _range_text(rows: pd.DataFrame) -> str:
     return f"{low:g} to {high:g}×" if low < high else f"about {low:g}×"
 
 
+def _inside_text(rows: pd.DataFrame) -> str:
+    return f"{(rows['error_pct'] == 0).sum()} of {len(rows)}"
+
+
 def _inside(run: Run) -> Tile | None:
     """How many of the end-to-end speed-ups are inside the published range; else the median error."""
     found = _ranges(run).get("speedup_over_lazy")
     if found is None:
         return common.accuracy(run)
-    value = f"{(found['error_pct'] == 0).sum()} of {len(found)}"
-    return Tile(value, f"Speed-ups inside the published {_range_text(found)}", "end to end")
+    return Tile(_inside_text(found), f"Speed-ups inside the published {_range_text(found)}", "end to end")
 
 
 def _range_table(found: Mapping[str, pd.DataFrame], word: str) -> Table:
-    lines = []
-    for metric, own in found.items():
-        ends = dict.fromkeys((times(own["predicted"].min()), times(own["predicted"].max())))
-        inside = f"{(own['error_pct'] == 0).sum()} of {len(own)}"
-        sources = "; ".join(dict.fromkeys(own["source"]))
-        lines.append([COMPARED[metric], _range_text(own), " to ".join(ends), inside, sources])
-    return Table(["speed-up over lazy", "published", word, "inside", "source"], lines, "lrrrl")
+    return common.tabled(
+        found.values(),
+        ("speed-up over lazy", "l", lambda own: COMPARED[own["metric"].iloc[0]]),
+        ("published", "r", _range_text),
+        (word, "r", lambda own: times_of(own["predicted"])),
+        ("inside", "r", _inside_text),
+        ("source", "l", lambda own: "; ".join(dict.fromkeys(own["source"]))),
+    )
 
 
 def _published(run: Run) -> list[Section]:
@@ -673,28 +504,26 @@ def _published(run: Run) -> list[Section]:
     def place(row: Mapping[Any, Any]) -> str:
         return ", ".join([str(row["label"]), *filter(None, [case_text(tuple((a, row[a]) for a in axes))])])
 
-    every = [[COMPARED[row["metric"]], place(row), times(row["predicted"]), signed_percent(row["error_pct"])]
-             for row in rows.to_dict("records")]  # fmt: skip
-    details = Table(["speed-up", "case", run.found, "beyond the range"], every, "llrr")
+    every = common.tabled(
+        rows.to_dict("records"),
+        ("speed-up", "l", lambda row: COMPARED[row["metric"]]),
+        ("case", "l", place),
+        (run.found, "r", lambda row: times(row["predicted"])),
+        ("beyond the range", "r", lambda row: signed_percent(row["error_pct"])),
+    )
     things = "measurements" if run.measured else "predictions"
     names = {metric: COMPARED[metric] for metric in found}
-    said = [
-        f"{COMPARED[metric]} {(own['error_pct'] == 0).sum()} of {len(own)}" for metric, own in found.items()
-    ]
-    return [
-        Section(
-            key="published",
-            heading=f"{run.found.capitalize()} against published",
-            short="Against published",
-            lead=f"{things.capitalize()} inside the range that the paper states: {', '.join(said)}.",
-            plots=[Plot("ranges", f"{run.found} speed-ups and their published ranges",
-                        {(): figures.ranges(rows, names, place, run.found)})],
-            table=_range_table(found, run.found),
-            notes=[f"The band is what is published for all cases together; marks are {things}, hollow "
-                   "where they are outside of it."],
-            details=[Details(f"All {len(rows)} {things}", table=details)],
-        )
-    ]  # fmt: skip
+    words = {
+        "found": run.found.capitalize(),
+        "Things": things.capitalize(),
+        "things": things,
+        "said": ", ".join(f"{COMPARED[metric]} {_inside_text(own)}" for metric, own in found.items()),
+    }
+    figure = figures.ranges(rows, names, place, run.found)
+    plot = common.drawn("ranges", f"{run.found} speed-ups and their published ranges", figure)
+    details = [Details(f"All {len(rows)} {things}", table=every)]
+    table = _range_table(found, run.found)
+    return [common.section("tiling", "published", words, plots=[plot], table=table, details=details)]
 
 
 # -- everything as a table -------------------------------------------------------------------------
@@ -705,7 +534,7 @@ def _gb(value: float) -> str:
 
 
 METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
-    ("total_s", "whole generation", figures.lasting),
+    ("total_s", "whole generation", lasting),
     ("speedup_over_lazy", "over lazy", times),
     ("mixer_speedup_over_lazy", "mixer over lazy", times),
     ("speedup_over_lazy_by_layers", "over lazy, layer by layer", times),
@@ -714,8 +543,8 @@ METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("token_p99_s", "token, 99 %", milliseconds),
     ("token_max_s", "token, slowest", milliseconds),
     ("tokens_per_s", "tokens/s", lambda v: significant(v, 3)),
-    ("mixer_s", "mixer", figures.lasting),
-    ("block_s", "blocks", figures.lasting),
+    ("mixer_s", "mixer", lasting),
+    ("block_s", "blocks", lasting),
     ("mixer_flops", "mixer FLOPs", scientific),
     ("flops", "FLOPs", scientific),
     ("mixer_hbm_bytes", "mixer bytes", _gb),
@@ -726,48 +555,43 @@ METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
 ]
 
 
-def _cell(rows: pd.DataFrame, metric: str, column: str) -> float:
-    return float(rows[column].get(metric, math.nan))
-
-
 def _table(run: Run, cases: Sequence[Case]) -> Table:
     """A row a strategy and case; the time of the whole with its interval."""
-    several, lines = len(cases) > 1, []
+    found = []
     for case in cases:
         rows = at(run.results, case)
         rows = rows[(rows["op_kind"] == "") & rows["value"].notna()]
         for variant in figures.variants(run.results):
             own = rows[rows["label"] == variant.label].drop_duplicates("metric").set_index("metric")
-            if own.empty:
-                continue
-            cells = [show(_cell(own, m, "value")) if m in own.index else "" for m, _, show in METRICS]
-            low, high = (_cell(own, "total_s", end) for end in ("low", "high"))
-            bounds = interval(low, high)
-            place = [case_text(case)] if several else []
-            lines.append([variant.label, *place, cells[0], bounds, *cells[1:]])
-    names = [name for _, name, _ in METRICS]
-    bounds_are = "fastest to slowest (s)" if run.measured else "interval (s)"
-    head = ["strategy", *(["case"] if several else []), names[0], bounds_are, *names[1:]]
-    align = ("ll" if several else "l") + "r" * (len(METRICS) + 1)
-    return common.without_empty_columns(Table(head, lines, align))
+            if len(own):
+                found.append((variant.label, case_text(case), own.to_dict("index")))
+    first, *others = [(name, "r", _in_cell(metric, show)) for metric, name, show in METRICS]
+    place = [("case", "l", lambda cell: cell[1])] if len(cases) > 1 else []
+    bounds = ("fastest to slowest (s)" if run.measured else "interval (s)", "r", _total_bounds)
+    strategy = ("strategy", "l", lambda cell: cell[0])
+    return common.without_empty_columns(common.tabled(found, strategy, *place, first, bounds, *others))
+
+
+Cell = tuple[str, str, Mapping[Any, Mapping[Any, float]]]  # strategy, case, metric -> value, low, high
+
+
+def _in_cell(metric: str, show: Callable[[float], str]) -> Callable[[Cell], str]:
+    return lambda cell: show(cell[2][metric]["value"]) if metric in cell[2] else ""
+
+
+def _total_bounds(cell: Cell) -> str:
+    total = cell[2].get("total_s")
+    return interval(total["low"], total["high"]) if total else ""
 
 
 def _all_figures(run: Run) -> list[Section]:
-    every = cases_of(run.results[run.results["label"] != ""], _axes(run))
+    every = cases_of(_labelled(run), _axes(run))
     table = _table(run, [_answered(run)])
     if not table.rows:
         return []
-    case = case_text(_answered(run))
-    details = []
+    case, details = case_text(_answered(run)), []
     if len(every) > 1:
         whole = _table(run, every)
         details = [Details(f"All {len(whole.rows)} rows of {len(every)} cases", table=whole)]
-    return [
-        Section(
-            key="figures",
-            heading=f"All figures{f': {case}' if case else ''}",
-            short="All figures",
-            table=table,
-            details=details,
-        )
-    ]
+    words = {"case": f": {case}" if case else ""}
+    return [common.section("tiling", "figures", words, table=table, details=details)]

@@ -14,19 +14,19 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports import style
-from simcore.reports.common.figures import log_ticks
-from simcore.reports.text import in_figure, known, percent, signed_percent, significant
-from simcore.reports.tiling.figures import lasting
+from simcore.reports.common import figures as common
+from simcore.reports.common.figures import Lane, Layout
+from simcore.reports.text import in_figure, known, lasting, percent, signed_percent, significant
 
 SCATTER_PX, NARROW_SCATTER_PX = 440, 360
-TICKS_AT_LEAST, TICKS_AT_MOST = 4, 9
+TICKS_AT_LEAST = 4
 # Axes of a kind whose times are all alike still hold so many times the least.
 LEAST_REACH = 6.0
 # More points than this have no room for interval bars.
 BARS_AT_MOST = 40
 # Ops of one timeline, and lanes of it.
 EVENTS_AT_MOST, LANES_AT_MOST = 400, 12
-LANE_PX, HEADING_PX, FOOT_PX = 40, 30, 52
+LANE_PX, HEADING_PX = 40, 30
 OTHER = "other"
 OWN_COLOURS = (
     style.RED[2], style.VIOLET[2], style.GREEN[2], style.OCHRE[2], style.BLUE[3], style.RED[0],
@@ -61,22 +61,13 @@ class _Scale:
     low: float
     high: float
 
-    def axis(self, title: str) -> dict[str, Any]:
-        ticks = log_ticks(self.low, self.high)
-        if len(ticks) > TICKS_AT_MOST:
-            ticks = [tick for tick in ticks if f"{tick:e}".startswith("1")]
-        elif len(ticks) < TICKS_AT_LEAST:
+    def axis(self, title: str) -> Layout:
+        ticks = common.few_ticks(self.low, self.high)
+        if len(ticks) < TICKS_AT_LEAST:
             decade = 10.0 ** math.floor(math.log10(self.low))
-            ticks = [
-                m * d for d in (decade, 10 * decade) for m in range(1, 10) if self.low <= m * d <= self.high
-            ]
-        return {
-            "title": {"text": f"{title} ({self.unit}, log scale)"},
-            "type": "log",
-            "range": [math.log10(self.low), math.log10(self.high)],
-            "tickvals": ticks,
-            "ticktext": [f"{tick:,.12g}" for tick in ticks],
-        }
+            every = [m * d for d in (decade, 10 * decade) for m in range(1, 10)]
+            ticks = [tick for tick in every if self.low <= tick <= self.high]
+        return common.log_axis(f"{title} ({self.unit}, log scale)", self.low, self.high, ticks)
 
 
 def _scale(rows: pd.DataFrame) -> _Scale:
@@ -105,10 +96,8 @@ def scatter(rows: pd.DataFrame, bound_pct: float) -> go.Figure:
             part = own[own["held_out"] == held_out]
             if len(part):
                 colour = of[part["kind"].iloc[0]][1]
-                figure.add_trace(
-                    _points(part, name, colour, bool(held_out), scale, len(rows) <= BARS_AT_MOST)
-                )
-    _once_in_key(figure)
+                figure.add_trace(_points(part, name, colour, scale, len(rows) <= BARS_AT_MOST))
+    common.once_in_key(figure)
     return figure.update_layout(
         height=SCATTER_PX,
         margin={"l": 64, "r": 20, "t": 8, "b": 52},
@@ -121,51 +110,24 @@ def scatter(rows: pd.DataFrame, bound_pct: float) -> go.Figure:
 def _band(scale: _Scale, bound_pct: float) -> list[go.Scatter]:
     if not known(bound_pct):
         return []
-    by = 1.0 + bound_pct / 100.0
-    x = [scale.low, scale.high]
-    return [
-        go.Scatter(
-            x=[*x, *x[::-1]],
-            y=[x[0] * by, x[1] * by, x[1] / by, x[0] / by],
-            fill="toself",
-            fillcolor=style.faint(style.FAINT_INK[0]),
-            mode="lines",
-            line={"width": 0, "color": style.FAINT_INK[0]},
-            name=f"within the bound of {significant(bound_pct, 3)}\u00a0%",
-            hoverinfo="skip",
-        )
-    ]
+    by, x = 1.0 + bound_pct / 100.0, [scale.low, scale.high]
+    name = f"within the bound of {significant(bound_pct, 3)}\u00a0%"
+    edge = [x[0] * by, x[1] * by, x[1] / by, x[0] / by]
+    return [common.area([*x, *x[::-1]], edge, name, style.FAINT_INK[0])]
 
 
-def _points(
-    rows: pd.DataFrame, name: str, colour: str, held_out: bool, scale: _Scale, bars: bool
-) -> go.Scatter:
-    bar = {"type": "data", "symmetric": False, "width": 0, "thickness": 1, "color": style.faint(colour)}
-    intervals = {}
-    if bars:
-        sides = (("error_y", "predicted_s", "low_s", "high_s"), ("error_x", "measured_s", "p10_s", "p90_s"))
-        for axis, value, low, high in sides:
-            above = ((rows[high] - rows[value]) * scale.factor).clip(lower=0).fillna(0)
-            below = ((rows[value] - rows[low]) * scale.factor).clip(lower=0).fillna(0)
-            intervals[axis] = {**bar, "color": colour, "array": above.tolist(), "arrayminus": below.tolist()}
-    return go.Scatter(
-        x=(rows["measured_s"] * scale.factor).tolist(),
-        y=(rows["predicted_s"] * scale.factor).tolist(),
-        mode="markers",
-        name=name,
-        legendgroup=name,
-        marker={
-            "symbol": "circle",
-            "size": 8,
-            "opacity": 0.85,
-            "color": colour if held_out else style.HOLLOW[0],
-            "line": {"color": colour, "width": 1.5},
-        },
-        line={"color": colour},
-        hoverinfo="text",
-        hovertext=rows["hover"].tolist(),
-        **intervals,
-    )
+def _points(rows: pd.DataFrame, name: str, colour: str, scale: _Scale, bars: bool) -> go.Scatter:
+    sides = {"error_y": ("predicted_s", "low_s", "high_s"), "error_x": ("measured_s", "p10_s", "p90_s")}
+    ends: Layout = {"symmetric": False, "width": 0, "thickness": 1, "color": colour}
+    whiskers: Layout = {}
+    for axis, columns in sides.items() if bars else ():
+        value, low, high = (rows[column] for column in columns)
+        whiskers[axis] = common.whisker(value, low, high, scale.factor, **ends)
+    x, y = rows["measured_s"] * scale.factor, rows["predicted_s"] * scale.factor
+    mark: Layout = {"symbol": "circle", "opacity": 0.85}
+    fill = colour if rows["held_out"].iloc[0] else style.HOLLOW[0]
+    hover, look = rows["hover"].tolist(), {"marker": mark, "legendgroup": name, **whiskers}
+    return common.marks(x, y, name, colour, hover, fill=fill, **look)
 
 
 def _spread(low: float, high: float) -> str:
@@ -244,35 +206,24 @@ def timelines(shown: Window) -> go.Figure:
     every = pd.concat(shown.blocks.values())
     took = every.assign(took=every["end_s"] - every["start_s"]).groupby("op_kind")["took"].sum()
     of = looks(took.sort_values(ascending=False).index.tolist())
-    lanes = {name: _lanes(rows) for name, rows in shown.blocks.items()}
-    inner = sum(LANE_PX * max(1, len(own)) + HEADING_PX for own in lanes.values())
-    figure, top = go.Figure(), 1.0
-    for number, (name, rows) in enumerate(shown.blocks.items(), start=1):
-        suffix, own = "" if number == 1 else str(number), lanes[name]
-        figure.add_traces(_bars(rows, own, of, f"y{suffix}", factor, unit))
-        head, top = top - HEADING_PX / inner, top - (HEADING_PX + LANE_PX * max(1, len(own))) / inner
-        figure.update_layout({f"yaxis{suffix}": _lane_axis(own, top, head)})
-        busy = f"{len(rows):,} ops" + ("" if len(rows) == shown.events[name] else " of "
-               f"{shown.events[name]:,}")  # fmt: skip
+
+    def bars(rows: pd.DataFrame, lanes: Mapping[Lane, str], axis: str) -> list[go.Bar]:
+        return _bars(rows, lanes, of, axis, factor, unit)
+
+    blocks = []
+    for name, rows in shown.blocks.items():
+        count, whole = len(rows), shown.events[name]
+        busy = f"{count:,} ops" + ("" if count == whole else f" of {whole:,}")
         text = f"<b>{name}</b>: {lasting(shown.lasts_s[name])} in all, {busy} shown"
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": head, "xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=text, showarrow=False, **at)
-    _once_in_key(figure)
-    return figure.update_layout(
-        barmode="overlay",
-        height=inner + FOOT_PX,
-        margin={"l": 8, "r": 12, "t": 0, "b": FOOT_PX},
-        uniformtext={"mode": "hide", "minsize": 10},
-        xaxis={
-            "title": {"text": f"time since the first launch ({unit})"},
-            "range": [0.0, shown.end_s * factor * 1.01 or 1.0],
-            "anchor": f"y{len(lanes)}" if len(lanes) > 1 else "y",
-        },
-        meta={"zooms": ["xaxis"], "narrow": {"xaxis.nticks": 5}},
-    )
+        blocks.append(common.Block(text, _lanes(rows), rows, bars))
+    x_axis = {
+        "title": {"text": f"time since the first launch ({unit})"},
+        "range": [0.0, shown.end_s * factor * 1.01 or 1.0],
+    }
+    return common.timelines(blocks, LANE_PX, HEADING_PX, x_axis)
 
 
-def _lanes(rows: pd.DataFrame) -> dict[tuple[float, str], str]:
+def _lanes(rows: pd.DataFrame) -> dict[Lane, str]:
     """(rank, stream) of each lane, and its name; those beyond the room for them are left out."""
     keys = sorted(set(zip(rows["rank"], rows["stream"], strict=True)))[:LANES_AT_MOST]
     several = len({rank for rank, _ in keys}) > 1
@@ -284,7 +235,7 @@ def _lanes(rows: pd.DataFrame) -> dict[tuple[float, str], str]:
 
 def _bars(
     rows: pd.DataFrame,
-    lanes: Mapping[tuple[float, str], str],
+    lanes: Mapping[Lane, str],
     of: Mapping[str, tuple[str, str]],
     axis: str,
     factor: float,
@@ -292,22 +243,17 @@ def _bars(
 ) -> list[go.Bar]:
     places = {key: place for place, key in enumerate(lanes)}
     at = [places.get(key, -1) for key in zip(rows["rank"], rows["stream"], strict=True)]
-    rows = rows.assign(place=at, look=[of[kind][0] for kind in rows["op_kind"]])
-    rows = rows[rows["place"] >= 0]
-    order = [*style.PART, *(name for name, _ in of.values())]
-    colours = dict(of.values())
+    times = {"start": rows["start_s"] * factor, "took": (rows["end_s"] - rows["start_s"]) * factor}
+    rows = rows.assign(lane=at, look=[of[kind][0] for kind in rows["op_kind"]], **times)
+    rows = rows[rows["lane"] >= 0]
+    order, colours = [*style.PART, *(name for name, _ in of.values())], dict(of.values())
     bars = []
     for look in sorted(set(rows["look"]), key=order.index):
         own = rows[rows["look"] == look]
-        bars.append(go.Bar(
-            orientation="h", name=look, legendgroup=look, yaxis=axis, width=0.8,
-            base=(own["start_s"] * factor).tolist(),
-            x=((own["end_s"] - own["start_s"]) * factor).tolist(), y=own["place"].tolist(),
-            marker={"color": colours[look], "line": {"width": 0}},
-            text=[in_figure(name) for name in own["name"]], textposition="inside", insidetextanchor="middle",
-            textangle=0, hoverinfo="text",
-            hovertext=[_event_hover(row, factor, unit) for row in own.to_dict("records")],
-        ))  # fmt: skip
+        marker = {"color": colours[look], "line": {"width": 0}}
+        text = [in_figure(name) for name in own["name"]]
+        hover = [_event_hover(row, factor, unit) for row in own.to_dict("records")]
+        bars.append(common.spans(own, look, axis, hover, width=0.8, marker=marker, text=text))
     return bars
 
 
@@ -319,25 +265,6 @@ def _event_hover(row: Mapping[Any, Any], factor: float, unit: str) -> str:
         f"<br>{in_figure(row['op_kind'])}{state}"
         f"<br>{start} to {end} {unit} ({lasting(row['end_s'] - row['start_s'])})"
     )
-
-
-def _lane_axis(lanes: Mapping[Any, str], bottom: float, top: float) -> dict[str, Any]:
-    return {
-        "domain": [max(0.0, bottom), min(1.0, top)],
-        "tickvals": list(range(len(lanes))),
-        "ticktext": list(lanes.values()),
-        "range": [max(1, len(lanes)) - 0.5, -0.5],
-        "showgrid": False,
-        "anchor": "x",
-    }
-
-
-def _once_in_key(figure: go.Figure) -> None:
-    seen: set[str] = set()
-    for trace in figure.data:
-        group = trace.legendgroup or trace.name
-        trace.showlegend = group not in seen
-        seen.add(group)
 
 
 def share(part: int, of: int) -> str:

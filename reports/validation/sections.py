@@ -9,7 +9,7 @@ A rung holds where the error that its bound is about stays under the bound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +19,22 @@ import plotly.graph_objects as go
 
 from simcore.reports import style
 from simcore.reports.common import sections as common
-from simcore.reports.common.figures import ROW_PX
-from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.common.figures import Layout, bars, in_rows, in_two_lines, rows_axis, rule, seconds
+from simcore.reports.common.sections import Row
+from simcore.reports.page import Details, Opening, Section, Table, Tile
 from simcore.reports.run import ERRORS, EVERY_AXIS, Run, extreme
 from simcore.reports.text import (
     NOTHING,
     counted,
     in_figure,
     known,
+    lasting,
     listed,
     recorded,
     signed_percent,
     significant,
     strategy_name,
 )
-from simcore.reports.tiling.figures import lasting
 from simcore.reports.validation import figures
 
 RUNGS: Mapping[str, str] = {"0": "numerics", "1": "prices", "2": "schedules", "3": "end to end"}
@@ -41,15 +42,9 @@ WORDS = {True: "passed", False: "failed"}
 COLOURS = {True: style.GREEN[2][0], False: style.RED[2][0]}
 BARS_AT_MOST = 24
 ALL = "all"
-PRICES_NOTE = (
-    "Hollow marks are shapes that prices were fitted to: no evidence. Errors are by how many % the larger of "
-    "predicted and measured exceeds the smaller. Bars, where there is room, are the 90 % interval of the "
-    "price (upright) and what 80 % of the measured times lie in (level)."
-)
-TIMELINES_NOTE = (
-    "Each timeline begins with its first launch; where it is empty the device waits for its host. On a wide "
-    "screen, drag along the time axis to zoom; double-click to return. trace.json.gz (measured) and "
-    "predicted_trace.json.gz open in Perfetto."
+LADDER_NOTE = (
+    "An error is by how many % the larger of predicted and measured exceeds the smaller. "
+    "The dashed line is the bound; a bar is what is judged, a mark the worst."
 )
 
 
@@ -95,7 +90,7 @@ def _pct(value: float) -> str:
     return f"{significant(value, 3)}\u00a0%"
 
 
-def _judged_by(row: Mapping[Any, Any]) -> tuple[str, float]:
+def _judged_by(row: Row) -> tuple[str, float]:
     """What a row is judged by; where it does not say, the worst error of a kernel, the median of all else."""
     numeric = str(row["rung"]).removesuffix(".0") == "0"
     column = row.get("judged_by") or ("worst_pct" if numeric else "median_pct")
@@ -115,53 +110,42 @@ def _tile(rung: str, rows: pd.DataFrame) -> Tile:
 # -- the ladder ------------------------------------------------------------------------------------
 
 
+def _error(column: str) -> Callable[[Row], str]:
+    return lambda row: _pct(row[column]) or _beyond(row)
+
+
 def _table(ladder: pd.DataFrame) -> Table:
-    lines = [
-        [
-            rung_name(row["rung"]),
-            _of(row),
-            f"{row['n']:,.0f}" if known(row["n"]) else "",
-            *(_pct(row[name]) or _beyond(row) for name in ("median_pct", "p95_pct", "worst_pct")),
-            _pct(row["bound_pct"]),
-            WORDS[bool(row["passed"])] if known(row["passed"]) else "",
-        ]
-        for row in ladder.to_dict("records")
-    ]
-    head = ["rung", "of", "n", "median error", "95 %", "worst", "bound", "verdict"]
-    return common.without_empty_columns(Table(head, lines, "llrrrrrl"))
+    table = common.tabled(
+        ladder.to_dict("records"),
+        ("rung", "l", lambda row: rung_name(row["rung"])),
+        ("of", "l", _of),
+        ("n", "r", common.if_known("n", "{:,.0f}".format)),
+        ("median error", "r", _error("median_pct")),
+        ("95 %", "r", _error("p95_pct")),
+        ("worst", "r", _error("worst_pct")),
+        ("bound", "r", common.shows("bound_pct", _pct)),
+        ("verdict", "l", common.if_known("passed", lambda passed: WORDS[bool(passed)])),
+    )
+    return common.without_empty_columns(table)
 
 
-def _beyond(row: Mapping[Any, Any]) -> str:
+def _beyond(row: Row) -> str:
     """An error that is no number, as that of what was predicted to take no time."""
     return "∞" if known(row["n"]) and row["n"] > 0 else ""
 
 
-def _of(row: Mapping[Any, Any]) -> str:
+def _of(row: Row) -> str:
     parts = ("" if row["label"] == ALL else row["label"], row["what"])
     return ", ".join(part for part in parts if part)
 
 
-def _row_name(row: Mapping[Any, Any]) -> str:
+def _row_name(row: Row) -> str:
     return f"{in_figure(rung_name(row['rung']))}<br>{in_figure(_of(row))}"
 
 
-def _hover(row: Mapping[Any, Any]) -> str:
+def _hover(row: Row) -> str:
     errors = [f"{name} {_pct(row[column])}" for column, name in ERRORS.items() if known(row[column])]
     return f"<b>{_row_name(row)}</b><br>{', '.join(errors)}<br>bound {_pct(row['bound_pct'])}"
-
-
-def _bars(records: Sequence[Mapping[Any, Any]]) -> list[go.Bar]:
-    bars = []
-    for passed, word in WORDS.items():
-        own = [(place, row) for place, row in enumerate(records) if row["passed"] == passed]
-        if own:
-            bars.append(go.Bar(
-                orientation="h", name=word, marker={"color": COLOURS[passed], "line": {"width": 0}},
-                width=0.5, y=[place for place, _ in own], hoverinfo="text",
-                hovertext=[_hover(row) for _, row in own],
-                x=[100 * _judged_by(row)[1] / row["bound_pct"] for _, row in own],
-            ))  # fmt: skip
-    return bars
 
 
 def against_bounds(ladder: pd.DataFrame) -> go.Figure:
@@ -170,38 +154,33 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     Rungs differ in what their bounds are, so only shares of them may stand on one axis.
     """
     records = ladder[ladder["bound_pct"] > 0].to_dict("records")
-    # Names may repeat; places do not.
-    places = list(range(len(records)))
-    figure = go.Figure(_bars(records))
+    hover = [_hover(row) for row in records]
+    shares = [100 * _judged_by(row)[1] / row["bound_pct"] for row in records]
     worst = [100 * row["worst_pct"] / row["bound_pct"] for row in records]
+    figure = go.Figure()
+    for passed, word in WORDS.items():
+        # Names may repeat; places do not.
+        places = [place for place, row in enumerate(records) if row["passed"] == passed]
+        if places:
+            x, texts = [shares[place] for place in places], [hover[place] for place in places]
+            figure.add_trace(bars(x, places, word, COLOURS[passed], texts, width=0.5))
     mark = {"symbol": "diamond-open", "size": 9, "color": style.INK[0], "line": {"width": 1.5}}
-    figure.add_scatter(
-        x=worst, y=places, mode="markers", name="worst", marker=mark, hoverinfo="text",
-        hovertext=[_hover(row) for row in records],
-    )  # fmt: skip
-    line = {"color": style.INK[0], "width": 1.5, "dash": "dash"}
-    figure.add_shape(type="line", x0=100, x1=100, y0=0, y1=1, yref="paper", line=line)
+    told = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
+    figure.add_scatter(x=worst, y=list(range(len(records))), mode="markers", marker=mark, **told)
+    rule(figure, style.INK, x=100, width=1.5, dash="dash")
     # A few wild ones would leave no room for the rest; the table has them.
-    bars = [100 * _judged_by(row)[1] / row["bound_pct"] for row in records]
-    reach = max(
-        [120.0, *(v * 1.05 for v in bars if known(v)), *(v * 1.05 for v in worst if known(v) and v < 400)]
-    )
-    return figure.update_layout(
-        height=70 + ROW_PX * max(1, len(records)),
-        margin={"l": 8, "r": 12, "t": 4, "b": 48},
-        xaxis={
-            "title": {"text": "error as a share of its bound (%)"},
-            "range": [-0.01 * reach, reach],
-            "nticks": 6,
-        },
-        yaxis={
-            "tickvals": places,
-            "ticktext": [_row_name(row) for row in records],
-            "range": [len(records) - 0.5, -0.5],
-            "showgrid": False,
-        },
-        meta={"narrow": {"xaxis.nticks": 4}},
-    )
+    seen = [*filter(known, shares), *(value for value in worst if known(value) and value < 400)]
+    reach = max([120.0, *(value * 1.05 for value in seen)])
+    axis = {"text": "error as a share of its bound (%)"}
+    return _in_rows(figure, [_row_name(row) for row in records], axis, [-0.01 * reach, reach])
+
+
+def _in_rows(
+    figure: go.Figure, names: Sequence[str], title: Layout, reach: Sequence[float], **more: Any
+) -> go.Figure:
+    x_axis, meta = {"title": title, "range": reach, "nticks": 6}, {"narrow": {"xaxis.nticks": 4}}
+    y_axis = rows_axis(names)
+    return in_rows(figure, len(names), foot_px=70, xaxis=x_axis, yaxis=y_axis, meta=meta, **more)
 
 
 def _ladder(run: Run) -> Section:
@@ -211,23 +190,14 @@ def _ladder(run: Run) -> Section:
     plots = []
     if 0 < len(bounded) <= BARS_AT_MOST:
         figure = against_bounds(bounded)
-        plots = [Plot("ladder", "errors of every rung as a share of their bounds", {(): figure})]
-    return Section(
-        key="ladder",
-        heading="The ladder: predicted against measured",
-        short="Ladder",
-        lead=f"{verdict(run.ladder)} Each rung adds one source of error: numbers, prices of single ops, the "
-        "schedule with measured prices, all together.",
-        flags=flags,
-        plots=plots,
-        table=_table(rows),
-        notes=["An error is by how many % the larger of predicted and measured exceeds the smaller. "
-            "The dashed line is the bound; a bar is what is judged, a mark the worst."] if plots else [],
-        details=[Details("What each rung is made of", table=_table(parts))] if len(parts) else [],
-    )  # fmt: skip
+        plots = [common.drawn("ladder", "errors of every rung as a share of their bounds", figure)]
+    details = [Details("What each rung is made of", table=_table(parts))] if len(parts) else []
+    shown = {"flags": flags, "plots": plots, "table": _table(rows), "details": details}
+    notes = [LADDER_NOTE] if plots else []
+    return common.section("validation", "ladder", {"verdict": verdict(run.ladder)}, notes=notes, **shown)
 
 
-def _broken(row: Mapping[Any, Any]) -> str:
+def _broken(row: Row) -> str:
     if not known(row["bound_pct"]):
         return f"Rung {rung_name(row['rung'])}: {_of(row)} has no bound."
     if not row["n"]:
@@ -248,28 +218,48 @@ def _off_pct(rows: pd.DataFrame) -> "pd.Series[float]":
     return 100.0 * (pair.max(axis=1) / pair.min(axis=1) - 1.0)
 
 
+Group = tuple[tuple[str, str], pd.DataFrame, pd.DataFrame]  # kind and format, held-out shapes, all shapes
+
+
+def _of_held_out(show: Callable[[pd.DataFrame], str], otherwise: str = NOTHING) -> Callable[[Group], str]:
+    return lambda group: show(group[1]) if len(group[1]) else otherwise
+
+
+def _calibrated(group: Group) -> str:
+    count = len(group[2]) - len(group[1])
+    return f"{count:,}" if count else ""
+
+
+def _p95(rows: pd.DataFrame) -> str:
+    return _pct(float(np.percentile(rows["off_pct"], 95, method="inverted_cdf")))
+
+
+def _inside(rows: pd.DataFrame) -> str:
+    bounded = rows[rows["low_s"].notna() & rows["high_s"].notna()]
+    inside = bounded["measured_s"].between(bounded["low_s"], bounded["high_s"]).sum()
+    return figures.share(int(inside), len(bounded))
+
+
 def error_table(rows: pd.DataFrame) -> Table:
     """Errors by kind and number format: of held-out shapes alone, those of others only counted. An interval
     that 90 % of the measured times should be in is one that says how sure a price is."""
-    lines = []
-    for (kind, dtype), group in rows.groupby(["kind", "dtype"], sort=True):
-        own = group[group["held_out"] == 1.0].reset_index(drop=True)
-        line = [str(kind).replace("_", " "), str(dtype), f"{len(own):,}"]
-        if len(own):
-            worst = extreme(own, own["off_pct"])
-            bounded = own[own["low_s"].notna() & own["high_s"].notna()]
-            inside = bounded["measured_s"].between(bounded["low_s"], bounded["high_s"]).sum()
-            p95 = np.percentile(own["off_pct"], 95, method="inverted_cdf")
-            line += [_pct(own["off_pct"].median()), _pct(float(p95)), _pct(worst["off_pct"])]
-            line += [figures.share(int(inside), len(bounded)), worst["shape"]]
-        else:
-            line += [NOTHING] * 3 + ["", ""]
-        calibrated = len(group) - len(own)
-        lines.append([*line[:3], f"{calibrated:,}" if calibrated else "", *line[3:]])
-    head = ["op", "format", "held-out shapes", "calibrated", "median error", "95 %", "worst"]
-    return common.without_empty_columns(
-        Table([*head, "in the 90 % interval", "worst at"], lines, "llrrrrrrl")
+    groups = [
+        (key, group[group["held_out"] == 1.0].reset_index(drop=True), group)
+        for key, group in rows.groupby(["kind", "dtype"], sort=True)
+    ]
+    table = common.tabled(
+        groups,
+        ("op", "l", lambda group: str(group[0][0]).replace("_", " ")),
+        ("format", "l", lambda group: str(group[0][1])),
+        ("held-out shapes", "r", lambda group: f"{len(group[1]):,}"),
+        ("calibrated", "r", _calibrated),
+        ("median error", "r", _of_held_out(lambda own: _pct(own["off_pct"].median()))),
+        ("95 %", "r", _of_held_out(_p95)),
+        ("worst", "r", _of_held_out(lambda own: _pct(own["off_pct"].max()))),
+        ("in the 90 % interval", "r", _of_held_out(_inside, "")),
+        ("worst at", "l", _of_held_out(lambda own: str(extreme(own, own["off_pct"])["shape"]), "")),
     )
+    return common.without_empty_columns(table)
 
 
 def prices(run: Run) -> list[Section]:
@@ -280,23 +270,16 @@ def prices(run: Run) -> list[Section]:
     rows = rows.assign(
         off_pct=_off_pct(rows), hover=[figures.price_hover(row) for row in rows.to_dict("records")]
     )
-    bound = _bound(run, "1")
-    kinds = sorted(set(rows["kind"]))
+    bound, kinds = _bound(run, "1"), sorted(set(rows["kind"]))
     every: list[common.Option] = [("all", kinds)] if len(kinds) > 1 else []
     options: common.Dimension = ("Op", [*every, *((kind.replace("_", " "), [kind]) for kind in kinds)], 0)
-    views = common.views([options], lambda of: figures.scatter(rows[rows["kind"].isin(of)], bound))
-    held_out = rows[rows["held_out"] == 1.0]
-    return [
-        Section(
-            key="op-prices",
-            heading="Prices of single ops",
-            short="Op prices",
-            lead=_prices_lead(held_out),
-            plots=[Plot("op-prices", "predicted over measured times of single ops", **views)],
-            table=error_table(rows),
-            notes=[PRICES_NOTE],
-        )
-    ]
+
+    def draw(of: list[str]) -> go.Figure:
+        return figures.scatter(rows[rows["kind"].isin(of)], bound)
+
+    plot = common.plot("op-prices", "predicted over measured times of single ops", [options], draw)
+    lead = _prices_lead(rows[rows["held_out"] == 1.0])
+    return [common.section("validation", "op-prices", lead=lead, plots=[plot], table=error_table(rows))]
 
 
 def _bound(run: Run, rung: str) -> float:
@@ -329,19 +312,11 @@ def _timelines(run: Run) -> list[Section]:
     shown = figures.window(blocks)
     ratio = 100.0 * (shown.lasts_s["predicted"] / shown.lasts_s["measured"] - 1.0)
     capped = "" if shown.whole else f" Only the first {lasting(shown.end_s)} are drawn; all is in the traces."
-    return [
-        Section(
-            key="timelines",
-            heading="The same run, predicted and measured",
-            short="Timelines",
-            lead=f"{traces.title}: {lasting(shown.lasts_s['predicted'])} predicted, "
-            f"{lasting(shown.lasts_s['measured'])} measured ({signed_percent(ratio)}).{capped}",
-            plots=[
-                Plot("timelines", "timeline as predicted, and as measured", {(): figures.timelines(shown)})
-            ],
-            notes=[TIMELINES_NOTE],
-        )
-    ]
+    words = {name: lasting(seconds) for name, seconds in shown.lasts_s.items()}
+    words |= {"title": traces.title, "ratio": signed_percent(ratio), "capped": capped, "zoom": common.ZOOM}
+    figure = figures.timelines(shown)
+    plot = common.drawn("timelines", "timeline as predicted, and as measured", figure)
+    return [common.section("validation", "timelines", words, plots=[plot])]
 
 
 # -- seconds beside seconds ------------------------------------------------------------------------
@@ -351,33 +326,16 @@ def side_by_side(rows: pd.DataFrame, names: Sequence[str]) -> go.Figure:
     """Predicted and measured seconds of each case, a pair of bars with the name of the case. `rows`: compared
     figures in seconds."""
     longest = float(rows[["predicted", "reference"]].max().max())
-    scale, unit = (1.0, "s") if longest >= 1 else (1e3, "ms")
-    places = list(range(len(rows)))
-    figure = go.Figure()
+    scale, figure = seconds("time", longest, 1.0), go.Figure()
     pairs = (("predicted", "predicted", style.BLUE[3][0]), ("reference", "measured", style.GREY[1][0]))
     for column, name, colour in pairs:
-        figure.add_bar(
-            orientation="h", name=name, marker={"color": colour, "line": {"width": 0}}, hoverinfo="text",
-            x=(rows[column] * scale).tolist(), y=places,
-            hovertext=[
-                f"<b>{in_figure(of)}</b><br>{name} {lasting(value)}<br>{signed_percent(error)}"
-                for of, value, error in zip(names, rows[column], rows["error_pct"], strict=True)
-            ],
-        )  # fmt: skip
-    return figure.update_layout(
-        barmode="group",
-        bargap=0.3,
-        height=70 + ROW_PX * max(1, len(rows)),
-        margin={"l": 8, "r": 12, "t": 4, "b": 48},
-        xaxis={"title": {"text": f"time ({unit})"}, "range": [0, longest * scale * 1.05 or 1], "nticks": 6},
-        yaxis={
-            "tickvals": places,
-            "ticktext": [in_figure(name).replace(", ", ",<br>", 1) for name in names],
-            "range": [len(rows) - 0.5, -0.5],
-            "showgrid": False,
-        },
-        meta={"narrow": {"xaxis.nticks": 4}},
-    )
+        hover = [
+            f"<b>{in_figure(of)}</b><br>{name} {lasting(value)}<br>{signed_percent(error)}"
+            for of, value, error in zip(names, rows[column], rows["error_pct"], strict=True)
+        ]
+        figure.add_trace(bars(rows[column] * scale.factor, list(range(len(rows))), name, colour, hover))
+    reach, shown = [0, longest * scale.factor * 1.05 or 1], [in_two_lines(name) for name in names]
+    return _in_rows(figure, shown, {"text": scale.title}, reach, barmode="group", bargap=0.3)
 
 
 def _names(rows: pd.DataFrame) -> "pd.Series[str]":
@@ -385,7 +343,7 @@ def _names(rows: pd.DataFrame) -> "pd.Series[str]":
     apart = [name for name in EVERY_AXIS.compared_numbers if name not in ("low", "high")]
     apart = [name for name in apart if rows[name].nunique() > 1]
 
-    def name(row: Mapping[Any, Any]) -> str:
+    def name(row: Row) -> str:
         axes = [f"{axis.replace('_', ' ')} {recorded(row[axis])}" for axis in apart if known(row[axis])]
         return ", ".join([str(row["label"]) or strategy_name(row["strategy"]), *axes])
 
@@ -418,23 +376,16 @@ def _measured(run: Run) -> list[Section]:
         shown = names[own.index].tolist()
         return side_by_side(own, shown) if len(own) <= BARS_AT_MOST else _over(own, shown, _bound(run, "3"))
 
-    metrics = list(dict.fromkeys(times["metric"]))
-    options: common.Dimension = ("Time", [(m.removesuffix("_s").replace("_", " "), m) for m in metrics], 0)
-    plot = Plot("measured", "predicted and measured times", **common.views([options], draw))
-    lines = [
-        [name, row["metric"], recorded(row["predicted"]), recorded(row["reference"]),
-         signed_percent(row["error_pct"])]
-        for name, row in zip(names, rows.to_dict("records"), strict=True)
-    ]  # fmt: skip
-    table = Table(["strategy", "figure", "predicted", "measured", "error"], lines, "llrrr")
-    return [
-        Section(
-            key="measured",
-            heading="Predicted beside measured",
-            short="Measured",
-            lead="A pair of bars of one length is a prediction that holds; of many cases, a mark on the "
-            "diagonal.",
-            plots=[plot] if metrics else [],
-            details=[Details(f"All {counted(len(lines), 'figure')}", table=table)],
-        )
-    ]
+    metrics = [(m.removesuffix("_s").replace("_", " "), m) for m in dict.fromkeys(times["metric"])]
+    plots = [common.plot("measured", "predicted and measured times", [("Time", metrics, 0)], draw)]
+    table = common.tabled(
+        rows.assign(name=names).to_dict("records"),
+        ("strategy", "l", common.field("name")),
+        ("figure", "l", common.field("metric")),
+        ("predicted", "r", common.shows("predicted", recorded)),
+        ("measured", "r", common.shows("reference", recorded)),
+        ("error", "r", common.shows("error_pct", signed_percent)),
+    )
+    details = [Details(f"All {counted(len(rows), 'figure')}", table=table)]
+    shown = plots if metrics else []
+    return [common.section("validation", "measured", plots=shown, details=details)]
