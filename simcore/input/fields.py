@@ -158,7 +158,7 @@ class OneDevice:
 
 
 class DeviceChoice(Strict):
-    """A device, or one that is made of it by changes of its figures."""
+    """A device, or a device with changed figures."""
 
     base: str = Field(min_length=1, description="name of a device (`simcore devices`), or a path to its YAML")
     change: dict[str, Any] = Field(

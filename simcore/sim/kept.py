@@ -98,7 +98,7 @@ def cache_folder() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "simcore"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # no home folder
         return None
 
 

@@ -173,8 +173,8 @@ Lengths = Annotated[
 
 
 class Sessions(Strict):
-    """Conversations: a turn's prompt is the one before it, its answer, and `prompt_tokens` new ones. Sessions
-    begin as `arrivals` say, whose rate is theirs."""
+    """Conversations: a turn's prompt is the prompt before it, its answer, and `prompt_tokens` new tokens.
+    `arrivals` say when sessions begin; their rate is the rate of sessions."""
 
     turns: Lengths = Field(description="requests of a session")
     max_context_tokens: Length = Field(
