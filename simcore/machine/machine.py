@@ -39,7 +39,7 @@ Program = Generator[Wait, Any, Any]
 
 
 class DeadlockError(RuntimeError):
-    """Nothing can happen any more, but something still waits; the message says what waits for what."""
+    """No event is left, but something still waits; the message says what waits for what."""
 
 
 class MismatchError(RuntimeError):
@@ -51,11 +51,11 @@ class LawError(AssertionError):
 
 
 class Ticket(Protocol):
-    """Something that will be done: a launch, a spawned program, a signal."""
+    """A future: a launch, a spawned program or a signal."""
 
     @property
     def ran(self) -> int:
-        """How many replays ran; meaningful once the ticket has been waited for."""
+        """How many replays ran; meaningful after a wait for the ticket."""
 
     def stop(self) -> None:
         """Asks a repeated launch to end at its next replay boundary."""
@@ -153,7 +153,7 @@ class Machine(Protocol):
     mesh: Mapping[str, int]
 
     def now(self) -> float:
-        """The time on this host's clock."""
+        """The time on this host's clock, in seconds."""
 
     def along(self, axis: str, offset: int = 0) -> int:
         """The rank `offset` places further along `axis`, wrapping around."""

@@ -34,7 +34,7 @@ def along(mesh: Mesh, rank: int, axis: str, offset: int) -> int:
 
 
 def members(mesh: Mesh, rank: int, axis: str) -> tuple[int, ...]:
-    """The ranks that `rank` meets along an axis, itself included, in order."""
+    """The ranks that meet along an axis, `rank` among them, in order."""
     stride, size = _stride(mesh, axis)
     base = rank - (rank // stride % size) * stride
     return tuple(base + i * stride for i in range(size))

@@ -44,8 +44,8 @@ def distinct(ops: tuple[PricedOp, ...]) -> Iterable[PricedOp]:
 # core they take a tenth of the time of a generated one. Treat them as immutable.
 @dataclass(slots=True, init=False)
 class Cause:
-    """Why something started when it did: its predecessor on the critical path is span `span` (None: the start
-    of the run), at `at_s`. If `host`, the host was busy since that span ended."""
+    """Why a span, a mark or a host action started when it did: its predecessor on the critical path is span
+    `span` (None: the start of the run), at `at_s`. If `host`, the host was busy since that span ended."""
 
     span: int | None
     at_s: float
@@ -244,7 +244,7 @@ class Trace:
 
     @property
     def end_s(self) -> float:
-        """When the last span ended."""
+        """The time at which the last span ended, in seconds; 0 without spans."""
         return max((span.end_s for span in self.spans), default=0.0)
 
 

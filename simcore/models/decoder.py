@@ -136,7 +136,7 @@ class Decoder:
 
     @cached_property
     def receive(self) -> Graph:
-        """Takes the speculated attention output of another group as this rank's x."""
+        """Receives the speculated attention output of another group as this rank's x."""
         width = self._q_heads * self.config.head_dim
         op = ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation)
         return Graph("receive", (op,))

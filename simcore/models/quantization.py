@@ -134,7 +134,7 @@ def _weight_only(
     zero_point: bool,
     fields: tuple[str, str] = ("bits", "group_size"),
 ) -> str:
-    """The name of a weight-only format. Raises ModelError for bits and groups that have no price."""
+    """The name of a weight-only format. Raises ModelError for bits and groups without a format here."""
     if type(bits) is not int or bits not in (4, 8):
         raise _refused(decoder, fields[0], bits, (4, 8))
     if group in WHOLE_COLUMN:

@@ -22,7 +22,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 def _grouped_bytes(bits: int, group: int, zero_point: bool) -> float:
-    """Bytes of one weight with its share of the group's scale (16 bits) and zero point (`bits`)."""
+    """Bytes of one weight with its share of the group's scale (16 bits) and zero point (`bits` bits)."""
     return (bits + (16 + bits * zero_point) / group) / 8
 
 
@@ -157,7 +157,7 @@ class Op:
 
     @property
     def kernels(self) -> int:
-        """How many kernels (nodes of a captured graph) it stands for: one for each part, or one."""
+        """How many kernels (nodes of a captured graph) it has: one for each part, or one."""
         return len(self.parts) or 1
 
     @property
@@ -243,7 +243,7 @@ class Graph:
 
     @cached_property
     def kernels(self) -> int:
-        """How many kernels its ops stand for."""
+        """How many kernels its ops have."""
         return sum(op.kernels for op in self.ops)
 
     @cached_property

@@ -18,7 +18,7 @@ from math import copysign, inf, sqrt
 from simcore.ops.op import SourceKind
 from simcore.sim.contention import Demand
 
-# seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
+# Price, floor, and memory and arithmetic at the datasheet's rates, all in seconds.
 Cost = tuple[float, float, float, float]
 NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
 # Demands are rounded to this fraction, so that replays that hardly differ ask the same. With coarser steps,

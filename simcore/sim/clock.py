@@ -20,16 +20,16 @@ import simpy
 from simpy.events import NORMAL, PENDING, URGENT
 
 Steps = Generator[simpy.Event, Any, Any]
-# A place in the order of events: when, of which priority, and the how-manieth.
+# A place in the order of events: time, priority, number.
 Place = tuple[float, ...]
 NEVER: Place = (inf, inf)
 AT_ONCE: Place = (-inf,)
-# Before SimPy's urgent ones.
+# A priority before SimPy's URGENT.
 FIRST = -1
 
 
 class Call:
-    """An action at its time: an event with one callback, in a third of the time."""
+    """An action at its time: as an event with one callback, but in a third of the time."""
 
     __slots__ = ("action",)
 
@@ -58,7 +58,7 @@ class Clock:
         return simpy.Event(self.simpy)
 
     def process(self, steps: Steps) -> simpy.Process:
-        """Steps as a process of SimPy: an event, which comes when they have ended."""
+        """Starts steps as a process of SimPy: an event, which comes when the steps have ended."""
         return simpy.Process(self.simpy, steps)
 
     def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Event:
@@ -179,7 +179,7 @@ class Clock:
         self._push(0.0, URGENT, Call(driven.begin))
 
     def run_all(self) -> None:
-        """Runs until nothing can happen any more. Raises what a process or other steps raise."""
+        """Runs until no event is left. Raises the errors of processes and other steps."""
         self._work_off()
 
     def _work_off(self) -> None:

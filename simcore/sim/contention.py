@@ -98,7 +98,7 @@ def _level(demands: Sequence[float], capacity: float) -> float:
             return level
         left -= demand
         waiting -= 1
-    # The sum exceeds the capacity by its rounding only.
+    # The sum exceeds the capacity only by rounding.
     return inf
 
 

@@ -96,7 +96,7 @@ class PricedGroups:
         self._price = price
         self._roofline = roofline
         self._known = dict(known or {})
-        # Whether prices of another process were added.
+        # Whether `add` has added prices that an earlier run had not found.
         self.grown = False
         self._groups: dict[str, Group] = {}
         self._of_graph: dict[int, list[Group]] = {}

@@ -246,7 +246,7 @@ class SimMachine:
         return found
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along `axis`."""
+        """This rank's place along `axis`; 0 for an axis that the mesh does not have."""
         return layout.coordinate(self.mesh, self.rank, axis)
 
     def launch(
