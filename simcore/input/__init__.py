@@ -1,1 +1,1 @@
-"""What comes from outside: files and fields, and the one line that says what is wrong with them."""
+"""The user's input: files and fields, and the one line about each fault."""

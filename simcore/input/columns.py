@@ -1,4 +1,4 @@
-"""Columns of CSV and Parquet files as arrays of numbers and times, by way of Arrow.
+"""Reads columns of CSV and Parquet files as arrays of numbers, times and texts, with Arrow.
 
 Every fault is one line (`InputError`) with the file, the column and the record, counted from 1.
 """
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from simcore.input.files import InputError, check_plain, nearest, plain, shown
 from simcore.input.records import checked_times, refuse
 
-# What a recorded trace may have.
+# The largest recorded trace.
 MOST_BYTES, MOST_ROWS = 4_000_000_000, 20_000_000
 
 
 def columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of a CSV or Parquet file by name, as Arrow arrays; the others are not read."""
+    """The named columns of a CSV or Parquet file, as Arrow arrays by name; other columns are not read. Raises
+    InputError."""
     check_plain(path, MOST_BYTES)
     if not path.stat().st_size:
         raise InputError(f"{path}: is empty")
@@ -49,7 +50,7 @@ def _csv(path: Path, names: list[str]) -> Any:
 def _parquet(path: Path, names: list[str]) -> Any:
     with path.open("rb") as opened, pa.parquet.ParquetFile(opened) as file:
         _check_names(path, names, file.schema_arrow.names)
-        # A file of a few bytes may stand for any number of rows.
+        # A file of a few bytes may contain any number of rows.
         if (rows := file.metadata.num_rows) > MOST_ROWS:
             raise InputError(f"{path}: has {rows:,} rows; at most {MOST_ROWS:,} are allowed")
         return file.read(columns=names)
@@ -64,14 +65,14 @@ def _check_names(path: Path, names: Sequence[str], held: list[str]) -> None:
 
 
 def times(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """A column of times that are numbers, [rows]. Raises InputError."""
+    """A column of times given as numbers, [rows]. Raises InputError."""
     if pa.types.is_temporal(column.type):
         raise InputError(f"{path}: {name} holds dates and times: it needs time_unit: datetime")
     return checked_times(numbers(column, name, path), name, path)
 
 
 def numbers(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """An Arrow array as int64 or float64 [n]."""
+    """An Arrow array as int64 or float64 [n]. Raises InputError."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
         raise InputError(f"{path}: {name} must hold numbers, it holds {plain(kind)}")
@@ -80,7 +81,7 @@ def numbers(column: Any, name: str, path: Path) -> NDArray[Any]:
 
 
 def figures(column: Any, name: str, path: Path) -> NDArray[np.float64]:
-    """A column of finite numbers, [rows], NaN where there is none. Raises InputError."""
+    """A column of finite numbers, [rows], NaN for empty cells. Raises InputError."""
     if not (
         pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or column.type == pa.null()
     ):
@@ -100,7 +101,7 @@ def words(column: Any, name: str, path: Path) -> NDArray[Any]:
 
 
 def moments(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """An Arrow array of dates and times as int64 [n], nanoseconds since 1970."""
+    """An Arrow array of dates and times as int64 [n], nanoseconds since 1970. Raises InputError."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         raise InputError(f"{path}: {name} holds numbers: it needs time_unit: s, ms, us or ns")

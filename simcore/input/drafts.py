@@ -1,10 +1,10 @@
-"""Writes files and folders whole or not at all: into a draft beside the target, which then takes its place.
+"""Writes files and folders whole or not at all: into a draft beside the target, which then replaces it.
 
-    .NAME-0123abcd        a draft of NAME, a file or a folder, locked as long as its writer lives
-    .NAME-0123abcd/old    the folder NAME that was there before, while the new one takes its place
+    .NAME-0123abcd        a draft of NAME, a file or a folder, locked while its writer runs
+    .NAME-0123abcd/old    the former folder NAME, while the new one replaces it
 
-Whatever ends a writer, the target is the old one or the new one. What a killed writer has left is swept up by
-the next that writes the same target: its drafts go, and a folder that it had set aside comes back.
+However a writer ends, the target is the old one or the new one. The next writer of the same target cleans up
+after a killed writer: it deletes the drafts, and restores a folder that was set aside.
 """
 
 import os
@@ -23,26 +23,26 @@ from simcore.input.files import InputError
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where what a killed writer leaves stays
+except ImportError:  # on Windows, where the drafts of a killed writer stay
     fcntl = None  # type: ignore[assignment]
 
 DRAFT = re.compile(r"\.(.+)-[0-9a-f]{8}")
 OLD = "old"
-# What ends a run from outside and can be put off.
+# The signals that end a run from outside and can be deferred.
 ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def draft_of(name: str) -> str | None:
-    """The name of what a file or folder of this name is a draft of; None where it is none."""
+    """The name of the target of a draft with this name; None if it is no name of a draft."""
     found = DRAFT.fullmatch(name)
     return found.group(1) if found else None
 
 
 @contextmanager
 def folder_draft(target: Path, mine: Callable[[str], bool]) -> Iterator[Path]:
-    """A new folder that becomes `target` if all goes well, and vanishes if not, as do parents that were not
-    there before. `mine`: whether a file of this name is one that such a folder may have; drafts that hold
-    others are not swept up. Raises OSError where nothing can be written there."""
+    """Gives a new folder, which becomes `target` if the block succeeds; else it is deleted, together with
+    parents that did not exist before. `mine`: whether such a folder may have a file of this name; old drafts
+    with other files are not deleted. Raises OSError if the folder cannot be written."""
     created = [path for path in target.absolute().parents if not path.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,15 +65,16 @@ def folder_draft(target: Path, mine: Callable[[str], bool]) -> Iterator[Path]:
 
 @contextmanager
 def file_draft(target: Path) -> Iterator[Path]:
-    """A new file that becomes `target` if all goes well, and vanishes if not. What is there and is no plain
-    file (a pipe, /dev/stdout) is written to itself. Raises InputError where nothing can be written there."""
+    """Gives a new file, which becomes `target` if the block succeeds; else it is deleted. A target that
+    exists and is no plain file (a pipe, /dev/stdout) is written directly. Raises InputError if it cannot be
+    written."""
     try:
         if target.exists() and not target.is_file():
             if target.is_dir():
                 raise InputError(f"{target}: is a directory; a file is needed")
             yield target
             return
-        # A link stays, and what it leads to is replaced.
+        # A link stays; the file that it points to is replaced.
         whole = target.resolve()
         _sweep(whole, lambda name: False)
         draft, lock = _new_file(whole)
@@ -96,10 +97,10 @@ def file_draft(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Writes a text file, UTF-8, whole or not at all. Raises InputError where it cannot be written."""
+    """Writes a text file, UTF-8, whole or not at all. Raises InputError if it cannot be written."""
     with file_draft(target) as draft:
         try:
-            # A name of a file that is not UTF-8 may stand in it.
+            # The text may contain a file name that is not UTF-8.
             draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         except OSError as error:
             raise InputError(f"{target}: cannot be written: {error.strerror}") from None
@@ -112,7 +113,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _take_place(target: Path, draft: Path) -> None:
-    """Puts a folder in the place of another, which stays where it is if that fails."""
+    """Replaces the folder `target` by `draft`; the old folder stays if that fails."""
     with held_signals():
         if not target.exists():
             draft.rename(target)
@@ -132,14 +133,14 @@ def _take_place(target: Path, draft: Path) -> None:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Ctrl-C and other signals that end a run wait until this is done."""
+    """Defers Ctrl-C and other signals that end a run until the block is done."""
     held: list[int] = []
     before: dict[int, Any] = {}
 
     def hold(number: int, frame: FrameType | None) -> None:
         held.append(number)
 
-    # Handlers run in the main thread alone, whichever thread the system interrupts.
+    # Handlers can be set, and run, only in the main thread.
     if threading.current_thread() is threading.main_thread():
         for name in ENDINGS:
             number = getattr(signal, name, None)
@@ -154,11 +155,11 @@ def held_signals() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-# -- drafts, and whose they are ----------------------------------------------------------------------------
+# -- drafts and their locks --------------------------------------------------------------------------------
 
 
 def _new_folder(target: Path) -> tuple[Path, int]:
-    """A new draft folder and what locks it."""
+    """A new draft folder, and the file descriptor that holds its lock."""
     while True:
         draft = target.with_name(f".{target.name}-{token_hex(4)}")
         draft.mkdir(mode=0o700)
@@ -168,7 +169,7 @@ def _new_folder(target: Path) -> tuple[Path, int]:
 
 
 def _new_file(target: Path) -> tuple[Path, int]:
-    """A new, empty draft file and what locks it."""
+    """A new, empty draft file, and the file descriptor that holds its lock."""
     while True:
         draft = target.with_name(f".{target.name}-{token_hex(4)}")
         lock = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
@@ -177,7 +178,7 @@ def _new_file(target: Path) -> tuple[Path, int]:
 
 
 def _locked(draft: Path, lock: int) -> bool:
-    """Locks a draft. False where another process swept it up in the moment before."""
+    """Locks a draft. Returns False if another process deleted it just before."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -188,7 +189,7 @@ def _locked(draft: Path, lock: int) -> bool:
 
 
 def _sweep(target: Path, mine: Callable[[str], bool]) -> None:
-    """Removes the drafts of a target whose writers are gone; brings back a folder that one had set aside."""
+    """Deletes the drafts of a target whose writers are gone; restores a folder that one had set aside."""
     if fcntl is None:
         return
     for name in sorted(os.listdir(target.parent)):
@@ -203,7 +204,7 @@ def _sweep_one(target: Path, draft: Path, mine: Callable[[str], bool]) -> None:
         return
     lock = os.open(draft, os.O_RDONLY)
     try:
-        # Raises OSError where the writer lives.
+        # Raises OSError if the writer still runs.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if draft.is_file():
             draft.unlink()

@@ -1,9 +1,9 @@
-"""What is wrong with a scenario, in one line that names the field as its user wrote it.
+"""The fault of a scenario in one line that names the field as its user wrote it.
 
     field.path[0].name: is X; what is allowed
 
-The models say what is allowed where: their annotations are walked along the location that pydantic gives,
-and the file along with them. Nothing here knows a study.
+The models' annotations give the allowed values: this file follows them, and the document beside them, along
+the location that pydantic gives. It knows no study.
 """
 
 import difflib
@@ -19,27 +19,27 @@ from pydantic.fields import FieldInfo
 from simcore.input.fields import FieldError, kinds_of
 from simcore.input.files import listed, missing, nearest, plain, shown, worst
 
-# A variable that shows in full what simcore, or a strategy of one's own, is at fault for.
+# The environment variable that makes errors in simcore or in a user's strategy show a traceback.
 TRACEBACK = "SIMCORE_TRACEBACK"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place in a file: its path, what is there, and the annotation that says what may be there."""
+    """A place in a document: its path, its value, and the annotation of the allowed values."""
 
     path: str
     given: Any
     kind: Any
 
     def inside(self, name: str) -> str:
-        """The path of a field of what is here."""
+        """The path of field `name` at this place."""
         told = plain(name) if name.isprintable() else shown(name)
         return f"{self.path}.{told}" if self.path else told
 
 
 def fault(kind: Any, document: Any, error: ValidationError, whole: str = "scenario") -> str:
-    """The line for the first thing that is wrong with a document that should be a `kind`: a pydantic model,
-    or a union of some that are told apart by a field. `whole`: what it is called where no field of it is."""
+    """The line for the first fault of a document that should be a `kind`: a pydantic model, or a union of
+    models with a discriminator. `whole`: the name in the line if no field is at fault."""
     first = worst(error)
     place = _walked(kind, document, first["loc"])
     name, context = first["type"], first.get("ctx", {})
@@ -56,13 +56,13 @@ def fault(kind: Any, document: Any, error: ValidationError, whole: str = "scenar
 
 
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:
-    """The line for all fields that are missing."""
+    """The line for all missing fields."""
     paths = dict.fromkeys(_walked(kind, document, location).path for location in missing(error))
     return f"{listed(paths)}: {'are' if len(paths) > 1 else 'is'} missing"
 
 
 def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -> str:
-    """What is wrong with one value."""
+    """The fault of one value, in words."""
     name, given = first["type"], first["input"]
     if name == "value_error":
         return str(context["error"])
@@ -81,7 +81,7 @@ def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -
     return f"is {shown(given)}; {message.replace('input should', 'it should')}"
 
 
-# A whole number is told without a point below this.
+# A whole number below this is written without a point.
 _WRITTEN_OUT = 1e15
 _MAPPING = "a mapping of fields is needed"
 _WORDS: Mapping[str, str] = {
@@ -102,7 +102,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def _untagged(place: _Place, tag: str) -> str:
-    """The line for a mapping that does not say which of several it is, or says something unknown."""
+    """The line for a mapping whose discriminator `tag` is missing or unknown."""
     allowed = list(_tagged(place.kind))
     given = place.given if isinstance(place.given, Mapping) else {}
     field = place.inside(tag)
@@ -114,7 +114,7 @@ def _untagged(place: _Place, tag: str) -> str:
     return f"{field}: is missing (allowed: {listed(allowed)})"
 
 
-# -- annotations and file, side by side --------------------------------------------------------------
+# -- annotations and document, side by side ----------------------------------------------------------
 
 
 def _walked(kind: Any, document: Any, location: Sequence[int | str]) -> _Place:
@@ -125,8 +125,8 @@ def _walked(kind: Any, document: Any, location: Sequence[int | str]) -> _Place:
 
 
 def _step(place: _Place, part: int | str) -> _Place:
-    """The place that a part of a pydantic location leads to: a tag of a union is not in the file, nor is the
-    index of a value that stands alone for a list."""
+    """The place to which a part of a pydantic location leads. The document has neither the tag of a union nor
+    the index of a single value given instead of a list."""
     tagged = _tagged(place.kind)
     if part in tagged:
         return _Place(place.path, place.given, tagged[str(part)])
@@ -146,13 +146,13 @@ def _field(kind: Any, name: str) -> Any:
     """The annotation of a field of a model, or of the values of a mapping."""
     if _is_model(kind) and name in kind.model_fields:
         info = kind.model_fields[name]
-        # What tells a union's members apart may stand in the field instead of in its annotation.
+        # The discriminator of a union may be in the field instead of in its annotation.
         return Annotated[info.annotation, info]
     return get_args(kind)[1] if get_origin(kind) is dict else Any
 
 
 def _fields(kind: Any) -> list[str]:
-    """The names of the fields that are allowed in a model."""
+    """The names of the fields of a model; none for anything else."""
     bare = _bare(kind)
     return list(bare.model_fields) if _is_model(bare) else []
 
@@ -162,7 +162,7 @@ def _is_model(kind: Any) -> bool:
 
 
 def _parts(kind: Any) -> tuple[Any, str | None]:
-    """An annotation without its metadata and without None, and the field that tells its members apart."""
+    """An annotation without its metadata and without None, and its discriminator, if any."""
     tag = None
     while True:
         if get_origin(kind) is Annotated:
@@ -180,6 +180,6 @@ def _bare(kind: Any) -> Any:
 
 
 def _tagged(kind: Any) -> dict[str, Any]:
-    """The members of a union by the value of the field that tells them apart; none for anything else."""
+    """The members of a union by the value of its discriminator; none for anything else."""
     bare, tag = _parts(kind)
     return {} if tag is None else kinds_of(bare, tag)

@@ -1,6 +1,6 @@
-"""What scenario files are made of: strict models, lists that multiply runs, bounded numbers, common fields.
+"""The parts of scenario files: strict models, lists that multiply runs, bounded numbers, common fields.
 
-runs of a model = product over its `Many` fields, and those of the models in it, of the values given
+runs of a model = product of the numbers of values in its `Many` fields and in those of the models in it
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,13 +24,13 @@ from simcore.input.files import Name, shown
 
 T = TypeVar("T")
 
-# More runs than this come of a slip of the hand, not of a study.
+# More runs than this are a slip of the hand, not a study.
 MOST_RUNS = 20_000
 
 
 class FieldError(ValueError):
-    """A fault that a check of several fields finds: the field at fault, by its path from the model that
-    checks, and what is wrong with it."""
+    """A fault found by a check of several fields: the field at fault, by its path from the model that checks,
+    and the fault in words."""
 
     def __init__(self, field: str, says: str) -> None:
         super().__init__(f"{field}: {says}")
@@ -38,12 +38,12 @@ class FieldError(ValueError):
         self.says = says
 
 
-# Fields whose value says which model a mapping is.
+# The discriminators: fields whose value says which model a mapping is.
 TAGS = ("kind", "study")
 
 
 def _tag_described(schema: dict[str, Any]) -> None:
-    """A tag means what the docstring of its model says."""
+    """Describes the tag of a model in a JSON schema by the docstring of the model."""
     for tag in TAGS:
         if tag in (fields := schema.get("properties", {})) and "description" in schema:
             fields[tag].setdefault("description", " ".join(schema["description"].split()))
@@ -66,7 +66,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def kinds_of(union: Any, tag: str = "kind") -> dict[str, Any]:
-    """The members of a union of models by the values of the field that tells them apart."""
+    """The members of a union of models by the values of their discriminator."""
     return {
         value: member
         for member in get_args(union)
@@ -80,7 +80,7 @@ def kinds_of(union: Any, tag: str = "kind") -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _OneOrMany:
-    """Marks a list of alternatives; in a JSON schema one value may stand for it."""
+    """Marks a list of alternatives; its JSON schema also allows a single value."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         several = handler(core_schema)
@@ -95,7 +95,7 @@ def _listed(value: Any) -> Any:
 
 
 def distinct(values: list[T]) -> list[T]:
-    """The values. Raises ValueError where one is given twice."""
+    """Returns the values. Raises ValueError if a value is given twice."""
     seen: set[str] = set()
     for value in values:
         if repr(value) in seen:
@@ -113,7 +113,7 @@ def _is_many(field: FieldInfo) -> bool:
 
 
 def _multiplying(model: BaseModel) -> Iterator[tuple[str, Any]]:
-    """The fields of a model that may multiply it, with their values: lists of alternatives, and models."""
+    """The fields of a model that may multiply it, with their values: lists of alternatives and models."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, Strict) or (value is not None and _is_many(field)):
@@ -126,7 +126,7 @@ def count(model: BaseModel) -> int:
 
 
 def single_valued(model: M) -> Iterator[M]:
-    """Copies of a model in which every list of alternatives, those of models in it too, has one value.
+    """Yields copies of a model in which every list of alternatives, also in the models in it, has one value.
     The last field varies fastest."""
     fields = dict(_multiplying(model))
     alternatives = (
@@ -149,8 +149,8 @@ FIGURE_NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class OneDevice:
-    """A device that a run is for: a name or a path, and by dotted name the figures that are changed, to a
-    value or by {"times": a factor}."""
+    """The device of one run: a name or a path, and by dotted name the changed figures: a value, or
+    {"times": factor}."""
 
     base: str
     change: Mapping[str, float | Mapping[str, float]]
@@ -158,7 +158,7 @@ class OneDevice:
 
 
 class DeviceChoice(Strict):
-    """A device, or one that is made of it by changes of its figures."""
+    """A device, or a device with changed figures."""
 
     base: str = Field(min_length=1, description="name of a device (`simcore devices`), or a path to its YAML")
     change: dict[str, Any] = Field(
@@ -192,14 +192,14 @@ class DeviceChoice(Strict):
         return {"base": self.base, "change": change, **({"name": self.name} if self.name else {})}
 
     def each(self) -> Iterator[OneDevice]:
-        """The devices that lists of figures multiply into, the last figure varying fastest."""
+        """Yields a device for each combination of the listed figures; the last figure varies fastest."""
         known = dict(_dotted(self.change, ()))
         for chosen in product(*(_alternatives(value) for value in known.values())):
             yield OneDevice(self.base, dict(zip(known, chosen, strict=True)), self.name)
 
 
 def _dotted(change: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Changes by dotted names, whether they were given so or as mappings in mappings."""
+    """Yields changes by dotted name, also for changes given as nested mappings."""
     for key, value in change.items():
         if isinstance(value, Mapping) and TIMES not in value:
             yield from _dotted(value, (*path, str(key)))
@@ -214,7 +214,7 @@ def _alternatives(value: Any) -> list[Any]:
 
 
 def _check_figure(path: str, value: Any) -> None:
-    """Raises FieldError where a figure cannot take a value."""
+    """Raises FieldError if a figure cannot have a value."""
     is_factor = isinstance(value, Mapping)
     bare = list(_listed(value[TIMES] if is_factor else value))
     numbers = [one for one in bare if isinstance(one, int | float) and not isinstance(one, bool)]
@@ -228,7 +228,7 @@ def _check_figure(path: str, value: Any) -> None:
 
 
 def _device(value: Any) -> Any:
-    """A device that is given by its name alone."""
+    """Turns a device given by its name alone into a mapping. Raises ValueError if the value is neither."""
     if isinstance(value, str):
         return {"base": value}
     if not isinstance(value, Mapping | DeviceChoice):
@@ -238,7 +238,7 @@ def _device(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _NameOrChange:
-    """In a JSON schema a name may stand for a device."""
+    """Makes a JSON schema also allow a name for a device."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, handler(core_schema)]}

@@ -1,11 +1,10 @@
-"""Reads what users write: YAML into strict frozen dataclasses; every fault is one line.
+"""Reads the files of users: YAML into strict dataclasses, JSON and CSV; every fault is one line.
 
-A line names the file, the field, what is allowed and, where a name is misspelt, the nearest one.
-Unknown keys, missing keys, wrong types and numbers that are not finite are faults. Other values are
-checked by the dataclass that holds them.
+A line names the file, the field, the allowed values and, for a misspelt name, the nearest one. Unknown keys,
+missing keys, wrong types and numbers that are not finite are faults. The dataclasses check other values.
 
-Only plain files are read, none beyond the size of its kind; a text is UTF-8 without control characters. What
-a document may hold is bounded too: how deep, how much in all (aliases count each time), digits of a number.
+Only plain files are read, up to the greatest size of their kind; a text is UTF-8 without control characters.
+A document is also bounded: its depth, its size in all (aliases count each time), the digits of a number.
 """
 
 import csv
@@ -27,12 +26,12 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-# What checks values is made when it is first asked: pydantic takes milliseconds for each type.
+# defer_build: a validator is made at its first use, because pydantic takes milliseconds for each type.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-# What no device is outside of: beyond these a unit was mistaken.
+# Bounds of all devices: outside of them a unit was mistaken.
 PerSecond = Annotated[float, Field(ge=1e3, le=1e21)]
 Bytes = Annotated[float, Field(ge=1e3, le=1e18)]
 Seconds = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -42,13 +41,13 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 T = TypeVar("T")
 
-# What a file of each kind may have, bytes: configurations, tables of cells, and recorded requests as text.
+# The greatest size of a file in bytes: configurations, tables of cells, and recorded requests as text.
 MOST_CONFIG, MOST_TABLE, MOST_TEXT = 4_000_000, 64_000_000, 256_000_000
-# Of one document: how deep, how many values and characters in all, and how many digits of a whole number.
+# The bounds of a document: depth, values and characters in all, digits of a whole number.
 MOST_DEPTH, MOST_VALUES, MOST_CHARACTERS, MOST_DIGITS = 40, 1_000_000, 16_000_000, 40
-# Of a line for people: of a value or name that it repeats, of a list of names, in all.
+# The greatest lengths in a message: of a value or name that it repeats, of a list of names, of the line.
 LONGEST_VALUE, LONGEST_LIST, LONGEST_LINE = 60, 150, 290
-# So many names are looked through for one that is near.
+# The most names that are compared to find the nearest one.
 MOST_COMPARED = 1000
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 NOT_PLAIN = {
@@ -61,20 +60,20 @@ NOT_PLAIN = {
 
 
 class InputError(ValueError):
-    """What a user gave makes no sense; the message is one line that says where and what is allowed."""
+    """The user's input makes no sense; the message is one line with the place and the allowed values."""
 
 
-# What PyYAML reads as YAML 1.1 has it: 4.8e12 is a string, 1:30 is 90, 010 is 8, no is false, and
-# 2024-01-01 is a date.
+# The types that PyYAML reads by YAML 1.1, replaced below: there 4.8e12 is a string, 1:30 is 90, 010 is 8, no
+# is false, and 2024-01-01 is a date.
 OWN_RULES = ("int", "float", "bool", "timestamp")
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars by the core schema of YAML 1.2; no key twice."""
+    """A YAML loader with the scalars of YAML 1.2's core schema that refuses repeated keys."""
 
 
 def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """A mapping whose keys differ: PyYAML would silently keep the last of two."""
+    """Makes a mapping; raises ConstructorError for a repeated key, of which PyYAML would keep the last."""
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
@@ -102,21 +101,21 @@ for _name, _pattern, _first in (
 
 
 def shown(value: object) -> str:
-    """A value as a line repeats it: in full where it is short."""
-    # A text of megabytes is not written out whole first.
+    """A value as a message repeats it, cut if it is long."""
+    # Cut before repr, because a text may have megabytes.
     text = repr(value[: 2 * LONGEST_VALUE] if isinstance(value, str) else value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def plain(name: object, most: int = LONGEST_VALUE) -> str:
-    """A name as a line repeats it, without quotes: in full where it is short, control characters escaped."""
+    """A name as a message repeats it, without quotes, control characters escaped, cut if it is long."""
     text = str(name)[: 2 * most]
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def one_line(text: str) -> str:
-    """What is printed of a message: one line, no control characters, the middle left out where it is long."""
+    """A message as it is printed: one line, control characters escaped, without its middle if it is long."""
     words = " ".join(text[: 100 * LONGEST_LINE].split())
     line = words if words.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
     if len(line) <= LONGEST_LINE:
@@ -126,7 +125,7 @@ def one_line(text: str) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names side by side; of many, the first ones and how many there are."""
+    """Names, separated by commas; of many names the first ones and their number."""
     every = [plain(name) for name in names]
     whole = ", ".join(every)
     if len(whole) <= LONGEST_LIST:
@@ -136,7 +135,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of a line about a name that is none of `allowed`: the nearest of them, and all."""
+    """The end of a message about a name that is not in `allowed`: the nearest allowed name, and all."""
     names = list(allowed)
     near = difflib.get_close_matches(name[: 2 * LONGEST_VALUE], names[:MOST_COMPARED], n=1, cutoff=0.5)
     hint = f"; did you mean {shown(near[0])}?" if near else ""
@@ -144,13 +143,12 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
-    """The line for a name that is none of `allowed`, with the nearest of them."""
+    """The message about a name that is not in `allowed`, with the nearest allowed name."""
     return f"unknown {what} {shown(name)}{nearest(name, sorted(allowed))}"
 
 
 def is_path(name: str, ending: str) -> bool:
-    """Whether a name that may stand for something of ours is a file of one's own: it has a '/' in it, or
-    ends so."""
+    """Whether a name means a user's file instead of a shipped one: it contains '/', or has the ending."""
     return "/" in name or name.endswith(ending)
 
 
@@ -158,11 +156,11 @@ def is_path(name: str, ending: str) -> bool:
 
 
 def check_plain(path: Path, most_bytes: int) -> None:
-    """Raises InputError where a path leads to no plain file, or to one of more than so many bytes."""
+    """Raises InputError if a path leads to no plain file, or to a file of more than `most_bytes` bytes."""
     try:
         state = os.stat(path)
     except (OSError, ValueError) as error:
-        # A name with a null byte in it is no name of a file.
+        # ValueError: a name with a null byte.
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(state.st_mode):
         raise InputError(
@@ -175,7 +173,7 @@ def check_plain(path: Path, most_bytes: int) -> None:
 
 
 def read_text(path: Path, most_bytes: int = MOST_CONFIG) -> str:
-    """The text of a plain file. Raises InputError where it cannot be read, is longer, or no UTF-8 text."""
+    """The text of a plain file. Raises InputError if it cannot be read, is too long, or is no UTF-8 text."""
     check_plain(path, most_bytes)
     try:
         with path.open("rb") as file:
@@ -192,8 +190,8 @@ def read_text(path: Path, most_bytes: int = MOST_CONFIG) -> str:
 
 
 def read_cells(path: Path, most_bytes: int = MOST_TABLE) -> tuple[list[str], list[list[str]]]:
-    """The head of a CSV file and its other rows that are not empty. Raises InputError where it cannot be
-    read, is no CSV, has a column twice, or a row has not as many cells as the head."""
+    """The head of a CSV file, and its other rows that are not empty. Raises InputError if it cannot be read,
+    is no CSV, has a column twice, or a row has another number of cells than the head."""
     rows = csv.reader(io.StringIO(read_text(path, most_bytes)))
     try:
         head = [name.strip() for name in next(rows, [])]
@@ -212,12 +210,12 @@ def read_cells(path: Path, most_bytes: int = MOST_TABLE) -> tuple[list[str], lis
 
 
 def read_yaml(path: Path) -> Any:
-    """The document in a YAML file. Raises InputError where it cannot be read or parsed."""
+    """The document in a YAML file. Raises InputError if it cannot be read or parsed."""
     return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The document in a YAML text. Raises InputError where it cannot be parsed, or holds too much."""
+    """The document in a YAML text. Raises InputError if it cannot be parsed or is too large."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -239,8 +237,8 @@ TOO_MUCH = f"more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters,
 
 
 def _measured(node: yaml.Node, known: dict[int, tuple[int, int, int] | None]) -> tuple[int, int, int]:
-    """Values, characters and depth of what a YAML node stands for, every alias written out; `known` are those
-    that were measured, None those that are not done. Raises MarkedYAMLError where it is too much."""
+    """Values, characters and depth of a YAML node with every alias written out. `known`: by node, the result,
+    or None while it is being measured. Raises MarkedYAMLError if the node is too large."""
     size = known.get(id(node), (0, 0, 0))
     if size is None:
         raise yaml.MarkedYAMLError(problem="an alias stands for what it is in", problem_mark=node.start_mark)
@@ -272,13 +270,13 @@ def _check_scalar(node: yaml.ScalarNode) -> None:
 
 
 def read_json(path: Path, most_bytes: int = MOST_CONFIG) -> Any:
-    """The document in a JSON file. Raises InputError where it cannot be read or parsed."""
+    """The document in a JSON file. Raises InputError if it cannot be read or parsed."""
     return parse_json(read_text(path, most_bytes), str(path))
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The document in a JSON text. Raises InputError where it cannot be parsed, has a key twice, or holds
-    control characters, numbers of too many digits, or too much in itself."""
+    """The document in a JSON text. Raises InputError if it cannot be parsed, has a key twice, contains
+    control characters or numbers of too many digits, or is nested too deep."""
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
         _check_value(document, 0)
@@ -319,14 +317,14 @@ def _check_value(value: object, depth: int) -> None:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks values of a type; pydantic takes milliseconds to make one."""
+    """The validator of a type, cached because pydantic takes milliseconds to make one."""
     return TypeAdapter(kind)
 
 
 def validated(kind: type[T], document: object, where: str) -> T:
-    """`document` as a `kind`, a pydantic dataclass. Raises InputError with the first fault found."""
+    """`document` as a `kind`, a pydantic dataclass. Raises InputError with the worst fault."""
     try:
-        # By way of JSON: in JSON a strict tuple may come from a list, and a number key from a string.
+        # From JSON, where strict mode takes a list for a tuple and a string for a number key.
         found: T = adapter(cast("Hashable", kind)).validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         raise InputError(f"{where}: {_line(kind, error)}") from None
@@ -334,14 +332,14 @@ def validated(kind: type[T], document: object, where: str) -> T:
 
 
 def worst(error: ValidationError) -> Any:
-    """The fault to tell of: a key that nobody knows before one that is missing, for it may be that one."""
+    """The fault to report: an unknown key before a missing one, because it may be that key misspelt."""
     faults = error.errors(include_url=False)
     unknown = (f for f in faults if f["type"] in ("extra_forbidden", "unexpected_keyword_argument"))
     return next(unknown, faults[0]) if faults[0]["type"] == "missing" else faults[0]
 
 
 def missing(error: ValidationError) -> list[tuple[int | str, ...]]:
-    """Where keys are missing, all of them."""
+    """The locations of all missing keys."""
     return [fault["loc"] for fault in error.errors(include_url=False) if fault["type"] == "missing"]
 
 
@@ -364,15 +362,15 @@ def _line(kind: type, error: ValidationError) -> str:
 
 
 def _keys(kind: type, location: tuple[str, ...]) -> list[str]:
-    """The keys that the dataclass at `location` inside `kind` takes."""
+    """The keys of the dataclass at `location` inside `kind`."""
     here: Any = kind
     for part in location:
         if is_dataclass(here):
             here = get_type_hints(here)[part]
         else:
-            # A mapping or a sequence: its part is one of its values.
+            # In a mapping or a sequence the part leads to a value.
             here = next((a for a in get_args(here) if is_dataclass(a)), here)
-        # An optional one: what is not None.
+        # Of an optional dataclass, the dataclass.
         if get_origin(here) in (Union, UnionType):
             here = next((a for a in get_args(here) if is_dataclass(a)), here)
     return [f.name for f in fields(here)] if is_dataclass(here) else []

@@ -1,4 +1,4 @@
-"""Checks of columns that a file of records holds: each fault names file, column and record, from 1."""
+"""Checks the columns of a file of records: each fault names the file, the column and the record, from 1."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from simcore.input.files import InputError, shown
 
 
 def checked_times(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
-    """`values` [n], each a number from 0 on. Raises InputError."""
+    """Returns `values` [n] if each is a finite number from 0 on. Raises InputError."""
     good = (values >= 0) & (values < np.inf)
     if not good.all():
         refuse(int(np.argmin(good)), values, name, path, "a number, at least 0")
@@ -19,7 +19,7 @@ def checked_times(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
 
 
 def from_list(values: Sequence[object], name: str, path: Path) -> NDArray[Any]:
-    """A list out of JSON as an array of numbers. Raises InputError where one of them is none."""
+    """A list from JSON as an array of numbers. Raises InputError if a value is no number."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):  # lists of different lengths in it
@@ -33,6 +33,6 @@ def from_list(values: Sequence[object], name: str, path: Path) -> NDArray[Any]:
 
 
 def refuse(index: int, values: Any, name: str, path: Path, allowed: str) -> NoReturn:
-    """Raises InputError with the line for a value that is not allowed."""
+    """Raises InputError with the line about value `index`, which is not allowed."""
     got = shown(str(values[index]))
     raise InputError(f"{path}: record {index + 1}: {name} must be {allowed}, got {got}")

@@ -1,6 +1,6 @@
-"""The scenarios that come with simcore, by name: from any folder, also where simcore is installed.
+"""The scenarios that come with simcore, by name: from any folder, also if simcore is installed.
 
-name = path below scenarios/ without its ending; its last part does where no other scenario ends so
+name = path below scenarios/ without its ending; its last part is enough if no other scenario ends so
 """
 
 import re
@@ -11,30 +11,30 @@ from simcore.input.files import InputError, nearest, plain
 SCENARIOS = (Path(__file__).resolve().parents[1] / "scenarios").resolve()
 ENDING = ".yaml"
 SCHEMA = "simcore.schema.json"
-# As far as a full stop, but that of "et al.", or a question mark.
+# Until a full stop, except that of "et al.", or a question mark.
 FIRST_SENTENCE = re.compile(r".*?(?:(?<!al)\.|\?)\s|.*")
 
 
 def names() -> list[str]:
-    """All of them, those of no folder first."""
+    """The names of all scenarios, those outside of subfolders first."""
     found = [path.relative_to(SCENARIOS).with_suffix("").as_posix() for path in SCENARIOS.rglob(f"*{ENDING}")]
     return sorted(found, key=lambda name: (name.count("/"), name))
 
 
 def path_of(name: str) -> Path | None:
-    """The file of a scenario; None where there is none of this name, or several."""
+    """The file of a scenario; None if no scenario, or several, have this name."""
     every = names()
     fitting = [one for one in every if one == name] or [one for one in every if one.endswith(f"/{name}")]
     return SCENARIOS / f"{fitting[0]}{ENDING}" if len(fitting) == 1 else None
 
 
 def file_or_shipped(given: Path) -> Path:
-    """A file as it is given, or that of a shipped scenario, where there is no such file."""
+    """The given file or, if it does not exist, the shipped scenario of that name."""
     return given if given.exists() else path_of(str(given)) or given
 
 
 def about(name: str) -> str:
-    """The first sentence of a scenario's head."""
+    """The first sentence of the comment at the head of a scenario."""
     head = []
     for line in (SCENARIOS / f"{name}{ENDING}").read_text(encoding="utf-8").splitlines():
         text = line.removeprefix("#").strip()
@@ -54,7 +54,8 @@ def first_sentence(text: str | None) -> str:
 
 
 def copied(name: str) -> str:
-    """A scenario's text to begin with: editors that know the schema complete and check it."""
+    """A scenario's text as a start for one's own, with a line by which editors find the schema and can
+    complete and check the file. Raises InputError if there is no such scenario."""
     path = path_of(name)
     if path is None:
         raise InputError(f"{plain(name)}: no such scenario{nearest(name, names())}")

@@ -1,1 +1,1 @@
-"""The contract that all machines share: what programs ask for, and what a run leaves behind."""
+"""The contract of all machines: the verbs that programs call, and the trace of a run."""

@@ -1,18 +1,18 @@
-"""What must hold in every run, simulated or real. Each law reads a trace and says what breaks it.
+"""Laws that hold in every run, simulated or real. Each law reads a trace and lists its violations.
 
-1  conservation   a message that came is taken once or still queues; nobody is served out of turn
+1  conservation   an arrived message is received once or still queues; messages of an inbox keep their order
 2  causality      nothing starts before it was issued, before its tickets are done, before its cause
 3  one at a time  spans of one stream of one rank do not overlap
 4  together       the ranks of a collective start and end together, all of them
 5  clock          times are finite, not negative, and never run back
-6  roofline       no op is faster than its datasheet allows (but one that was assumed to be free, or measured
-                  to find its operands in a cache)
+6  roofline       no op is faster than the datasheet allows (except ops with an assumed price; ops measured to
+                  find their operands in a cache have no memory bound)
 7  capacity       no gauge exceeds its limit
-8  repeatability  the same run gives the same bytes (`repeatable`; it takes two runs)
+8  repeatability  the same run gives the same bytes (`repeatable`, which needs two runs)
 
-Launches that are noted as rows (`Trace.rows`) are held to laws 2, 3, 5 and 6 as whole launches.
+Laws 2, 3, 5 and 6 hold for launches recorded as rows (`Trace.rows`) as whole launches.
 
-Times that are equal but for rounding count as equal: 1e-9 of the time they were reckoned at.
+Times that are equal except for rounding, 1e-9 of the later time, count as equal.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 def _before(earlier_s: float, later_s: float) -> bool:
-    """Whether one time is really before another."""
-    # Nearly always it is not before at all.
+    """Whether one time is before another by more than rounding."""
+    # The first comparison is nearly always false, and cheap.
     return earlier_s < later_s and earlier_s < later_s - ROUNDING * max(1e-3, abs(later_s))
 
 
@@ -106,7 +106,7 @@ def clock(trace: Trace) -> Iterator[str]:
     """Law 5."""
     for span in trace.spans:
         progress = span.progress
-        # A chain of comparisons is false for NaN, and this law is asked of every span of every run.
+        # A chain of comparisons is false for NaN, and fast: this law checks every span of every run.
         if not (0.0 <= span.issued_s < inf and 0.0 <= span.start_s < inf and 0.0 <= span.end_s < inf):
             yield f"span {span.id} has a time that is negative or not finite"
         if _before(span.end_s, span.start_s):
@@ -121,21 +121,21 @@ def clock(trace: Trace) -> Iterator[str]:
 
 
 def _runs_on(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether time and work do not run back, but for rounding."""
+    """Whether time and work do not run back by more than rounding."""
     finite = all(isfinite(x) and x >= 0.0 for x in (*one, *other))
     return finite and not _before(other[0], one[0]) and not _before(other[1], one[1])
 
 
 class _Fast:
-    """Which spans keep to the roofline because their ops' prices do, and they ran no faster than priced."""
+    """Finds the spans that keep law 6 because their ops' prices do and they ran no faster than priced."""
 
     def __init__(self) -> None:
-        # By id of an op with its price, which a trace keeps: whether the price is at least the floor.
+        # By id of a PricedOp, which the trace keeps: whether the price is assumed or at least the floor.
         self._priced_enough: dict[int, bool] = {}
 
     def enough(self, span: Span) -> bool:
-        """Whether each op of a span takes its price at least, and that its floor; where not, each has to be
-        looked at."""
+        """Whether each op of a span takes at least its price, and the price at least its floor; if not, the
+        ops must be checked one by one."""
         if len(span.progress) != 2:
             return False
         (t0, w0), (t1, w1) = span.progress
@@ -151,7 +151,7 @@ class _Fast:
             if not enough:
                 return False
             work_s += priced.price.seconds
-        # Rounding of whole times is far below what the law allows.
+        # The rounding of whole times is far below the slack of the law.
         slack_s = ROUNDING * 1e-3 / 4.0
         return work_s <= w1 + slack_s and t1 - t0 >= w1 - slack_s
 
@@ -174,7 +174,7 @@ def roofline(trace: Trace) -> Iterator[str]:
 
 
 def rows(trace: Trace) -> Iterator[str]:
-    """Laws 2, 3, 5 and 6 for launches that are noted as rows."""
+    """Laws 2, 3, 5 and 6 for launches recorded as rows."""
     table = trace.rows.table()
     names = ("issued_s", "ready_s", "start_s", "end_s", "work_s", "floor_s")
     if not all(np.isfinite(table[name]).all() and (table[name] >= 0.0).all() for name in names):
@@ -220,7 +220,7 @@ LAWS: Mapping[str, Callable[[Trace], Iterator[str]]] = {
 
 
 def broken_laws(laws: Mapping[str, Callable[[T], Iterator[str]]], of: T) -> dict[str, list[str]]:
-    """Which of some laws a run breaks, each with its violations (empty: all hold)."""
+    """The laws that a run breaks, each with its violations (empty: all hold)."""
     found = {name: list(law(of)) for name, law in laws.items()}
     return {name: broken for name, broken in found.items() if broken}
 
@@ -243,7 +243,7 @@ def enforce(trace: Trace) -> None:
 
 
 def digest(trace: Trace) -> str:
-    """A fingerprint of everything in a trace, to the last bit."""
+    """A fingerprint of the spans, messages, gauges, marks and rows of a trace, to the last bit."""
     state = hashlib.sha256()
     for record in (*trace.spans, *trace.messages, *trace.gauges, *trace.marks):
         state.update(repr(record).encode())
@@ -252,5 +252,5 @@ def digest(trace: Trace) -> str:
 
 
 def repeatable(run: Callable[[], Trace], first: Trace | None = None) -> bool:
-    """Law 8: two runs leave the same bytes. `first`: what one of them has left already."""
+    """Law 8: whether two runs leave the same bytes. `first`: the trace of the first run, if there is one."""
     return digest(run() if first is None else first) == digest(run())

@@ -39,7 +39,7 @@ Program = Generator[Wait, Any, Any]
 
 
 class DeadlockError(RuntimeError):
-    """Nothing can happen any more, but something still waits; the message says what waits for what."""
+    """No event is left, but something still waits; the message says what waits for what."""
 
 
 class MismatchError(RuntimeError):
@@ -51,38 +51,38 @@ class LawError(AssertionError):
 
 
 class Ticket(Protocol):
-    """Something that will be done: a launch, a spawned program, a signal."""
+    """A future: a launch, a spawned program or a signal."""
 
     @property
     def ran(self) -> int:
-        """How many replays ran; meaningful once the ticket has been waited for."""
+        """How many replays ran; meaningful after a wait for the ticket."""
 
     def stop(self) -> None:
         """Asks a repeated launch to end at its next replay boundary."""
 
 
 class Flag(NamedTuple):
-    """A small integer in the memory of one rank, that launches read (`when`) and write (`sets`)."""
+    """A small integer in the memory of one rank that launches read (`when`) and write (`sets`)."""
 
     name: str
     rank: int
 
     def nonzero(self) -> "Condition":
-        """Holds where the flag is not 0."""
+        """Holds if the flag is not 0."""
         return Condition(self, "!=", 0)
 
     def zero(self) -> "Condition":
-        """Holds where the flag is 0."""
+        """Holds if the flag is 0."""
         return Condition(self, "==", 0)
 
     def above(self, other: "Flag | int") -> "Condition":
-        """Holds where the flag is larger than another one or than a number."""
+        """Holds if the flag is larger than another flag or a number."""
         return Condition(self, ">", other)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A comparison that a device can make by itself; as a value it is 1 where it holds, else 0."""
+    """A comparison that a device can make by itself; its value is 1 if it holds, else 0."""
 
     left: Flag
     comparison: Literal["==", "!=", ">"]
@@ -91,8 +91,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A yes or no that a graph decides from its data. `key` says which decision it is, the same on
-    every rank that takes it (a token and a layer, say)."""
+    """A yes or no that a graph decides from its data. `key` identifies the decision and is the same on
+    every rank that takes it (a token and a layer, for instance)."""
 
     name: str
     key: tuple[int, ...]
@@ -112,15 +112,15 @@ def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
 
 
 def _cost(description: str) -> float:
-    """A cost that is 0 unless it is given; schemas of files that have it say what it is."""
+    """A dataclass field for a cost that is 0 by default; file schemas show its description."""
     cost: float = field(default=0.0, metadata={"description": description})
     return cost
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What calls of the machine cost, in seconds. `Graph.kernels` counts the kernels of a graph; where
-    `in_graph_s` applies, `simcore.assembly.in_graphs` says."""
+    """The costs of the machine's calls, in seconds. `Graph.kernels` counts the kernels of a graph;
+    `simcore.assembly.in_graphs` decides for which ops `in_graph_s` applies."""
 
     launch_s: float = _cost("host time of a launch, s")
     launch_kernel_s: float = _cost("host time that each kernel of its graph adds to a launch, s")
@@ -133,7 +133,7 @@ class Overheads:
     in_graph_s: float = _cost("device time of a kernel beyond its price if others stand before it, s")
 
     def whole_launch_s(self, kernels: int) -> float:
-        """Host time of a launch of a graph of so many kernels."""
+        """Host time of a launch of a graph with `kernels` kernels."""
         return self.launch_s + self.launch_kernel_s * kernels
 
     def begins_s(self, launch_s: float) -> float:
@@ -153,10 +153,10 @@ class Machine(Protocol):
     mesh: Mapping[str, int]
 
     def now(self) -> float:
-        """The time on this host's clock."""
+        """The time on this host's clock, in seconds."""
 
     def along(self, axis: str, offset: int = 0) -> int:
-        """The rank `offset` places further along `axis`, around the end."""
+        """The rank `offset` places further along `axis`, wrapping around."""
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along `axis`; 0 for an axis that the mesh does not have."""
@@ -180,8 +180,8 @@ class Machine(Protocol):
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""
 
     def signal(self, name: str, rank: int | None = None) -> Ticket:
-        """The next publication of this name by `rank` that this rank has not waited for yet. Signals count:
-        the n-th wait that is carried out takes the n-th publication."""
+        """The next publication of this name by `rank` that this rank has not waited for yet. The n-th wait
+        that is carried out takes the n-th publication."""
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Yield it: the host blocks until all tickets are done."""
@@ -193,16 +193,16 @@ class Machine(Protocol):
         """Yield it: the host gets the next item of its inbox, or None after `timeout_s`."""
 
     def poll(self, inbox: str) -> list[Any]:
-        """All items that have come into an inbox and were not taken yet; does not wait."""
+        """Takes all items that are in an inbox now; does not wait."""
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank's host."""
 
     def spawn(self, program: Program) -> Ticket:
-        """One more host loop on this rank, beside the one that calls; they share one host thread."""
+        """Starts one more host loop on this rank; all its host loops share one host thread."""
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
-        """Notes in the trace when the host has reached this call and the tickets are done; costs nothing."""
+        """Records in the trace when the host is at this call and the tickets are done; costs nothing."""
 
     def gauge(self, name: str, value: float, limit: float) -> None:
-        """Notes a level and the limit that it must not exceed (KV slots in use); costs nothing."""
+        """Records a level and the limit that it must not exceed (KV slots in use); costs nothing."""

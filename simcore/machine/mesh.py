@@ -1,4 +1,4 @@
-"""Where ranks stand: a mesh names the axes along which they are laid out, the last one varying fastest.
+"""The layout of ranks: a mesh names the axes along which ranks are laid out; the last axis varies fastest.
 
     rank = sum over axes of coordinate * stride,   stride = product of the sizes of the later axes
 
@@ -27,14 +27,14 @@ def coordinate(mesh: Mesh, rank: int, axis: str) -> int:
 
 
 def along(mesh: Mesh, rank: int, axis: str, offset: int) -> int:
-    """The rank `offset` places further along an axis, around the end."""
+    """The rank `offset` places further along an axis, wrapping around."""
     stride, size = _stride(mesh, axis)
     place = rank // stride % size
     return rank + ((place + offset) % size - place) * stride
 
 
 def members(mesh: Mesh, rank: int, axis: str) -> tuple[int, ...]:
-    """The ranks that `rank` meets along an axis, itself included, in order."""
+    """The ranks that meet along an axis, `rank` among them, in order."""
     stride, size = _stride(mesh, axis)
     base = rank - (rank // stride % size) * stride
     return tuple(base + i * stride for i in range(size))

@@ -1,10 +1,10 @@
-"""Figures from traces: pure functions.
+"""Metrics of traces, as pure functions.
 
 latency of token i    = last mark "token i" of any rank - last mark of token i-1 (or 0)
 critical path         = walked back from that mark: each span began because its cause had ended;
-                        its pieces add up to the latency
+                        the pieces add up to the latency
 time per op kind      = pieces of the critical path, by kind ("host": the host was busy,
-                        "gate": skipped launches, "idle": nothing of the above)
+                        "gate": skipped launches, "idle": none of these)
 attention share       = critical path in attention kernels / latency
 exposed communication = critical path in collectives, exchanges and puts
 tokens/s/user         = 1 / latency of a token
@@ -20,7 +20,7 @@ from simcore.ops.op import SourceKind
 
 K = TypeVar("K")
 
-# Ops that stand before the first layer and after the last.
+# Ops before the first layer and after the last.
 OUTSIDE_NAMES = frozenset(
     {"embedding", "head_gather", "head_norm", "lm_head", "logits_gather", "sample", "outside_layers"}
 )
@@ -46,7 +46,7 @@ Stretch = tuple[str, str, int, float, float]
 
 
 def critical_path(trace: Trace, mark: Mark) -> list[PathPiece]:
-    """What the run was waiting for, from its start to a mark, without gap or overlap, in order."""
+    """The critical path from the start of the run to a mark: pieces in order, without gap or overlap."""
     return [PathPiece(*stretch) for stretch in _stretches(trace.by_id(), mark, 0.0)]
 
 
@@ -82,8 +82,8 @@ def _clipped(span: Span, until_s: float) -> list[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a run: when it began and ended, and where its time went: `stretches` of its critical path,
-    each as kind, name and rank of a `PathPiece` and how many seconds it takes."""
+    """One token of a run: its start and end, and the `stretches` of its critical path, each as kind, name and
+    rank of a `PathPiece`, and seconds."""
 
     index: int
     start_s: float
@@ -92,7 +92,7 @@ class Token:
 
     @property
     def latency_s(self) -> float:
-        """From the token before to this one."""
+        """Seconds from the token before to this one."""
         return self.end_s - self.start_s
 
     def by_kind(self) -> dict[str, float]:
@@ -101,7 +101,7 @@ class Token:
 
 
 def moments(trace: Trace) -> list[tuple[int, float, float]]:
-    """The tokens that a run marked, in order: index, when it began, when it ended."""
+    """The tokens that a run marked, in order: index, start and end in seconds."""
     last = _last_marks(trace)
     begun_s = [0.0, *(last[index].at_s for index in sorted(last))]
     return [(index, start_s, last[index].at_s) for index, start_s in zip(sorted(last), begun_s, strict=False)]
@@ -144,24 +144,24 @@ def outside_layers_s(token: Token) -> float:
 
 
 def read_once_s(read_bytes: float, hbm_bytes_per_s: float) -> float:
-    """The least seconds of a token: what it has to read (weights and KV cache, once), at the memory's rate by
-    the datasheet. Its inverse is the upper bound of Flash-Decoding's figure (Dao et al. 2023)."""
+    """The least seconds of a token: its reads (weights and KV cache, once) at the memory's datasheet rate.
+    The inverse is the upper bound in Flash-Decoding's figure (Dao et al. 2023)."""
     return read_bytes / hbm_bytes_per_s
 
 
-# Kinds that are priced as one and may hold collectives inside.
+# Kinds that are priced as a whole and may contain collectives.
 WHOLE_KINDS = frozenset({"non_attention", "outside_layers"})
 
 
 def exposed_communication_s(by_kind: Mapping[str, float]) -> float:
-    """Seconds of the critical path in collectives, exchanges and puts; a projection that is fused with its
-    all-gather counts whole."""
+    """Seconds of the critical path in collectives, exchanges and puts; a projection fused with its all-gather
+    counts in full."""
     return sum(seconds for kind, seconds in by_kind.items() if kind in COMMUNICATION_KINDS)
 
 
 def assumed_free(trace: Trace) -> frozenset[str]:
-    """Names of the ops of a run that are assumed to take no time, and "early part" where a speculative
-    attention is assumed to give that out at once."""
+    """Names of the ops of a run that are assumed to take no time, and "early part" if a speculative attention
+    is priced to deliver its early part at once."""
     found: set[str] = set()
     for span in trace.spans:
         for priced in distinct(span.ops):
@@ -173,20 +173,20 @@ def assumed_free(trace: Trace) -> frozenset[str]:
 
 
 def price_shares(trace: Trace) -> dict[SourceKind, float]:
-    """Share of predicted device time by where its price comes from."""
+    """Shares of the predicted device time by source of the price."""
     seconds = _sum((p.price.source, p.price.seconds) for span in trace.spans for p in span.ops)
     total = sum(seconds.values())
     return {source: part / total for source, part in sorted(seconds.items())} if total else {}
 
 
 def interval(trace: Trace, token: Token) -> tuple[float, float]:
-    """Low and high of a token's latency: every op of its critical path at the low or high end of its
-    price's interval (as if all errors had one sign, so it is wide)."""
+    """The low and high end of a token's latency: every op of its critical path at the low or high end of its
+    price's interval (as if all errors had one sign, so the interval is wide)."""
     return intervals(trace, [token])[0]
 
 
 def intervals(trace: Trace, tokens: Sequence[Token]) -> list[tuple[float, float]]:
-    """The same of several tokens of a run. An op that has several prices in it is taken at the last one."""
+    """The intervals of several tokens of a run. An op with several prices in the run counts with the last."""
     ends = _ends(trace)
     found: list[tuple[float, float]] = []
     for token in tokens:
@@ -200,7 +200,7 @@ def intervals(trace: Trace, tokens: Sequence[Token]) -> list[tuple[float, float]
 
 
 def _ends(trace: Trace) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """By rank, kind and name of an op: the low and the high end of its last price, relative to it."""
+    """By rank, kind and name of an op: the low and high end of its last price, divided by the price."""
     ends: dict[tuple[int, str, str], tuple[float, float]] = {}
     for span in reversed(trace.spans):
         for priced in distinct(span.ops[::-1]):

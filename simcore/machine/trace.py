@@ -1,13 +1,13 @@
-"""What happened: spans, messages and levels, and the Chrome trace of them.
+"""The record of a run: spans, messages, gauges and marks, and the Chrome trace of them.
 
 A span is one stretch of one stream of one rank: the local ops of a graph between two collectives, one
 collective, a put on the wire, or a launch that its flag skipped. It keeps
 
-    cause       what it had been waiting for last: (span, the moment of it) or None for the host
+    cause       the last thing that it waited for: a span and a time, and whether the host came between
     progress    (time, seconds of work done) pairs, from which the time of every op inside follows,
-                also where other graphs slowed it down
+                also if other graphs slowed it down
 
-so that a critical path can be walked back from any span to the start of the run.
+so a critical path can be walked back from any span to the start of the run.
 """
 
 import gzip
@@ -28,7 +28,7 @@ State = Literal["run", "collective", "wire", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class PricedOp:
-    """An op with its numbers in place, what it costs, and the least it can cost."""
+    """An op without run-time sizes, its price, and the least that it can take, in seconds."""
 
     op: Op
     price: Price
@@ -36,16 +36,16 @@ class PricedOp:
 
 
 def distinct(ops: tuple[PricedOp, ...]) -> Iterable[PricedOp]:
-    """Each object among ops once, in the order in which they come first: layers repeat a few of them."""
+    """Each object among ops once, in order of first appearance: layers repeat the same few objects."""
     return {id(priced): priced for priced in ops}.values() if len(ops) > 1 else ops
 
 
-# A run has millions of these: they are not frozen, and their constructors are written out, which in the
-# compiled core takes a tenth of the time of a generated one. Treat them as immutable.
+# A run has millions of these, so they are not frozen, and their constructors are written out: in the compiled
+# core they take a tenth of the time of a generated one. Treat them as immutable.
 @dataclass(slots=True, init=False)
 class Cause:
-    """Why something started when it did: its predecessor on the critical path is span `span` (None: the start
-    of the run), at `at_s`. If `host`, the host was busy since that span ended."""
+    """Why a span, a mark or a host action started when it did: its predecessor on the critical path is span
+    `span` (None: the start of the run), at `at_s`. If `host`, the host was busy since that span ended."""
 
     span: int | None
     at_s: float
@@ -115,7 +115,7 @@ class Span:
         self.replay = replay
 
     def op_times(self) -> Iterator[tuple[PricedOp, float, float]]:
-        """Each op with its start and end, from the times at which its share of the work was done."""
+        """Each op with its start and end, in seconds: the times at which its part of the work was done."""
         if len(self.ops) == 1:
             yield self.ops[0], self.start_s, self.end_s
             return
@@ -135,7 +135,7 @@ class Span:
             start_s = end_s
 
     def _at_one_rate(self) -> Iterator[tuple[PricedOp, float, float]]:
-        """The same where the rate never changed: nearly always."""
+        """The same if the rate never changed, which is nearly always so."""
         (t0, w0), (t1, w1) = self.progress
         work_s, took_s, whole_s = w1 - w0, t1 - t0, self.end_s
         done_s, start_s, last = 0.0, self.start_s, self.ops[-1:]
@@ -151,7 +151,7 @@ class Span:
 
 @dataclass(slots=True, init=False)
 class Message:
-    """An item that came into an inbox; `received_s` stays None while it queues."""
+    """An item that arrived in an inbox; `received_s` is None while it queues."""
 
     id: int
     rank: int
@@ -182,7 +182,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment that a program asked to note: when what it named in `after` was done."""
+    """A moment that a program marked: when its host was there and the tickets in `after` were done."""
 
     rank: int
     name: str
@@ -208,9 +208,10 @@ ROW = (
 
 @dataclass(slots=True)
 class Rows:
-    """Launches of long runs, a row of numbers each instead of a span: `ready_s` is when its stream was free
+    """Launches of long runs, each a row of numbers instead of a span: `ready_s` is when its stream was free
     and its tickets done, `work_s` what its replays take alone on the device, `floor_s` the least that they
-    can take. Streams and graphs by number: `streams[number]`, `graphs[number]`."""
+    can take. Rows give streams and graphs by number: `streams` and `graphs` map names to numbers. `sources`:
+    seconds of work by source of the price."""
 
     numbers: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
     streams: dict[str, int] = field(default_factory=dict)
@@ -225,9 +226,9 @@ class Rows:
 
 @dataclass(slots=True)
 class Trace:
-    """Everything that one run of one program left behind. `verbs`: what they took on the host of a real
-    machine, in seconds, by the names of `machine.Overheads`; `warmup_launches`: how many launches come
-    before those that say what verbs and ops take."""
+    """The whole record of one run of one program. `verbs`: seconds that the verbs took on the host of a real
+    machine, by the names of `machine.Overheads`; `warmup_launches`: how many launches come before the ones
+    that count as measurements of verbs and ops."""
 
     spans: list[Span] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -238,17 +239,17 @@ class Trace:
     warmup_launches: int = 0
 
     def by_id(self) -> dict[int, Span]:
-        """Spans by their id."""
+        """The spans by id."""
         return {span.id: span for span in self.spans}
 
     @property
     def end_s(self) -> float:
-        """When the last span ended."""
+        """The time at which the last span ended, in seconds; 0 without spans."""
         return max((span.end_s for span in self.spans), default=0.0)
 
 
 def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:
-    """(name, kind, start_s, end_s) of what a span shows: its ops, or itself where it ran none."""
+    """(name, kind, start_s, end_s) of each op of a span, or of the span itself if it was skipped."""
     if span.state == "skipped":
         yield span.graph, "gate", span.start_s, span.end_s
         return
@@ -263,8 +264,8 @@ COMPRESSION = 4
 def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000, title: str = "") -> int:
     """Writes a gzipped Chrome trace (opens in Perfetto), a process per rank and a thread per stream.
 
-    At most `limit` events; the name of the last one says how many were left out. `title`: of what it is.
-    Returns the number of events left out.
+    Writes at most `limit` events; the name of the last event says how many were left out. `title`: the title
+    in the file. Returns the number of events left out.
     """
     streams = sorted({(span.rank, span.stream) for span in trace.spans})
     threads = {key: i for i, key in enumerate(streams)}
@@ -289,7 +290,7 @@ def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000, title: st
     if left_out:
         note = f"{left_out} events left out"
         texts.append(json.dumps({"ph": "i", "pid": 0, "tid": 0, "ts": 0, "s": "g", "name": note}))
-    # mtime 0: the same run writes the same bytes. The best compression takes three times as long.
+    # mtime 0, so that the same run writes the same bytes. The best compression takes three times as long.
     with (
         path.open("wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=COMPRESSION) as file,
@@ -300,7 +301,7 @@ def write_chrome_trace(trace: Trace, path: Path, limit: int = 200_000, title: st
 
 
 def _row_names(rows: Rows, most: int) -> list[dict[str, object]]:
-    """The names of the streams of the first so many launches that are noted as rows."""
+    """The names of the streams of the first `most` rows."""
     streams = list(rows.streams)
     numbers = np.frombuffer(rows.numbers, dtype=np.float64).reshape(-1, len(ROW))[:most]
     ranks = [(int(rank), int(stream)) for rank, stream in np.unique(numbers[:, 1:3], axis=0)]
@@ -309,7 +310,7 @@ def _row_names(rows: Rows, most: int) -> list[dict[str, object]]:
 
 
 def _row_events(rows: Rows, most: int) -> Iterator[str]:
-    """The first so many launches that are noted as rows, as JSON: there may be many."""
+    """The events of the first `most` rows, as JSON, written by hand because there may be many."""
     names = [json.dumps(name) for name in rows.graphs]
     numbers = np.frombuffer(rows.numbers, dtype=np.float64).reshape(-1, len(ROW))[: max(0, most)]
     for launch, rank, stream, graph, _, _, start_s, end_s, _, _, replays in numbers.tolist():

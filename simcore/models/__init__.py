@@ -1,1 +1,1 @@
-"""What is run: the graphs of a decoder, of long convolutions, of single operators."""
+"""The models: the graphs of a decoder, of long convolutions, of single operators."""

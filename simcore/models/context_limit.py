@@ -1,6 +1,6 @@
-"""How long a context a model is made for, as its Hugging Face `config.json` says and vLLM reads it.
+"""The longest context that a model supports, as vLLM reads it from the Hugging Face `config.json`.
 
-    longest = the least of max_position_embeddings and its like
+    longest = the least of max_position_embeddings and its synonyms
     rope scaling linear, dynamic    longest * factor
                  yarn               original_max_position_embeddings * factor
                  llama3, longrope   longest: these configs name the stretched length already
@@ -26,23 +26,23 @@ LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-# `rope_parameters` stands in the place of `rope_scaling` since transformers 5.
+# `rope_parameters` replaces `rope_scaling` since transformers 5.
 ROPES = ("rope_parameters", "rope_scaling")
 YARN = "yarn"
 STRETCHED = ("linear", "dynamic", YARN)
-# Positions of images and of several kinds (mrope) stretch nothing; "su" is longrope's first name.
+# Multimodal positions (mrope) stretch nothing; "su" is the former name of longrope.
 AS_NAMED = ("default", "llama3", "longrope", "su", "mrope")
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
-    """The most tokens of a sequence, prompt and answer together; `source`: the fields that say so."""
+    """The most tokens of a sequence, prompt and answer together; `source`: the fields that set the limit."""
 
     tokens: int
     source: str
 
     def exceeded(self, tokens: int) -> str | None:
-        """Why a sequence of so many tokens is refused, or None where it is not too long."""
+        """Why a sequence of `tokens` tokens is refused, or None if it is not too long."""
         if tokens <= self.tokens:
             return None
         return (
@@ -52,7 +52,7 @@ class ContextLimit:
 
 
 def context_limit(name: str, config: Mapping[str, Any]) -> ContextLimit | None:
-    """The limit that a config sets; None where it names no length. Raises ModelError, naming the key."""
+    """The limit that a config sets; None if it names no length. Raises ModelError, naming the key."""
     given = {key: _tokens(name, key, config[key]) for key in LENGTHS if config.get(key) is not None}
     if not given:
         return None

@@ -1,13 +1,13 @@
-"""Models as functions from shapes to graphs: a decoder, sharded over tensor-parallel ranks.
+"""A decoder, sharded over tensor-parallel ranks, as functions from shapes to graphs.
 
-One decoder layer, per rank of n (batch b, hidden h, heads and intermediate width divided by n):
+One decoder layer on each of n ranks (heads and intermediate width divided by n):
 
     before    norm, qkv projection, rotary embedding, KV append
-    attention one query token a sequence over the cached context
+    attention one query token per sequence over the cached context
     after     output projection, residual, norm, MLP, residual
 
 and outside the layers: embedding before the first, norm, LM head and greedy choice after the last.
-`style` says how the ranks put their partial results together:
+`style` says how the ranks combine their partial results:
 
     all_reduce      Megatron: the sum after the output projection and after the MLP
     scatter_gather  reduce-scatter where Megatron reduces, all-gather before the next norm
@@ -16,8 +16,8 @@ and outside the layers: embedding before the first, norm, LM head and greedy cho
 With all_reduce the logits are gathered before the choice; with the others each rank chooses in its slice of
 the vocabulary, and the exchange of the winners is left out, as in the tables that these styles come from.
 
-What differs between accelerators' software (fused gate and up projections with all_reduce, separate
-ones otherwise) follows the style too.
+The style also decides what differs between accelerators' software: the gate and up projections are fused with
+all_reduce and separate otherwise.
 """
 
 import math
@@ -40,7 +40,7 @@ SPECULATED = "speculated"
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """Number formats: of the weights (`weights`, or one by one), of the KV cache, of activations."""
+    """Number formats of the weights (`weights`; `each`: by matrix), the KV cache and the activations."""
 
     weights: str = "bf16"
     kv: str = "bf16"
@@ -48,14 +48,15 @@ class Dtypes:
     each: tuple[tuple[str, str], ...] = ()
 
     def of(self, matrix: str) -> str:
-        """Format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
+        """The format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
         return dict(self.each).get(matrix, self.weights)
 
 
 def why_not(config: DecoderConfig, ranks: int) -> str | None:
-    """Why a model cannot be sharded over `ranks`, or None where it can.
+    """Why a model cannot be sharded over `ranks`, or None if it can.
 
-    Heads and MLP columns must divide evenly; KV heads do too, or are replicated where ranks exceed them.
+    Heads, MLP columns and the hidden size must divide evenly; KV heads too, unless there are fewer KV heads
+    than ranks: then they are replicated evenly.
     """
     if config.q_heads % ranks:
         return f"{config.name} has {config.q_heads} heads, which {ranks} ranks do not divide"
@@ -73,10 +74,10 @@ def why_not(config: DecoderConfig, ranks: int) -> str | None:
 class Decoder:
     """One rank's share of a decoder at a batch size; its graphs are made once.
 
-    `parts`: the layer is priced as attention and one non-attention part, as published per-layer
-    measurements give it; all of the latter then stands after attention. `outside`: embedding, last norm, LM
-    head and greedy choice are there; without them it is layers alone, residual stream in and out.
-    Raises ModelError where the model cannot be sharded over `ranks`.
+    `parts`: a layer is priced as attention and one non-attention part, as published per-layer measurements
+    give it; the whole non-attention part then comes after attention. `outside`: with embedding, last norm, LM
+    head and greedy choice; without it layers alone, residual stream in and out.
+    Raises ModelError if the model cannot be sharded over `ranks`.
     """
 
     config: DecoderConfig
@@ -94,8 +95,8 @@ class Decoder:
 
     @staticmethod
     def told(graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory: captured once, it does for all their
-        values."""
+        """The sizes that kernels of a graph read in the device's memory, so that one captured graph serves
+        all their values."""
         return graph.needs & {CONTEXT.name}
 
     # -- graphs --------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Decoder:
 
     @cached_property
     def before(self) -> Graph:
-        """A layer up to its attention."""
+        """A layer until its attention."""
         return Graph("before", () if self.parts else self._before())
 
     @cached_property
@@ -122,34 +123,34 @@ class Decoder:
 
     @cached_property
     def speculate_ahead(self) -> Graph:
-        """The same for a group that has met no other before: residual stream, K and V of the layer go with
-        the early part."""
+        """Speculative attention without an exchange before it: the residual stream and the layer's K and V go
+        with the early part."""
         return self._speculate("speculate_ahead", self._attended + self._residual_and_kv)
 
     def _speculate(self, name: str, elements: int) -> Graph:
         attention = ops.speculative_attention(chunk=self.chunk, **self._attention_arguments())
-        # Two squared norms a sequence; each rank has those of its own heads.
+        # Two squared norms per sequence, summed over the ranks' heads.
         verify = self._meet(ops.all_reduce, "verify_reduce", 2 * self._sequences, "fp32")
         hop = ops.put("speculated", elements=elements, axis=GROUP, dtype=self.dtypes.activation)
         return Graph(name, (attention, *verify), (Publication(SPECULATED, 0, hop),))
 
     @cached_property
     def receive(self) -> Graph:
-        """Takes the speculated attention output of another group as this rank's x."""
+        """Receives the speculated attention output of another group as this rank's x."""
         width = self._q_heads * self.config.head_dim
         op = ops.receive_speculation(tokens=self.batch, width=width, dtype=self.dtypes.activation)
         return Graph("receive", (op,))
 
     @cached_property
     def after(self) -> Graph:
-        """A layer from its attention's output on."""
+        """A layer after its attention."""
         if self.parts:
             return Graph("after", (self._whole("non_attention", (*self._before(), *self._after())),))
         return Graph("after", self._after())
 
     @cached_property
     def head(self) -> Graph:
-        """Final norm, LM head and greedy choice; with `parts`, everything outside the layers as one."""
+        """Final norm, LM head and greedy choice; with `parts`, all ops outside the layers as one."""
         if not self.outside:
             return Graph("head", ())
         if self.parts:
@@ -158,7 +159,7 @@ class Decoder:
 
     @cached_property
     def between(self) -> Graph:
-        """From one attention's output to the next layer's attention, captured as one."""
+        """From one attention's output to the next layer's attention, captured as one graph."""
         return self.after + self.before
 
     @cached_property
@@ -173,7 +174,7 @@ class Decoder:
 
     @cached_property
     def token_step(self) -> Graph:
-        """A whole token: everything in one captured graph."""
+        """A whole token in one captured graph."""
         step = self.embed
         for _ in range(self.config.layers):
             step = step + self.before + self.attend + self.after
@@ -181,7 +182,7 @@ class Decoder:
 
     def exchange(self, groups: int) -> Graph:
         """All-gather of priorities between the groups of a speculation, with the residual stream and the
-        layer's new K and V, which a group that idled has not computed."""
+        layer's new K and V, which an idle group has not computed."""
         found = self._exchanges.get(groups)
         if found is None:
             found = self._exchanges[groups] = self._exchange(groups)
@@ -201,8 +202,8 @@ class Decoder:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Device memory that one rank's weights take: its slice of each matrix, the embedding whole (its
-        lookup is not split), KV heads that are repeated over ranks on each."""
+        """Bytes of device memory for one rank's weights: its slice of each matrix, the whole embedding (the
+        lookup is not split), and its copy of KV heads that are replicated."""
         config, hidden = self.config, self.config.hidden
         columns = config.intermediate // self.ranks
         heads = (self._q_heads + 2 * self._kv_heads) * config.head_dim
@@ -219,8 +220,8 @@ class Decoder:
         return config.layers * self._bytes(layer) + self._bytes(outside)
 
     def read_bytes(self, context: int) -> float:
-        """The least bytes that one rank has to read for a token: each of its weights and its KV cache once;
-        of the embedding, which is only looked up, the LM head's share where both are one table."""
+        """The least bytes that one rank reads for a token: its weights and its KV cache once, without the
+        embedding, which is only looked up, but with the LM head's share of it if both are one table."""
         config = self.config
         looked_up = self._bytes({"embedding": config.vocab * config.hidden}) if self.outside else 0.0
         head = {"embedding": math.ceil(config.vocab / self.ranks) * config.hidden}
@@ -232,11 +233,11 @@ class Decoder:
 
     @property
     def kv_width(self) -> int:
-        """Elements that one rank caches of a token, in all layers."""
+        """Elements that one rank caches per token, in all layers."""
         return 2 * self._kv_heads * self.config.head_dim * self.config.layers
 
     def kv_bytes(self, context: int) -> float:
-        """Device memory that one rank's KV cache takes at a context length."""
+        """Bytes of device memory for one rank's KV cache at a context length."""
         return self.kv_width * DTYPE_BYTES[self.dtypes.kv] * self._sequences * context
 
     # -- ops -----------------------------------------------------------------------------------------
@@ -251,7 +252,8 @@ class Decoder:
 
     @property
     def _sequences(self) -> int:
-        """The batch, where it has to be a number: speculation is captured for one batch."""
+        """The batch as a number, because speculation is captured for one batch size. Raises ModelError if it
+        is a run-time size."""
         if isinstance(self.batch, Size):
             raise ModelError(f"{self.config.name}: speculation needs a batch that is a number")
         return self.batch
@@ -267,7 +269,7 @@ class Decoder:
 
     @property
     def _residual_and_kv(self) -> int:
-        """Elements of one rank's residual stream and of its new K and V of one layer."""
+        """Elements of one rank's residual stream and of its new K and V in one layer."""
         width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
         return self._sequences * (width + 2 * self._kv_heads * self.config.head_dim)
 
@@ -288,7 +290,8 @@ class Decoder:
         return self._meet(ops.all_reduce, f"{block}_reduce", elements)
 
     def _whole(self, name: str, parts: tuple[Op, ...]) -> Op:
-        # Published times of it differ between contexts: the op reads the context, its work does not.
+        # Published times differ between contexts, so the op has the context in its shape; its work does not
+        # depend on it.
         whole = ops.fuse(name, name, parts)
         return replace(whole, shape=(*whole.shape, ("context", CONTEXT)))
 

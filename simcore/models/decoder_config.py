@@ -1,8 +1,8 @@
-"""What decoder a Hugging Face `config.json` describes.
+"""Reads the decoder that a Hugging Face `config.json` describes.
 
     weights = layers * (qkv + o + gate and up + down) + embedding (+ LM head, unless it is the same table)
 
-Only what is modelled is accepted: anything else would be priced as a Llama without a word.
+Only modelled types are accepted: any other would silently be priced as a Llama.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ __all__ = ["MODEL_TYPES", "DecoderConfig", "ModelError", "config_from_hugging_fa
 class DecoderConfig:
     """A decoder-only transformer. `gated`: the MLP has gate and up projections; `parallel_residual`:
     attention and MLP read the same norm and are added together (GPT-J); `qk_norm`: q and k of every head
-    are normed (Qwen3). `limit`: the longest context that it is made for; `quantization`: the number formats
-    that its weights come in, `stored`: the one of the rest (float16, say); `notes`: what is to be told of how
-    the config was read. These do not make it another model."""
+    are normed (Qwen3). The following fields do not count when models are compared. `limit`: the longest
+    context that the model supports; `quantization`: the number formats of its quantized weights; `stored`:
+    the format of the others (for example float16); `notes`: notes for the user on how the config was read."""
 
     name: str
     hidden: int
@@ -48,7 +48,7 @@ class DecoderConfig:
 
     @property
     def layer_weights(self) -> dict[str, int]:
-        """Elements of each weight matrix of one layer."""
+        """The elements of each weight matrix of one layer."""
         up = 2 if self.gated else 1
         return {
             "qkv": self.hidden * (self.q_heads + 2 * self.kv_heads) * self.head_dim,
@@ -59,21 +59,21 @@ class DecoderConfig:
 
     @property
     def parameters(self) -> int:
-        """Weights in all, norms left out."""
+        """The number of all weights except norms."""
         embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
         return self.layers * sum(self.layer_weights.values()) + embeddings
 
 
-# Our field -> the keys under which Hugging Face configs hold it (GPT-J keeps the names of GPT-2).
+# Field of DecoderConfig -> its keys in Hugging Face configs (GPT-J uses the names of GPT-2).
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd"),
     "layers": ("num_hidden_layers", "n_layer"),
     "q_heads": ("num_attention_heads", "n_head"),
     "vocab": ("vocab_size",),
 }
-# What is modelled. Anything else would be priced as a Llama without a word. Granite scales by constants,
-# Phi-3 keeps qkv, gate and up as one matrix each, Ministral 3 scales q by its position, Qwen's VL models have
-# other rotary positions: all the same products.
+# The modelled types; any other would silently be priced as a Llama. Granite scales by constants, Phi-3 fuses
+# q, k and v into one matrix and gate and up into another, Ministral 3 scales q by its position, Qwen's VL
+# models have other rotary positions: the matrix products are the same.
 MODEL_TYPES = (
     "llama",
     "mistral",
@@ -94,24 +94,24 @@ MODEL_TYPES = (
 _PARALLEL = ("gptj",)
 _QK_NORM = ("qwen3",)
 _MODULES: Mapping[str, Modules] = {"phi3": FUSED, "gptj": GPT_J}
-# Where a missing head_dim is not hidden / heads.
+# The types whose default head_dim is not hidden / heads.
 _HEAD_DIM: Mapping[str, int] = {"qwen3": 128}
-# Beyond these a number was mistaken.
+# A number above these is a mistake.
 _MOST_LAYERS, _MOST = 10_000, 100_000_000
-# Where missing tie_word_embeddings means that they are tied.
+# The types whose embeddings are tied if tie_word_embeddings is missing.
 _TIED = ("smollm3",)
-# Number formats that checkpoints are kept in; all are priced as bf16, which is as wide as fp16.
+# Number formats of checkpoints; all are priced as bf16, which is as wide as fp16.
 _STORED = ("bfloat16", "float16", "float32")
-# The Model Optimizer's quantization, beside a config.json that does not have it.
+# The Model Optimizer's file with the quantization, beside a config.json without it.
 _SIDECAR = "hf_quant_config.json"
 
 
 def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     """Reads a Hugging Face `config.json`; of a model of several modalities, its language model.
 
-    As there, missing num_key_value_heads means as many as heads, missing head_dim hidden/heads (Qwen3: 128),
-    missing tie_word_embeddings false, and GPT-J's missing n_inner four times n_embd. Raises ModelError,
-    naming the key.
+    Defaults as in transformers: num_key_value_heads as many as heads, head_dim hidden/heads (Qwen3: 128),
+    tie_word_embeddings false (SmolLM3: true), GPT-J's n_inner four times n_embd. Raises ModelError, naming
+    the key.
     """
     check_keys(name, config)
     text, notes = text_of(name, config)
@@ -163,7 +163,7 @@ def _quantization(config: Mapping[str, Any], decoder: Decoding) -> Quantization 
 
 
 def _stored(name: str, config: Mapping[str, Any]) -> str | None:
-    """The number format that the checkpoint is kept in, without what is quantized."""
+    """The number format of the checkpoint's weights that are not quantized."""
     key = "dtype" if config.get("dtype") is not None else "torch_dtype"
     stored = config.get(key)
     word = stored.removeprefix("torch.") if isinstance(stored, str) else stored
@@ -192,7 +192,7 @@ def _integer(name: str, config: Mapping[str, Any], keys: tuple[str, ...], defaul
 
 
 def load_config(path: Path) -> DecoderConfig:
-    """Reads a model file. Raises ModelError where it is missing or no JSON object."""
+    """Reads a model file. Raises ModelError if it is missing, no JSON object, or not modelled."""
     config = _read_json(path)
     beside = path.with_name(_SIDECAR)
     if path.name == "config.json" and "quantization_config" not in config and beside.is_file():

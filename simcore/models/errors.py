@@ -1,5 +1,5 @@
-"""What is raised where a model's configuration cannot be used."""
+"""The error for a model configuration that cannot be used."""
 
 
 class ModelError(ValueError):
-    """A model configuration that cannot be used; the message says which field, and why."""
+    """A model configuration cannot be used; the message names the field and the reason."""

@@ -1,7 +1,7 @@
-"""Which keys of a Hugging Face `config.json` change what a decoder computes, and which do not.
+"""The keys of a Hugging Face `config.json` that change the computation of a decoder, and those that do not.
 
-Of the keys that stand here as refused, one with a value makes another model of it than is priced. A key that
-stands nowhere here is told to the user: it may do so too.
+A config with a value for a refused key describes another model than the one priced. Keys that are in no list
+here may also do so, and the user is told.
 """
 
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ REFUSED: Mapping[str, str] = {
     "qk_layernorm": "a norm of q and k that this model_type has not",
     "quantization": "MLX's quantized weights",
 }
-# Further tokens a step are a matter of speculative decoding, which leaves these layers out otherwise.
+# Layers that predict further tokens per step: used only by speculative decoding, else left out.
 EXTRA_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-# Read elsewhere, or without bearing on what is computed: names, special tokens, training, constants.
+# Keys that are read elsewhere or do not change the computation: names, special tokens, training, constants.
 _PLAIN = """
     _name_or_path _source _attn_implementation _attn_implementation_autoset activation_function
     add_cross_attention architectures attention_bias attention_dropout attention_multiplier attn_pdrop
@@ -77,14 +77,14 @@ PLAIN = frozenset(_PLAIN.split())
 
 
 def check_keys(name: str, config: Mapping[str, Any]) -> None:
-    """Raises ModelError where a key with a value makes another model of it."""
+    """Raises ModelError if a refused key has a value."""
     for key, what in REFUSED.items():
         if config.get(key):
             raise ModelError(f"{name}: {key} is set, but {what} cannot be modelled yet")
 
 
 def key_notes(config: Mapping[str, Any]) -> list[str]:
-    """What is to be told of keys that are passed over."""
+    """Notes for the user on ignored keys."""
     notes = [
         f"{key} {config[key]}: layers that guess further tokens are left out, as in plain decoding"
         for key in EXTRA_TOKEN_LAYERS
@@ -100,7 +100,7 @@ def key_notes(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
-    """Raises ModelError where some layer does not attend over the whole context of up to `longest` tokens."""
+    """Raises ModelError if some layer does not attend over the whole context of up to `longest` tokens."""
     window = _window(name, config, layers)
     types = config.get("layer_types")
     windowed = window is not None and (longest is None or window < longest)
@@ -119,8 +119,8 @@ def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: 
 
 
 def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:
-    """The window that some layer has, or None. Qwen names one even where it is off, and gives it to layers
-    from `max_window_layers` on alone."""
+    """The attention window that some layer has, or None. Qwen configs name a window even if it is off, and
+    only layers from `max_window_layers` on have it."""
     window = config.get("sliding_window")
     if not window or config.get("use_sliding_window") is False:
         return None

@@ -1,4 +1,4 @@
-"""A long-convolution model as functions from shapes to graphs, for every tiling of Flash Inference.
+"""A long-convolution model, for every tiling of Flash Inference, as functions from shapes to graphs.
 
 M layers; level 0 is the input. With B sequences, D channels and L positions (section 2.1):
 
@@ -7,9 +7,9 @@ M layers; level 0 is the input. With B sequences, D channels and L positions (se
                                                               gate: z * (W a_(l-1),t)
     a_0,(t+1) = a_M,t + noise                                 the next input (section 4)
 
-Partial sums of z_l are kept where a_l will stand: no storage but the activations (section 3.6).
-Positions count from 0, layers from 1. The i-th tile after a prompt of P tokens has the side i & -i, the
-largest power of two that divides i (Algorithm 1, line 4).
+Partial sums of z_l are kept in the place of a_l, so there is no storage except the activations (section 3.6).
+Positions count from 0, layers from 1. The i-th tile after a prompt has the side i & -i, the largest power of
+two that divides i (Algorithm 1, line 4).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from simcore.ops.op import DTYPE_BYTES, Graph, Op, activation, matmul, placed
 
 Block = Literal["mlp", "gate"]
 Mixer = Literal["convolution", "data_dependent_convolution", "linear_attention"]
-# How many numbers the state of a mixer has for each channel, in the generic algorithm.
+# The default of `rank`: numbers of state per channel of linear attention.
 DEFAULT_RANK = 4
 
 
@@ -37,7 +37,7 @@ def tile_side(i: int) -> int:
 
 
 def half_length(tokens: int) -> int:
-    """The side of the largest tile of so many tokens: what half storage keeps (App. D).
+    """The side of the largest tile for `tokens` positions: the positions that half storage keeps (App. D).
 
     >>> [half_length(tokens) for tokens in (2, 5, 8, 9)]
     [1, 4, 4, 8]
@@ -47,11 +47,11 @@ def half_length(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class LongConvolution:
-    """The model and how its tiles are computed; its graphs are made once.
+    """The model and the implementation of its tiles; its graphs are made once.
 
-    `tokens` is L, the prompt's `prompt` positions included (at least one position is given, so the first
-    token to compute is max(0, prompt)); `tiles` the implementation by side; `rank` the state of
-    `mixer: linear_attention`. Raises ValueError where there is nothing to generate.
+    `tokens` is L, including the `prompt` positions of the prompt; `tiles`: the implementation by side;
+    `rank`: numbers of state per channel with `mixer` linear_attention. Raises ValueError if no position is
+    left to generate.
     """
 
     layers: int
@@ -64,7 +64,7 @@ class LongConvolution:
     dtype: str = "fp16"
     tiles: tuple[tuple[int, Implementation], ...] = ()
     rank: int = DEFAULT_RANK
-    # Of this model alone: `replace` gives another one its own.
+    # A cache of this object alone: `dataclasses.replace` makes a new one for a copy.
     _made: dict[tuple[object, ...], Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -75,7 +75,7 @@ class LongConvolution:
 
     @property
     def generated(self) -> int:
-        """Positions that are computed one by one."""
+        """The number of positions that are computed one by one."""
         return self.tokens - self.prompt
 
     @cached_property
@@ -83,31 +83,31 @@ class LongConvolution:
         return dict(self.tiles)
 
     def implementation(self, side: int) -> Implementation:
-        """How tiles of a side are computed (default: the fused direct one)."""
+        """The implementation of tiles of a side (default: flash_conv, the fused direct one)."""
         return self._implementation.get(side, "flash_conv")
 
     @staticmethod
     def told(graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory: the position, where there are
+        """The sizes that kernels of a graph read in the device's memory: the position, if the graph has
         cells."""
         return graph.needs & {POSITION.name} if "conv_cell" in graph.kinds else frozenset()
 
-    # -- graphs: all of them read `position`, the position that is computed or was last ------------------
+    # -- graphs: all read `position`, the position that is computed or was computed last ------------------
 
     def step(self) -> Graph:
         """One position through all layers: red cells and blocks, then the next input."""
         return self._graph("step", lambda: self._each_layer(lambda _: ()))
 
     def row_step(self) -> Graph:
-        """The same with each layer's history before its red cell: lazy, layer by layer. Size: inputs."""
+        """A step with each layer's history before its red cell: lazy, layer by layer. Size: inputs."""
         return self._graph("row_step", lambda: self._each_layer(self._row))
 
     def column_step(self) -> Graph:
-        """The same with each layer's column after its block: eager, layer by layer. Size: outputs."""
+        """A step with each layer's column after its block: eager, layer by layer. Size: outputs."""
         return self._graph("column_step", lambda: self._each_layer(lambda _: (), self._column))
 
     def tile_step(self, side: int, outputs: int) -> Graph:
-        """The same with each layer's tile after its block: Algorithm 1 as printed, layer by layer."""
+        """A step with each layer's tile after its block: Algorithm 1 as printed, layer by layer."""
 
         def tile(layer: int) -> tuple[Op, ...]:
             return (self._tile(side, outputs, layer, 1),)
@@ -119,12 +119,13 @@ class LongConvolution:
         return self._graph("rows", lambda: self._row(1, self.layers))
 
     def columns(self) -> Graph:
-        """What the position gives to all later ones, for all layers at once. Sizes: position, outputs."""
+        """The contributions of the position to all later ones, for all layers at once. Sizes: position,
+        outputs."""
         return self._graph("columns", lambda: self._column(1, self.layers))
 
     def tile(self, side: int, outputs: int, *, sequential: bool = False) -> Graph:
-        """The gray tile after the position: all layers in one launch (section 3.5), or, to save memory, one
-        after the other (App. E)."""
+        """The gray tile after the position: all layers as one op (section 3.5) or, to save memory, layer by
+        layer (App. E)."""
 
         def make() -> tuple[Op, ...]:
             if sequential:
@@ -134,11 +135,11 @@ class LongConvolution:
         return self._graph("tiles" if sequential else "tile", make, side, outputs)
 
     def prefill(self, outputs: int) -> Graph:
-        """The prompt through all layers by FFT, with all that it contributes up to position `outputs`."""
+        """The prompt through all layers by FFT, with its contributions to all positions below `outputs`."""
         return self._graph("prefill", lambda: self._prefill(outputs), outputs)
 
     def carry(self, inputs: int, outputs: int) -> Graph:
-        """The largest tile where half is stored: layer by layer, each in place of its inputs (App. D)."""
+        """The largest tile with half storage: layer by layer; outputs replace inputs (App. D)."""
 
         def make() -> tuple[Op, ...]:
             shape = {"batch": self.batch, "channels": self.channels, "inputs": inputs, "outputs": outputs}
@@ -149,7 +150,7 @@ class LongConvolution:
         return self._graph("carry", make, inputs, outputs)
 
     def relaxed_step(self) -> Graph:
-        """One position where filters depend on data: the next tap of each, two cells, the block."""
+        """One position with filters that depend on data: in each layer the next tap, two cells, the block."""
 
         def cell(layer: int) -> tuple[Op, ...]:
             tap = conv.filter_tap(batch=self.batch, channels=self.channels, dtype=self.dtype)
@@ -161,8 +162,8 @@ class LongConvolution:
 
     def relaxed_tiles(self, largest: int, square: bool, left: int) -> Graph:
         """All convolutions of Algorithm 3 that are due after the position, of sides 1, 2, 4 up to `largest`,
-        for all layers at once. `square`: the operands of the largest are of the same positions; `left`: how
-        many positions are still to come."""
+        for all layers at once. `square`: the operands of the largest have the same positions; `left`: how
+        many positions are left to compute."""
 
         def make() -> tuple[Op, ...]:
             shape: dict[str, Any] = {"batch": self.batch, "channels": self.channels, "dtype": self.dtype}
@@ -203,18 +204,18 @@ class LongConvolution:
 
     @property
     def state(self) -> int:
-        """Numbers of the aggregated state for each channel: 1 for a convolution; for linear attention the
-        `rank` of keys, by which values are multiplied (section 3.1's X)."""
+        """Numbers of the aggregated state per channel (section 3.1's X): 1 for a convolution; for linear
+        attention the `rank` of the keys, which multiply the values."""
         return self.rank if self.mixer == "linear_attention" else 1
 
     def activation_bytes(self, positions: int) -> float:
-        """Memory of the activations of all levels at so many positions."""
+        """Bytes of the activations of all levels at `positions` positions."""
         numbers = (self.layers + 1) * self.batch * positions * self.channels
         return numbers * DTYPE_BYTES[self.dtype]
 
     @property
     def filter_bytes(self) -> float:
-        """Memory of the taps of all layers, if any; a filter a sequence where they depend on data."""
+        """Bytes of the taps of all layers, if any; filters that depend on data differ by sequence."""
         if self.mixer == "linear_attention":
             return 0.0
         filters = self.batch if self.mixer == "data_dependent_convolution" else 1
@@ -222,7 +223,7 @@ class LongConvolution:
 
     @property
     def weight_bytes(self) -> float:
-        """Memory of the weights of blocks, and of the projections of mixers that have some."""
+        """Bytes of the weights of blocks, and of the mixers' projections, if any."""
         d = self.channels
         own = {"convolution": 0, "data_dependent_convolution": d * d, "linear_attention": 2 * d * self.rank}
         block = 4 * d * d if self.block == "mlp" else d * d
@@ -232,7 +233,7 @@ class LongConvolution:
 
     @property
     def _separable(self) -> bool:
-        """Whether contributions to different positions differ by a factor of the distance only."""
+        """Whether contributions to different positions differ only by a factor of the distance."""
         return self.mixer == "linear_attention"
 
     @property
@@ -313,8 +314,8 @@ class LongConvolution:
 
 
 class Cells(NamedTuple):
-    """Contributions of `inputs` (first, one past the last) to one level `layer`: to the positions `outputs`,
-    a rectangle; or over the distances `lags`, a parallelogram."""
+    """Contributions of `inputs` (first, one past the last) to level `layer`: to the positions `outputs` (a
+    rectangle), or over the distances `lags` (a parallelogram)."""
 
     layer: int
     inputs: tuple[int, int]
@@ -323,7 +324,8 @@ class Cells(NamedTuple):
 
 
 def cells(op: Op, total: int) -> Iterator[Cells]:
-    """What an op, all of its sizes in place, accounts for among `total` positions; nothing for a block."""
+    """The contributions among `total` positions that an op without run-time sizes computes; none for ops of
+    a block."""
     if op.kind not in conv.MIXER_KINDS or op.kind in ("filter_tap", "generic_read", "slot_shift"):
         return
     first, t = op.where("layer"), op.where("position")
@@ -347,7 +349,7 @@ def _areas(op: Op, t: int, total: int) -> Iterator[tuple[Span, Span | None, Span
         case "conv_cell" | "generic_cell":
             yield here, here, None
         case "conv_prefill":
-            # Causal: an output takes nothing from later inputs.
+            # Causal: no output depends on later inputs.
             for i in range(op["inputs"]):
                 yield (i, i + 1), (i, op["outputs"]), None
         case "conv_carry":

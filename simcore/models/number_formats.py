@@ -1,9 +1,9 @@
-"""Which number formats a run takes: those of a profile's table, of the scenario, of the model's checkpoint.
+"""The number formats of a run: from a profile's table, the scenario, or the model's checkpoint.
 
 table of one model's op times    its own; nothing else is allowed beside it
-scenario: dtype                  of all matrices and of the KV cache
-scenario: dtypes                 matrix by matrix, in the place of what follows
-config.json: quantization_config of the matrices that it names, and of the KV cache
+scenario: dtype                  for all matrices and the KV cache
+scenario: dtypes                 for single matrices, instead of what follows
+config.json: quantization_config for the matrices that it names, and the KV cache
 otherwise                        bf16
 """
 
@@ -22,19 +22,18 @@ BLOCKS = (
 
 
 def number_formats(dtype: str | None, dtypes: Mapping[str, str], config: DecoderConfig) -> Dtypes:
-    """The formats of a run whose scenario says `dtype` and `dtypes`."""
+    """The formats of a run whose scenario has `dtype` and `dtypes`."""
     quantized = config.quantization if dtype is None else None
     weights = dtype or PLAIN
     each = {**dict(quantized.formats if quantized else ()), **dtypes}
-    # A cache holds no groups of weights.
+    # A KV cache has no weight groups, so formats with scales of groups do not apply to it.
     like_weights = PLAIN if weights in MULTIPLIED_AS else weights
     kv = each.pop("kv", (quantized and quantized.kv) or like_weights)
     return Dtypes(weights, kv, PLAIN, tuple(sorted(each.items())))
 
 
 def format_warnings(dtype: str | None, dtypes: Mapping[str, str], config: DecoderConfig) -> list[str]:
-    """What to be warned of: formats of the checkpoint that the scenario replaces, and how the config was
-    read."""
+    """Warnings: checkpoint formats that the scenario replaces, and notes on how the config was read."""
     told = list(config.notes)
     quantized = config.quantization
     if quantized is None:
@@ -59,7 +58,7 @@ def format_warnings(dtype: str | None, dtypes: Mapping[str, str], config: Decode
 
 
 def format_notes(dtype: str | None, config: DecoderConfig) -> list[str]:
-    """What a reader has to know of formats that come from the checkpoint."""
+    """Notes for the reader on formats that come from the checkpoint."""
     quantized, told = config.quantization, []
     if config.stored == "float16" and dtype is None:
         told.append("its weights are float16, priced as bf16, which is as wide")

@@ -1,7 +1,7 @@
-"""Methods of the two operator studies: how each is called, the op it is, the memory it takes.
+"""The methods of the two operator studies: their names, labels and ops.
 
-A method of linear attention is one of simcore.ops.linear_attention, or FleetAttention with its sums over the
-rank not atomic (LeetDecoding, appendix D: FA_modify), which may lose some of them: the same work by other
+A method of linear attention is one of simcore.ops.linear_attention, or FleetAttention with non-atomic sums
+over the rank (LeetDecoding, appendix D: FA_modify), which may lose some of them: the same work by other
 kernels.
 """
 
@@ -56,5 +56,5 @@ def linear_attention_op(
         mask_by_rows=mask_by_rows,
         states=states,
     )
-    # A dimension of its own tells its price from that of the other, which has no such dimension.
+    # An extra dimension distinguishes its price from that of the atomic method.
     return replace(op, shape=(*op.shape, ("atomic", 0))) if method == NOT_ATOMIC else op

@@ -1,10 +1,10 @@
-"""What number formats the `quantization_config` of a Hugging Face `config.json` gives to which matrices.
+"""Reads the number formats of matrices from the `quantization_config` of a Hugging Face `config.json`.
 
     fp8, fbgemm_fp8, modelopt FP8, compressed-tensors float W8A8    fp8, fp8_b128 (scales of blocks)
     compressed-tensors int W8A8                                     int8
     AWQ, GPTQ, AutoRound, compressed-tensors without activations    w4a16, w8a16, _g128, _zp: see ops.op
 
-Anything else is refused: it would be priced as something that it is not.
+Other methods are refused, because they would be priced as another format.
 Sources: the configs of vLLM's quantization methods (vllm/model_executor/layers/quantization), of transformers
 (utils/quantization_config.py) and of compressed-tensors.
 """
@@ -21,9 +21,9 @@ from simcore.ops.op import GROUP_SIZES
 FIELD = "quantization_config"
 FP8, FP8_BLOCKS, INT8 = "fp8", "fp8_b128", "int8"
 BLOCK = [128, 128]
-# A scale for each column of the matrix, written so.
+# The group sizes that mean a scale for each column of the matrix.
 WHOLE_COLUMN = (None, -1)
-# Formats of whole checkpoints whose kernels or layout are not modelled, whatever their groups say.
+# Formats of whole checkpoints whose kernels or layout are not modelled, whatever their groups.
 UNPRICED_LAYOUTS = ("marlin-24", "sparse-24-bitmask", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 LAYOUTS = (
     "dense",
@@ -37,8 +37,8 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Number formats of the quantized matrices (qkv, o, gate, up, down, lm_head), and of the KV cache (None:
-    as the model's activations). `method` is the config's quant_method."""
+    """The number formats of the quantized matrices (qkv, o, gate, up, down, lm_head) and of the KV cache
+    (None: as the model's activations). `method`: the config's quant_method."""
 
     method: str
     formats: tuple[tuple[str, str], ...]
@@ -46,7 +46,7 @@ class Quantization:
 
 
 def read_quantization(config: Any, decoder: Decoding) -> Quantization:
-    """Reads a quantization_config. Raises ModelError, naming the field and what is allowed."""
+    """Reads a quantization_config. Raises ModelError, naming the field and the allowed values."""
     if not isinstance(config, dict):
         raise ModelError(f"{decoder.name}: {FIELD} is {shown(config)}; a mapping is needed")
     method = _method(config)
@@ -76,7 +76,7 @@ def _one_of(decoder: Decoding, config: Mapping[str, Any], field: str, allowed: S
 
 
 def _listed(decoder: Decoding, config: Mapping[str, Any], *fields: str) -> Callable[[tuple[str, ...]], bool]:
-    """Whether a module stands in one of these lists."""
+    """Returns the test whether a module is in one of the lists `fields`."""
     entries: list[object] = []
     for field in fields:
         value = config.get(field)
@@ -134,7 +134,7 @@ def _weight_only(
     zero_point: bool,
     fields: tuple[str, str] = ("bits", "group_size"),
 ) -> str:
-    """The name of a weight-only format. Raises ModelError for bits and groups that have no price."""
+    """The name of a weight-only format. Raises ModelError for bits and groups without a format here."""
     if type(bits) is not int or bits not in (4, 8):
         raise _refused(decoder, fields[0], bits, (4, 8))
     if group in WHOLE_COLUMN:
@@ -157,7 +157,7 @@ def _awq(decoder: Decoding, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gptq(decoder: Decoding, config: Mapping[str, Any]) -> dict[str, str]:
-    """GPTQ's checkpoints hold zero points, symmetric or not."""
+    """The formats of GPTQ, whose checkpoints hold zero points, symmetric or not."""
     if config.get("dynamic"):
         raise ModelError(
             f"{decoder.name}: {FIELD}.dynamic gives modules formats of their own, which is not read"
@@ -212,7 +212,7 @@ def _compressed(decoder: Decoding, config: Mapping[str, Any]) -> dict[str, str]:
     def format_of(names: tuple[str, ...]) -> str | None:
         if skipped(names):
             return None
-        # A group that names the module comes before one of all linear modules.
+        # A group that names the module takes precedence over a group of all linear modules.
         named = (dtype for wanted, _, dtype in schemes if wanted(names))
         every = (dtype for _, linear, dtype in schemes if linear)
         return next(named, None) or next(every, None)
@@ -227,7 +227,7 @@ def _layout(decoder: Decoding, config: Mapping[str, Any], field: str) -> None:
 
 
 def _group(decoder: Decoding, field: str, group: Any) -> tuple[Callable[[tuple[str, ...]], bool], bool, str]:
-    """Which modules a group means by name, whether it means all linear ones, and their format."""
+    """The test whether a group names a module, whether it means all linear modules, and their format."""
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise ModelError(f"{decoder.name}: {FIELD}.{field}.weights is missing; a mapping is needed")
     _layout(decoder, group, f"{field}.format")
@@ -278,7 +278,7 @@ def _scheme(decoder: Decoding, field: str, weights: Mapping[str, Any], activatio
 
 
 def _kv(decoder: Decoding, config: Mapping[str, Any]) -> str | None:
-    """The format of the KV cache, or None where the config names none."""
+    """The format of the KV cache, or None if the config names none."""
     algorithm = config.get("kv_cache_quant_algo") or _inner(decoder, config).get("kv_cache_quant_algo")
     if algorithm is not None:
         if algorithm not in ("FP8", "INT8"):

@@ -1,8 +1,8 @@
-"""Which matrices of a decoder the module names in a quantization config mean.
+"""Maps the module names in a quantization config to the matrices of a decoder.
 
 Checkpoints name modules: `model.layers.7.self_attn.q_proj`, `lm_head`, a regular expression after `re:`, a
-pattern with `*`, or a part of the path (`self_attn`). A simulated matrix (qkv, say) stands for several
-modules in every layer, and has one number format: all of them have to agree.
+pattern with `*`, or a part of the path (`self_attn`). A simulated matrix (for example qkv) stands for several
+modules in every layer, and has one number format, so all of them must have the same.
 """
 
 import re
@@ -15,9 +15,9 @@ from simcore.models.errors import ModelError
 
 LM_HEAD = "lm_head"
 REGEX = "re:"
-# So many repeats may a regular expression have: names of modules have some 50 letters.
+# The most repeats in a regular expression: names of modules have some 50 letters.
 MOST_REPEATS = 4
-# Where decoders stand in a checkpoint: by themselves, and in models of several modalities.
+# The paths of decoders in checkpoints, alone and in models of several modalities.
 ROOTS = ("model.layers", "language_model.model.layers", "model.language_model.layers", "transformer.h")
 HEAD_ROOTS = ("", "language_model.", "model.")
 
@@ -29,7 +29,7 @@ SEPARATE: Modules = {
     "up": ("mlp.up_proj",),
     "down": ("mlp.down_proj",),
 }
-# Phi-3 keeps what is multiplied at once as one matrix.
+# Phi-3 stores matrices that are multiplied together as one.
 FUSED: Modules = {
     "qkv": ("self_attn.qkv_proj",),
     "o": ("self_attn.o_proj",),
@@ -47,8 +47,8 @@ GPT_J: Modules = {
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The modules of a decoder: its name (for messages), its layers, how it names its matrices, whether the
-    LM head is a matrix of its own."""
+    """The modules of a decoder: its name (for messages), its number of layers, the module names of its
+    matrices, and whether the LM head is a matrix of its own."""
 
     name: str
     layers: int
@@ -59,9 +59,9 @@ class Decoding:
 def formats_of(
     decoder: Decoding, format_of: Callable[[tuple[str, ...]], str | None], *, head: bool
 ) -> dict[str, str]:
-    """The format of each quantized matrix, by what `format_of` says of a module (all the names that it may
-    have in a checkpoint): None where it is not quantized. `head`: whether the LM head may be. Raises
-    ModelError where the modules of one matrix differ."""
+    """The format of each quantized matrix. `format_of` returns the format of a module, given all names that
+    it may have in a checkpoint, or None if it is not quantized. `head`: whether the LM head may be quantized.
+    Raises ModelError if the modules of one matrix differ."""
     found: dict[str, str] = {}
     for matrix, modules in decoder.modules.items():
         formats = {format_of(names): names for names in _in_all_layers(decoder.layers, modules)}
@@ -86,15 +86,15 @@ def _in_all_layers(layers: int, modules: Iterable[str]) -> Iterator[tuple[str, .
 
 
 def matcher(decoder: Decoding, field: str, entries: Iterable[object]) -> Callable[[tuple[str, ...]], bool]:
-    """Whether one of the names of a module is meant by one of the entries of a list. Raises ModelError where
-    an entry is no text or no regular expression."""
+    """Returns the test whether an entry of a list matches one of the names of a module. Raises ModelError if
+    an entry is no text or no valid regular expression."""
     patterns = [_pattern(decoder.name, field, entry) for entry in entries]
     return lambda names: any(pattern(name) for pattern in patterns for name in names)
 
 
 def _may_take_ages(expression: str) -> bool:
-    """Whether a regular expression may try a text of some length in very many ways: a repeat around another
-    one, as in (a*)*, or many side by side."""
+    """Whether a regular expression may backtrack for very long: a repeat around another one, as in (a*)*, or
+    many repeats side by side."""
     bare = re.sub(r"\\.|\[[^\]]*\]", "x", expression)
     return len(re.findall(r"[*+{]", bare)) > MOST_REPEATS or bool(re.search(r"[*+{].*\)[*+{]", bare))
 

@@ -1,14 +1,14 @@
-"""A decoder as a server runs it: steps whose numbers of rows and cached tokens are read at run time.
+"""A decoder as a server runs it: the numbers of rows and cached tokens of a step are run-time sizes.
 
 One step, per rank:
 
-    tokens          rows of the projections: prompt tokens and one for each sequence that decodes
-    sequences       sequences that decode, one query token each, over kv_tokens cached tokens in all
-    prompt_tokens   prompt tokens computed, over prompt_kv cached ones, prompt_pairs (query, key) pairs
-    rows            rows that get a next token: sequences that decode and prompts that end
+    tokens          rows of the projections: prompt tokens and one for each decoding sequence
+    sequences       decoding sequences, one query token each, over kv_tokens cached tokens in all
+    prompt_tokens   prompt tokens computed, over prompt_kv cached tokens, in prompt_pairs (query, key) pairs
+    rows            rows that get a next token: decoding sequences and prompts that end
 
-The graphs do not depend on these numbers, as the piecewise graphs of production engines do not: attention
-reads them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next.
+The graphs do not depend on these numbers, like the piecewise graphs of production engines: attention reads
+them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next.
 """
 
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ PROMPT_PAIRS = Size("prompt_pairs")
 class ServedDecoder:
     """One rank's share of a decoder, for any batch; its graphs are made once.
 
-    `whole`: an iteration is one op, and so is a prompt, for devices on which only those were timed.
-    Raises ModelError where the model cannot be sharded over `ranks`.
+    `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. Its
+    graphs raise ModelError if the model cannot be sharded over `ranks`.
     """
 
     config: DecoderConfig
@@ -49,7 +49,7 @@ class ServedDecoder:
 
     @cached_property
     def decode(self) -> Graph:
-        """A token for each sequence. Sizes: tokens, rows, sequences (all the same), kv_tokens."""
+        """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens."""
         if self.whole:
             return Graph("decode", (self._iteration(),))
         return self._step("decode", (self._decode_attention(),))
@@ -75,38 +75,38 @@ class ServedDecoder:
 
     @property
     def weight_bytes(self) -> float:
-        """Device memory that one rank's weights take."""
+        """Bytes of device memory for one rank's weights."""
         return self._body.weight_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Device memory that one rank caches of a token, in all layers."""
+        """Bytes of device memory that one rank caches per token, in all layers."""
         return self._body.kv_width * DTYPE_BYTES[self.dtypes.kv]
 
     def activation_bytes(self, tokens: int, rows: int) -> float:
-        """Device memory that the widest intermediate results of a step take at once: of `tokens` rows the
-        residual stream twice and the MLP's inputs, of `rows` rows the logits in fp32."""
+        """Bytes of device memory for the widest intermediate results of a step at once: for `tokens` rows the
+        residual stream twice and the MLP's inputs, for `rows` rows the logits in fp32."""
         config = self.config
         wide = 2 * config.hidden + 2 * config.intermediate // self.ranks
         return tokens * wide * DTYPE_BYTES[self.dtypes.activation] + rows * config.vocab * 4.0
 
     @property
     def split_weight_bytes(self) -> float:
-        """Device memory that one rank's weights take where the rows of the embedding are split over ranks
-        too, as serving engines do."""
+        """Bytes of device memory for one rank's weights if the rows of the embedding are also split over
+        ranks, as in serving engines."""
         config = self.config
         embedding = config.vocab * config.hidden * DTYPE_BYTES[self.dtypes.of("embedding")]
         return self.weight_bytes - embedding * (1.0 - 1.0 / self.ranks)
 
     def profile_bytes(self, tokens: int, rows: int, processors: int) -> float:
-        """Device memory in bytes that activations take at the peak of the run that vLLM sizes its KV cache
-        by: `tokens` rows through the layers, then the sampler with `rows` of them.
+        """Bytes of device memory for activations at the peak of the profile run by which vLLM sizes its KV
+        cache: `tokens` rows through the layers, then the sampler with `rows` of them.
 
-        layers   the MLP's gate, up and product of both, and four times the hidden state (attention's
-                 output, the residual stream before and after it is added, its norm)
-        sampler  hidden states; of each row logits as they are computed, in fp32, their probabilities, and
-                 random numbers to choose by; fp32 logits for each of the device's `processors` (a kernel's
-                 buffer for top-k and top-p)
+        layers   the MLP's gate, up and their product, and four times the hidden state (attention's output,
+                 the residual stream before and after it is added, its norm)
+        sampler  hidden states; for each row the logits as computed, the logits in fp32, their probabilities,
+                 and random numbers for the choice; fp32 logits for each of the device's `processors` (a
+                 kernel's buffer for top-k and top-p)
         both     cuBLAS's workspace, 32 MiB on Hopper
 
         Source: vLLM 0.19, v1/worker/gpu_model_runner.py (profile_run), v1/sample/sampler.py,
@@ -171,12 +171,12 @@ class ServedDecoder:
 
 
 def decode_sizes(sequences: int, kv_tokens: int) -> dict[str, int]:
-    """Sizes of a decode step: `kv_tokens` cached tokens in all, those of this step included."""
+    """The sizes of a decode step: `kv_tokens` cached tokens in all, including the tokens of this step."""
     return {"tokens": sequences, "rows": sequences, "sequences": sequences, "kv_tokens": kv_tokens}
 
 
 def prefill_pairs(tokens: int, cached: int) -> int:
-    """(query, key) pairs of `tokens` prompt tokens after `cached` ones under a causal mask.
+    """(query, key) pairs of `tokens` prompt tokens after `cached` cached tokens under a causal mask.
 
     >>> prefill_pairs(3, 0), prefill_pairs(1, 9)
     (6, 10)
@@ -187,8 +187,8 @@ def prefill_pairs(tokens: int, cached: int) -> int:
 def step_sizes(
     sequences: int, kv_tokens: int, prompts: Iterable[tuple[int, int]], ends: int
 ) -> dict[str, int]:
-    """Sizes of a step with prompts: `prompts` are (tokens now, tokens cached before) of each, of which `ends`
-    are computed to their end."""
+    """The sizes of a step with prompts: `prompts` has (tokens now, tokens cached before) for each prompt;
+    `ends` of them are computed to their end."""
     now = cached = pairs = 0
     for tokens, before in prompts:
         now += tokens
@@ -206,5 +206,5 @@ def step_sizes(
 
 
 def growth(sequences: int) -> dict[str, int]:
-    """What a replay of a decode step adds to its sizes."""
+    """The growth of a decode step's sizes from replay to replay."""
     return {"kv_tokens": sequences}

@@ -1,7 +1,7 @@
-"""The language model inside the `config.json` of a model of several modalities.
+"""Finds the language model in the `config.json` of a model of several modalities.
 
-There `text_config` holds it, and leaves out what equals the defaults of its class in transformers; dtype,
-quantization and tied embeddings may stand outside. The parts for images and sound are not priced.
+It is in `text_config`, which leaves out keys that equal the defaults of its class in transformers; dtype,
+quantization and tied embeddings may be outside. The parts for images and sound are not priced.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any
 from simcore.input.files import shown
 from simcore.models.errors import ModelError
 
-# Keys that count for the language model where they stand outside of text_config.
+# Keys outside of text_config that also hold for the language model.
 SHARED = ("quantization_config", "compression_config", "torch_dtype", "dtype", "tie_word_embeddings")
-# What the configuration classes of transformers (4.x, models/*/configuration_*.py) take where a nested
-# config leaves a key out.
+# The defaults of the configuration classes of transformers (4.x, models/*/configuration_*.py) for keys that a
+# nested config leaves out.
 _LLAMA: Mapping[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -45,7 +45,7 @@ NESTED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def text_of(name: str, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The config of the language model, and what is to be told of how it was found. Raises ModelError where
+    """The config of the language model, and notes for the user on how it was found. Raises ModelError if
     `text_config` is no mapping."""
     inner = config.get("text_config")
     if inner is None:

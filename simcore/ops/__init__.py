@@ -1,1 +1,1 @@
-"""What an op is: its sizes, its work and its bytes, one formula a kind."""
+"""Ops: their sizes, their work and their bytes, one formula for each kind."""

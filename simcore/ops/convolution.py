@@ -1,17 +1,17 @@
-"""Ops of long-convolution models: what each strategy of Flash Inference computes, and how much of it.
+"""Ops of long-convolution models: the computations of each strategy of Flash Inference, and their work.
 
 z_t = sum over i <= t of y_i * k_(t-i), for every layer, sequence and channel (Flash Inference, Equation 2).
-With B sequences and c = layers * channels, an op that takes U inputs to V outputs does
+With B sequences and c = layers * channels, an op from U inputs to V outputs does
 
     direct      2 B c U V                         flops
-    FFT         B c (2 rfft(2U) + 6 (U + 1))      flops, where the spectra of the taps are cached
+    FFT         B c (2 rfft(2U) + 6 (U + 1))      flops, with cached spectra of the taps
     rfft(N)     2.5 N log2(N)                     half of a complex transform (Cooley and Tukey 1965)
 
-The order 2U is enough for a tile: the U outputs that are wanted are not touched by the cyclic wrap (App. C;
-padding would take an order of 4U, and without the cache there are three transforms in the place of two).
+The order 2U is enough for a tile: the cyclic wrap does not touch the U wanted outputs (App. C; padding would
+need an order of 4U, and without the cache there are three transforms instead of two).
 
 Numbers of two bytes are stored as such and multiplied as fp32: these kernels run outside the matrix units.
-An op that a framework runs as several kernels has them as its parts; a fused one has none.
+An op that a framework runs as several kernels has them as its parts; a fused op has none.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def _op(
 
 
 def _lanes(op: Op) -> int:
-    """Sequences that are convolved independently: one a layer, batch entry and channel."""
+    """The number of independent convolutions: one for each layer, batch entry and channel."""
     return op["layers"] * op["batch"] * op["channels"]
 
 
@@ -53,7 +53,7 @@ def _complex_bytes(op: Op) -> float:
 
 
 def rfft_flops(order: int) -> float:
-    """Operations of a real transform of this order.
+    """The flops of a real transform of this order.
 
     >>> rfft_flops(8)
     60.0
@@ -70,7 +70,7 @@ def _conv_row(op: Op) -> Work:
 
 
 def conv_row(*, layers: int, batch: int, channels: int, inputs: Dim, dtype: str) -> Op:
-    """Lazy: what all `inputs` earlier positions contribute to one output, which it is added to."""
+    """Lazy: the contributions of all `inputs` earlier positions to one output, added to it."""
     shape: dict[str, Dim] = {"layers": layers, "batch": batch, "channels": channels, "inputs": inputs}
     return _op("conv_row", dtype, _conv_row, shape)
 
@@ -82,7 +82,7 @@ def _conv_column(op: Op) -> Work:
 
 
 def conv_column(*, layers: int, batch: int, channels: int, outputs: Dim, dtype: str) -> Op:
-    """Eager: what one position contributes to all `outputs` later ones, read and written in place."""
+    """Eager: the contributions of one position to all `outputs` later ones, which are updated in place."""
     shape: dict[str, Dim] = {"layers": layers, "batch": batch, "channels": channels, "outputs": outputs}
     return _op("conv_column", dtype, _conv_column, shape)
 
@@ -93,7 +93,7 @@ def _conv_cell(op: Op) -> Work:
 
 
 def conv_cell(*, batch: int, channels: int, dtype: str) -> Op:
-    """The red cell of Figure 1: what a position contributes to itself, z_t += y_t * k_0, in one layer."""
+    """The red cell of Figure 1: the contribution of a position to itself, z_t += y_t * k_0, in one layer."""
     return _op("conv_cell", dtype, _conv_cell, {"batch": batch, "channels": channels})
 
 
@@ -122,7 +122,7 @@ def _flash_conv(op: Op) -> Work:
 
 
 def _padded(op: Op) -> int:
-    """Positions that a plain convolution has to see for its outputs: zeros after the inputs."""
+    """The positions that a plain convolution reads for its outputs: the inputs, then zeros."""
     return op["side"] + 2 * op["outputs"] - 2
 
 
@@ -142,7 +142,7 @@ def _accumulate(op: Op) -> Work:
 
 
 def _accumulate_wide(op: Op) -> Work:
-    """What comes from a transform is as wide as it was computed."""
+    """The result of a transform is read in the format in which it was computed."""
     lanes, outputs = _lanes(op), op["outputs"]
     return Work(1.0 * lanes * outputs, lanes * outputs * (2.0 * op["stored_bytes"] + DTYPE_BYTES[op.dtype]))
 
@@ -172,7 +172,7 @@ def _flash_fft(op: Op) -> Work:
     return Work(flops, moved + _complex_bytes(op) * _taps(op) * (side + 1.0))
 
 
-# A plain convolution multiplies the zeros too: about twice the work of a fused one.
+# A plain convolution also multiplies the zeros: about twice the work of a fused one.
 _STEPS: dict[str, tuple[tuple[str, Formula], ...]] = {
     "conv": (("pad", _pad), ("depthwise_conv", _depthwise), ("accumulate", _accumulate)),
     "fft": (
@@ -195,10 +195,10 @@ def tile(
     outputs: int,
     dtype: str,
 ) -> Op:
-    """The gray tile: what the last `side` positions contribute to the next `outputs` (at most `side`), added
-    in place (Algorithm 1, line 9), by one of the implementations of section 4.1.
+    """The gray tile: the contributions of the last `side` positions to the next `outputs` (at most `side`),
+    added in place (Algorithm 1, line 9), by one of the implementations of section 4.1.
 
-    conv, fft: as separate kernels of a framework, with their intermediate results in device memory.
+    conv, fft: separate kernels of a framework, with intermediate results in device memory.
     flash_conv, flash_fft: one kernel that moves its operands once. Kind: tile_<implementation>.
     """
     shape: dict[str, Dim] = {
@@ -219,7 +219,7 @@ def tile(
 
 
 def span_order(inputs: int, outputs: int) -> int:
-    """The order of the transform that takes so many inputs to so many outputs without a wrap.
+    """The order of the transform from `inputs` to `outputs` positions without a wrap.
 
     >>> span_order(3, 6)
     8
@@ -232,7 +232,7 @@ def _conv_span(op: Op, filter_taps: int) -> Work:
     bins = order / 2 + 1.0
     flops = (2.0 * lanes + taps) * rfft_flops(order) + 6.0 * lanes * bins
     real = op["stored_bytes"] * (lanes * (op["inputs"] + 2.0 * op["outputs"]) + taps * filter_taps)
-    # Spectra are written and read between the transforms, the inverse's whole order once more.
+    # Spectra are written and read between the transforms; the inverse also writes its whole order.
     spectra = _complex_bytes(op) * bins * (4.0 * lanes + 2.0 * taps)
     return Work(flops, real + spectra + DTYPE_BYTES[op.dtype] * order * lanes)
 
@@ -246,7 +246,8 @@ def _conv_carry(op: Op) -> Work:
 
 
 def conv_prefill(*, batch: int, channels: int, inputs: int, outputs: int, dtype: str) -> Op:
-    """What a prompt of `inputs` positions gives to the first `outputs`, in one layer (section 2.3.1)."""
+    """The contributions of a prompt of `inputs` positions to the first `outputs`, in one layer (section
+    2.3.1)."""
     shape: dict[str, Dim] = {
         "layers": 1,
         "batch": batch,
@@ -258,8 +259,7 @@ def conv_prefill(*, batch: int, channels: int, inputs: int, outputs: int, dtype:
 
 
 def conv_carry(*, batch: int, channels: int, inputs: int, outputs: int, dtype: str) -> Op:
-    """The largest tile of one layer where half of the activations are stored: its outputs take the place of
-    its inputs (App. D)."""
+    """The largest tile of one layer with half storage: its outputs replace its inputs (App. D)."""
     shape: dict[str, Dim] = {
         "layers": 1,
         "batch": batch,
@@ -276,7 +276,7 @@ def _nothing(op: Op) -> Work:
 
 
 def slot_shift(*, layers: int) -> Op:
-    """After the carry, the buffer of level l - 1 holds level l: they change their names (App. D)."""
+    """After the carry, the buffer of level l - 1 holds level l: the buffers are renamed (App. D)."""
     return Op("slot_shift", "slot_shift", (("layers", layers),), "fp32", _nothing)
 
 
@@ -289,8 +289,8 @@ def _filter_tap(op: Op) -> Work:
 
 
 def filter_tap(*, batch: int, channels: int, dtype: str) -> Op:
-    """The next tap of a filter from its projection p: k_t = h_t (1 + tanh p_t), one layer (App. B leaves open
-    how; this is causal, and its h decays as a plain filter does)."""
+    """The next tap of a filter from its projection p: k_t = h_t (1 + tanh p_t), one layer (App. B leaves the
+    formula open; this one is causal, and its h decays as a plain filter does)."""
     return _op("filter_tap", dtype, _filter_tap, {"batch": batch, "channels": channels})
 
 
@@ -316,8 +316,8 @@ def relaxed_tile(
     *, layers: int, batch: int, channels: int, side: int, products: int, outputs: int, dtype: str
 ) -> Op:
     """Untruncated convolutions of `side` activations with `side` taps, added to the next `outputs` (at most
-    2 side - 1) positions (Algorithm 3, lines 11 to 15; van der Hoeven 1997). `products`: 1 where activations
-    and taps are of the same positions, else 2. Their spectra are added before the one inverse transform."""
+    2 side - 1) positions (Algorithm 3, lines 11 to 15; van der Hoeven 1997). `products`: 1 if activations and
+    taps have the same positions, else 2. Their spectra are added before the one inverse transform."""
     shape: dict[str, Dim] = {
         "layers": layers,
         "batch": batch,
@@ -333,14 +333,14 @@ def relaxed_tile(
 
 def _generic_cell(op: Op) -> Work:
     elements, separable = op["batch"] * op["channels"] * op["state"], op["separable"]
-    # Linear attention projects the position onto a query and a key first; a convolution reads a tap.
+    # Linear attention first projects the position onto a query and a key; a convolution reads a tap.
     weights = op["channels"] * (2 * op["state"] if separable else 1)
     flops = (2.0 + 4.0 * separable) * elements
     return Work(flops, op["stored_bytes"] * (3.0 * elements + weights))
 
 
 def generic_cell(*, batch: int, channels: int, state: int, separable: bool, dtype: str) -> Op:
-    """x_t = agg(x_t, cont(y, t, t)) in one layer; `state` numbers of x a channel (Algorithm 2, line 7).
+    """x_t = agg(x_t, cont(y, t, t)) in one layer; x has `state` numbers per channel (Algorithm 2, line 7).
     `separable` as in `generic_tile`."""
     shape: dict[str, Dim] = {"batch": batch, "channels": channels, "state": state}
     return _op("generic_cell", dtype, _generic_cell, {**shape, "separable": int(separable)})
@@ -360,7 +360,7 @@ def _generic_tile(op: Op) -> Work:
     elements, side, outputs = _lanes(op) * op["state"], op["side"], op["outputs"]
     moved = _lanes(op) * side + 2.0 * elements * outputs
     if op["separable"]:
-        # Keys of all inputs are projected, summed up, and spread.
+        # The keys of all inputs are projected and summed up, and the sum is spread.
         return Work(
             elements * (4.0 * side + 2.0 * outputs), op["stored_bytes"] * (moved + _taps(op) * op["state"])
         )
@@ -378,8 +378,8 @@ def generic_tile(
     outputs: int,
     dtype: str,
 ) -> Op:
-    """The gray tile of any mixer (Algorithm 2, line 11). `separable`: what goes to later outputs differs by a
-    factor of the distance only, so that one sum is spread over them (linear attention)."""
+    """The gray tile of any mixer (Algorithm 2, line 11). `separable`: contributions to later outputs differ
+    only by a factor of the distance, so one sum is spread over them (linear attention)."""
     shape: dict[str, Dim] = {"layers": layers, "batch": batch, "channels": channels, "state": state}
     shape |= {"separable": int(separable), "side": side, "outputs": outputs}
     return _op("generic_tile", dtype, _generic_tile, shape)
@@ -398,5 +398,5 @@ def at_layer(op: Op, layer: int, position: Dim = POSITION) -> Op:
 
 
 def named(op: Op, name: str) -> Op:
-    """The same op under the name of what it does in the model."""
+    """The same op with another name."""
     return replace(op, name=name)

@@ -1,19 +1,19 @@
-"""Attention of one query token a sequence over a long cache: FlashAttention-2's and Flash-Decoding's.
+"""Attention of one query token per sequence over a long cache: by FlashAttention-2 and by Flash-Decoding.
 
     out = softmax(q K^T) V     q, out [batch, q_heads, head_dim], K and V [batch, kv_heads, context, head_dim]
 
-FlashAttention-2 has a block for each query head of each sequence, which walks the whole context. Few
-sequences leave most of a device idle, however long they are.
+FlashAttention-2 has a block for each query head of each sequence, which loops over the whole context. Few
+sequences leave most of a device idle, even if they are long.
 
-Flash-Decoding (Dao et al. 2023) has a block for each part of the context as well, in three steps:
+Flash-Decoding (Dao et al. 2023) also has blocks for each part of the context, in three steps:
 
     1  K and V are cut into `splits` parts: views, no op
     2  attention over every part: blocks = batch * kv_heads * splits, each for all query heads of its KV head
     3  partial outputs o_s of the parts are combined by their log-sum-exps l_s:
        out = sum_s exp(l_s - l) o_s,   l = log sum_s exp(l_s)
 
-With one split, step 2 writes the output itself, and there is no step 3. `split_count` chooses the number of
-splits by price: too few leave processors idle, too many cost bytes of partial outputs.
+With one split, step 2 writes the output, and there is no step 3. `split_count` chooses the number of splits
+by price: too few leave processors idle, too many cost bytes of partial outputs.
 """
 
 from simcore.ops.op import DTYPE_BYTES, Op, Pricer, Work, sum_of_parts
@@ -21,15 +21,15 @@ from simcore.ops.op import DTYPE_BYTES, Op, Pricer, Work, sum_of_parts
 METHODS = ("flash_attention_2", "flash_decoding")
 # Partial outputs and log-sum-exps are kept in fp32.
 PARTIAL_BYTES = DTYPE_BYTES["fp32"]
-# The least context that is worth a block of its own: the rows of K that one tile of the kernel holds.
+# The least context of a block: the rows of K that one tile of the kernel holds.
 LEAST_PART = 64
-# By so many waves of blocks the last one, however empty, hardly counts.
+# With this many waves of blocks, the last wave hardly counts, even if it is nearly empty.
 MOST_WAVES = 16
 LABELS = {"flash_attention_2": "FlashAttention-2", "flash_decoding": "Flash-Decoding"}
 
 
 def _attend(op: Op, bytes_of_output: float) -> Work:
-    """Every (query head, cached token) pair: a multiply-add for q K^T and one for V, an element each."""
+    """For every (query head, cached token) pair and element: a multiply-add for q K^T and one for V."""
     batch, q_heads, d = op["batch"], op["q_heads"], op["head_dim"]
     pairs = batch * q_heads * op["context"]
     cache = 2.0 * batch * op["kv_heads"] * op["context"] * d * DTYPE_BYTES[op.dtype]
@@ -42,7 +42,7 @@ def _output_bytes(op: Op) -> float:
 
 
 def _partial_bytes(op: Op) -> float:
-    """An output and a log-sum-exp of every query head and split."""
+    """Bytes of an output and a log-sum-exp for every query head and split."""
     return PARTIAL_BYTES * op["batch"] * op["q_heads"] * op["splits"] * (op["head_dim"] + 1)
 
 
@@ -55,7 +55,7 @@ def _split_attention(op: Op) -> Work:
 
 
 def _combine(op: Op) -> Work:
-    """exp(l_s - l) of every split, times its output, added up."""
+    """Sums exp(l_s - l) times the output of every split."""
     partials = op["batch"] * op["q_heads"] * op["splits"]
     return Work(partials * (2.0 * op["head_dim"] + 3.0), _partial_bytes(op) + _output_bytes(op))
 
@@ -63,7 +63,7 @@ def _combine(op: Op) -> Work:
 def flash_attention_2(
     *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int, dtype: str
 ) -> Op:
-    """FlashAttention-2 with one query a sequence: a block for each query head, over the whole context."""
+    """FlashAttention-2 with one query per sequence: a block for each query head, over the whole context."""
     _check(batch, q_heads, kv_heads, head_dim, context)
     sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
     shape = (*sizes.items(), ("context", context), ("blocks", batch * q_heads))
@@ -105,7 +105,7 @@ def _check(batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int)
 
 
 def with_splits(op: Op, splits: int) -> Op:
-    """The same Flash-Decoding, cut into another number of parts."""
+    """The same attention by Flash-Decoding with `splits` parts."""
     return flash_decoding(
         batch=op["batch"],
         q_heads=op["q_heads"],
@@ -118,8 +118,8 @@ def with_splits(op: Op, splits: int) -> Op:
 
 
 def split_choices(op: Op, processors: int) -> list[int]:
-    """Numbers of splits to choose from: powers of two, and those that just fill 1 to 16 waves of a device
-    with so many processors; none with parts below 64 tokens."""
+    """Numbers of splits to choose from: powers of two, and the numbers that just fill 1 to 16 waves of a
+    device with `processors` processors; parts have at least 64 tokens."""
     groups = op["batch"] * op["kv_heads"]
     most = max(1, op["context"] // LEAST_PART)
     powers = {1 << i for i in range(most.bit_length())}
@@ -128,7 +128,7 @@ def split_choices(op: Op, processors: int) -> list[int]:
 
 
 def split_count(op: Op, price: Pricer, processors: int) -> int:
-    """The number of splits at which a Flash-Decoding is cheapest, the fewest of several such.
+    """The number of splits at which a Flash-Decoding is cheapest; the smallest if several are.
 
     `op` may have any number of splits; `price` and `processors` are the device's.
     """
@@ -146,7 +146,7 @@ def memory_bytes(op: Op) -> float:
 def method_op(
     method: str, *, batch: int, q_heads: int, kv_heads: int, head_dim: int, context: int, dtype: str
 ) -> Op:
-    """The op of one of METHODS; Flash-Decoding's with one split. Raises ValueError for another method."""
+    """The op of one of METHODS; Flash-Decoding with one split. Raises ValueError for another method."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
     one = flash_attention_2(

@@ -1,17 +1,17 @@
-"""Causal linear attention with exponential decay: six ways to compute it, each as its stream of ops.
+"""Causal linear attention with exponential decay: six methods, each as its stream of ops.
 
     out_i = q_i S_i,   S_i = gamma S_(i-1) + k_i^T v_i        gamma in (0, 1] per head, S_(-1) given or 0
 
 q and k [batch, heads, length, rank], v and out [batch, heads, length, dim], S [batch, heads, rank, dim].
-N, r, d stand below for length, rank and dim, G for batch * heads, e for bytes of an element.
+N, r, d stand below for length, rank and dim.
 
 The methods are those of LeetDecoding (Wang et al., section 3.2, appendix B): vanilla, causal dot product
 (Algorithm 1), block-based (Algorithm 2), recursion (Algorithms 3 and 4), Lightning Attention 2 and
 FleetAttention (Algorithm 5). Three of them are one kernel each; as separate torch ops (the paper's
-Cdotp_torch, LA_torch, FA_torch) they have methods of their own, `..._torch`.
+Cdotp_torch, LA_torch, FA_torch) they are methods of their own, `..._torch`.
 
-A method's op is fused: its parts are its launches, its work is their sum. The methods that keep S anyhow
-read and write it; the final state, which vanilla and recursion do not need, is not counted in theirs.
+A method's op is fused: its parts are its launches, its work is their sum. The methods that keep S read and
+write it; vanilla and recursion do not need the final state, so it is not counted in theirs.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ from simcore.ops.op import DTYPE_BYTES, Dim, Op, Work
 
 METHODS = ("vanilla", "causal_dot_product", "block_based", "recursion", "lightning", "fleet")
 TORCH_METHODS = ("causal_dot_product_torch", "lightning_torch", "fleet_torch")
-# The paper states a space complexity for these: sections 2.1, B.1, B.2 and B.4.
+# The methods whose space complexity the paper states: sections 2.1, B.1, B.2 and B.4.
 STATED_MEMORY = ("vanilla", "causal_dot_product", "causal_dot_product_torch", "block_based", "fleet")
 # Rows of a block; for recursion the longest base case (section 5.1); for fleet columns of v (B_c).
 DEFAULT_BLOCKS = {"block_based": 32, "recursion": 32, "lightning": 64, "lightning_torch": 256, "fleet": 32}
 
 Ops = tuple[Op, ...]
-Segment = tuple[Ops, int]  # these ops, so many times over
+Segment = tuple[Ops, int]  # ops, and how often they repeat
 
 
 # -- single launches -----------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def _batched_matmul(op: Op) -> Work:
 def batched_matmul(
     name: str, *, groups: Dim, m: int, n: int, k: int, dtype: str, accumulate: bool = False
 ) -> Op:
-    """y[groups, m, n] = x[groups, m, k] @ w[groups, k, n], or += where it accumulates (y is read, too)."""
+    """y[groups, m, n] = x[groups, m, k] @ w[groups, k, n], or += with `accumulate` (y is also read)."""
     shape = (("groups", groups), ("m", m), ("n", n), ("k", k), ("accumulate", int(accumulate)))
     return Op("batched_matmul", name, shape, dtype, _batched_matmul)
 
@@ -54,7 +54,7 @@ def _elementwise(op: Op) -> Work:
 
 
 def elementwise(name: str, *, elements: int, read: int, operations: int, dtype: str) -> Op:
-    """Writes `elements` numbers, each from `operations` operations; `read` numbers are read in all."""
+    """Writes `elements` numbers, with `operations` operations each; reads `read` numbers in all."""
     shape = (("elements", elements), ("read", read), ("operations", operations))
     return Op("elementwise", name, shape, dtype, _elementwise)
 
@@ -65,7 +65,8 @@ def _scan(op: Op) -> Work:
 
 
 def scan(name: str, *, columns: int, length: int, decay: bool, dtype: str) -> Op:
-    """y_i = (gamma) y_(i-1) + x_i along `length`, for each of `columns` columns: read and written once."""
+    """y_i = gamma y_(i-1) + x_i along `length` (gamma 1 unless `decay`), for each of `columns` columns: read
+    and written once."""
     shape = (("columns", columns), ("length", length), ("decay", int(decay)))
     return Op("scan", name, shape, dtype, _scan)
 
@@ -78,28 +79,27 @@ def _groups(op: Op) -> int:
 
 
 def _moved(op: Op, length: int, reads_of_queries_and_keys: int = 1) -> float:
-    """Bytes of q, k, v, out, and, where states are given and wanted, of the one that is read and the one that
-    is written."""
+    """Bytes of q, k, v and out and, with `states`, of the first state (read) and the last (written)."""
     r, d = op["rank"], op["dim"]
     elements = length * (2 * r * reads_of_queries_and_keys + 2 * d) + 2 * r * d * op["states"]
     return DTYPE_BYTES[op.dtype] * _groups(op) * elements
 
 
 def _row_by_row(op: Op) -> Work:
-    # A row: k^T v onto S and q S, a multiply-add an element each; gamma S, a multiply an element.
+    # Per row and element of S: a multiply-add for S += k^T v, one for q S, and a multiply for gamma S.
     flops = _groups(op) * op["length"] * (4.0 + op["decay"]) * op["rank"] * op["dim"]
     return Work(flops, _moved(op, op["length"]))
 
 
 def _fleet(op: Op) -> Work:
-    # An element of every summand: c v, its running sum (gamma, too), b times that onto the output. A block of
-    # v's columns reads all of q and k again.
+    # Per element of every summand: c v, its running sum (times gamma), b times the sum added to the output.
+    # Each block of v's columns reads all of q and k again.
     flops = _groups(op) * op["length"] * (4.0 + op["decay"]) * op["rank"] * op["dim"]
     return Work(flops, _moved(op, op["length"], -(-op["dim"] // op["block"])))
 
 
 def _lightning_block(op: Op, rows: int) -> float:
-    """Flops of one block of one head: inside of it as vanilla, what came before through the state."""
+    """Flops of one block of one head: inside the block as vanilla, earlier rows through the state."""
     r, d = op["rank"], op["dim"]
     inside = rows * rows * (2.0 * r + 1.0 + 2.0 * d)
     weighing = op["decay"] * (2.0 * rows * r + r * d) if rows else 0.0
@@ -116,7 +116,7 @@ _KERNELS = {"causal_dot_product": _row_by_row, "lightning": _lightning, "fleet":
 
 
 def _kernel(op: Op, method: str) -> Op:
-    """The one launch that a method is, with all dimensions of its op."""
+    """The only launch of a one-kernel method, with all dimensions of its op."""
     return Op(method, method, op.shape, op.dtype, _KERNELS[method])
 
 
@@ -128,15 +128,15 @@ def _matmul_of(op: Op, name: str, m: int, n: int, k: int, *, onto: bool = False)
 
 
 def _weigh(op: Op, name: str, elements: int, weights: int = 0) -> Op:
-    """`elements` of each head, times a weight each. One weight a row or a head is too little to count;
-    `weights` says how many are read where they are more."""
+    """Multiplies `elements` numbers of each head by weights. One weight per row or head is too little to
+    count; `weights`: how many are read if there are more."""
     total = _groups(op) * elements
     return elementwise(name, elements=total, read=total + weights, operations=1, dtype=op.dtype)
 
 
 def _mask(op: Op, rows: int) -> list[Segment]:
-    """The mask of a block of `rows`: gamma^(i-j) for each head, or one of zeros and ones for all; at once,
-    or, as in the paper's measurements (its decay costs a time in proportion to the rows), row by row."""
+    """Makes the mask of a block of `rows`: gamma^(i-j) for each head, or zeros and ones for all heads; at
+    once, or row by row, as in the paper's measurements (where decay costs time in proportion to the rows)."""
     heads, operations = (op["heads"], 2) if op["decay"] else (1, 0)
     at_once = 1 if op["decay"] and op["mask_by_rows"] else rows
     elements = heads * at_once * rows
@@ -167,7 +167,7 @@ def _row_stream(op: Op) -> list[Segment]:
 
 
 def _block(op: Op, rows: int) -> Ops:
-    """One block: inside of it as vanilla, then what the state holds, then the state (Algorithm 2)."""
+    """One block: its inside as vanilla, then the output from the state, then the new state (Algorithm 2)."""
     r, d = op["rank"], op["dim"]
     read: Ops = (_matmul_of(op, "read_state", rows, d, r, onto=True),)
     update: Ops = (_matmul_of(op, "state", r, d, rows, onto=True),)
@@ -185,7 +185,8 @@ def _block_stream(op: Op) -> list[Segment]:
 
 
 def _columns_stream(op: Op) -> list[Segment]:
-    """Equation 5 column by column of q and k: c_i v, its running sum, b_i times that onto the output."""
+    """Equation 5, column by column of q and k: c_i v, its running sum, b_i times the sum added to the
+    output."""
     n, d, groups = op["length"], op["dim"], _groups(op)
     total = groups * n * d
     weighed = elementwise(
@@ -197,8 +198,8 @@ def _columns_stream(op: Op) -> list[Segment]:
 
 
 def recursion_levels(length: int, base: int) -> tuple[Counter[int], list[Counter[int]]]:
-    """How often which size occurs in the recursion: among its base cases, and on each of its levels, the
-    topmost first. n rows above the base are halved into n // 2 and n - n // 2."""
+    """How often each size occurs in the recursion: among its base cases, and on each level, the top level
+    first. n rows above the base are halved into n // 2 and n - n // 2."""
     bases: Counter[int] = Counter()
     levels: list[Counter[int]] = []
     open_sizes = Counter({length: 1})
@@ -218,7 +219,8 @@ def recursion_levels(length: int, base: int) -> tuple[Counter[int], list[Counter
 
 
 def _half(op: Op, size: int) -> Ops:
-    """What the later half of `size` rows takes from the earlier: q_2 (k_1^T v_1), onto its output."""
+    """The contribution of the earlier half of `size` rows to the later: q_2 (k_1^T v_1), added to its
+    output."""
     r, d, earlier = op["rank"], op["dim"], size // 2
     later = size - earlier
     state: Ops = (_matmul_of(op, "state", r, d, earlier),)
@@ -230,10 +232,10 @@ def _half(op: Op, size: int) -> Ops:
 
 
 def _base(op: Op, size: int) -> list[Segment]:
-    """A base case: the causal dot product, or, with a decay, vanilla with a mask of its own."""
+    """A base case: the causal dot product or, with decay, vanilla with its own mask."""
     if op["decay"]:
         return [*_mask(op, size), (_masked(op, size), 1)]
-    # What goes from case to case is not counted here, for it is part of the half above.
+    # States between base cases are not counted here, because `_half` counts them.
     here = {"length": size, "states": 0}
     shape = tuple((name, here.get(name, value)) for name, value in op.shape)
     return [((Op("causal_dot_product", "base", shape, op.dtype, _row_by_row),), 1)]
@@ -265,7 +267,7 @@ _STREAMS: Mapping[str, Callable[[Op], list[Segment]]] = {
 
 
 def method_of(op: Op) -> str:
-    """The method that an op of this family computes by. Raises ValueError for other ops."""
+    """The method of an op of this family. Raises ValueError for other ops."""
     method = op.kind.removeprefix("linear_attention_")
     if method == op.kind or method not in _STREAMS:
         raise ValueError(f"{op.kind} is no method of linear attention; known: {', '.join(_STREAMS)}")
@@ -273,7 +275,7 @@ def method_of(op: Op) -> str:
 
 
 def _streamed(op: Op) -> Work:
-    """The sum over the parts, each distinct one multiplied: streams of 100 000 rows repeat few ops."""
+    """The sum over the parts, computed once per segment: streams of 100 000 rows repeat few ops."""
     flops = hbm_bytes = 0.0
     for ops, times in _STREAMS[method_of(op)](op):
         for part in ops:
@@ -300,9 +302,9 @@ def linear_attention(
     """Causal linear attention over `length` tokens by one of METHODS or TORCH_METHODS.
 
     `block`: rows of a block, the longest base case of recursion, columns of v for fleet; default
-    DEFAULT_BLOCKS; methods without one have 0. `mask_by_rows`: a mask with decay is made one row a launch.
-    `states`: methods that are one kernel read a first state and write the last one.
-    Raises ValueError for an unknown method, sizes below 1, and a block where a method has none.
+    DEFAULT_BLOCKS; 0 for methods without blocks. `mask_by_rows`: a mask with decay is made in one launch per
+    row. `states`: one-kernel methods read a first state and write the last one.
+    Raises ValueError for an unknown method, sizes below 1, and a block for a method without blocks.
     """
     if method not in _STREAMS:
         raise ValueError(f"method is {method!r}; allowed: {', '.join(_STREAMS)}")
@@ -336,7 +338,7 @@ def linear_attention_step(*, batch: Dim, heads: int, rank: int, dim: int, dtype:
 
 
 def _temporaries(op: Op) -> int:
-    """The most elements of one head that stand in device memory at once beside q, k, v and out."""
+    """The most elements of one head in device memory at once beside q, k, v and out."""
     method = method_of(op)
     n, r, d = op["length"], op["rank"], op["dim"]
     block = min(op["block"], n)
@@ -345,7 +347,7 @@ def _temporaries(op: Op) -> int:
         # Scores, their mask and their product: three N x N matrices.
         "vanilla": 3 * n * n,
         "causal_dot_product": state,
-        # The state and what is added to it.
+        # The state and the update added to it.
         "causal_dot_product_torch": 2 * state,
         # Also scores, mask and product of a block, and its weighed queries or keys.
         "block_based": 2 * state + 3 * block * block + block * r,
@@ -360,10 +362,10 @@ def _temporaries(op: Op) -> int:
 
 
 def memory_bytes(op: Op) -> float:
-    """Most bytes of device memory in use at once: q, k, v, out and the method's temporaries.
+    """The most bytes of device memory in use at once: q, k, v, out and the method's temporaries.
 
-    By the space complexities of the paper where it states them (STATED_MEMORY: O(N^2 + N d) for vanilla,
-    O(N d + r d) for the others), by our streams elsewhere. Raises ValueError for ops of other families.
+    By the space complexities that the paper states (STATED_MEMORY: O(N^2 + N d) for vanilla, O(N d + r d)
+    for the others), else by the streams of this file. Raises ValueError for ops of other families.
     """
     n, r, d = op["length"], op["rank"], op["dim"]
     return DTYPE_BYTES[op.dtype] * _groups(op) * (n * (2 * r + 2 * d) + _temporaries(op))

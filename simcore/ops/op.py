@@ -1,15 +1,15 @@
-"""Ops, graphs, and what they cost. A price is in seconds.
+"""Ops, graphs, and their costs. A price is in seconds.
 
-An op is a kind, a shape and a dtype. Its work follows from these three by one formula, which stands above the
-constructor of its kind:
+An op is a kind, a shape and a dtype. Its work follows from these three by one formula, above the constructor
+of its kind:
 
     flops       floating-point operations (a multiply-add counts two)
     hbm_bytes   bytes that must cross device memory at least once (weights, caches, activations)
-    wire_bytes  bytes that one rank must send at least over the link
+    wire_bytes  bytes that one rank must at least send over the link
     ranks       how many ranks take part (1: the op is local)
 
-A shape may name a `Size`, which a captured graph reads from device memory at run time (a context
-length, say); `Op.at(sizes)` gives the op with numbers in its place.
+A shape may name a `Size`, which a captured graph reads from device memory at run time (for example a context
+length); `Op.at(sizes)` replaces sizes by numbers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-# Groups of weights that share a scale, as kernels for weights of 4 and 8 bits take them.
+# Weights that share a scale: the group sizes of kernels for weights of 4 and 8 bits.
 GROUP_SIZES = (32, 64, 128)
 
 
 def _grouped_bytes(bits: int, group: int, zero_point: bool) -> float:
-    """Bytes of one weight with its share of the group's scale (16 bits) and zero point (`bits`)."""
+    """Bytes of one weight with its share of the group's scale (16 bits) and zero point (`bits` bits)."""
     return (bits + (16 + bits * zero_point) / group) / 8
 
 
-# Weights alone in few bits, activations in 16 (W4A16, W8A16): stored so, multiplied as bf16. `_g128`: a scale
-# for each group of 128; `_zp`: a zero point too (AWQ, GPTQ). Without a group the scale is that of a column,
-# less than 0.1 % of it.
+# Weights in few bits, activations in 16 (W4A16, W8A16): stored so, multiplied as bf16. `_g128`: a scale for
+# each group of 128; `_zp`: also a zero point (AWQ, GPTQ). Without a group there is a scale for each column,
+# which is less than 0.1 % of the column and not counted.
 WEIGHT_ONLY_BYTES: Mapping[str, float] = {
     f"w{bits}a16{suffix}": size
     for bits in (4, 8)
@@ -55,18 +55,18 @@ DTYPE_BYTES: Mapping[str, float] = {
     **WEIGHT_ONLY_BYTES,
 }
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
-# Formats that are stored in another way than they are multiplied in.
+# Formats whose storage differs from the format in which they are multiplied.
 MULTIPLIED_AS: Mapping[str, str] = {"fp8_b128": "fp8", **dict.fromkeys(WEIGHT_ONLY_BYTES, "bf16")}
 
 
 class UnboundSizeError(ValueError):
-    """The work of an op was asked for while one of its dimensions is still a run-time size."""
+    """The work or a dimension of an op was read while it is still a run-time size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """A dimension that a captured graph reads from device memory at each replay: `scale` times the number
-    that stands there under this name."""
+    with this name."""
 
     name: str
     scale: int = 1
@@ -79,7 +79,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least that an op has to do, whatever runs it. Units: operations, bytes, bytes, ranks."""
+    """The least work of an op on any device. Units: operations, bytes, bytes, ranks."""
 
     flops: float
     hbm_bytes: float
@@ -104,9 +104,9 @@ Formula = Callable[["Op"], Work]
 class Op:
     """One kernel or one collective.
 
-    `name` is its place in the model ("qkv", "lm_head"); `axis` is the mesh axis whose ranks meet
-    in it (empty for a local op); `parts` are the ops inside a fused one. `place` says where in its
-    buffers it works (layer, position): kernels and traces read it, its work and its price do not.
+    `name`: its place in the model ("qkv", "lm_head"); `axis`: the mesh axis whose ranks meet in it (empty
+    for a local op); `parts`: the ops inside a fused op. `place`: where in its buffers it works (layer,
+    position): kernels and traces read it, its work and its price do not depend on it.
     """
 
     kind: str
@@ -125,17 +125,17 @@ class Op:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names of the run-time sizes that its work depends on."""
+        """The names of the run-time sizes that its work depends on."""
         return _sizes(self.shape).union(*(part.reads for part in self._distinct))
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of all run-time sizes that it reads, those of its place too."""
+        """The names of all run-time sizes that it reads, also those in its place."""
         return _sizes((*self.shape, *self.place)).union(*(part.needs for part in self._distinct))
 
     @property
     def bare(self) -> "Op":
-        """This op wherever it works: what is priced."""
+        """This op without its place: the op that is priced."""
         if not self.place and not self.parts:
             return self
         parts = self._each_part(lambda part: part.bare)
@@ -143,11 +143,11 @@ class Op:
 
     @property
     def _distinct(self) -> "Iterable[Op]":
-        """Its parts, each object once: a stream of a hundred thousand kernels repeats a few of them."""
+        """Its parts, each object once: a stream of a hundred thousand kernels repeats a few objects."""
         return {id(part): part for part in self.parts}.values()
 
     def _each_part(self, change: "Callable[[Op], Op]") -> "tuple[Op, ...]":
-        """Its parts, changed; the same tuple where none is."""
+        """Its parts, changed; the same tuple if no part changes."""
         if not self.parts:
             return self.parts
         changed = {id(part): change(part) for part in self._distinct}
@@ -157,16 +157,16 @@ class Op:
 
     @property
     def kernels(self) -> int:
-        """How many kernels (nodes of a captured graph) it stands for: those of its parts, or one."""
+        """How many kernels (nodes of a captured graph) it has: one for each part, or one."""
         return len(self.parts) or 1
 
     @property
     def ranks(self) -> int:
-        """How many ranks meet in this op; 1 where it is local."""
+        """How many ranks meet in this op; 1 if it is local."""
         return next((int(v) for k, v in self.shape if k == "ranks" and isinstance(v, int)), 1)
 
     def __getitem__(self, dimension: str) -> int:
-        """A dimension of the shape, as a number."""
+        """A dimension of the shape, as a number. Raises KeyError; UnboundSizeError for a run-time size."""
         for name, value in self.shape:
             if name == dimension:
                 if isinstance(value, Size):
@@ -175,17 +175,17 @@ class Op:
         raise KeyError(f"{self.kind} has no dimension {dimension}")
 
     def where(self, name: str) -> int:
-        """A coordinate of its place, as a number. Raises KeyError where it has none of that name."""
+        """A coordinate of its place, as a number. Raises KeyError; UnboundSizeError for a run-time size."""
         value = dict(self.place)[name]
         if isinstance(value, Size):
             raise UnboundSizeError(f"{self.kind} {self.name}: {name} is read at run time")
         return value
 
     def at(self, sizes: Mapping[str, int]) -> "Op":
-        """This op with its run-time sizes replaced by numbers. Raises KeyError where one is missing."""
+        """This op with its run-time sizes replaced by numbers. Raises KeyError if a size is missing."""
         shape = tuple([(k, v if type(v) is int else _number(v, sizes)) for k, v in self.shape])
         if not self.place and not self.parts:
-            # Nearly all ops, thousands of times a run.
+            # Nearly all ops come here, thousands of times per run.
             same = shape == self.shape
             return self if same else Op(self.kind, self.name, shape, self.dtype, self.formula, self.axis)
         place = _bound(self.place, sizes)
@@ -216,8 +216,8 @@ def placed(op: Op, **place: Dim) -> Op:
 class Publication:
     """A put with a named signal, sent while a graph runs.
 
-    It leaves when op `op` of the graph has its early part done (`Price.early_s`; its end where the
-    price names none) and goes to the next rank along `put.axis`, `put` being what crosses the wire.
+    It leaves when op `op` of the graph has finished its early part (`Price.early_s`; its end if the price has
+    none) and goes to the next rank along `put.axis`. `put`: the transfer over the wire.
     """
 
     signal: str
@@ -229,7 +229,7 @@ class Publication:
 class Graph:
     """A static list of ops: captured once on a GPU, priced once in the simulator, printable.
 
-    Raises ValueError where it publishes from an op that it does not have, or from a collective.
+    Raises ValueError if it publishes from an op that it does not have, or from a collective.
     """
 
     name: str
@@ -243,7 +243,7 @@ class Graph:
 
     @cached_property
     def kernels(self) -> int:
-        """How many kernels its ops stand for."""
+        """How many kernels its ops have."""
         return sum(op.kernels for op in self.ops)
 
     @cached_property
@@ -263,12 +263,12 @@ class Graph:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """Names of the run-time sizes that its work depends on."""
+        """The names of the run-time sizes that its work depends on."""
         return frozenset().union(*(op.reads for op in self.ops))
 
     @cached_property
     def needs(self) -> frozenset[str]:
-        """Names of the run-time sizes that a launch of this graph must give."""
+        """The names of the run-time sizes that a launch of this graph must give."""
         return frozenset().union(*(op.needs for op in self.ops))
 
     def __add__(self, other: "Graph") -> "Graph":
@@ -285,12 +285,12 @@ SourceKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds that one op takes alone on its device, where the number comes from, and its interval.
+    """Seconds that one op takes alone on its device, the source of the number, and its interval.
 
     `low_s` and `high_s` bound a 90 % interval. `source` "carried" means scaled from another device.
-    `early_s` is when an early part of the result leaves the device, for ops that have one (speculative
-    attention). `cached`: measured to take less than its memory traffic would, since its operands lie in a
-    cache.
+    `early_s`: when an early part of the result leaves the device, for ops that have one (speculative
+    attention). `cached`: the op was measured to take less time than its memory traffic would, because its
+    operands are in a cache.
     """
 
     seconds: float
@@ -302,14 +302,14 @@ class Price:
     cached: bool = False
 
     def longer(self, more_s: float) -> "Price":
-        """The same, of an op that takes `more_s` longer from its start on."""
+        """The price of an op whose beginning takes `more_s` longer."""
         early_s = None if self.early_s is None else self.early_s + more_s
         low_s, high_s = self.low_s + more_s, self.high_s + more_s
         return replace(self, seconds=self.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
 
 
 class Floor(NamedTuple):
-    """The least seconds that an op can take on a device, by its datasheet: one bound per resource."""
+    """The least seconds that an op can take by the device's datasheet: one bound per resource."""
 
     compute_s: float
     memory_s: float
@@ -321,7 +321,7 @@ class Floor(NamedTuple):
         return max(self.compute_s, self.memory_s, self.wire_s)
 
     def of(self, price: Price) -> "Floor":
-        """The floor of an op with this price: without memory time, if its operands lie in a cache."""
+        """The floor of an op with this price: without memory time if its operands are in a cache."""
         return self._replace(memory_s=0.0) if price.cached else self
 
 
@@ -345,7 +345,7 @@ def _matmul(op: Op) -> Work:
 
 
 def matmul(name: str, *, m: Dim, n: int, k: int, dtype: str) -> Op:
-    """y[m, n] = x[m, k] @ W[k, n]; `dtype` is that of the weights, activations are bf16."""
+    """y[m, n] = x[m, k] @ W[k, n]; `dtype` is the format of the weights, activations are bf16."""
     return Op("matmul", name, (("m", m), ("n", n), ("k", k)), dtype, _matmul)
 
 
@@ -354,7 +354,7 @@ def _embedding(op: Op) -> Work:
 
 
 def embedding(*, tokens: Dim, hidden: int, dtype: str) -> Op:
-    """x[tokens, hidden] = table[ids]; only the rows that are read count."""
+    """x[tokens, hidden] = table[ids]; only the rows read count."""
     return Op("embedding", "embedding", (("tokens", tokens), ("hidden", hidden)), dtype, _embedding)
 
 
@@ -413,13 +413,13 @@ def _kv_append(op: Op) -> Work:
 
 
 def kv_append(*, tokens: Dim, kv_heads: int, head_dim: int, dtype: str) -> Op:
-    """Writes k and v of the new tokens into the cache; `dtype` is that of the cache."""
+    """Writes k and v of the new tokens into the cache; `dtype` is the format of the cache."""
     shape = (("tokens", tokens), ("kv_heads", kv_heads), ("head_dim", head_dim))
     return Op("kv_append", "kv_append", shape, dtype, _kv_append)
 
 
 def _attention(op: Op, queries: float, cached: float, pairs: float) -> Work:
-    """`queries` query tokens over `cached` tokens that are read once, (query, key) pairs in all."""
+    """The work of `queries` query tokens over `cached` tokens, read once each, in (query, key) `pairs`."""
     q_heads, kv_heads, d = op["q_heads"], op["kv_heads"], op["head_dim"]
     cache = 2.0 * cached * kv_heads * d * _bytes(op.dtype)
     query_and_output = 2.0 * queries * q_heads * d * ACTIVATION_BYTES
@@ -427,7 +427,7 @@ def _attention(op: Op, queries: float, cached: float, pairs: float) -> Work:
 
 
 def _attend(op: Op) -> Work:
-    """One query token for each sequence of a batch, all of one context."""
+    """One query token for each sequence of a batch; all sequences have the same context."""
     cached = op["batch"] * op["context"]
     return _attention(op, op["batch"], cached, cached)
 
@@ -445,7 +445,7 @@ def _attention_shape(batch: Dim, q_heads: int, kv_heads: int, head_dim: int, con
 def decode_attention(
     *, batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim, dtype: str
 ) -> Op:
-    """softmax(q K^T) V for one query token a sequence over `context` cached tokens (Flash-Decoding).
+    """softmax(q K^T) V for one query token per sequence over `context` cached tokens (Flash-Decoding).
 
     q and output [batch, q_heads, head_dim]; K and V [batch, kv_heads, context, head_dim] in `dtype`.
     """
@@ -454,7 +454,7 @@ def decode_attention(
 
 
 def _speculative_attention(op: Op) -> Work:
-    # Two squared norms (of the exact output and of the difference): 4 flops an output element
+    # Two squared norms (of the exact output and of the difference): 4 flops per output element
     # (ALSpec section 3.4); the speculated part is read once and reused.
     verification = 4.0 * op["batch"] * op["q_heads"] * op["head_dim"]
     return _attend(op) + Work(verification, 0.0)
@@ -463,7 +463,7 @@ def _speculative_attention(op: Op) -> Work:
 def speculative_attention(
     *, batch: Dim, q_heads: int, kv_heads: int, head_dim: int, context: Dim, chunk: int, dtype: str
 ) -> Op:
-    """Decode attention that gives out the part over the first and last `chunk` tokens early, finishes
+    """Decode attention that publishes the part over the first and last `chunk` tokens early, finishes
     exactly, and verifies ||speculated - exact|| < lambda ||exact|| (ALSpec Algorithm 3, section 4.1).
     """
     shape = (*_attention_shape(batch, q_heads, kv_heads, head_dim, context), ("chunk", chunk))
@@ -471,8 +471,8 @@ def speculative_attention(
 
 
 def early_part(op: Op) -> Op:
-    """The attention over the first and last chunk alone: what a speculative attention does before it
-    publishes. It never reads more than the context holds."""
+    """The attention over the first and last chunk alone, which a speculative attention computes before it
+    publishes; at most the whole context."""
     context = min(2 * op["chunk"], op["context"])
     return decode_attention(
         batch=op["batch"],
@@ -489,7 +489,7 @@ def _receive_speculation(op: Op) -> Work:
 
 
 def receive_speculation(*, tokens: Dim, width: int, dtype: str) -> Op:
-    """Takes a speculated attention output [tokens, width] from the receive buffer as this rank's x."""
+    """Copies a speculated attention output [tokens, width] from the receive buffer; it is this rank's x."""
     return Op(
         "receive_speculation", "receive", (("tokens", tokens), ("width", width)), dtype, _receive_speculation
     )
@@ -503,7 +503,7 @@ def paged_attention(
     *, sequences: Dim, kv_tokens: Dim, q_heads: int, kv_heads: int, head_dim: int, dtype: str
 ) -> Op:
     """Decode attention of sequences of different lengths: one query token each, over `kv_tokens` cached
-    tokens in all (PagedAttention, Kwon et al. 2023: the cache is read where its blocks lie)."""
+    tokens in all (PagedAttention, Kwon et al. 2023: the cache is read in place, block by block)."""
     shape = (
         ("sequences", sequences),
         ("kv_tokens", kv_tokens),
@@ -528,8 +528,8 @@ def prefill_attention(
     head_dim: int,
     dtype: str,
 ) -> Op:
-    """Causal attention of `tokens` prompt tokens over `kv_tokens` cached ones, themselves included;
-    `pairs`: how many (query, key) pairs the causal mask leaves (FlashAttention: the cache is read once)."""
+    """Causal attention of `tokens` prompt tokens over `kv_tokens` cached tokens, which include them;
+    `pairs`: (query, key) pairs under the causal mask (FlashAttention: the cache is read once)."""
     shape = (
         ("tokens", tokens),
         ("kv_tokens", kv_tokens),
@@ -542,7 +542,7 @@ def prefill_attention(
 
 
 def prompts(tokens: int, kv_tokens: int, pairs: int) -> int:
-    """How many prompts of one length have as many (query, key) pairs as a prefill attention, nearly.
+    """How many prompts of equal length have about as many (query, key) pairs as a prefill attention.
 
     n prompts of t/n tokens after c/n cached ones have  (t c + t^2/2) / n + t/2  pairs.
 
@@ -558,7 +558,7 @@ def _kv_copy(op: Op) -> Work:
 
 
 def kv_copy(*, tokens: Dim, width: int, dtype: str) -> Op:
-    """Moves the cache of `tokens` tokens, `width` elements a token over all layers, to another slot: read
+    """Moves the cache of `tokens` tokens, `width` elements per token over all layers, to another slot: read
     and written once (Flover, Algorithm 3)."""
     return Op("kv_copy", "kv_copy", (("tokens", tokens), ("width", width)), dtype, _kv_copy)
 
@@ -590,9 +590,9 @@ def _whole(kind: str, tokens: str, **dimensions: Dim) -> Op:
 def iteration(
     *, sequences: Dim, kv_tokens: Dim, parameters: int, width: int, weight_bytes: int, kv_bytes: int
 ) -> Op:
-    """A token for each of `sequences` sequences, through the whole model, as one op: for devices on which
-    only whole iterations were timed. `parameters` that take part in matrix products, `width` elements of all
-    layers' queries, `kv_bytes` of one cached token; `kv_tokens` are attended over in all."""
+    """A token for each of `sequences` sequences through the whole model, as one op: for devices on which only
+    whole iterations were timed. `parameters`: weights in matrix products; `width`: elements of the queries of
+    all layers; `kv_bytes`: bytes of one cached token; `kv_tokens`: cached tokens attended over in all."""
     return _whole(
         "iteration",
         "sequences",
@@ -608,7 +608,7 @@ def iteration(
 def pre_processing(
     *, prompt_tokens: Dim, kv_tokens: Dim, parameters: int, width: int, weight_bytes: int, kv_bytes: int
 ) -> Op:
-    """A prompt of `prompt_tokens` tokens through the whole model, as one op, beside `iteration`."""
+    """A prompt of `prompt_tokens` tokens through the whole model, as one op; as `iteration`."""
     return _whole(
         "pre_processing",
         "prompt_tokens",
@@ -623,8 +623,8 @@ def pre_processing(
 
 # -- collectives and puts ------------------------------------------------------------------------
 # `elements` is the size of the whole tensor (before a reduce-scatter, after an all-gather).
-# Least wire bytes a rank sends: all-gather and reduce-scatter (n-1)/n of the tensor, all-reduce
-# twice that (Thakur, Rabenseifner, Gropp 2005).
+# The least wire bytes that a rank sends: (n-1)/n of the tensor for all-gather and reduce-scatter, twice that
+# for all-reduce (Thakur, Rabenseifner, Gropp 2005).
 
 
 def _moved(op: Op, passes: float) -> Work:
@@ -647,7 +647,7 @@ def _collective(
 
 
 def all_gather(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
-    """Every rank of `axis` ends with the whole tensor, of which each held 1/ranks."""
+    """Every rank of `axis` ends with the whole tensor, of which each rank held 1/ranks."""
     return _collective("all_gather", name, elements, ranks, axis, dtype, _one_pass)
 
 
@@ -663,7 +663,7 @@ def all_reduce(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -
 
 def exchange_priority(*, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """All-gather of the priority vector p, with the residual stream and the new K and V of the rank that
-    holds them, written in place (ALSpec Algorithm 2 and its footnote 2). `elements`: what one rank gives."""
+    holds them, written in place (ALSpec Algorithm 2 and its footnote 2). `elements`: sent by one rank."""
     return _collective("exchange_priority", "exchange", elements * ranks, ranks, axis, dtype, _one_pass)
 
 
@@ -681,7 +681,7 @@ def put(name: str, *, elements: Dim, axis: str, dtype: str) -> Op:
 
 
 def sum_of_parts(op: Op) -> Work:
-    """The work of a fused op: that of its parts, one after the other."""
+    """The work of a fused op: the sum over its parts."""
     total = Work(0.0, 0.0)
     for part in op.parts:
         total = total + part.work
@@ -689,7 +689,8 @@ def sum_of_parts(op: Op) -> Work:
 
 
 def fuse(kind: str, name: str, parts: tuple[Op, ...]) -> Op:
-    """Several ops that run, and are priced, as one. Its ranks meet once, along the parts' one axis."""
+    """Makes one op of several, which run and are priced as one. Its ranks meet once, along the only axis of
+    the parts. Raises ValueError if the parts meet along several axes."""
     axes = {part.axis for part in parts if part.axis}
     if len(axes) > 1:
         raise ValueError(f"fused op {name}: its parts meet along several axes: {sorted(axes)}")

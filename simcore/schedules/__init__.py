@@ -1,1 +1,1 @@
-"""Strategies: one file each, named as in the paper it comes from."""
+"""Strategies, one file each, named as in their papers."""

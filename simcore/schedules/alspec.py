@@ -1,15 +1,15 @@
 """Attention-level speculation on two groups: static graph, dynamic concurrency with priority gating.
 
-ALSpec (Cai et al., ICML 2025), Algorithm 2, Figure 4 scenario 3. Both groups are given the same
-launches; a priority p in each rank's memory says what it makes of them:
+ALSpec (Cai et al., ICML 2025), Algorithm 2, Figure 4 scenario 3. Both groups issue the same launches; a
+priority p in each rank's memory decides which of them run:
 
-    p = 2   it holds the right x          p = 1   it went on from a speculated one          p = 0   it idles
+    p = 2   it holds the right x        p = 1   it continued from a speculated x        p = 0   it is idle
 
-At each attention the groups exchange their priorities. The one that holds x attends exactly, sends the
-attention over the first and last chunk ahead, and finds in the end whether that was close enough:
+At each attention the groups exchange their priorities. The group that holds x attends exactly, sends the
+attention over the first and last chunk ahead, and verifies in the end whether that was close enough:
 
-    hit    p = 0: the other group, p = 1, has gone on rightly meanwhile, and holds x from here
-    miss   p = 2: it goes on itself, and the other's work is void
+    hit    p = 0: the other group, p = 1, has continued from the right x, and holds x from here
+    miss   p = 2: this group continues, and the work of the other group is void
 
 so a layer costs  early + max(attention - early, rest)  on a hit and  attention + rest  on a miss
 (App. F). The other group is a copy of the first, its ranks mapped one to one.
@@ -24,12 +24,11 @@ from simcore.models.decoder import GROUP, SPECULATED, Decoder
 def alspec(
     m: Machine, model: Decoder, *, tokens: int, context: int, overlap_last_layer: bool = True
 ) -> Program:
-    """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each.
+    """Decodes `tokens` tokens after `context` cached ones; marks "token i" at the end of each.
 
-    With `overlap_last_layer` the LM head, and the next token's first operations, go on from the last
-    attention's speculation before it is verified; without, both groups meet before the LM head, which
-    is what App. F's formula counts. Mesh: {"group": 2, "tensor": ranks}. Verdict "hit", keyed by token
-    and layer.
+    With `overlap_last_layer` the LM head, and the next token's first operations, continue from the last
+    attention's speculation before it is verified; without it both groups meet before the LM head, as in
+    App. F's formula. Mesh: {"group": 2, "tensor": ranks}. Verdict "hit", keyed by token and layer.
     """
     partner = m.along(GROUP, 1)
     priority = m.flag("priority", initial=2 if m.coordinate(GROUP) == 0 else 0)
@@ -63,7 +62,7 @@ def _attention(
     key: tuple[int, int],
     sizes: Mapping[str, int],
 ) -> Ticket:
-    """Both roles of Algorithm 2's speculative_flash_decode: the flag `holds` takes one of them."""
+    """Launches both roles of Algorithm 2's speculative_flash_decode; the flag `holds` selects the role."""
     theirs = m.flag("priority", rank=partner)
     m.launch(model.exchange(2), sets={holds: priority.above(theirs)})
     verdict = Verdict("hit", key, yes=0, no=2)

@@ -1,22 +1,22 @@
-"""Attention-level speculation over a ring of groups: speculating on what is still speculative.
+"""Attention-level speculation over a ring of groups: speculation on results that are still speculative.
 
 ALSpec (Cai et al., ICML 2025), Algorithm 1, Figure 4 scenarios 1 and 2. For contexts so long that
-attention outlasts the rest of a layer: the group that attends layer i sends the early part to the next
-group of the ring, which finishes layer i, begins to attend layer i+1, sends on, and so forth, while the
-exact attentions still run. With enough groups (scenario 1) and only hits a token takes
+attention takes longer than the rest of a layer: the group that attends layer i sends the early part to the
+next group of the ring, which finishes layer i, begins to attend layer i+1, sends its early part on, and so
+forth, while the exact attentions still run. With enough groups (scenario 1) and only hits a token takes
 
     (layers - 1) * (early + rest) + max(early + rest, attention)
 
-With fewer (scenario 2) a layer waits until its group has finished the attention before. On a miss the
-group that finds it goes on with its exact result, and all that was built on the speculation is void. With
-more groups than layers void work is never in the way: a miss makes the token late by one attention less its
-early part. With fewer it can be, since what has been launched is not taken back.
+With fewer groups (scenario 2) a layer waits until its group has finished the attention before. On a miss the
+group that finds it continues with its exact result, and all work built on the speculation is void. With more
+groups than layers void work never delays: a miss makes the token late by one attention less its early part.
+With fewer groups it can delay, because launched work is not cancelled.
 
-The early part takes the residual stream and the layer's new K and V along. The groups further round the ring
+The residual stream and the layer's new K and V travel with the early part. The groups further along the ring
 get K and V later, which is not modelled: they need them a token later.
 
-Decided on the host, from the verdict, by messages around the ring: a baton (go on from my layer) when an
-attention is launched, and for each baton later whether it stood on right ground.
+The hosts decide, from the verdict, by messages around the ring: a baton (continue from my layer) when an
+attention is launched, and later, on the inbox "ground", whether the speculation behind that baton was right.
 """
 
 from collections.abc import Generator
@@ -31,7 +31,7 @@ Result = Generator[Any, Any, bool]
 
 @dataclass(frozen=True, slots=True)
 class Baton:
-    """The speculated attention of a layer is on its way to you; go on from there."""
+    """A message: the speculated attention of a layer is on its way; the receiver continues from it."""
 
     token: int
     layer: int
@@ -39,14 +39,14 @@ class Baton:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A token is out; `holder` has it."""
+    """A message: a token is complete; group `holder` has it."""
 
     token: int
     holder: int
 
 
 def alspec_pipelined(m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:
-    """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each.
+    """Decodes `tokens` tokens after `context` cached ones; marks "token i" at the end of each.
 
     Mesh: {"group": any number from 2}. Verdict "hit", keyed by token and layer.
     """
@@ -69,7 +69,7 @@ def alspec_pipelined(m: Machine, model: Decoder, *, tokens: int, context: int) -
 
 
 def _follow(m: Machine, model: Decoder, baton: Baton, token: int, context: int) -> Result:
-    """Goes on from the previous group's speculation. True where this rank finished the token."""
+    """Continues from the previous group's speculation. Returns whether this rank finished the token."""
     m.launch(model.receive, after=[m.signal(SPECULATED, rank=m.along(GROUP, -1))])
     known = yield m.recv("ground", timeout_s=0.0)
     if known is None and baton.token != token:
@@ -92,10 +92,10 @@ def _go_on(
     exact: bool,
     known: bool | None = None,
 ) -> Result:
-    """Attends a layer, and after each miss the next one too. True where this rank finished the token.
+    """Attends a layer, and after each miss also the next one. Returns whether this rank finished the token.
 
-    `exact`: x was not speculated. `known`: whether the speculation it stands on was right, where that
-    has come already.
+    `exact`: x was not speculated. `known`: whether the speculation behind x was right; None if that is not
+    known yet.
     """
     following = m.along(GROUP, 1)
     missed = m.flag("missed")
@@ -122,7 +122,7 @@ def _go_on(
 
 
 def _finish(m: Machine, model: Decoder, token: int, context: int, known: bool | None) -> Result:
-    """The last layer's rest and the LM head; tells all others once the token stands."""
+    """Runs the rest of the last layer and the LM head; tells all other groups when the token is complete."""
     last = m.launch(model.last, sizes={"context": context + token})
     if known is None:
         known = yield m.recv("ground")

@@ -1,9 +1,10 @@
-"""Concurrent instances: each request runs by itself, beside the others, on the same weights.
+"""Concurrent instances: each request runs alone, beside the others, on the same weights.
 
     instance i   stream "instance i": the prompt, then one decode burst with a batch of one
 
-As FasterTransformer behind Triton does it (Flover, Yao et al. 2023, Figure 1 (b)). What runs at once shares
-the device as the machine has it; beyond `max_instances`, requests wait, first come first served.
+As FasterTransformer behind Triton does it (Flover, Yao et al. 2023, Figure 1 (b)). Instances that run at the
+same time share the device as the machine models it; beyond `max_instances`, requests wait, first come first
+served.
 """
 
 from collections import deque
@@ -18,14 +19,14 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 @dataclass(slots=True)
 class _Pool:
-    """Instances by number: `free` is a heap of those that do not run; `line` waits."""
+    """The instances, by number: `free`: a heap of idle ones; `line`: the waiting requests."""
 
     free: list[int]
     line: deque[Request] = field(default_factory=deque)
     running: dict[int, Ticket] = field(default_factory=dict)
 
     def levels(self) -> tuple[int, int]:
-        """Requests that wait, instances that run."""
+        """The numbers of waiting requests and of running instances."""
         return len(self.line), len(self.running)
 
 
@@ -37,8 +38,8 @@ def concurrent_instances(
     max_instances: int,
     slot_tokens: int | None = None,
 ) -> Program:
-    """Serves what comes into the inbox until its end. `slot_tokens`: what the KV cache of one instance holds;
-    None: whatever is asked for."""
+    """Serves the requests of the inbox until END. `slot_tokens`: tokens in the KV cache of one instance;
+    None: no limit."""
     pool = _Pool(list(range(max_instances)))
     heapify(pool.free)
     while (item := (yield m.recv(REQUESTS))) != END:
@@ -56,7 +57,7 @@ def concurrent_instances(
 
 
 def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, number: int) -> Program:
-    """Serves the first in line, and whoever waits for an instance when it is done."""
+    """Serves requests from the queue, one after another, until none waits."""
     while pool.line:
         request = pool.line.popleft()
         yield from run_to_end(m, model, journal, [request], pool.levels, stream=f"instance {number}")

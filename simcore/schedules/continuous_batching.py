@@ -1,30 +1,31 @@
-"""Continuous batching: what production engines do, one decision a step.
+"""Continuous batching as production engines do it, one decision per step.
 
 Orca's iteration-level scheduling (Yu et al., OSDI 2022) with the paged cache of PagedAttention (Kwon et al.,
 SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's scheduler:
 
-    each step   every decoding sequence gets a token; what is left of the token budget goes to prompts, first
-                those begun, then new ones in their order, while there are blocks and running places
-    no block    the sequence admitted last is preempted: it frees its blocks, waits before all others and is
-                recomputed; no request is admitted in that step
+    each step   every decoding sequence gets a token; the rest of the token budget goes to prompts, first to
+                prompts begun before, then to new ones in their order, while there are blocks and running
+                places
+    no block    the sequence admitted last is preempted: it frees its blocks, goes to the head of the queue
+                and is recomputed; no request is admitted in that step
 
-If a chunk of a prompt finds too few blocks, it is shortened to them; vLLM would preempt a sequence.
+If too few blocks are free for a chunk of a prompt, the chunk is shortened; vLLM would preempt a sequence.
 
 Engines differ in how a step takes prompts (`Prefill`):
 
-    chunked   what is left of the budget, in chunks, beside the sequences that decode (vLLM)
-    whole     the same, but a prompt is not cut: it waits until it fits (TensorRT-LLM, whose default this is)
-    first     prompts in steps of their own, in chunks, while those that decode stand still (SGLang)
+    chunked   in chunks within the rest of the budget, beside the decoding sequences (vLLM)
+    whole     the same, but a prompt is not cut: it waits until it fits (the default of TensorRT-LLM)
+    first     in steps of their own, in chunks, while the decoding sequences wait (SGLang)
 
-and in whether they let new prompts wait for each other: up to `wait_steps` steps of those that decode, unless
-a step with all prompts that wait has `wait_tokens` tokens (TensorRT-LLM's batch waiting).
+They also differ in whether new prompts wait for each other: for up to `wait_steps` decode steps, unless a
+step with all waiting prompts has `wait_tokens` tokens (TensorRT-LLM's batch waiting).
 
-Engines that overlap their host's work with the device's decide a step while the one before it runs (vLLM's
-async scheduling). A request that arrives meanwhile is seen a step later: with `ahead` = 1 it takes part from
-the second step after the one in which it came.
+Engines that overlap the work of host and device decide a step while the step before it runs (vLLM's async
+scheduling). A request that arrives meanwhile is seen a step later: with `ahead` = 1 it joins in the second
+step after the step in which it arrived.
 
-With `prefix_caching` blocks that begin a prompt and are known from before are not computed again, and are
-held once, however many requests share them (simcore/schedules/prefix_cache.py).
+With `prefix_caching`, known blocks at the beginning of a prompt are not computed again, and are held once,
+however many requests share them (simcore/schedules/prefix_cache.py).
 
 While only lengths change, steps are launched as one burst, until a request ends or arrives.
 """
@@ -48,7 +49,7 @@ Prefill = Literal["chunked", "whole", "first"]
 
 
 def fcfs(request: Request) -> float:
-    """First come, first served; of those that come at once, the one of the lower number."""
+    """First come, first served; requests that arrive together go by their number."""
     return request.arrival_s
 
 
@@ -59,11 +60,11 @@ def shortest_first(request: Request) -> float:
 
 @dataclass(slots=True)
 class _Server:
-    """The state of one server. `waiting`: a heap of (order, id, request); `preempted`: those that wait before
-    them; `prompts`: being computed; `decoding`: a heap of (iteration in which it ends, id, request);
-    `admitted`: all that hold blocks, in order of admission. `arriving`: (steps, request) that is seen once so
-    many `steps` have run. `waited`: steps for which prompts have waited for others. `cache`: what the blocks
-    hold, with prefix caching."""
+    """The state of one server. `waiting`: a heap of (order, id, request); `preempted`: requests that go
+    before them; `prompts`: requests in prefill; `decoding`: a heap of (iteration in which it ends, id,
+    request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
+    request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
+    waited for others. `cache`: the contents of the blocks, with prefix caching."""
 
     kv: PagedKv
     budget: int
@@ -102,7 +103,7 @@ def continuous_batching(
     ahead: int = 0,
     prefix_caching: bool = False,
 ) -> Program:
-    """Serves what comes into the inbox until its end. `blocks`: of `block_tokens` tokens, in all."""
+    """Serves the requests of the inbox until END. `blocks`: how many KV blocks of `block_tokens` tokens."""
     kv, max_running = PagedKv(blocks, block_tokens), min(max_sequences, token_budget)
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
@@ -127,7 +128,7 @@ def continuous_batching(
             server.waited = 0
             yield from _step_with_prompts(m, model, journal, server, chunks)
         else:
-            # What was preempted may be admitted again in the next step.
+            # A preempted request may be admitted again in the next step.
             if short:
                 needed, steps_to_wait = kv.needed(1), 1
             yield from _decode(m, model, journal, server, needed, steps_to_wait)
@@ -148,15 +149,14 @@ def _receive(m: Machine, server: _Server, journal: Journal, items: list[object])
 
 
 def _enqueue(server: _Server) -> None:
-    """Requests that arrived early enough join those that wait; all of them, if nothing runs that was decided
-    before."""
+    """Moves requests that arrived early enough to the queue; all of them, if no admitted request runs."""
     while server.arriving and (server.arriving[0][0] <= server.steps or not server.admitted):
         _, request = server.arriving.popleft()
         heappush(server.waiting, (server.order(request), request.id, request))
 
 
 def _preempt_until_fits(server: _Server) -> None:
-    """Preempts those admitted last until the next iteration has its blocks."""
+    """Preempts the requests admitted last until the next iteration has enough blocks."""
     kv = server.kv
     while kv.needed(1) > kv.free:
         _, request = server.admitted.popitem()
@@ -175,14 +175,14 @@ def _preempt_until_fits(server: _Server) -> None:
 
 
 def _release_blocks(server: _Server, request: Request) -> int:
-    """Releases the blocks of a request; gives how many become free."""
+    """Releases the blocks of a request; returns how many become free."""
     if server.cache is None:
         return blocks_for(request.cached, server.kv.block)
     return server.cache.release(request)
 
 
 def _grow(server: _Server, iterations: int) -> None:
-    """So many decode iterations have run."""
+    """Takes the blocks of `iterations` decode iterations, which have run."""
     kv, cache = server.kv, server.cache
     before = kv.used
     kv.grow(iterations)
@@ -191,7 +191,7 @@ def _grow(server: _Server, iterations: int) -> None:
 
 
 def _count_generated(server: _Server, request: Request) -> None:
-    """Counts what a decoding request has generated since it joined, in iteration `held`, or was counted."""
+    """Counts the tokens that a decoding request has generated since iteration `held`, its last count."""
     ran = server.kv.iteration - request.held
     request.generated += ran
     request.cached += ran
@@ -209,7 +209,7 @@ def _steps_to_wait(server: _Server) -> int:
 
 
 def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tuple[Request, int]]:
-    """Admits requests and gives the prompt tokens of the next step: (request, how many of its tokens)."""
+    """Admits requests and returns the prompt tokens of the next step: (request, number of tokens)."""
     kv, cache, chunks = server.kv, server.cache, []
     left = server.budget - (len(server.decoding) if server.prefill != "first" else 0)
     free = kv.free - kv.needed(1)
@@ -231,7 +231,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         hit_blocks = cache.found(request) if cache is not None else []
         hit_tokens = len(hit_blocks) * kv.block
         tokens = min(_prompt(request) - hit_tokens, left)
-        # Cached blocks that no request holds are among the free ones, from which they are taken.
+        # Cached blocks that no request holds count as free, so a hit takes them from the free blocks.
         unreferenced = cache.unreferenced(hit_blocks) if cache is not None else 0
         blocks = blocks_for(hit_tokens + tokens, kv.block) - len(hit_blocks) + unreferenced
         if blocks > free or _would_split(server, request, hit_tokens + tokens, bool(chunks)):
@@ -248,7 +248,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
 
 
 def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> None:
-    """Admits the next request, of which so many tokens are cached."""
+    """Admits the next request, of whose prompt `hit_tokens` tokens are cached."""
     if server.preempted:
         server.preempted.popleft()
     else:
@@ -262,14 +262,14 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
 
 
 def _would_split(server: _Server, request: Request, tokens: int, beside_others: bool) -> bool:
-    """Whether a prompt that has to be computed whole would be split. One that fits into no step any more,
-    since its answer so far counts after a preemption, is split if it is alone."""
+    """Whether a prompt that must be computed whole would be split. A prompt that fits into no step, because
+    after a preemption its answer so far counts too, is split if it is alone."""
     whole = server.prefill == "whole" and tokens < _prompt(request)
     return whole and (beside_others or _prompt(request) <= server.budget)
 
 
 def _prompt(request: Request) -> int:
-    """Tokens to compute before it decodes: after a preemption, its answer so far too."""
+    """Tokens to compute before a request decodes: its prompt and, after a preemption, its answer so far."""
     return request.prompt_tokens + request.generated
 
 
@@ -278,7 +278,7 @@ def _new_blocks(kv: PagedKv, request: Request, tokens: int) -> int:
 
 
 def _tokens_that_fit(kv: PagedKv, request: Request, tokens: int, free: int) -> int:
-    """So many tokens, or as many as the free blocks hold if those are fewer."""
+    """The lesser of `tokens` and the tokens that the request's blocks and the free blocks still hold."""
     room = blocks_for(request.cached, kv.block) * kv.block - request.cached + free * kv.block
     return min(tokens, room)
 
@@ -286,7 +286,7 @@ def _tokens_that_fit(kv: PagedKv, request: Request, tokens: int, free: int) -> i
 def _step_with_prompts(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, chunks: list[tuple[Request, int]]
 ) -> Program:
-    """One step with prompt tokens, with or without sequences that decode."""
+    """Runs one step with prompt tokens, with or without decoding sequences."""
     kv, prompts_ending = server.kv, 0
     sequences = len(server.decoding) if server.prefill != "first" else 0
     prompts = []
@@ -316,12 +316,12 @@ def _step_with_prompts(
 
 
 def _waiting(server: _Server) -> int:
-    """How many requests no step works on."""
+    """How many requests are in the queue or not yet seen."""
     return len(server.waiting) + len(server.preempted) + len(server.arriving)
 
 
 def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
-    """Prompts that are computed give their first token and decode from here."""
+    """Gives the first token to requests whose prompts are complete; they decode from here."""
     kv = server.kv
     for request in [r for r in server.prompts if r.cached == _prompt(r)]:
         server.prompts.remove(request)
@@ -343,8 +343,8 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
 def _decode(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, needed: int, most: int
 ) -> Program:
-    """A burst of decode steps, until a request ends, the free blocks do, or a request arrives; at most `most`
-    (0: no limit). `needed`: the new blocks that the first takes."""
+    """Runs a burst of decode steps until a request ends, the free blocks end, or a request arrives; at most
+    `most` steps (0: no limit). `needed`: the new blocks of the first step."""
     kv, sequences = server.kv, len(server.decoding)
     longest = kv.longest(server.decoding[0][0] - kv.iteration)
     replays = min(most, longest) if most else longest
@@ -353,7 +353,7 @@ def _decode(
         if not _arrival_step_matters(server):
             until = None
         elif replays > server.ahead:
-            # Whatever arrives in this part joins after the next one, at whichever of its steps it came.
+            # A request that arrives in this burst joins after the next burst, whichever step it came in.
             replays, until = replays - server.ahead, None
     elif server.arriving:
         replays = min(replays, server.arriving[0][0] - server.steps)
@@ -373,20 +373,20 @@ def _decode(
 
 
 def _none_can_join(server: _Server) -> bool:
-    """Whether no arriving request can begin before one that runs has ended."""
+    """Whether no arriving request can begin before a running request has ended."""
     full = len(server.admitted) >= server.max_running or server.waiting or server.preempted
     return bool(full) and server.order is fcfs and not server.wait_steps
 
 
 def _arrival_step_matters(server: _Server) -> bool:
-    """Whether it matters in which step of a burst a request arrives. It does not if steps are not decided
-    ahead, if none arrive any more, or if more wait than `ahead` steps could admit."""
+    """Whether the step of a burst in which a request arrives matters. It does not if steps are not decided
+    ahead, if no more requests arrive, or if more requests wait than `ahead` steps could admit."""
     in_line = len(server.waiting) + len(server.preempted)
     return server.ahead > 0 and not server.closed and in_line < server.ahead * server.max_running
 
 
 def _finish_complete(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
-    """Every decoding sequence has so many tokens more, whose blocks are counted; complete ones leave."""
+    """Gives every decoding sequence `iterations` tokens, whose blocks are counted; complete ones leave."""
     kv, decoding = server.kv, server.decoding
     if not decoding:
         return

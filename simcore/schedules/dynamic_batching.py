@@ -1,16 +1,16 @@
-"""Dynamic batching: requests that come within a time window go through the model together.
+"""Dynamic batching: requests that arrive within a time window go through the model together.
 
-    due   = arrival of the oldest request that waits + window_s, or as soon as a batch is full
-    batch = all that wait then, first come first served, once the server is free
-    end   = that of its longest answer: everybody is computed on until then
+    due   = arrival of the oldest waiting request + window_s, or as soon as a batch is full
+    batch = all waiting requests that fit, first come first served, when the server is free
+    end   = the end of the longest answer: all rows of the batch are computed until then
 
-Tokens are given out as they come, so that a short answer is complete before its batch is; its place stays
-taken until then.
+Tokens are given out as they come, so a short answer is complete before its batch ends; its place stays taken
+until the batch ends.
 
-The window is that of Triton's dynamic batcher (its maximum queue delay): it begins with the oldest request
-that waits. Flover (Yao et al. 2023), Figure 1 (a), draws windows that follow each other at a fixed pace,
-whether anybody waits or not: there a request waits for what is left of its window, here the first one waits
-for all of it. In both, who comes while a batch runs waits for its end.
+The window is that of Triton's dynamic batcher (its maximum queue delay): it begins with the oldest waiting
+request. Flover (Yao et al. 2023), Figure 1 (a), draws windows that follow each other at a fixed pace, even if
+no request waits: there a request waits for the rest of its window, here the first request waits for the whole
+window. In both, requests that arrive while a batch runs wait for its end.
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 
-# Requests that wait, and units of KV held, now.
+# Returns the number of waiting requests and the units of KV held, now.
 Levels = Callable[[], tuple[int, int]]
 
 
 @dataclass(slots=True)
 class _Queue:
-    """Requests that wait, in order; `capacity`: tokens that the KV cache has room for."""
+    """The waiting requests (`line`), in order; `capacity`: tokens that the KV cache has room for."""
 
     m: Machine
     journal: Journal
@@ -36,7 +36,7 @@ class _Queue:
     closed: bool = False
 
     def take(self, items: Iterable[object]) -> None:
-        """Puts what came in line, but for what no batch could ever hold."""
+        """Adds items to the queue; rejects requests that no batch could ever hold."""
         for item in items:
             if item == END:
                 self.closed = True
@@ -52,8 +52,8 @@ class _Queue:
 def dynamic_batching(
     m: Machine, model: ServedDecoder, journal: Journal, *, window_s: float, max_batch: int, capacity: int
 ) -> Program:
-    """Serves what comes into the inbox until its end. `capacity`: tokens in the KV cache, of which a batch
-    takes its prompts and, for each request, the longest `max_tokens` in it."""
+    """Serves the requests of the inbox until END. `capacity`: tokens in the KV cache, of which a batch takes
+    its prompts and, for each request, the batch's longest `max_tokens`."""
     queue = _Queue(m, journal, capacity)
     while True:
         queue.take(m.poll(REQUESTS))
@@ -84,7 +84,7 @@ def _gather(m: Machine, queue: _Queue, window_s: float, max_batch: int) -> Progr
 
 
 def fitting(line: Iterable[Request], max_batch: int, capacity: int) -> int:
-    """How many of those that wait, from the first on, make the next batch."""
+    """How many waiting requests, from the first on, fit into the next batch."""
     number = prompts = longest = 0
     for request in line:
         prompts += request.prompt_tokens
@@ -96,8 +96,8 @@ def fitting(line: Iterable[Request], max_batch: int, capacity: int) -> int:
 
 
 def bursts(lengths: Sequence[int], first_alone: bool = False) -> list[tuple[int, int]]:
-    """The iterations of a batch whose requests need so many tokens each, cut where one has all of its own,
-    and after the first with `first_alone`: (iterations, requests that still need tokens).
+    """The iterations of a batch whose requests need `lengths` tokens, cut where a request is complete, and
+    with `first_alone` after the first iteration: (iterations, requests that still need tokens).
 
     >>> bursts([3, 1, 3]), bursts([4, 4], first_alone=True)
     ([(1, 3), (2, 2)], [(1, 2), (3, 2)])
@@ -111,7 +111,7 @@ def bursts(lengths: Sequence[int], first_alone: bool = False) -> list[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A launch and what to note of it."""
+    """A launch and the numbers for its row in the journal."""
 
     ticket: Ticket
     issued_s: float
@@ -130,9 +130,9 @@ def run_to_end(
     levels: Levels,
     stream: str = "main",
 ) -> Program:
-    """A batch from its prompts to the end of its longest answer, as launches queued one behind the other.
+    """Runs a batch from its prompts to the end of its longest answer, as launches queued one after another.
 
-    The prompts give the first tokens; with `model.whole` the first iteration does.
+    The prompts give the first tokens, or with `model.whole` the first iteration does.
     """
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
@@ -171,7 +171,7 @@ def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stre
             advance=growth(size),
             repeat=replays,
         )
-        # A first token ends no gap between two tokens, so whoever gets it does not count as decoding.
+        # A first token ends no gap between two tokens, so its request does not count as decoding.
         first = decoding if whole and number == 0 else 0
         steps.append(_Step(ticket, m.now(), replays, decoding - first, size, first_tokens=first))
         cached += replays * size

@@ -1,8 +1,9 @@
-"""Eager: after each position, its contributions to all later ones (Flash Inference, Figure 1, bottom left).
+"""Eager: each position is followed by its contributions to all later ones (Flash Inference, Figure 1,
+bottom left).
 
     mixer work of L positions  =  2 B c (L-1 + L-2 + ... + 0) + red cells  =  B c L (L + 1)
 
-With `parallel`, the columns of all layers are one launch after the position.
+With `parallel`, one launch after the position computes the columns of all layers.
 """
 
 from simcore.machine.machine import Machine, Program
@@ -11,7 +12,7 @@ from simcore.schedules.prefill import prefill
 
 
 def eager(m: Machine, model: LongConvolution, ended_s: list[float], *, parallel: bool = True) -> Program:
-    """Generates the positions after the prompt; appends to `ended_s` when each of them is done."""
+    """Generates the positions after the prompt; appends the end time of each to `ended_s`."""
     yield from prefill(m, model, ended_s)
     for t in range(model.prompt, model.tokens):
         later = model.tokens - 1 - t

@@ -3,9 +3,9 @@
     tiles of L = 2^P positions, per layer:  L/2 of side 1, L/4 of side 2, ... one of side L/2: L - 1 in all
     mixer work  =  sum over q of 2^(P-1-q) T(2^q, 2^q)  =  O(L log^2 L) with FFTs             (Theorem 2)
 
-The tiles of all layers are one launch after the position (section 3.5); as printed, layer by layer, with
-`parallel` off. The largest may be done layer by layer to save memory (App. E), and half of the activations
-need never be stored (App. D).
+With `parallel`, one launch after the position computes the tiles of all layers (section 3.5); without it they
+go layer by layer, as Algorithm 1 is printed. The largest tiles may go layer by layer to save memory (App. E),
+and half of the activations need never be stored (App. D).
 """
 
 from simcore.machine.machine import Machine, Program
@@ -23,12 +23,12 @@ def fractal_tiling(
     half_storage: bool = False,
     sequential_from: int | None = None,
 ) -> Program:
-    """Generates the positions after the prompt; appends to `ended_s` when each of them is done.
+    """Generates the positions after the prompt; appends the end time of each to `ended_s`.
 
-    `sequential_from`: tiles of this side and larger are done one layer after the other.
+    `sequential_from`: tiles of this side and larger are computed layer by layer.
     """
     half = model.prompt + half_length(model.generated)
-    # With half of the storage, what the prompt gives to the second half is part of the carry.
+    # With half storage, the carry includes the prompt's contributions to the second half.
     yield from prefill(m, model, ended_s, outputs=half if half_storage else None)
     for t in range(model.prompt, model.tokens):
         sizes, carries = {"position": t}, half_storage and t + 1 == half
@@ -43,17 +43,17 @@ def fractal_tiling(
 
 
 def _tile(model: LongConvolution, t: int) -> tuple[int, int]:
-    """Side and outputs of the tile after a position; what lies beyond the end is left out."""
+    """The side of the tile after a position, and its outputs within the sequence."""
     side = tile_side(t + 1 - model.prompt)
     return side, min(side, model.tokens - 1 - t)
 
 
 def _carry(model: LongConvolution, half: int) -> Graph:
-    """The largest tile, in place of its inputs."""
+    """The largest tile, whose outputs replace its inputs."""
     return model.carry(half, model.tokens - half)
 
 
 def _tiles(model: LongConvolution, t: int, sequential_from: int | None) -> Graph:
-    """The tile of all layers after a position."""
+    """The tiles of all layers after a position."""
     side, outputs = _tile(model, t)
     return model.tile(side, outputs, sequential=sequential_from is not None and side >= sequential_from)

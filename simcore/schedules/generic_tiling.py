@@ -2,8 +2,8 @@
 
     x_l,t = agg(cont(a, 0, t), ..., cont(a, t, t))         z_l,t = read(x_l,t)
 
-The order of contributions is kept, so agg need not be commutative; it is enough that cont(y, i, j) does not
-look at anything later than y_i (section 3.1). Tiles of all layers are one launch.
+The order of contributions is kept, so agg need not be commutative; cont(y, i, j) must only not read anything
+later than y_i (section 3.1). The tiles of all layers are one launch.
 """
 
 from simcore.machine.machine import Machine, Program
@@ -11,7 +11,7 @@ from simcore.models.long_convolution import LongConvolution, tile_side
 
 
 def generic_tiling(m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-    """Generates all positions; appends to `ended_s` when each of them is done. Takes no prompt."""
+    """Generates all positions; appends the end time of each to `ended_s`. Takes no prompt."""
     for t in range(model.tokens):
         step = m.launch(model.generic_step(), sizes={"position": t})
         if t + 1 < model.tokens:

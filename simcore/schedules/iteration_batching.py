@@ -1,12 +1,12 @@
-"""Iteration batching: who runs is decided anew at every iteration (ORCA, Yu et al., OSDI 2022).
+"""Iteration batching: the batch is chosen anew at every iteration (ORCA, Yu et al., OSDI 2022).
 
-    each iteration   a token for every request that runs, and the whole prompts of the new ones, which give
+    each iteration   a token for every running request, and the whole prompts of the new requests, which give
                      their first token: attention by request, everything else over all rows at once
 
-New requests join first come first served while fewer than `max_batch` run; each holds room for its prompt
-and `max_tokens` from its first iteration to its last. Answers are taken to be of one length, which Flover
-(Yao et al. 2023, Table I) names as what this design is made for; requests then end in the order in which
-they joined. Between changes, iterations are launched as one burst.
+New requests join first come first served while fewer than `max_batch` run; each holds room for its prompt and
+`max_tokens` from its first iteration to its last. All answers must have one length, the case that according
+to Flover (Yao et al. 2023, Table I) this design is made for; so requests end in the order in which they
+joined. Between changes, iterations are launched as one burst.
 """
 
 from collections import deque
@@ -20,8 +20,9 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 @dataclass(slots=True)
 class _Server:
-    """The state of one server. `running` in the order in which they end; `held` of a request is the iteration
-    after which it does. `kv_tokens`: cached tokens of all that run; `tokens`: length of every answer."""
+    """The state of one server. `running`: requests in the order in which they end; the `held` of a request is
+    the iteration after which it ends. `kv_tokens`: cached tokens of all running requests; `tokens`: the
+    length of every answer."""
 
     places: int
     slot_tokens: int
@@ -36,8 +37,8 @@ class _Server:
 def iteration_batching(
     m: Machine, model: ServedDecoder, journal: Journal, *, max_batch: int, slot_tokens: int
 ) -> Program:
-    """Serves what comes into the inbox until its end. `slot_tokens`: what the KV cache holds of each request
-    that runs. Raises ValueError where answers are not all of one length."""
+    """Serves the requests of the inbox until END. `slot_tokens`: tokens of KV cache for each running request.
+    Raises ValueError if answers are not all of one length."""
     server = _Server(max_batch, slot_tokens)
     while True:
         _take(m, journal, server, m.poll(REQUESTS))
@@ -73,8 +74,8 @@ def _take(m: Machine, journal: Journal, server: _Server, items: Iterable[object]
 
 
 def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, new: list[Request]) -> Program:
-    """One iteration with the prompts of new requests. With `model.whole`, prompts give no token: their
-    requests take part in the iteration too."""
+    """Runs one iteration with the prompts of new requests. With `model.whole`, prompts give no token, so
+    their requests also take part in the iteration."""
     for request in new:
         request.instance, request.scheduled_s = m.rank, m.now()
     decoding = len(server.running)
@@ -96,14 +97,14 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
     server.kv_tokens += prompt_tokens + (len(new) if model.whole else 0)
     for request in new:
         request.first_token_s = end_s
-        # The iteration that has just run is counted with it below.
+        # `_advance` below counts the iteration that has just run.
         request.held = server.iteration + request.output_tokens
         server.running.append(request)
     _advance(model, server, journal, 1, decoding, end_s)
 
 
 def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
-    """Iterations up to the end of a request or, while places are free, to the arrival of one."""
+    """Runs a burst until a request ends or, while places are free, until a request arrives."""
     sequences = len(server.running)
     step = m.launch(
         model.decode,
@@ -122,11 +123,11 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
 def _advance(
     model: ServedDecoder, server: _Server, journal: Journal, iterations: int, grew: int, end_s: float
 ) -> None:
-    """So many iterations have run, in which `grew` requests cached a token each; who is complete leaves."""
+    """Counts `iterations` iterations in which `grew` requests cached a token each; complete ones leave."""
     server.iteration += iterations
     server.kv_tokens += iterations * grew
     while server.running and server.running[0].held <= server.iteration:
         request = server.running.popleft()
         journal.finish(request, end_s)
-        # The last token is cached only where every token comes from an iteration.
+        # The last token is cached only if every token comes from an iteration (`model.whole`).
         server.kv_tokens -= request.prompt_tokens + request.output_tokens - (0 if model.whole else 1)

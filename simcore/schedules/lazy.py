@@ -1,9 +1,11 @@
-"""Lazy: before each position, the contributions of its whole history (Flash Inference, Figure 1, top left).
+"""Lazy: the contributions of its whole history come before each position (Flash Inference, Figure 1, top
+left).
 
     mixer work of L positions  =  2 B c (0 + 1 + ... + L-1) + red cells  =  B c L (L + 1)
 
-This is how long convolutions are decoded by default. With `parallel`, the histories of all layers are one
-launch ahead of the position, for all of them are known (section 3.5's observation, applied to the baseline).
+Long convolutions are decoded this way by default. With `parallel`, one launch before the position computes
+the histories of all layers, because all of them are known (section 3.5's observation applied to the
+baseline).
 """
 
 from simcore.machine.machine import Machine, Program
@@ -12,9 +14,9 @@ from simcore.schedules.prefill import prefill
 
 
 def lazy(m: Machine, model: LongConvolution, ended_s: list[float], *, parallel: bool = True) -> Program:
-    """Generates the positions after the prompt; appends to `ended_s` when each of them is done."""
+    """Generates the positions after the prompt; appends the end time of each to `ended_s`."""
     yield from prefill(m, model, ended_s)
-    # The prompt has given its contributions already.
+    # `prefill` has computed the prompt's contributions already.
     for t in range(model.prompt, model.tokens):
         earlier = t - model.prompt
         sizes, grows = {"position": t, "inputs": earlier}, {"position": 1, "inputs": 1}

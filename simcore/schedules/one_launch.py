@@ -1,10 +1,10 @@
-"""One launch: a graph, alone on its device, launched and waited for, again and again.
+"""One launch: a graph, alone on its device, is launched and waited for, several times.
 
-    latency = host time until the device has the graph + the graph, but no less than the host's launch
+    latency = host time until the device has the graph + the graph, at least the host time of the launch
 
-What a micro-benchmark of an operator times, once everything is warm. To a host that comes from elsewhere a
-first launch takes longer (beside an H200 41 us and more, where it launches all the time 30), so there are
-several, and the first one does not count.
+This is what a micro-benchmark of an operator times when everything is warm. A first launch takes the host
+longer (with an H200 41 us and more, instead of 30 us for a host that launches all the time), so there are
+several launches, and the first does not count.
 """
 
 from simcore.machine.machine import Machine, Program
@@ -15,8 +15,8 @@ LAUNCHES, UNCOUNTED = 5, 1
 
 
 def one_launch(m: Machine, graph: Graph, begun_s: list[float], launches: int = LAUNCHES) -> Program:
-    """Launches a graph without run-time sizes and waits for it, so many times; marks "done" at its end.
-    `begun_s` then has when each launch was called, in seconds since the run began, and nothing else."""
+    """Launches a graph without run-time sizes and waits for it, `launches` times; marks "done" at each end.
+    `begun_s` is emptied and then gets the time of each launch call, in seconds since the run began."""
     begun_s.clear()
     for _ in range(launches):
         begun_s.append(m.now())

@@ -1,7 +1,8 @@
-"""Blocks of a paged KV cache, counted without walking over the sequences (PagedAttention, Kwon et al. 2023).
+"""Counts the blocks of a paged KV cache without a loop over sequences (PagedAttention, Kwon et al. 2023).
 
-A sequence with c cached tokens holds ceil(c / block) blocks. All decoding sequences grow by a token an
-iteration, so the ones that need a new block in iteration t are those with (t - c at t) = 0 modulo `block`:
+A sequence with c cached tokens holds ceil(c / block) blocks. Each decoding sequence grows by a token per
+iteration, so t - c of a sequence stays the same modulo `block`. `phase` counts the sequences by that number;
+a sequence needs a new block in the iterations t that are equal to it modulo `block`:
 
     new blocks in iterations t .. t + k - 1  =  sum over j < k of phase[(t + j) mod block]
 """
@@ -13,8 +14,8 @@ from simcore.workload.requests import blocks_for
 
 @dataclass(slots=True)
 class PagedKv:
-    """The cache of one server: `total` blocks of `block` tokens, of which `used` are held. `iteration` counts
-    decode iterations."""
+    """The cache of one server: `total` blocks of `block` tokens, of which `used` are held. `iteration`:
+    decode iterations so far."""
 
     total: int
     block: int
@@ -28,23 +29,23 @@ class PagedKv:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """How many blocks no sequence holds."""
         return self.total - self.used
 
     def join(self, cached: int) -> None:
-        """A sequence with so many cached tokens, whose blocks are counted already, begins to decode."""
+        """Adds a decoding sequence with `cached` cached tokens, whose blocks are counted already."""
         self.decoding += 1
         self.phase[(self.iteration - cached) % self.block] += 1
 
     def leave(self, cached: int, freed: int | None = None) -> None:
-        """A decoding sequence with so many cached tokens ends and gives its blocks back: `freed`, if others
-        hold some of them too."""
+        """Removes a decoding sequence with `cached` cached tokens and frees its blocks; only `freed` of them,
+        if other sequences hold the rest."""
         self.decoding -= 1
         self.phase[(self.iteration - cached) % self.block] -= 1
         self.used -= blocks_for(cached, self.block) if freed is None else freed
 
     def needed(self, iterations: int) -> int:
-        """New blocks that so many decode iterations take."""
+        """New blocks that the next `iterations` decode iterations take."""
         if iterations == 1:
             return self.phase[self.iteration % self.block]
         rounds, rest = divmod(iterations, self.block)
@@ -52,7 +53,7 @@ class PagedKv:
         return rounds * self.decoding + sum([self.phase[(at + j) % self.block] for j in range(rest)])
 
     def longest(self, iterations: int) -> int:
-        """How many decode iterations, at most so many, the free blocks last for."""
+        """How many decode iterations, at most `iterations`, the free blocks last for."""
         if (
             self.decoding * (iterations // self.block + 1) <= self.free
             or self.needed(iterations) <= self.free
@@ -68,6 +69,6 @@ class PagedKv:
         return low
 
     def grow(self, iterations: int) -> None:
-        """So many decode iterations have run."""
+        """Takes the blocks of `iterations` decode iterations, which have run."""
         self.used += self.needed(iterations)
         self.iteration += iterations

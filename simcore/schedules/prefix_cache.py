@@ -1,16 +1,18 @@
-"""Which KV blocks of a server hold what, so that prompts that begin alike are computed once.
+"""The contents of a server's KV blocks, so that equal beginnings of prompts are computed once.
 
-Blocks are kept as vLLM's V1 engine keeps them (its design document "Automatic Prefix Caching"):
+Blocks are managed as in vLLM's V1 engine (its design document "Automatic Prefix Caching"):
 
     identity   of a full block i: (text of its last token, i). A text determines all tokens before it, so
-               equal identities mean equal tokens up to the end of the block (vLLM chains hashes to that end)
-    hit        the blocks of a prompt, from its first on, as far as they are known, without its last token,
-               from which the answer comes; known is a block once the step that fills it is decided
-    free       blocks that nobody holds, in a queue; they keep what they hold until they are taken from its
-               head. Who ends puts its blocks at the tail, the last one first: a prefix outlives what follows
-    answers    their blocks become known too, when the request ends or is preempted
+               equal identities mean equal tokens until the end of the block (vLLM chains hashes instead)
+    hit        the known blocks of a prompt, from the first until one is unknown. The last token of a prompt
+               is always computed, because the answer comes from it. A block is known as soon as the step
+               that fills it is decided
+    free       blocks that no request holds, in a queue; they keep their contents until they are taken from
+               its head. A request that ends puts its blocks at the tail, the last block first, so a prefix
+               stays longer than what follows it
+    answers    their blocks also become known, when the request ends or is preempted
 
-    used + free = total, always: what is known and free never keeps anybody from a block
+    used + free = total, always: a known free block is as available as any other
 
 Two requests that compute the same tokens at the same time have a copy each, as in vLLM. Each block of a
 request is touched a few times in its life; decode steps only count how many blocks they take.
@@ -23,13 +25,13 @@ from itertools import chain, takewhile
 
 from simcore.workload.requests import Request, blocks_for, own_text
 
-# An identity is text * _SPREAD + block. More than the blocks of any prompt, so that no two are the same; odd,
-# and not near a power of two, so that those of several texts do not collide in a hash table.
+# An identity is text * _SPREAD + block. _SPREAD is more than the blocks of any prompt, so that identities
+# differ; it is odd and not near a power of two, so that several texts do not collide in a hash table.
 _SPREAD = 54_292_213
 
 
 def identities(request: Request, first: int, last: int, block: int) -> Iterator[int]:
-    """The identities of a request's blocks `first` .. `last` - 1, of `block` tokens each, all of them full.
+    """The identities of a request's blocks `first` .. `last` - 1, all full, of `block` tokens each.
 
     >>> same = [Request(i, 0.0, 100, 1, 1, content=((7, 64), (7 + i, 100))) for i in range(2)]
     >>> [len({*identities(same[0], 0, n, 16)} & {*identities(same[1], 0, n, 16)}) for n in (4, 6)]
@@ -50,10 +52,11 @@ def identities(request: Request, first: int, last: int, block: int) -> Iterator[
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The blocks of one server, `total` of `block` tokens. `holders` and `known_as`: of each block that was
-    ever taken, how many requests hold it, and its identity; `where`: a block of each known identity, further
-    ones in `copies`; `queue`: the free ones of them, first to be taken first; `tables`: the blocks of each
-    running request, but for those that its answer took, of which `growing` are taken by all together."""
+    """The blocks of one server: `total` blocks of `block` tokens. `holders` and `known_as`: for each block
+    ever taken, how many requests hold it, and its identity. `where`: a block for each known identity, further
+    blocks in `copies`. `queue`: the free blocks among those ever taken, in the order in which they are taken
+    again. `tables`: the blocks of each running request, except the blocks of its answer: `growing` has those
+    of all requests together."""
 
     total: int
     block: int
@@ -67,21 +70,21 @@ class PrefixCache:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """How many blocks no request holds."""
         return self.total - len(self.holders) + len(self.queue)
 
     def found(self, request: Request) -> list[int]:
-        """The blocks that hold the beginning of what a request has to compute."""
+        """The cached blocks of a request: those that hold the beginning of its prompt and answer so far."""
         most = (request.prompt_tokens + request.generated - 1) // self.block
         at = map(self.where.get, identities(request, 0, most, self.block))
         return [block for block in takewhile(_is_known, at) if block is not None]
 
     def unreferenced(self, blocks: Sequence[int]) -> int:
-        """How many of some blocks are free."""
+        """How many of these blocks are free."""
         return sum(not self.holders[block] for block in blocks)
 
     def admit(self, request: Request, found: list[int]) -> None:
-        """A request begins, and holds the blocks that were found for it."""
+        """Adds a request, which holds the blocks that were found for it."""
         for block in found:
             if not self.holders[block]:
                 del self.queue[block]
@@ -89,18 +92,18 @@ class PrefixCache:
         self.tables[request.id] = found
 
     def extend(self, request: Request, cached: int, tokens: int) -> None:
-        """A request that has so many tokens cached is to compute so many more of its prompt: their blocks are
-        taken, and known from now on. The free ones must be enough."""
+        """Takes the blocks for `tokens` more prompt tokens of a request that has `cached` cached tokens; full
+        blocks are known from now on. Enough blocks must be free."""
         table, after = self.tables[request.id], cached + tokens
         table += self._take(blocks_for(after, self.block) - len(table))
         self._know(request, table, cached // self.block, after // self.block)
 
     def grow(self, blocks: int) -> None:
-        """Sequences that decode took so many blocks. The free ones must be enough."""
+        """Takes `blocks` blocks for decoding sequences. Enough blocks must be free."""
         self.growing += self._take(blocks)
 
     def release(self, request: Request) -> int:
-        """A request gives its blocks back, `request.cached` tokens; how many of them are free now."""
+        """Releases a request's blocks, for `request.cached` tokens; returns how many become free."""
         table = self.tables.pop(request.id)
         # The last block of a prompt may have been filled by the answer.
         full = len(table) if self.known_as[table[-1]] is not None else len(table) - 1
@@ -118,7 +121,7 @@ class PrefixCache:
         return freed
 
     def _take(self, number: int) -> list[int]:
-        """Free blocks, those that were never used first; what they hold is forgotten."""
+        """Takes free blocks, never used ones first, and forgets their contents."""
         ever = len(self.holders)
         new = min(number, self.total - ever)
         taken = list(range(ever, ever + new))
@@ -132,7 +135,7 @@ class PrefixCache:
         return taken
 
     def _know(self, request: Request, table: Sequence[int], first: int, last: int) -> None:
-        """The blocks `first` .. `last` - 1 of a request are full."""
+        """Makes blocks `first` .. `last` - 1 of a request known; they are full."""
         if last <= first:
             return
         names = identities(request, first, last, self.block)

@@ -1,18 +1,18 @@
 """Temporal fusion: requests join a running batch between two iterations (Flover, Yao et al. 2023, section V).
 
-    fetching     a request that has come waits for a free slot; its prompt is then computed on a stream of its
-                 own, beside the generation, and it goes into the inference queue       (Algorithm 1)
-    generation   each iteration takes in what is in that queue, computes a token for every slot from the first
-                 in use to the last, and evicts what is complete                        (Algorithm 2)
-    shuffle      copies as few slots as can be so that none between those in use is free   (Algorithm 3)
+    fetching     a new request waits for a free slot; then its prompt is computed on a stream of its own,
+                 beside the generation, and the request goes into the inference queue   (Algorithm 1)
+    generation   each iteration takes the requests from that queue, computes a token for every slot from the
+                 first in use to the last, and evicts complete requests                 (Algorithm 2)
+    shuffle      copies as few slots as possible so that no slot between slots in use is free (Algorithm 3)
 
 Pre-processing caches the prompt; all tokens come from the generation, so an answer of n tokens takes n
-iterations. Without shuffle, a finished slot between others is computed on as if it still ran, as far as its
-slot goes. While nobody joins or leaves, iterations are launched as one burst; one with newcomers is launched
-alone, so that the time of their first token is known.
+iterations. Without shuffle, a finished slot between others is computed as if it still ran, until the slot is
+full. While no request joins or leaves, iterations are launched as one burst; an iteration with newcomers is
+launched alone, so that the time of their first token is known.
 
-What the paper leaves open: a slot whose prompt is being computed can be neither copied nor overwritten, so
-the shuffle goes around it; who then joins beyond a slot that was freed meanwhile is shuffled as well.
+The paper leaves open: a slot whose prompt is being computed can be neither copied nor overwritten, so the
+shuffle goes around it; a request that then joins beyond a slot freed meanwhile is also shuffled.
 """
 
 from collections import deque
@@ -31,8 +31,8 @@ INFERENCE = "inference"
 
 @dataclass(slots=True)
 class _Server:
-    """The state of one server. `live` are the requests that are generated, by slot; `busy` the slots that are
-    written or read beside the generation; `lengths` the cached tokens of each slot, finished ones too."""
+    """The state of one server. `live`: the requests in generation, by slot; `busy`: slots that are written or
+    read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones."""
 
     slot_tokens: int
     shuffle: bool
@@ -44,14 +44,14 @@ class _Server:
 
     @property
     def held(self) -> int:
-        """Slots that are not free."""
+        """How many slots are not free."""
         return len(self.live) + len(self.busy)
 
 
 def temporal_fusion(
     m: Machine, model: ServedDecoder, journal: Journal, *, slots: int, slot_tokens: int, shuffle: bool = True
 ) -> Program:
-    """Serves what comes into the inbox until its end. `slot_tokens`: what one of the `slots` holds."""
+    """Serves the requests of the inbox until END. `slot_tokens`: the tokens that one of the `slots` holds."""
     server = _Server(slot_tokens, shuffle, [0] * slots)
     fetching = m.spawn(_fetch(m, model, journal, server))
     while True:
@@ -83,12 +83,12 @@ def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
         _admit(m, model, journal, server)
     server.closed = True
     if not server.held:
-        # Nothing else would wake the generation.
+        # No other message would wake the generation.
         m.send(INFERENCE, END, m.rank)
 
 
 def _admit(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> None:
-    """Gives free slots to those that wait, in order, and has their prompts computed."""
+    """Gives free slots to waiting requests, in order, and starts to compute their prompts."""
     slots = len(server.lengths)
     while server.line and server.held < slots:
         slot = place([s in server.live or s in server.busy for s in range(slots)])
@@ -99,7 +99,7 @@ def _admit(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
 
 
 def place(used: Sequence[bool]) -> int:
-    """The slot for a new request: behind those in use, before them, else the first between them.
+    """The slot for a new request: after the slots in use, else before them, else the first free one between.
 
     >>> place([False, True, False]), place([False, False, True]), place([True, False, True])
     (2, 1, 1)
@@ -112,7 +112,7 @@ def place(used: Sequence[bool]) -> int:
 def _pre_process(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, request: Request
 ) -> Program:
-    """Caches the prompt of one request; it then waits for the next iteration."""
+    """Caches the prompt of one request, which then waits for the next iteration."""
     request.instance, request.scheduled_s = m.rank, m.now()
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0)], 1)
     step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes)
@@ -134,13 +134,13 @@ def _join(server: _Server, items: Iterable[object]) -> None:
 
 
 def _window(live: Iterable[int]) -> tuple[int, int]:
-    """(offset, size) of the region from the first to the last slot in use, which is what is computed."""
+    """(offset, size) of the region from the first to the last slot in use, which iterations compute."""
     first, last = min(live), max(live)
     return first, last + 1 - first
 
 
 def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> Program:
-    """One iteration with newcomers, or a burst up to the end of a request or to the next newcomer."""
+    """Runs one iteration with newcomers, or a burst until a request ends or the next newcomer comes."""
     offset, rows = _window(server.live)
     lengths = [length for length in server.lengths[offset : offset + rows] if length]
     growing = sum(length < server.slot_tokens for length in lengths)
@@ -164,19 +164,19 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
 
 
 def _longest(server: _Server, lengths: Iterable[int]) -> int:
-    """Iterations until a request is complete or a finished one that is computed on has filled its slot."""
+    """Iterations until a request is complete or a finished request, still computed, fills its slot."""
     left = min(_tokens(request) - request.generated for request in server.live.values())
     room = [server.slot_tokens - length for length in lengths if length < server.slot_tokens]
     return min([left, *room])
 
 
 def _tokens(request: Request) -> int:
-    """Tokens of an answer: up to its end, or to the most that were asked for."""
+    """Tokens of an answer: until its end, at most `max_tokens`."""
     return min(request.output_tokens, request.max_tokens)
 
 
 def _evict(server: _Server, journal: Journal, iterations: int, end_s: float) -> None:
-    """So many iterations have run: who is complete leaves."""
+    """Counts `iterations` iterations; complete requests leave."""
     for slot, request in list(server.live.items()):
         if not request.generated:
             request.first_token_s = end_s
@@ -192,7 +192,8 @@ def _evict(server: _Server, journal: Journal, iterations: int, end_s: float) -> 
 
 
 def _moves(server: _Server) -> list[tuple[int, int]]:
-    """(from, to) of the slots to copy so that those in use lie side by side, but for busy ones in between."""
+    """(from, to) of the slots to copy so that the slots in use lie side by side, except for busy slots
+    between them."""
     if not server.shuffle or not server.live or _window(server.live)[1] == len(server.live):
         return []
     slots = [slot for slot in range(len(server.lengths)) if slot not in server.busy]
@@ -203,7 +204,7 @@ def _moves(server: _Server) -> list[tuple[int, int]]:
 def _move(
     m: Machine, model: ServedDecoder, journal: Journal, server: _Server, moves: list[tuple[int, int]]
 ) -> Program:
-    """Copies whole slots; the generation waits for it, and nobody gets a slot that is being read."""
+    """Copies whole slots while the generation waits; a slot that is being read is given to no request."""
     for source, target in moves:
         request = server.live[target] = server.live.pop(source)
         request.held = target

@@ -1,8 +1,8 @@
-"""Tensor parallelism: every rank holds a slice of every layer, and all take every step together.
+"""Tensor parallelism: every rank holds a slice of every layer, and all ranks take every step together.
 
     token latency = outside the layers + layers * (layer without attention + attention(context))
 
-One captured graph a token; the host waits for each token before it launches the next.
+One captured graph per token; the host waits for each token before it launches the next.
 (Shoeybi et al. 2019; the baseline of ALSpec, App. F.)
 """
 
@@ -11,7 +11,7 @@ from simcore.models.decoder import Decoder
 
 
 def tensor_parallel(m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:
-    """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each.
+    """Decodes `tokens` tokens after `context` cached ones; marks "token i" at the end of each.
 
     Mesh: {"tensor": ranks}.
     """

@@ -1,12 +1,12 @@
-"""What a burst costs, in closed form: k replays of a graph of which some sizes grow evenly.
+"""The price of a burst in closed form: k replays of a graph, some of whose sizes grow evenly.
 
 Prices are piecewise linear in a size (rooflines, tables with interpolation), or nearly so on short stretches
-(curves between measured points), so on each piece replay i of a burst takes s + g i, and
+(curves between measured points). So on each piece replay i of a burst takes s + g i, and
 
     work of the first n replays  =  n s + g n (n - 1) / 2
 
-The pieces are found by asking for prices, at a few sizes for each power of two: the device model stays a
-function of an op, whatever stands behind it. A burst of any length then costs a handful of operations.
+The pieces are found by pricing a few sizes for each power of two: the device model stays a plain function of
+an op. A burst of any length then costs a handful of operations.
 """
 
 from bisect import bisect_right
@@ -18,18 +18,18 @@ from math import copysign, inf, sqrt
 from simcore.ops.op import SourceKind
 from simcore.sim.contention import Demand
 
-# seconds, floor, memory and arithmetic at the datasheet's rates: all in seconds
+# Price, floor, and memory and arithmetic at the datasheet's rates, all in seconds.
 Cost = tuple[float, float, float, float]
 NOTHING: Cost = (0.0, 0.0, 0.0, 0.0)
-# Demands are told apart in such steps: where one replay hardly differs from the next, shares stay. In coarser
-# ones streams that ask for all there is get up to 1 % more or less than that.
+# Demands are rounded to this fraction, so that replays that hardly differ ask the same. With coarser steps,
+# streams that ask for a whole resource get up to 1 % more or less than the whole.
 DEMAND_STEPS = 512
-# A price that bends more often between a size and twice that is no piecewise linear one.
+# A price that bends more often between a size and twice that size is not piecewise linear.
 MOST_STRETCHES = 2048
-# Prices that lie this close to a straight line, relative to their size, lie on it.
+# Prices this close to a straight line, relative to the price, lie on it.
 STRAIGHT = 1e-11
-# A price with more stretches than FEW is a curve, as those between measured points are: it is taken as lines
-# that are this close to it.
+# A price with more stretches than FEW in an octave is a curve, such as a curve between measured points: lines
+# within CURVED of it, relative to the price, replace it.
 FEW, CURVED = 256, 3e-4
 
 
@@ -42,8 +42,8 @@ def _scaled(a: Cost, factor: float) -> Cost:
 
 
 class Piece:
-    """`count` replays from replay `first` on: the first of them costs `cost`, each further one `growth`
-    more; `before_s` seconds of work stand before them."""
+    """`count` replays from replay `first` on: the first costs `cost`, each further one `growth` more;
+    `before_s`: seconds of work before them."""
 
     __slots__ = ("before_s", "cost", "count", "first", "growth")
 
@@ -55,15 +55,15 @@ class Piece:
         self.growth = growth
 
     def work_s(self, replays: int) -> float:
-        """Seconds of work of the first so many of these replays."""
+        """Seconds of work of the first `replays` replays of this piece."""
         return replays * self.cost[0] + self.growth[0] * (replays * (replays - 1) / 2.0)
 
     def floor_s(self) -> float:
-        """The least seconds that these replays can take."""
+        """The least seconds that the replays of this piece can take."""
         return self.count * self.cost[1] + self.growth[1] * (self.count * (self.count - 1) / 2.0)
 
     def demand_step(self, i: int) -> tuple[int, int]:
-        """What replay i of these asks of memory and arithmetic, in steps."""
+        """The demand of replay i of this piece on memory and arithmetic, in steps of 1 / DEMAND_STEPS."""
         cost, growth = self.cost, self.growth
         seconds = cost[0] + i * growth[0]
         if seconds <= 0.0:
@@ -74,9 +74,9 @@ class Piece:
         )
 
     def last_like(self, i: int) -> int:
-        """The last of these replays, from i on, that asks the same of the device as replay i."""
+        """The last replay of this piece, from i on, whose demand equals that of replay i."""
         wanted, low, high = self.demand_step(i), i, self.count - 1
-        # Each share is a ratio of two straight lines, so it only rises or only falls.
+        # Each share is a ratio of two straight lines, so it is monotonic.
         guess = min(self._leaves(wanted[0], 2, i), self._leaves(wanted[1], 3, i))
         if guess < high:
             for near in (guess - 1, guess, guess + 1):
@@ -97,7 +97,7 @@ class Piece:
         return low
 
     def _leaves(self, step: int, share: int, i: int) -> int:
-        """About where a share leaves its step, beyond replay i."""
+        """The replay beyond i at which a share leaves its step, roughly; `count` if none."""
         s, g, asked, more = self.cost[0], self.growth[0], self.cost[share], self.growth[share]
         at = (step + copysign(0.5, more * s - asked * g)) / DEMAND_STEPS
         rises = more - at * g
@@ -111,14 +111,14 @@ Shares = tuple[tuple[SourceKind, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the price of each replay of a burst comes from: `shares` in seconds; what is beyond them, from
+    """The sources of the price of each replay of a burst: `shares` in seconds; the remainder comes from
     `rest`."""
 
     shares: Shares = ()
     rest: SourceKind | None = None
 
     def count(self, total_s: float, replays: int, sources: dict[SourceKind, float]) -> None:
-        """Adds replays that take so long in all to `sources`: seconds by where their price comes from."""
+        """Adds `replays` replays that take `total_s` in all to `sources`, seconds by source."""
         if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
             sources[self.rest] = sources.get(self.rest, 0.0) + total_s
             return
@@ -135,7 +135,7 @@ NO_ORIGIN = Origin()
 
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
-    launch; `since_s`: when its stream last began to work; `kernels`: how many a replay has."""
+    launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay."""
 
     __slots__ = (
         "_around",
@@ -159,11 +159,11 @@ class BurstCost:
         self.launch_s = self.since_s = 0.0
         self.kernels = 0
         self._around = UNKNOWN
-        # Where pieces begin: replays, and work.
+        # The first replay of each piece, and the work before each piece.
         self._begins: tuple[list[int], list[float]] | None = None
 
     def _place(self, number: int, at: float) -> Piece:
-        """The piece that a replay (`number` 0) or an amount of work (1) is in."""
+        """The piece that contains a replay (`number` 0) or an amount of work (`number` 1)."""
         pieces = self.pieces
         if len(pieces) == 1:
             return pieces[0]
@@ -180,7 +180,7 @@ class BurstCost:
         return piece.before_s + piece.work_s(replay + 1 - piece.first)
 
     def replay_at(self, work_s: float) -> int:
-        """The replay that is at work once so much is done: the first that ends after it, at most the last."""
+        """The replay that runs after `work_s` of work: the first that ends later, or else the last."""
         piece = self._place(1, work_s)
         inside_s, s, g = work_s - piece.before_s, piece.cost[0], piece.growth[0]
         if s <= 0.0 and g <= 0.0:
@@ -199,7 +199,7 @@ class BurstCost:
         return min(replay, self.replays - 1)
 
     def demand(self, replay: int) -> Demand:
-        """What a replay asks of the device."""
+        """The demand of a replay on the device."""
         piece = self._piece(replay)
         i = replay - piece.first
         memory, compute = piece.demand_step(i)
@@ -210,16 +210,16 @@ class BurstCost:
         return Demand(memory / DEMAND_STEPS, compute / DEMAND_STEPS, launch, self.since_s, kernels_per_s)
 
     def next_change(self, replay: int) -> int:
-        """The last replay, from `replay` on, that asks the same of the device as this one."""
+        """The last replay of the same piece, from `replay` on, with the same demand."""
         piece = self._piece(replay)
         return piece.first + piece.last_like(replay - piece.first)
 
     def demand_at(self, work_s: float) -> tuple[float, Demand]:
-        """What it asks of the device once so much is done, and the work up to which it asks just that."""
+        """The demand after `work_s` of work, preceded by the work until which that demand stays."""
         since_s, until_s, demand, last = self._around
         if since_s <= work_s < until_s:
             return until_s, demand
-        # Usually all of that is done just now.
+        # Usually the work has just reached `until_s`.
         replay = last + 1 if work_s == until_s and last + 1 < self.replays else self.replay_at(work_s)
         last = self.next_change(replay)
         until_s, demand = self.end_s(last), self.demand(replay)
@@ -227,7 +227,7 @@ class BurstCost:
         return until_s, demand
 
     def truncate(self, replays: int) -> None:
-        """Leaves out all but the first so many replays."""
+        """Keeps only the first `replays` replays."""
         self._around, self._begins = UNKNOWN, None
         if replays >= self.replays:
             return
@@ -249,7 +249,7 @@ class BurstCost:
 
 @dataclass(slots=True)
 class Straight:
-    """A stretch of sizes on which a cost grows evenly."""
+    """A stretch of sizes on which a cost grows evenly: `cost` at `start`, `slope` more per unit of size."""
 
     start: int
     end: int
@@ -257,15 +257,15 @@ class Straight:
     slope: Cost
 
     def beside(self, fixed: Cost) -> "Straight":
-        """The same beside what does not grow."""
+        """The same stretch plus a cost that does not grow."""
         return Straight(self.start, self.end, _add(fixed, self.cost), self.slope)
 
     def replays(self, size: int, by: int) -> int:
-        """How many replays from a size on that grows by so much, not 0, are on this stretch."""
+        """How many replays stay on this stretch if the size grows by `by`, not 0, in each."""
         return (self.end - size) // by + 1 if by > 0 else (size - self.start) // -by + 1
 
     def piece(self, size: int, by: int, replays: int) -> Piece:
-        """So many replays from a size on that grows by so much, all of them on this stretch."""
+        """The piece of `replays` replays, all on this stretch, whose size grows by `by` in each."""
         beyond = size - self.start
         (c0, c1, c2, c3), (m0, m1, m2, m3) = self.cost, self.slope
         growth = NOTHING if replays == 1 else (by * m0, by * m1, by * m2, by * m3)
@@ -275,29 +275,29 @@ class Straight:
 
 @dataclass(slots=True)
 class Bends:
-    """Whether prices were found to be curves; once `settled`, further ones no longer say so of the others."""
+    """Whether prices were found to be curves; once `settled`, a price no longer decides it for later ones."""
 
     found: bool = False
     settled: bool = False
 
 
-# The stretches of a cost in an octave: lines through it, or such that are close to a curve. None: there are
-# too many lines.
+# (octave, curved) -> the stretches of a cost in that octave: exact lines, or if `curved` lines close to it.
+# None if there are too many lines.
 Lines = Callable[[int, bool], list[Straight] | None]
 
 
 @dataclass(slots=True)
 class Curve:
-    """A cost as a function of one size, piecewise linear, found out where it is asked for: by octave, the
-    sizes of so many binary digits. `bends`: whether prices like this one were found to be curves; they share
-    it."""
+    """A cost as a piecewise linear function of one size, computed when read, an octave at a time: the sizes
+    with the same number of binary digits. `bends`: whether prices like this one are curves; such prices share
+    the object."""
 
     lines: Lines
     bends: Bends = field(default_factory=Bends)
     octaves: dict[int, tuple[list[int], list[Straight]]] = field(default_factory=dict)
 
     def at(self, size: int) -> Straight:
-        """The stretch that a size is in."""
+        """The stretch that contains a size. Raises ValueError if the price bends too often."""
         octave = size.bit_length()
         found = self.octaves.get(octave)
         if found is None:
@@ -320,9 +320,8 @@ class Curve:
 def lines(cost: Callable[[int], Cost], octave: int, curved: bool) -> list[Straight] | None:
     """The stretches of a cost in an octave, see Lines.
 
-    A stretch is taken as straight where its ends and three points between them lie on a line. That finds
-    every bend of a roofline, which is convex; of a table, a bump that lies wholly between two of the five
-    points is missed.
+    A stretch counts as straight if its ends and three points between them lie on a line. That finds every
+    bend of a roofline, because it is convex; it misses a bump of a table between two of the five points.
     """
     within, most = (CURVED, MOST_STRETCHES) if curved else (STRAIGHT, FEW)
     found = list(islice(_stretches(cost, *_ends(octave), within), most + 1))
@@ -346,7 +345,7 @@ def _stretches(cost: Callable[[int], Cost], low: int, high: int, within: float) 
 
 
 def _ends(octave: int) -> tuple[int, int]:
-    """The least and the largest size of so many binary digits."""
+    """The least and the largest size with `octave` binary digits."""
     return 1 << octave >> 1, (1 << octave) - 1
 
 
@@ -361,7 +360,7 @@ def pieces_of(
     advance: Mapping[str, int],
     replays: int,
 ) -> list[Piece]:
-    """Pieces of a burst from the stretches of its curves."""
+    """The pieces of a burst, from the stretches of its curves and a cost that does not grow."""
     pieces: list[Piece] = []
     done, before_s = 0, 0.0
     while done < replays:

@@ -20,16 +20,16 @@ import simpy
 from simpy.events import NORMAL, PENDING, URGENT
 
 Steps = Generator[simpy.Event, Any, Any]
-# A place in the order of events: when, of which priority, and the how-manieth.
+# A place in the order of events: time, priority, number.
 Place = tuple[float, ...]
 NEVER: Place = (inf, inf)
 AT_ONCE: Place = (-inf,)
-# Before SimPy's urgent ones.
+# A priority before SimPy's URGENT.
 FIRST = -1
 
 
 class Call:
-    """An action at its time: an event with one callback, in a third of the time."""
+    """An action at its time: as an event with one callback, but in a third of the time."""
 
     __slots__ = ("action",)
 
@@ -38,19 +38,18 @@ class Call:
 
 
 class Clock:
-    """See the head of this file. `simpy` is the environment that its events belong to: the clock works off
-    the queue of that one."""
+    """See the head of this file. `simpy` is the environment of its events, whose queue the clock runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.simpy = simpy.Environment(0.0)
         self._queue: list[Any] = self.simpy._queue
         self._number = self.simpy._eid
-        # Whether an event wakes several just now.
+        # Whether an event with several callbacks is running them now.
         self._several = False
-        # The place of what is held back, which no event may pass.
+        # The held place: events behind it do not run.
         self._held: Place = NEVER
-        # For whoever waits for what has come already.
+        # Yielded if a wait is over already.
         self.already_come = self.event()
         self.already_come._ok, self.already_come._value, self.already_come.callbacks = True, None, None  # type: ignore[assignment]
 
@@ -59,18 +58,18 @@ class Clock:
         return simpy.Event(self.simpy)
 
     def process(self, steps: Steps) -> simpy.Process:
-        """Steps as a process of SimPy: an event, which comes when they have ended."""
+        """Starts steps as a process of SimPy: an event, which comes when the steps have ended."""
         return simpy.Process(self.simpy, steps)
 
     def timeout(self, delay: float = 0.0, value: object = None) -> simpy.Event:
-        """An event that comes after a delay. Raises ValueError where that is negative or NaN."""
+        """An event that comes after a delay. Raises ValueError if the delay is negative or NaN."""
         event = self.event()
         event._ok, event._value = True, value
         self._push(delay, NORMAL, event)
         return event
 
     def call(self, delay_s: float, action: Callable[[], object]) -> None:
-        """Does something after a delay, in its turn. Raises ValueError where that is negative or NaN."""
+        """Calls `action` after a delay, in its turn. Raises ValueError if the delay is negative or NaN."""
         self._push(delay_s, NORMAL, Call(action))
 
     def _push(self, delay_s: float, priority: int, due: object) -> None:
@@ -79,7 +78,7 @@ class Clock:
         heappush(self._queue, (self.now + delay_s, priority, next(self._number), due))
 
     def _at(self, at_s: float) -> None:
-        # SimPy schedules by its own clock what its processes do.
+        # SimPy schedules the events of its processes by its own clock.
         self.now = at_s
         self.simpy._now = at_s
 
@@ -96,18 +95,18 @@ class Clock:
         return True
 
     def can_hold_end(self) -> bool:
-        """Whether an end may be held back now: none is yet, and one process alone is awake."""
+        """Whether an end may be held now: no other is held, and one process alone is awake."""
         return self._held is NEVER and not self._several
 
     def hold_end(self, delay_s: float) -> None:
-        """Reserves a place among the events, a delay from now, in the place of one held already.
-        `run_to_held_end` has to follow."""
+        """Reserves a place among the events, a delay from now; replaces a held place. The caller must call
+        `run_to_held_end` next."""
         self._held = (self.now + delay_s, NORMAL, next(self._number))
 
     def run_to_held_end(self) -> bool:
-        """Runs the events that come before the held place, and advances to it; the last thing that its caller
-        does. False if it was released meanwhile, or if an event failed, which ends the run: the error is not
-        raised in the process that happens to wait here."""
+        """Runs the events before the held place and advances to it; its caller must do nothing after it at
+        this moment. Returns False if the place was released meanwhile, or if an event failed: the error ends
+        the run instead of being raised in the process that happens to wait here."""
         failed = False
         try:
             self._work_off()
@@ -123,17 +122,17 @@ class Clock:
         return True
 
     def release_held(self, action: Callable[[], object]) -> None:
-        """Puts an action in the held place: an event after all."""
+        """Puts an event with an action in the held place, which is no longer held."""
         place: Any = (*self._held, Call(action))
         heappush(self._queue, place)
         self._held = AT_ONCE
 
     def drive(self, steps: Steps) -> None:
-        """Runs steps from now on; nothing waits for their end."""
+        """Starts steps now; nothing waits for their end."""
         self._drive(_Driven(self, steps, None))
 
     def result(self, steps: Steps, *, last: bool = False) -> simpy.Event:
-        """Runs steps from now on; what they return comes with the event. `last`: see the file's head."""
+        """Starts steps now; the returned event comes with their result. `last`: see the head of this file."""
         ended = self.event()
         driven = _Driven(self, steps, ended)
         if last and self.try_advance(0.0):
@@ -143,8 +142,8 @@ class Clock:
         return ended
 
     def succeed_and_run(self, event: simpy.Event, value: object = None, delay_s: float = 0.0) -> None:
-        """An event comes after a delay; what waits for it runs before this returns, if nothing else can
-        happen until then. The last thing that its caller does."""
+        """Triggers an event after a delay; the process that waits for it runs before this returns, if nothing
+        else can happen until then. Its caller must do nothing after it at this moment."""
         if self.try_advance(delay_s):
             event._ok, event._value = True, value
             self._wake(event)
@@ -152,15 +151,15 @@ class Clock:
             self.succeed_after(event, delay_s, value)
 
     def succeed_after(self, event: simpy.Event, delay_s: float, value: object = None) -> None:
-        """An event comes after a delay, in its turn."""
+        """Triggers an event after a delay, in its turn."""
         if delay_s > 0.0:
             self.call(delay_s, lambda: self.succeed_and_run(event, value))
         else:
             self.succeed(event, value)
 
     def succeed(self, event: simpy.Event, value: object = None) -> None:
-        """As SimPy's `event.succeed`, in a third of its time: an event comes now, in its turn. Raises
-        RuntimeError where it has come already."""
+        """Triggers an event now, in its turn; a third of the time of SimPy's `event.succeed`. Raises
+        RuntimeError if the event has come already."""
         if event._value is not PENDING:
             raise RuntimeError(f"{event} has already been triggered")
         event._ok, event._value = True, value
@@ -180,11 +179,11 @@ class Clock:
         self._push(0.0, URGENT, Call(driven.begin))
 
     def run_all(self) -> None:
-        """Runs until nothing can happen any more. Raises what a process or other steps raise."""
+        """Runs until no event is left. Raises the errors of processes and other steps."""
         self._work_off()
 
     def _work_off(self) -> None:
-        # All events that come before what is held back.
+        # All events before the held place.
         queue = self._queue
         while queue and (self._held is NEVER or queue[0] < self._held):
             first: Any = heappop(queue)
@@ -193,7 +192,7 @@ class Clock:
             if isinstance(event, Call):
                 event.action()
                 continue
-            # SimPy's types do not say that an event that has come has no callbacks.
+            # SimPy's types do not say that the callbacks of a past event are None.
             callbacks, event.callbacks = event.callbacks, None
             if len(callbacks) == 1:
                 callbacks[0](event)
@@ -207,7 +206,8 @@ class Clock:
 
 
 class _Driven:
-    """Steps on their way: the next are taken when what they wait for has come. It never fails."""
+    """Runs steps: sends them the value of each event that they yield, when the event comes. An error of the
+    steps ends the run; their event `ended` never fails."""
 
     __slots__ = ("_clock", "_ended", "_send")
 
@@ -217,11 +217,11 @@ class _Driven:
         self._ended = ended
 
     def begin(self) -> None:
-        """The first steps are taken."""
+        """Takes the first steps."""
         self.go_on(self._clock.already_come)
 
     def go_on(self, event: Any) -> None:
-        """The event has come."""
+        """Takes the next steps, since the event has come."""
         try:
             while True:
                 event = self._send(event._value)

@@ -1,36 +1,36 @@
 """How much graphs that run on one device at the same time slow each other down.
 
-Fluid model. A graph that takes s seconds alone and has to move b bytes and do f operations keeps a
-share d = (b / bandwidth) / s of the memory and (f / peak) / s of the arithmetic busy, and its launches a
-share of the host's thread. Each resource is divided max-min fairly: nobody gets more than it asks for, and
-what the modest leave over goes to the greedy. A graph then runs at the rate of its scarcest resource:
+Fluid model. A graph that takes s seconds alone, moves b bytes and does f operations keeps a share
+d = (b / bandwidth) / s of the memory and (f / peak) / s of the arithmetic busy, and its launches a share of
+the host thread. Each resource is divided max-min fairly: no graph gets more than it asks for, and graphs that
+ask for more share the remainder. A graph then runs at the rate of its scarcest resource:
 
-    rate = min over resources of allotted / demanded        (1 where it demands nothing)
+    rate = min over resources of allotted / demanded        (1 if it demands nothing)
 
-So two graphs that each keep the memory fully busy run at half speed, and one that is bound by
-arithmetic runs beside one that is bound by memory at full speed. What is known ends there. Three laws:
+So two graphs that each keep the memory fully busy run at half speed, and a graph bound by arithmetic runs at
+full speed beside one bound by memory. Three laws:
 
     max_min_rates        the above: no constant
-    shared_reads(t, r)   the above with the share r of the memory's rate that kernels reach, and instances of
+    shared_reads(t, r)   the above, but kernels reach only the share r of the memory's rate, and instances of
                          one model that started within about t seconds of each other find the weights in the
-                         cache that the one before has just read: a gap g to it saves exp(-g / t) of the
+                         cache that the instance before has just read: a gap g to it saves exp(-g / t) of the
                          memory traffic
-    ... with leaves_s l  besides, kernels of several streams get in one after another, first come, first
-                         served: one that waits begins when all blocks of the one before have begun, l seconds
-                         (its end, the other's start) before that one could follow itself. So kernels of
-                         a1, a2, .. seconds on n streams go in rounds, one of each a round (`in_rounds`):
+    ... with leaves_s l  also, kernels of several streams enter the device one after another, first come,
+                         first served: a waiting kernel begins when all blocks of the one before have begun,
+                         l seconds (the tail of one kernel, the start of the next) before the next kernel of
+                         the same stream could. So kernels of a1, a2, .. seconds on n streams go in rounds,
+                         one kernel of each stream per round (`in_rounds`):
 
                              round = a1 + a2 + .. - (n - 1) l        rate_i = a_i / round
 
-                         What is shorter than l keeps nobody out, and nobody is faster than alone. A step of
-                         many small kernels all but stands still beside kernels of a hundred times their
-                         length. l = infinity is the law above; with l = 0 kernels run strictly in turns
-    throughput(c)        n instances together do 1 + c (n - 1) times what one does, whatever they run
+                         A kernel shorter than l keeps no other out, and no stream is faster than alone. A
+                         step of many small kernels almost stands still beside kernels a hundred times as
+                         long. l = infinity is the law above; with l = 0 kernels run strictly in turns
+    throughput(c)        n instances together do 1 + c (n - 1) times the work of one, whatever they run
 
 The constants t, r, l and c are for calibration (accuracy.contention). Not modelled: kernels of few blocks,
-beside which others find room (a long kernel is taken to fill the device), and the interference of
-collectives (they run at their own price). A calibrated device may put its own function in the place of
-these.
+which leave room for others (a long kernel is assumed to fill the device), and the interference of collectives
+(they run at their own price). A calibrated device may use its own function instead.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,12 +41,12 @@ from operator import itemgetter, mul
 from typing import Any
 
 
-# Not frozen, and written out, for the time that it takes: see trace.py.
+# Not frozen, and with a written-out constructor, for speed: see trace.py.
 @dataclass(slots=True, init=False)
 class Demand:
-    """Share of each resource that a graph keeps busy while it runs alone, 0 to 1: of the memory, the
-    arithmetic and the host's thread. `since_s`: when its stream last began to work; `kernels_per_s`: how many
-    kernels it launches in a second of its time alone. Nobody changes it."""
+    """The share of each resource that a graph keeps busy while it runs alone, 0 to 1: of the memory, the
+    arithmetic and the host thread. `since_s`: when its stream last began to work; `kernels_per_s`: kernels
+    that it launches per second of its time alone. Never changed."""
 
     memory: float
     compute: float
@@ -71,9 +71,9 @@ class Demand:
 
 Rates = Callable[[Sequence[Demand]], list[float]]
 
-# Bounds of what a kernel takes and leaves, in seconds, so that nobody's rate is nothing.
+# Bounds of the seconds that a kernel takes and leaves, so that no rate is 0.
 LONGEST_S, LEAST_S = 1e5, 1e-15
-# What sums of shares may be off by.
+# The rounding error of sums of shares.
 ROUNDING = 1e-12
 
 
@@ -88,7 +88,7 @@ def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[floa
 
 
 def _level(demands: Sequence[float], capacity: float) -> float:
-    """What nobody gets more of in a max-min fair division; infinite where there is enough for all."""
+    """The most that anyone gets in a max-min fair division; infinite if there is enough for all."""
     if sum(demands) <= capacity:
         return inf
     left, waiting = capacity, len(demands)
@@ -98,7 +98,7 @@ def _level(demands: Sequence[float], capacity: float) -> float:
             return level
         left -= demand
         waiting -= 1
-    # The sum exceeds the capacity by its rounding only.
+    # The sum exceeds the capacity only by rounding.
     return inf
 
 
@@ -112,8 +112,8 @@ def max_min_rates(running: Sequence[Demand]) -> list[float]:
 
 
 class Crowd(Sequence[Demand]):
-    """What graphs beside each other ask of a device, in columns, for a law to go over. Where one asks for
-    something else, what a law makes of the others stays."""
+    """The demands of graphs beside each other on a device, in columns, as input of a law. When one demand
+    changes, the law's intermediate results for the others stay."""
 
     __slots__ = ("_demands", "_law", "_stale", "compute", "even", "launch", "memory", "turns")
 
@@ -122,7 +122,7 @@ class Crowd(Sequence[Demand]):
         self.memory: list[float] = []
         self.compute: list[float] = []
         self.launch: list[float] = []
-        # Leaves, keeps, reads and computes (`Turn`), a column each; by what law; whose no longer hold.
+        # A column for each part of `Turn`; the law's constants; the indices whose turns are out of date.
         self.turns: tuple[list[float], ...] = ([], [], [], [])
         self._law: tuple[float, ...] = ()
         self._stale: list[int] = []
@@ -140,7 +140,7 @@ class Crowd(Sequence[Demand]):
         return iter(self._demands)
 
     def join(self, demand: Demand) -> None:
-        """One more, the last from here on."""
+        """Adds a demand at the end."""
         self._stale.append(len(self))
         self._demands.append(demand)
         self.memory.append(demand.memory)
@@ -150,21 +150,21 @@ class Crowd(Sequence[Demand]):
             column.append(0.0)
 
     def leave(self, i: int) -> None:
-        """One less; those behind it move up."""
+        """Removes demand i; those behind it move up."""
         self._stale = [other - (other > i) for other in self._stale if other != i]
         self.even.level = nan
         for column in (self._demands, self.memory, self.compute, self.launch, *self.turns):
             del column[i]  # type: ignore[attr-defined]
 
     def change(self, i: int, demand: Demand) -> None:
-        """One asks for something else."""
+        """Replaces demand i."""
         if not self._stale or self._stale[-1] != i:
             self._stale.append(i)
         self._demands[i] = demand
         self.memory[i], self.compute[i], self.launch[i] = demand.memory, demand.compute, demand.launch
 
     def work_out(self, memory: float, leaves_s: float, reach: float) -> None:
-        """Works out `turns` and `even` of whoever asks for something else than before, by a law."""
+        """Updates `turns` and `even` by a law, for the demands that have changed."""
         law = memory, leaves_s, reach
         if self._law != law:
             self._law, self._stale, self.even.level = law, list(range(len(self))), nan
@@ -181,25 +181,27 @@ class Crowd(Sequence[Demand]):
         self._stale.clear()
 
 
-# By second of its time alone: how much of it others may begin in; the rest, over that; the share in which it
-# keeps the memory, or everybody, busy; likewise the arithmetic.
+# Per second of a graph's time alone: leaves, the share in which other streams' kernels may begin; keeps, the
+# rest over leaves; reads, the share in which it keeps the memory busy or all others out; computes, likewise
+# for the arithmetic.
 Turn = tuple[float, float, float, float]
 
 
 def _turn(demand: Demand, memory: float, leaves_s: float, reach: float) -> Turn:
     take = 1.0
     if memory != reach:
-        # Kernels that find their operands in the cache are shorter by what they need not read.
+        # Kernels that find their operands in the cache are shorter by the time of those reads.
         take = max(LEAST_S, 1.0 - demand.memory * (1.0 / reach - 1.0 / memory))
     leave = _leave(take, demand.kernels_per_s, leaves_s)
-    # While one keeps the others out, they neither read nor compute.
+    # While a kernel keeps the others out, they neither read nor compute.
     keep = take - leaves_s * demand.kernels_per_s
     return leave, (take - leave) / leave, max(demand.memory / memory, keep), max(demand.compute, keep)
 
 
 @dataclass(slots=True)
 class _Even:
-    """If nobody gets more of the memory than `level`: rates, and what is then asked of each turn."""
+    """If no graph gets more of the memory than `level`: the rates, and rate times leaves, reads and computes
+    of each turn."""
 
     level: float = nan
     rates: list[float] = field(default_factory=list)
@@ -208,7 +210,7 @@ class _Even:
     computed: list[float] = field(default_factory=list)
 
     def begin(self, crowd: Crowd) -> None:
-        """Works out those of all."""
+        """Computes the values of all demands."""
         level, (leaves, _, reads, computes) = self.level, crowd.turns
         self.rates = [level / memory if memory > level else 1.0 for memory in crowd.memory]
         self.left = list(map(mul, self.rates, leaves))
@@ -216,22 +218,22 @@ class _Even:
         self.computed = list(map(mul, self.rates, computes))
 
     def note(self, crowd: Crowd, i: int) -> None:
-        """Works out those of one."""
+        """Computes the values of demand i."""
         memory, (leaves, _, reads, computes) = crowd.memory[i], crowd.turns
         self.rates[i] = rate = self.level / memory if memory > self.level else 1.0
         self.left[i], self.read[i], self.computed[i] = rate * leaves[i], rate * reads[i], rate * computes[i]
 
 
 def _even_rates(crowd: Crowd) -> list[float] | None:
-    """Rates where an even share of the memory is all that holds anybody back, which is the usual case: then
-    they hang on nobody else's demand. None where it is not so."""
+    """Rates if an even share of the memory is the only limit, which is the usual case: each rate then depends
+    on the graph's own demand. Else None."""
     even, (leaves, keeps, _, _) = crowd.even, crowd.turns
     if min(crowd.memory) < even.level or sum(crowd.compute) > 1.0 or sum(crowd.launch) > 1.0:
         return None
     free = 1.0 / (1.0 + sum(keeps))
     if free > min(leaves) or free < max(even.left):
         return None
-    # Even shares are all there is but for their rounding.
+    # Even shares add up to the whole except for rounding.
     if sum(even.read) > 1.0 + ROUNDING or sum(even.computed) > 1.0 + ROUNDING:
         return None
     return even.rates.copy()
@@ -240,7 +242,7 @@ def _even_rates(crowd: Crowd) -> list[float] | None:
 def _rates(
     running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0
 ) -> list[float]:
-    """Rates where the memory serves `memory` times its datasheet's rate, of which `reach` is no reuse."""
+    """Rates if the memory serves `memory` times its datasheet's rate; without reuse it serves `reach`."""
     if len(running) == 1:
         return [1.0]
     crowd = running if isinstance(running, Crowd) else Crowd(running)
@@ -265,7 +267,7 @@ def _rates(
 
 
 def _fair_rates(crowd: Crowd, memory: float) -> list[float]:
-    """Rates where nobody keeps others out."""
+    """Rates if no kernel keeps others out."""
     rates = [1.0] * len(crowd)
     for demands, capacity in ((crowd.memory, memory), (crowd.compute, 1.0), (crowd.launch, 1.0)):
         level = _level(demands, capacity)
@@ -278,19 +280,19 @@ def _fair_rates(crowd: Crowd, memory: float) -> list[float]:
 
 
 def _leave(take: float, kernels_per_s: float, leaves_s: float) -> float:
-    """The share of its time alone in which a stream's kernels keep nobody out."""
+    """The share of a stream's time alone in which its kernels keep no others out."""
     most = max(LEAST_S, leaves_s)
     return min(take, max(most / LONGEST_S, most * kernels_per_s))
 
 
 def _free(leaves: Sequence[float], keeps: Sequence[float]) -> float:
-    """The share x of time in which nobody is kept out (`in_rounds`); `keeps` is over leaves."""
+    """The share x of time in which no kernel is kept out (`in_rounds`); `keeps` is divided by leaves."""
     free = 1.0 / (1.0 + sum(keeps))
     if free <= min(leaves):
         return free
     order = sorted(zip(leaves, keeps, strict=True))
-    # Seconds that those from each place in the order on keep others out, by second in which nobody is: summed
-    # from the end, for the first are larger by many powers of ten.
+    # The sum of `keeps` from each place in the order on: summed from the end, because the first terms are
+    # larger by many powers of ten.
     slowed = list(accumulate([kept for _, kept in reversed(order)]))
     full = free = 0.0
     for leave, kept in order:
@@ -302,16 +304,16 @@ def _free(leaves: Sequence[float], keeps: Sequence[float]) -> float:
 
 
 def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: float) -> list[float]:
-    """Rates of streams whose kernels get in one after another. `takes`: the share of their time alone that
-    kernels take (1: all of it); `kernels_per_s`: how many they are in a second alone.
+    """Rates of streams whose kernels enter the device one after another. `takes`: the share of a stream's
+    time alone that its kernels take (1: all of it); `kernels_per_s`: its kernels per second alone.
 
-    Of the time alone, kernels keep others out but for leaves_s each: keeps = takes - leaves, with
-    leaves = min(takes, leaves_s kernels_per_s). In the share x of time in which nobody is kept out all get in
-    equally many kernels:
+    Each kernel keeps others out except for leaves_s: keeps = takes - leaves, with
+    leaves = min(takes, leaves_s kernels_per_s). In the share x of time in which no kernel is kept out, all
+    streams start equally many kernels:
 
         rate_i = min(1, x / leaves_i)        x + sum of rate_i keeps_i = 1
 
-    so that each is done or kept out by others all the time, unless it runs as if alone.
+    so each stream runs or is kept out by others all the time, unless it runs as if alone.
 
     Kernels of 60 and 20 us; a round takes 60 + 20 - 16:
 
@@ -324,9 +326,9 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: 
 
 
 def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> Rates:
-    """The law that reckons with weights found in the cache; `reuse_s` 0 is `max_min_rates`. `reach`: the
-    share of the datasheet's memory rate that kernels reach, beyond which several together do not get either.
-    `leaves_s`: seconds of each kernel in which another stream's may begin.
+    """The law for weights found in the cache (see the head of this file); `reuse_s` 0 means no reuse.
+    `reach`: the share of the datasheet's memory rate that kernels reach, alone or together. `leaves_s`:
+    seconds of each kernel in which another stream's kernel may begin.
 
     >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
     >>> shared_reads(0.01)(both)
@@ -348,8 +350,7 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
 
 
 def off_by(law: Rates, factor: float) -> Rates:
-    """A law by which whoever is slowed down runs `factor` times as fast as `law` says, but no faster than
-    alone.
+    """A law by which slowed graphs run `factor` times as fast as `law` says, but no faster than alone.
 
     >>> off_by(max_min_rates, 1.2)([Demand(1.0, 0.0), Demand(1.0, 0.0)])
     [0.6, 0.6]
@@ -376,5 +377,5 @@ def throughput(gain: float) -> Rates:
 
 
 def alone(running: Sequence[Demand]) -> list[float]:
-    """No contention: everybody runs as if alone."""
+    """No contention: each graph runs as if alone."""
     return [1.0] * len(running)

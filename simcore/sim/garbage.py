@@ -1,6 +1,6 @@
-"""Python's garbage collection, off for a while: where it would walk over all that is live again and again
-(hundreds of thousands of requests or launches), or stop the clock amid a measurement of short ops; and where
-nothing leaves cycles behind."""
+"""Switches Python's garbage collection off for a while: where it would walk over hundreds of thousands of
+live requests or launches again and again, or interrupt a measurement of short ops. Only for code that leaves
+no reference cycles."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """No collection inside; as it was afterwards."""
+    """No collection inside the block; the former state afterwards."""
     was_on = gc.isenabled()
     gc.disable()
     try:

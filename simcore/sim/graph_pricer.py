@@ -1,13 +1,13 @@
-"""What graphs cost at given sizes: each group of ops priced once for each value of the sizes that it reads.
+"""Prices of graphs at given sizes: each group of ops is priced once for each value of the sizes it reads.
 
-    group      ops of a graph that read the same sizes, each with how often it stands there
-    cost       of a group at its sizes: seconds as they are and at both ends of their interval, the floor,
+    group      the ops of a graph that read the same sizes, each with its count
+    cost       of a group at its sizes: seconds at the value and at both ends of the interval, the floor,
                memory and arithmetic at the datasheet's rates
     stretches  of a group while one size grows: lines, in octaves of that size (bursts.py)
 
-Groups are told apart by what they are, not by the graph that they stand in, and prices at both ends of their
-intervals come from one price of each op: runs of one study share all of it (`PricedGroups`), and what is kept
-on disk is kept by group (kept.py).
+A group is identified by its ops and not by its graph, and one price of an op gives the value and both ends of
+the interval: so runs of one study share all groups (`PricedGroups`), and the cache on disk is by group
+(kept.py).
 """
 
 import hashlib
@@ -39,21 +39,21 @@ from simcore.sim.bursts import (
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
 SOURCES: tuple[SourceKind, ...] = get_args(SourceKind)
-# Steps that mix prompts and answers are hardly ever the same twice: forget them from time to time.
+# Sizes of steps that mix prefill and decode hardly ever repeat: a cache this large is emptied.
 MOST_KNOWN = 1 << 15
-# Seconds at each end, floor, memory, arithmetic; of each source, the seconds at each end.
+# Seconds at each end, floor, memory, arithmetic; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
-# The size that grows, and the others' values: 0 in the place of the one that grows.
+# The name of the size that grows, and the values of all sizes, with 0 for the growing one.
 Along = tuple[str, Key]
-# Of stretches: along what, at which end, in which octave, and whether as lines close to a curve.
+# Key of stretches: `Along`, the end, the octave, and whether they are lines close to a curve.
 Place = tuple[str, Key, End, int, bool]
 
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a group: `costs` by the values of the sizes that it `reads`, and its stretches; of
-    those in `packed`, only the numbers yet, for a run needs few of them: [lines, 10] as in `straight`."""
+    """The known prices of a group: `costs` by the values of the sizes that it `reads`, and its stretches in
+    `lines`. `packed`: stretches still as numbers [lines, 10] as in `straight`, because a run needs few."""
 
     reads: tuple[str, ...]
     costs: dict[Key, PricedEnds] = field(default_factory=dict)
@@ -61,20 +61,20 @@ class Known:
     packed: dict[Place, NDArray[np.float64]] = field(default_factory=dict)
 
     def unpack(self, place: Place) -> None:
-        """Takes stretches out of `packed`, if they are there."""
+        """Moves stretches from `packed` to `lines`, if they are there."""
         if place in self.packed:
             self.lines[place] = [straight(line) for line in self.packed.pop(place).tolist()]
 
     def add(self, other: "Known") -> None:
-        """Takes over what another process has found out."""
+        """Adds the prices that another process has found."""
         self.costs.update(other.costs)
         self.lines.update(other.lines)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Ops that read the same sizes, each with how often it stands in a graph. `sampled`: what it costs at
-    sizes that were asked for stretches only; `fresh`: what was found out since that was last asked for."""
+    """Ops that read the same sizes, each with its count in a graph. `sampled`: costs at sizes that were
+    priced only to find stretches; `fresh`: prices found since `PricedGroups.fresh` was last called."""
 
     name: str
     ops: tuple[tuple[Op, int], ...]
@@ -89,14 +89,14 @@ class Group:
 
 
 class PricedGroups:
-    """The groups of all graphs that are asked for, for one rank of one device. `known`: what an earlier run
-    found out of groups, by their names."""
+    """The groups of all graphs priced so far, for one rank of one device. `known`: prices of groups from an
+    earlier run, by group name."""
 
     def __init__(self, price: Pricer, roofline: Roofline, known: Mapping[str, Known] | None = None) -> None:
         self._price = price
         self._roofline = roofline
         self._known = dict(known or {})
-        # Whether anything was taken over that an earlier run had not found out.
+        # Whether `add` has added prices that an earlier run had not found.
         self.grown = False
         self._groups: dict[str, Group] = {}
         self._of_graph: dict[int, list[Group]] = {}
@@ -106,7 +106,7 @@ class PricedGroups:
         """The groups of a graph."""
         found = self._of_graph.get(id(graph))
         if found is None:
-            # A graph that is gone could leave its id to another one: keep it.
+            # The graph is kept because a new object could get the id of a deleted one.
             self._graphs[id(graph)] = graph
             found = self._of_graph[id(graph)] = [self._group(*each) for each in _grouped(graph)]
         return found
@@ -121,24 +121,24 @@ class PricedGroups:
 
     @property
     def known(self) -> Mapping[str, Known]:
-        """What is known of each group, by its name."""
+        """The known prices of each group, by group name."""
         return self._known
 
     def fresh(self) -> dict[str, Known]:
-        """What was found out since this was last asked for."""
+        """The prices found since the last call, by group name."""
         found = {name: group.fresh for name, group in self._groups.items()}
         for group in self._groups.values():
             group.fresh = Known(group.reads)
         return {name: each for name, each in found.items() if each.costs or each.lines}
 
     def add(self, found: Mapping[str, Known]) -> None:
-        """Takes over what another process has found out."""
+        """Adds the prices that another process has found."""
         self.grown |= bool(found)
         for name, each in found.items():
             self._known.setdefault(name, Known(each.reads)).add(each)
 
     def cost(self, group: Group, key: Key) -> PricedEnds:
-        """What a group costs at the values of the sizes that it reads."""
+        """The cost of a group at the values of the sizes that it reads."""
         costs = group.known.costs
         found = costs.get(key)
         if found is None:
@@ -150,7 +150,7 @@ class PricedGroups:
         return found
 
     def lines(self, group: Group, end: End, along: Along, octave: int, curved: bool) -> list[Straight] | None:
-        """The stretches of a group's cost while one size grows, see `ramps.Lines`."""
+        """The stretches of a group's cost while one size grows, see `bursts.Lines`."""
         name, others = along
         there = (name, others, end, octave, curved)
         known = group.known.lines
@@ -185,7 +185,7 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            # What is assumed may be faster than the datasheet allows (law 6).
+            # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
             known = shares.setdefault(price.source, [0.0, 0.0, 0.0])
@@ -196,15 +196,15 @@ class PricedGroups:
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
-    """The cost at the end of this number."""
+    """The cost at end number `number` of ENDS."""
     numbers = priced[0]
     return (numbers[number], *numbers[len(ENDS) :])  # type: ignore[return-value]
 
 
 @dataclass(slots=True, eq=False)
 class _Priced:
-    """A graph at sizes that stay: what does not grow costs `cost`, what grows, `curves`. `line`: where one
-    grows, the stretch that was asked for last, with all that does not."""
+    """A graph priced at the sizes that do not grow: its fixed groups cost `cost`, its growing groups
+    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`."""
 
     cost: Cost
     curves: list[tuple[Curve, str, SourceKind]]
@@ -212,7 +212,7 @@ class _Priced:
     line: Straight
 
     def pieces(self, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int) -> list[Piece]:
-        """Pieces of a burst."""
+        """The pieces of a burst."""
         if len(self.curves) == 1:
             # Nearly always: one size grows, on one stretch.
             curve, name, _ = self.curves[0]
@@ -227,7 +227,7 @@ class _Priced:
         return pieces_of(self.cost, self.curves, sizes, advance, replays)
 
     def _bent(self, curve: Curve, size: int, by: int, replays: int) -> list[Piece]:
-        """Pieces of a burst over several stretches."""
+        """The pieces of a burst over several stretches of one curve."""
         pieces: list[Piece] = []
         done, before_s = 0, 0.0
         while done < replays:
@@ -241,14 +241,15 @@ class _Priced:
         return pieces
 
 
-# No size is on it.
+# A stretch without sizes.
 NOWHERE = Straight(0, -1, NOTHING, NOTHING)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """How a graph is priced while certain sizes grow: groups that stay, groups that grow with one size.
-    `known`: by the sizes that stay, which `key` takes out of all."""
+    """How a graph is priced while certain sizes grow: groups with a fixed cost (`stays`), groups that grow
+    with a size (`grows`). `known`: by the sizes that do not grow, which `key` takes out of all sizes.
+    `one_by_one`: whether a group reads several growing sizes."""
 
     graph: Graph
     stays: list[Group]
@@ -259,8 +260,8 @@ class _Plan:
 
 
 class GraphPricer:
-    """Prices of graphs at given sizes, for one rank, at one `end` of their intervals; runs on the same device
-    may share `groups`, and one graph_pricer."""
+    """Prices of graphs at given sizes, for one rank, at one `end` of their intervals. Runs on the same device
+    may share `groups`, or a whole GraphPricer."""
 
     def __init__(
         self, price: Pricer, roofline: Roofline, *, end: End = "value", groups: PricedGroups | None = None
@@ -269,13 +270,13 @@ class GraphPricer:
         self._end: End = end
         self._number = ENDS.index(end)
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
-        # By graph and group, whether its prices are curves; and the curves by what grows.
+        # By graph and group, whether its prices are curves; and the curves, also by `Along`.
         self._bends: dict[tuple[int, int], Bends] = {}
         self._curves: dict[tuple[int, int, Along], Curve] = {}
         self._settled = False
 
     def settle(self) -> None:
-        """From here on a price depends on its sizes alone, no longer on what was asked for before it."""
+        """From here on a price depends on its sizes alone and no longer on the prices read before it."""
         self._settled = True
         for bends in self._bends.values():
             bends.settled = True
@@ -283,7 +284,7 @@ class GraphPricer:
     def ramp(
         self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
     ) -> BurstCost:
-        """The work of `replays` replays. Raises what the prices raise."""
+        """The work of `replays` replays. Raises the errors of the prices."""
         if advance is None:
             advance = dict.fromkeys(graph.reads, 1) if replays > 1 else {}
         elif 0 in advance.values():
@@ -332,7 +333,8 @@ class GraphPricer:
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
     ) -> BurstCost:
-        """Several sizes of one op grow at once: its price need not be linear in them."""
+        """The work of a burst priced replay by replay: several sizes of one group grow at once, and its price
+        may not be linear in them."""
         pieces, before_s, now = [], 0.0, dict(sizes)
         for replay in range(replays):
             costs = [
@@ -367,7 +369,7 @@ class GraphPricer:
         return curve
 
     def _source(self, group: Group, name: str, sizes: Mapping[str, int]) -> SourceKind:
-        """Where most of a growing group's price comes from, asked for once for each power of two."""
+        """The source of most of a growing group's price, read at the power of two at or below the size."""
         there = {other: sizes[other] for other in group.reads}
         there[name] = 1 << max(1, sizes[name]).bit_length() >> 1
         shares = self._shares(self._fixed(group, there))
@@ -375,19 +377,19 @@ class GraphPricer:
 
 
 def _no_key(sizes: Mapping[str, int]) -> tuple[()]:
-    """Where all sizes grow."""
+    """The key if all sizes grow."""
     del sizes
     return ()
 
 
 def straight(numbers: list[float]) -> Straight:
-    """A stretch of its first and last size, its first cost and its slope."""
+    """Makes a stretch from ten numbers: first and last size, first cost, slope."""
     start, end, c0, c1, c2, c3, m0, m1, m2, m3 = numbers
     return Straight(int(start), int(end), (c0, c1, c2, c3), (m0, m1, m2, m3))
 
 
 def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]]]:
-    # Wherever it works an op costs the same: a layer's ops are those of every layer.
+    # `bare` ops do not say which layer they are in: equal ops of all layers are counted together.
     counted: dict[frozenset[str], dict[Op, int]] = {}
     for op, count in Counter(op.bare for op in graph.ops).items():
         counted.setdefault(op.reads, {})[op] = count
@@ -396,7 +398,7 @@ def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, in
 
 
 def _text(op: Op) -> str:
-    """What an op is, in words that are the same in every process."""
+    """A text that identifies an op and is the same in every process."""
     shape = [
         (name, value if isinstance(value, int) else (value.name, value.scale)) for name, value in op.shape
     ]

@@ -1,6 +1,6 @@
-"""The host's side of the simulated machine: one rank's verbs, and the tickets they give.
+"""The host's side of the simulated machine: one rank's verbs, and the tickets that they return.
 
-A host's clock runs ahead of the event clock by what its verbs cost; a wait catches up:
+A host's clock runs ahead of the event clock by the cost of its verbs; a wait catches up:
 
     host time after a verb      = max(event clock, host time) + cost of the verb
     a launch may begin at         that time - return_s + start_s
@@ -32,7 +32,7 @@ Item = tuple[Message | None, object, Cause]
 
 
 def latest(a: Cause, b: Cause) -> Cause:
-    """The later of two causes; the first where they are equal."""
+    """The later of two causes; the first if they are equal."""
     return b if b.at_s > a.at_s else a
 
 
@@ -43,7 +43,7 @@ def then(event: simpy.Event, action: Callable[[simpy.Event], object]) -> None:
 
 
 class SimTicket:
-    """A launch or a host loop that will be done; `end` is its last span and when it ended."""
+    """The ticket of a launch or a host loop; `end`: its last span and its end time, None until it ends."""
 
     __slots__ = ("_callbacks", "_env", "end", "on_stop", "ran")
 
@@ -55,12 +55,12 @@ class SimTicket:
         self.ran = 0
 
     def stop(self) -> None:
-        """Ends a repeated launch at its next replay boundary; one that has not begun runs not once."""
+        """Ends a repeated launch at its next replay boundary; one that has not begun runs no replay."""
         if self.on_stop is not None and self.end is None:
             self.on_stop()
 
     def wait_done(self) -> CauseSteps:
-        """Waits until it is done."""
+        """Waits until the ticket is done; returns its end."""
         if self.end is None:
             event = self._env.event()
             self.add_callback(lambda _: self._env.succeed(event))
@@ -69,15 +69,15 @@ class SimTicket:
         return self.end
 
     def add_callback(self, waiter: DoneCallback) -> None:
-        """Calls `waiter` once it is done, which it is not yet."""
+        """Calls `waiter` when the ticket is done; it must not be done yet."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(waiter)
 
     def finish(self, end: Cause) -> None:
-        """Done: whoever waits goes on."""
+        """Marks the ticket as done and calls all waiters."""
         self.end = end
-        # What is done cannot be stopped; and ticket and launch no longer hold each other.
+        # A done launch cannot be stopped; and ticket and launch no longer refer to each other.
         self.on_stop = None
         if self._callbacks is not None:
             waiters, self._callbacks = self._callbacks, None
@@ -98,15 +98,15 @@ class SignalTicket:
         self.ran = 1
 
     def stop(self) -> None:
-        """A signal cannot be stopped: nothing happens."""
+        """Does nothing: a signal cannot be stopped."""
 
     def wait_done(self) -> CauseSteps:
-        """Takes it, once it has come."""
+        """Waits for the publication and takes it; returns its cause."""
         return self._signals.take(self.name, self.source, self.waiter)
 
 
 class Signals:
-    """Publications by (name, rank), and how many of them each rank has taken."""
+    """Publications by (name, rank), with a count of those that each rank has taken."""
 
     def __init__(self, env: Clock) -> None:
         self._env = env
@@ -115,7 +115,7 @@ class Signals:
         self._waiting: dict[tuple[str, int], list[simpy.Event]] = defaultdict(list)
 
     def publish(self, name: str, source: int, cause: Cause) -> None:
-        """One more publication has arrived; the last thing that its caller does."""
+        """Adds a publication that arrives now; its caller must do nothing after it at this moment."""
         self._published[name, source].append(cause)
         waiting = self._waiting.pop((name, source), ())
         if len(waiting) == 1:
@@ -125,7 +125,7 @@ class Signals:
             self._env.succeed(event)
 
     def take(self, name: str, source: int, waiter: int) -> CauseSteps:
-        """Waits for the next publication that `waiter` has not taken."""
+        """Waits for the next publication that `waiter` has not taken; returns its cause."""
         turn = self._taken[name, source, waiter]
         self._taken[name, source, waiter] += 1
         while len(self._published[name, source]) <= turn:
@@ -136,7 +136,7 @@ class Signals:
 
 
 class Launch:
-    """A graph on its way through a stream."""
+    """One launch of a graph, recorded in spans."""
 
     __slots__ = (
         "advance", "after", "graph", "id", "issued", "piece", "rank", "repeat", "sets", "signals", "sizes",
@@ -179,15 +179,15 @@ class Launch:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the launch has ended."""
         return self.ticket.end is not None
 
     def is_plain(self) -> bool:
-        """Nothing happens at its inner boundaries but, perhaps, collectives."""
+        """Whether nothing happens between its replays and ops except collectives."""
         return not (self.when is not None or self.sets or self.signals or self.graph.publishes)
 
     def is_burst(self) -> bool:
-        """A burst is priced at once: nothing happens at its inner boundaries."""
+        """Whether several replays run as one piece of work, since nothing happens between them."""
         return self.repeat > 1 and self.is_plain() and not self.graph.meets
 
     def sizes_at(self, replay: int) -> Mapping[str, int]:
@@ -210,20 +210,20 @@ class SimMachine:
         self.mesh: layout.Mesh = simulation.mesh
         self._sim = simulation
         self._env = simulation.env
-        # What the host waited for last: where the path that leads to its next launch comes from.
+        # The end of what the host waited for last: the cause of its next launch.
         self._host = Cause(None, 0.0, host=True)
         self._busy_until_s = 0.0
-        # A launch that the device has not got yet: if its host waits for it at once, it may need no event.
+        # A launch not yet given to the device: if the host waits for it at once, it may need no event.
         self.deferred: RowLaunch | None = None
         self._along: dict[tuple[str, int], int] = {}
-        # Sizes as they stand in the device's memory.
+        # The sizes now in the device's memory.
         self._device_sizes: dict[str, int] = {}
         self._items: dict[str, deque[Item]] = defaultdict(deque)
         self._watched: dict[str, list[Launch | RowLaunch]] = {}
         self._receivers: dict[str, deque[simpy.Event]] = defaultdict(deque)
 
     def now(self) -> float:
-        """The time on this host's clock: the event clock, or later while the host is busy."""
+        """The time on this host's clock, in seconds: the event clock's, or later while the host is busy."""
         now_s: float = self._env.now
         return now_s if now_s > self._busy_until_s else self._busy_until_s
 
@@ -239,14 +239,14 @@ class SimMachine:
             yield self._env.timeout(left_s)
 
     def along(self, axis: str, offset: int = 0) -> int:
-        """The rank `offset` places further along `axis`, around the end."""
+        """The rank `offset` places further along `axis`, wrapping around."""
         found = self._along.get((axis, offset))
         if found is None:
             found = self._along[axis, offset] = layout.along(self.mesh, self.rank, axis, offset)
         return found
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along `axis`."""
+        """This rank's place along `axis`; 0 for an axis that the mesh does not have."""
         return layout.coordinate(self.mesh, self.rank, axis)
 
     def launch(
@@ -262,7 +262,7 @@ class SimMachine:
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
+        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
         if self.deferred is not None:
@@ -303,7 +303,7 @@ class SimMachine:
         return ticket
 
     def submit_deferred(self) -> None:
-        """Hands the device the launch that was held back, since its host does not wait for it at once."""
+        """Gives the deferred launch to the device, because the host does not wait for it at once."""
         deferred, self.deferred = self.deferred, None
         if deferred is not None:
             self._submit_row(deferred)
@@ -313,15 +313,15 @@ class SimMachine:
         self._sim.submit_row(row)
 
     def watch(self, launch: Launch | RowLaunch) -> None:
-        """Ends a launch once something comes that it runs until; those that are done are forgotten."""
+        """Ends a launch when an item arrives in its inbox `until`; drops the launches that are done."""
         inbox = launch.until
         if inbox is not None and launch.repeat > 1:
             others = [other for other in self._watched.get(inbox, ()) if not other.is_done]
             self._watched[inbox] = [*others, launch]
 
     def _size_update_s(self, device_sizes: frozenset[str], sizes: Mapping[str, int]) -> float:
-        """What it costs to tell the device of the sizes that a graph reads there and that are others than
-        before; the first replay's, for a burst's host has nothing to do between two of them."""
+        """Seconds that the host needs to write the changed sizes that a graph reads to the device's memory;
+        of a burst only the first replay's, because the host does nothing between replays."""
         fresh = 0
         for name in device_sizes:
             if name in sizes and self._device_sizes.get(name) != sizes[name]:
@@ -333,14 +333,14 @@ class SimMachine:
         self.at_host_time(lambda: self._sim.stop(launch))
 
     def at_host_time(self, action: Callable[[], None]) -> None:
-        """Does something now, or when the event clock has come to where this host's clock is."""
+        """Runs `action` when the event clock reaches this host's clock, which may be now."""
         if self._busy_until_s <= self._env.now:
             action()
         else:
             self._env.call(self._busy_until_s - self._env.now, action)
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
-        """A flag of this rank or of another. Raises ValueError where the latter is given a value."""
+        """A flag of this rank or of another. Raises ValueError if another rank's flag is given a value."""
         flag = Flag(name, self.rank if rank is None else rank)
         if flag.rank == self.rank:
             self._sim.flags.setdefault(flag, initial)
@@ -353,7 +353,7 @@ class SimMachine:
         return SignalTicket(self._sim.signals, name, self.rank if rank is None else rank, self.rank)
 
     def wait(self, *tickets: Ticket) -> Wait:
-        """Blocks the host until all tickets are done."""
+        """Returns a wait that ends when all tickets are done and the host has seen it."""
         deferred = self.deferred
         if deferred is not None:
             if len(tickets) == 1 and tickets[0] is deferred:
@@ -387,13 +387,14 @@ class SimMachine:
         return event
 
     def waits_for(self, launch: RowLaunch) -> simpy.Event:
-        """The host goes on with this event, once a launch that is not done has ended."""
+        """Returns the event that resumes the host after a launch that is not done yet."""
         event = self._env.event()
         launch.add_callback(partial(self._resume, event, (launch,)))
         return event
 
     def _resume(self, event: simpy.Event, waited: Sequence[Any], last: bool = False) -> None:
-        """The host goes on once it has seen that what it waited for is done. `last`: see `DoneCallback`."""
+        """Resumes the host after the time that it needs to see that its tickets are done. `last`: see
+        `DoneCallback`."""
         if not self._sim.rows:
             for ticket in waited:
                 assert ticket.end is not None
@@ -405,7 +406,7 @@ class SimMachine:
             env.succeed_after(event, delay_s)
 
     def _resume_now(self) -> Wait:
-        # What the host waited for has ended just now.
+        # The launch that the host waited for has ended just now.
         env, delay_s = self._env, self._resume_delay_s()
         if env.try_advance(delay_s):
             return env.already_come
@@ -414,7 +415,7 @@ class SimMachine:
         return event
 
     def _resume_delay_s(self) -> float:
-        # Until the host has seen that what it waited for is done.
+        # Seconds until the host has seen that its tickets are done.
         wait_s, now_s = self._sim.overheads.wait_s, self._env.now
         if wait_s > 0.0 or self._busy_until_s > now_s:
             return self._spend(wait_s) - now_s
@@ -431,7 +432,7 @@ class SimMachine:
             self._host = Cause(end.span, end.at_s, host=True)
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
-        """The host gets a flag's value once `after` is done."""
+        """Returns a wait that gives the flag's value when `after` is done."""
         self.submit_deferred()
         return self._env.result(self._read(flag, after), last=True)
 
@@ -443,7 +444,7 @@ class SimMachine:
         return value
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
-        """The next item of an inbox, or None after `timeout_s`."""
+        """Returns a wait that gives the next item of an inbox, or None after `timeout_s`."""
         self.submit_deferred()
         return self._env.result(self._recv(inbox, timeout_s), last=True)
 
@@ -457,7 +458,7 @@ class SimMachine:
             came = self._env.event()
             self._receivers[inbox].append(came)
             limit = () if timeout_s is None else (self._env.timeout(timeout_s),)
-            # Even of one event: who comes at the same moment is there then, and is polled with it.
+            # Also for one event: an item of the same moment is then in the inbox, for the next poll.
             yield self._any_of(came, *limit)
             if not came.triggered:
                 self._receivers[inbox].remove(came)
@@ -471,20 +472,20 @@ class SimMachine:
         return item
 
     def _any_of(self, *events: simpy.Event) -> simpy.Event:
-        """Comes with the first of these events."""
+        """Returns an event that comes with the first of these events."""
         either = self._env.event()
         for event in events:
             then(event, lambda _: None if either.triggered else self._env.succeed_and_run(either))
         return either
 
     def poll(self, inbox: str) -> list[Any]:
-        """All items that have come and were not taken yet."""
+        """Takes all items that are in an inbox now."""
         waiting = self._items[inbox]
         if not waiting:
             return []
         found = []
         if self._sim.rows:
-            # What the host waited for is of no interest there.
+            # Rows record neither causes nor messages.
             found = [item for _, item, _ in waiting]
             waiting.clear()
             self._spend(self._sim.overheads.message_s * len(found))
@@ -499,7 +500,7 @@ class SimMachine:
         return found
 
     def send(self, inbox: str, item: object, rank: int) -> None:
-        """Puts an item into the inbox of a rank's host, when this host's clock gets there."""
+        """Puts an item into the inbox of a rank, at the time of this host's clock."""
         self.submit_deferred()
         at_s = self._spend(self._sim.overheads.message_s)
         cause = Cause(self._host.span, at_s, host=True)
@@ -509,7 +510,8 @@ class SimMachine:
         )
 
     def deliver(self, inbox: str, item: object, cause: Cause, *, last: bool = False) -> None:
-        """An item comes into an inbox of this rank now; `last`: it is the last thing that its caller does."""
+        """Puts an item into an inbox of this rank now. `last`: its caller does nothing after it at this
+        moment."""
         message = None
         if not self._sim.rows:
             message = Message(len(self._sim.trace.messages), self.rank, inbox, self._env.now)
@@ -526,7 +528,7 @@ class SimMachine:
                 self._sim.interrupt(launch)
 
     def spawn(self, program: Program) -> Ticket:
-        """One more host loop, on the same host thread."""
+        """Starts one more host loop on the same host thread."""
         self.submit_deferred()
         ticket = SimTicket(self._env)
 
@@ -539,7 +541,7 @@ class SimMachine:
         return ticket
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
-        """Notes when the host has come here and the tickets are done."""
+        """Records the time at which the host is here and the tickets are done."""
         self.submit_deferred()
         marking = self._mark(name, after, Cause(self._host.span, self.now(), host=True))
         self._sim.watch(self.rank, f"mark {name!r}", marking)
@@ -551,7 +553,7 @@ class SimMachine:
         self._sim.trace.marks.append(Mark(self.rank, name, cause.at_s, cause))
 
     def gauge(self, name: str, value: float, limit: float) -> None:
-        """Notes a level and its limit."""
+        """Records a level and its limit."""
         self._sim.trace.gauges.append(Gauge(self.rank, name, self.now(), value, limit))
 
 

@@ -1,14 +1,15 @@
-"""Prices of graphs kept on disk: worked out once for a model on a device, and not in every run.
+"""Prices of graphs kept on disk: computed once for a model on a device, and not in every run.
 
-    folder $SIMCORE_CACHE, else $XDG_CACHE_HOME/simcore, else ~/.cache/simcore
-    file   prices/<sha256 of the key>.npz
-    key    everything that a price goes by: the device's figures, the profile's contents, links, what the host
-           adds, the rank, the code of simcore and devices, the versions of Python and NumPy
-    of     each group of ops (graph_pricer.py), told apart by what its ops are: costs by sizes, stretches by
-           octave
+    folder   $SIMCORE_CACHE, else $XDG_CACHE_HOME/simcore, else ~/.cache/simcore
+    file     prices/<sha256 of the key>.npz
+    key      everything that a price depends on: the device's figures, the profile's contents, links, what the
+             host adds, the number of ranks, the code of simcore and devices, the machine type, the versions
+             of Python and NumPy
+    content  for each group of ops (graph_pricer.py), identified by its ops: costs by sizes, stretches by
+             octave
 
-A price depends on its key and its sizes alone, so that a run by kept prices gives the same bytes as one
-without. What is found broken, or cannot be written, is left aside. SIMCORE_CACHE=none keeps nothing.
+A price depends on its key and its sizes alone, so a run with kept prices gives the same bytes as a run
+without. Files that are broken or cannot be written are ignored. SIMCORE_CACHE=none keeps nothing.
 """
 
 import hashlib
@@ -30,29 +31,29 @@ from simcore.sim.graph_pricer import ENDS, MOST_KNOWN, SOURCES, Key, Known, Plac
 
 FORMAT = 1
 OFF = "none"
-# So many files are kept, of which the one that was used least lately goes first; a model on a device takes
-# some megabytes.
+# The least recently used files beyond this number are deleted; a model on a device takes some megabytes.
 MOST_FILES = 64
 ROOT = Path(__file__).resolve().parents[1]
-# How many numbers a cost has, a stretch (`graph_pricer.straight`), and a place beside the sizes that stay.
+# The count of numbers in a cost, in a stretch (`graph_pricer.straight`), and in a place without its sizes.
 COST, STRETCH, PLACE = 6, 10, 5
 ENDING = ".npz"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPrices:
-    """The prices of one device as a scenario uses it; `key`: the text of all that they go by but the code."""
+    """The prices of one device as a scenario uses it. `key`: a text of all that prices depend on except the
+    ranks, the code and the versions; `folder` None keeps nothing."""
 
     key: str
     folder: Path | None = None
 
     def load(self, ranks: int) -> dict[str, Known]:
-        """What is known of each group, by its name; nothing where none is kept, or what is kept is broken."""
+        """The kept prices of each group, by group name; empty if no file is kept or the file is broken."""
         path = self._path(ranks)
         if path is None:
             return {}
         try:
-            # NumPy leaves a file open that it cannot read.
+            # Opened here, because NumPy does not close a file that it cannot read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found = {name: _known(name, arrays) for name in arrays["groups"].tolist()}
             os.utime(path)
@@ -61,7 +62,7 @@ class KeptPrices:
         return found
 
     def save(self, ranks: int, groups: Mapping[str, Known]) -> None:
-        """Keeps what is known of each group, in the place of what was kept before."""
+        """Writes the prices of each group over the file kept before; does nothing if it cannot be written."""
         path = self._path(ranks)
         if path is None or not groups:
             return
@@ -90,22 +91,22 @@ class KeptPrices:
 
 
 def cache_folder() -> Path | None:
-    """Where prices are kept; None where they are not to be."""
+    """The folder of the cache; None if nothing is to be kept."""
     given = os.environ.get("SIMCORE_CACHE")
     if given is not None:
         return Path(given) if given not in ("", OFF) else None
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "simcore"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # no home folder
         return None
 
 
 @cache
 def code_digest() -> str | None:
-    """A digest of the code that prices go by; None where it cannot be read."""
+    """A digest of the code that prices depend on; None if it cannot be read."""
     digest = hashlib.sha256()
-    # Devices may be a link, which is not followed.
+    # `devices` may be a link, which rglob does not follow.
     files = sorted({path for room in (ROOT, ROOT / "devices") for path in room.rglob("*.py")})
     try:
         for path in files:
@@ -122,8 +123,8 @@ def _forget(inside: Path) -> None:
 
 
 def _arrays(name: str, known: Known) -> dict[str, Any]:
-    """What is known of a group, as arrays: of n costs their keys, numbers and seconds by source [n, sources,
-    ends]; of m stretches where they are, how many lines (-1: too many), and these."""
+    """The prices of a group as arrays: for n costs their keys, their numbers and their seconds by source
+    [n, sources, ends]; for m places their keys and numbers of lines (-1: too many), and all the lines."""
     costs = list(known.costs.items())[-MOST_KNOWN:]
     shares = np.full((len(costs), len(SOURCES), len(ENDS)), np.nan)
     for i, (_, (_, by_source)) in enumerate(costs):
@@ -156,7 +157,7 @@ def _count(lines: list[Straight] | None) -> int:
 
 
 def _known(name: str, arrays: Mapping[str, Any]) -> Known:
-    """The reverse of `_arrays`. Raises ValueError where it is none."""
+    """The inverse of `_arrays`. Raises ValueError if the arrays are not as `_arrays` makes them."""
     reads = tuple(arrays[f"{name}.reads"].tolist())
     numbers, shares, lines = (arrays[f"{name}.{part}"] for part in ("costs", "shares", "lines"))
     if numbers.shape[1:] != (COST,) or lines.shape[1:] != (STRETCH,):

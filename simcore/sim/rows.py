@@ -1,11 +1,11 @@
-"""Launches worked out in closed form, for runs of millions of steps: each is one object, one row of the trace
-and one event at most.
+"""Launches priced in closed form, for runs of millions of steps: each is one object, one row of the trace and
+at most one event.
 
     ends at  begun_s + work / rate        begun_s = max(issued_s, stream free, tickets done)
 
 The same rules as in `simulation.py`, for launches inside which nothing happens: no flag, no signal, no put,
-and collectives only among ranks in lockstep. One thing differs: such a collective is part of the launch's
-work, and beside other streams it is slowed down with it; there it takes its price.
+and collectives only among ranks in lockstep. One rule differs: here such a collective is part of the launch's
+work and other streams slow it down; in `simulation.py` it always takes its price.
 """
 
 from collections import deque
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from simcore.sim.host import CauseSteps, SimTicket
     from simcore.sim.simulation import LaunchInfo, Simulation
 
-# Called when something is done; with True if that is the last thing its caller does (see clock.py).
+# Called when a ticket is done; with True if its caller does nothing after it at this moment (see clock.py).
 DoneCallback = Callable[[bool], None]
 _NOTHING_LEAVES: deque[tuple[float, Publication]] = deque()
 
 
 class RowLaunch:
-    """A launch, its ticket, and its piece of work on the device."""
+    """A launch, its ticket and its work on the device in one object."""
 
     __slots__ = (
         "_callbacks",
@@ -61,7 +61,7 @@ class RowLaunch:
         "work",
         "work_s",
     )  # fmt: skip
-    # Nothing of it leaves the device before its end.
+    # It publishes nothing.
     publications: ClassVar[deque[tuple[float, Publication]]] = _NOTHING_LEAVES
     records_progress: ClassVar[bool] = False
 
@@ -94,11 +94,11 @@ class RowLaunch:
         self.ran = 0
         self.work: BurstCost | None = None
         self._callbacks: list[DoneCallback] | None = None
-        # The event that its host waits on already, if its end had to become one.
+        # The event that its host waits for, if the end became an event while the host waited inline.
         self.host_event: simpy.Event | None = None
 
     def reset_for(self, lane: Any) -> None:
-        """Begins its life on a stream: what its device share needs is set to its start."""
+        """Sets the state of its execution to that of a start on stream `lane`."""
         self.lane = lane
         self.at_s = self.work_s = self.next_s = self.ready_s = self.begun_s = 0.0
         self.rate = 1.0
@@ -110,18 +110,18 @@ class RowLaunch:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the launch has ended."""
         return self.end is not None
 
     def stop(self) -> None:
-        """Ends it at its next replay boundary; one that has not begun runs not once."""
+        """Ends the launch at its next replay boundary; one that has not begun runs no replay."""
         if self.end is None:
             machine = self._sim.machines[self.rank]
             machine.submit_deferred()
             machine.at_host_time(partial(self._sim.stop_row, self))
 
     def wait_done(self) -> "CauseSteps":
-        """Waits until it is done."""
+        """Waits until the launch is done; returns its end."""
         if self.end is None:
             event = self._sim.env.event()
             self.add_callback(lambda _: self._sim.env.succeed(event))
@@ -130,7 +130,7 @@ class RowLaunch:
         return self.end
 
     def add_callback(self, waiter: DoneCallback) -> None:
-        """Calls `waiter` once it is done, which it is not yet."""
+        """Calls `waiter` when the launch is done; it must not be done yet."""
         self._sim.schedule_end(self)
         if self._callbacks is None:
             self._callbacks = [waiter]
@@ -140,14 +140,14 @@ class RowLaunch:
     # -- as a piece of work --------------------------------------------------------------------------
 
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
-        """Where its rate changed is not written down."""
+        """Does nothing: a row does not say when the rate changed."""
 
     def publish(self, publication: Publication) -> None:
-        """Nothing leaves it before its end."""
+        """Raises AssertionError: a launch in closed form publishes nothing."""
         raise AssertionError(f"a launch in closed form publishes nothing, not {publication.signal}")
 
     def finish(self) -> None:
-        """Its work is done now."""
+        """Ends the launch now: writes its row, calls its waiters, lets its stream go on."""
         self._sim.end_row(self)
         waiters, self._callbacks = self._callbacks, None
         if waiters is not None:
@@ -157,7 +157,7 @@ class RowLaunch:
             self.on_done()
 
     def finish_last(self) -> None:
-        """Its work is done now, and this is the last thing that its caller does."""
+        """As `finish`, if its caller does nothing after it at this moment: an only waiter may run at once."""
         waiters, go_on = self._callbacks, self.on_done
         if waiters is None or len(waiters) > 1 or go_on is None or go_on is not self.lane.go_on:
             self.finish()

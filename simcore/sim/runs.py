@@ -1,7 +1,7 @@
-"""Who runs a program: what a study asks of a machine, whichever it is.
+"""How a study runs a program on any machine.
 
-A study says what is to be run (`Setup`) and gets something that runs it (`Run`): the simulated machine, or a
-real one, which takes the tensors of the model and the wall clock in the place of prices.
+A study describes the run (`Setup`) and gets a `Run` that performs it: the simulated machine, or a real one,
+which uses the tensors of the model and the wall clock instead of prices.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a study runs. `case` names it: runs of the same case do the same, and one of them is reported; it
-    is empty where none is, but only drawn; `title` is what people call it. `model` is what the program's
-    graphs come from; `holds` says how large a real machine's buffers have to be, in numbers that the study
-    knows (`context`, `tokens`, `kv_tokens`, ...), and `warmup_launches`, how many come before those by
-    which a real machine tells what verbs and ops take. The others are those of Simulation."""
+    """One run of a study. `case` names it: runs of the same case do the same, and one of them is reported;
+    it is empty for a run that is only drawn. `title`: the name for people. `model`: the model that the
+    program's graphs come from. `holds`: how large a real machine's buffers must be, in numbers that the study
+    knows (`context`, `tokens`, `kv_tokens`, ...). `warmup_launches`: how many launches a real machine ignores
+    before it measures verbs and ops. The other fields are those of Simulation."""
 
     model: object
     price: Pricer
@@ -61,7 +61,7 @@ Start = Callable[[Setup], Run]
 
 
 def simulated(setup: Setup) -> Run:
-    """The simulated machine."""
+    """Makes a Run on the simulated machine."""
     return Simulation(
         setup.price,
         mesh=setup.mesh,
@@ -78,5 +78,6 @@ def simulated(setup: Setup) -> Run:
 
 
 def span_by_span(setup: Setup) -> Run:
-    """The same, whatever rows of numbers its study keeps, as a real machine leaves spans behind."""
+    """Makes a Run on the simulated machine that records spans, as a real machine does, even if its study
+    keeps rows."""
     return simulated(replace(setup, rows=False, graph_pricer=None))

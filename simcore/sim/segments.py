@@ -1,9 +1,9 @@
-"""A graph at given sizes, priced and cut where its rank has to meet others.
+"""A graph at given sizes, priced and cut at its collectives.
 
     graph  ->  local segment | collective | local segment | ...
 
-A local segment takes the sum of its ops' prices; `demand` is the share of memory and arithmetic that it
-keeps busy while it runs alone (contention.py).
+A local segment takes the sum of its ops' prices; `demand` is the share of memory and arithmetic that the
+segment keeps busy while it runs alone (contention.py).
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from simcore.sim.contention import Demand
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Local ops, or one collective. `publications`: (seconds of work after which it leaves, what)."""
+    """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
@@ -26,19 +26,19 @@ class Segment:
     publications: tuple[tuple[float, Publication], ...]
 
 
-# An op at its sizes with its price, its floor, and whether ranks meet in it.
+# An op at its sizes with its price, its floor, and whether it is a collective.
 Bound = tuple[PricedOp, Floor, bool]
 
 
 class Cuts:
-    """A cache of the segments of graphs at their sizes. Runs at the same prices may share one. `local`: a
-    cache whose prices differ only for ops that cross a link."""
+    """A cache of the segments of graphs at their sizes. Runs with the same prices may share one. `local`:
+    another cache, whose prices differ only for ops that cross a link; it serves all other ops."""
 
     def __init__(self, price: Pricer, roofline: Roofline, local: "Cuts | None" = None) -> None:
         self._price = price
         self._roofline = roofline
         self._local = local
-        # Graph id: whether any op of it crosses a link.
+        # By graph id, whether any op of the graph crosses a link.
         self._crosses: dict[int, bool] = {}
         self._segments: dict[tuple[int, tuple[int, ...]], tuple[Segment, ...]] = {}
         # Ops without run-time sizes, by their id.
@@ -58,14 +58,14 @@ class Cuts:
         key = (id(graph), tuple([sizes[name] for name in graph.needs]))
         found = self._segments.get(key)
         if found is None:
-            # A graph that is gone could leave its id, and those of its ops, to another one: keep it.
+            # Kept because new objects could get the ids of a deleted graph and its ops.
             self._keep(graph)
             found = tuple(self._cut(graph, sizes))
             self._segments[key] = found
         return found
 
     def put(self, publication: Publication) -> PricedOp:
-        """What goes over the wire for a publication of a graph that was cut here, priced."""
+        """The priced put of a publication of a graph that was cut here."""
         found = self._puts.get(id(publication))
         if found is None:
             put = publication.put
@@ -78,7 +78,7 @@ class Cuts:
             self._local._keep(graph)
 
     def _bound(self, op: Op, sizes: Mapping[str, int], here: dict[int, Bound]) -> Bound:
-        """An op at its sizes; `here`: those of a graph that read some, by their id."""
+        """An op at its sizes, priced. `here`: the ops of the graph that read sizes, by id."""
         found = self._bounds.get(id(op)) or here.get(id(op))
         if found is None:
             if self._local is not None and not _crosses(op):
@@ -95,7 +95,7 @@ class Cuts:
         local: list[Bound] = []
         leaving: list[tuple[float, Publication]] = []
         done_s = 0.0
-        # Graphs of many tokens have the same ops again and again.
+        # Graphs of many tokens repeat the same op objects.
         here: dict[int, Bound] = {}
         for i, op in enumerate(graph.ops):
             found = self._bound(op, sizes, here)
@@ -117,7 +117,7 @@ class Cuts:
 
 
 def _crosses(op: Op) -> bool:
-    """Whether an op may cross a link: ranks meet in it or in its parts, or it is a put."""
+    """Whether an op may cross a link: it is a collective, a put, or a fused op."""
     return bool(op.axis or op.parts)
 
 

@@ -1,12 +1,12 @@
-"""Processor sharing on one device: graphs that run at once, each at its rate.
+"""Processor sharing on one device: graphs that run at the same time, each at its rate.
 
-    work done by a piece = integral of its rate;  rates change only when a piece comes or goes, or, while
-    several run, when one of them comes to replays that ask something else of the device
+    work done by a piece = integral of its rate;  rates change only when a piece starts or ends, or, while
+    several run, when one of them reaches replays with another demand on the device
 
-Only pieces whose rate changes are reckoned anew; when the others are due is known.
+Only the pieces whose rate changes are updated; the times at which the others are due stay.
 
-It is passive: the caller passes the time and asks for the next moment at which something happens. A burst of
-any length that is alone on the device therefore needs one event.
+The device is passive: the caller passes the time and asks for the next moment at which something happens. So
+a burst of any length that is alone on the device needs one event.
 """
 
 from bisect import bisect_right
@@ -18,33 +18,33 @@ from typing import Any, Protocol
 from simcore.ops.op import Publication
 from simcore.sim.contention import Crowd, Demand, Rates
 
-# Work that is this close to a boundary, relative to the time it was reckoned at, has reached it.
+# Work this close to a boundary, relative to the time or the work, has reached it.
 ROUNDING = 1e-12
 IDLE = Demand(0.0, 0.0)
 
 
 class Replays(Protocol):
-    """The work of a launch: how its replays follow each other, in seconds of work alone on the device."""
+    """The work of a launch, replay after replay, in seconds of work alone on the device."""
 
     @property
     def replays(self) -> int:
-        """How many there are."""
+        """The number of replays."""
 
     @property
     def total_s(self) -> float:
-        """Work of all of them."""
+        """The work of all replays."""
 
     def end_s(self, replay: int) -> float:
-        """Work after which a replay ends."""
+        """The work after which a replay ends."""
 
     def replay_at(self, work_s: float) -> int:
-        """The replay that is at work once so much is done."""
+        """The replay that runs after `work_s` of work."""
 
     def demand_at(self, work_s: float) -> tuple[float, Demand]:
-        """What it asks of the device once so much is done, and the work up to which it asks just that."""
+        """The demand after `work_s` of work, preceded by the work until which that demand stays."""
 
     def truncate(self, replays: int) -> None:
-        """Leaves out all but the first so many."""
+        """Keeps only the first `replays` replays."""
 
 
 class Listed:
@@ -58,36 +58,36 @@ class Listed:
 
     @property
     def replays(self) -> int:
-        """How many there are."""
+        """The number of replays."""
         return len(self._ends)
 
     @property
     def total_s(self) -> float:
-        """Work of all of them."""
+        """The work of all replays."""
         return self._ends[-1]
 
     def end_s(self, replay: int) -> float:
-        """Work after which a replay ends."""
+        """The work after which a replay ends."""
         return self._ends[replay]
 
     def replay_at(self, work_s: float) -> int:
-        """The replay that is at work once so much is done."""
+        """The replay that runs after `work_s` of work."""
         return min(bisect_right(self._ends, work_s), len(self._ends) - 1)
 
     def demand_at(self, work_s: float) -> tuple[float, Demand]:
-        """The replay that is at work: its end, and what it asks of the device."""
+        """The end and the demand of the replay that runs after `work_s` of work."""
         replay = self.replay_at(work_s)
         return self._ends[replay], self._demands[replay]
 
     def truncate(self, replays: int) -> None:
-        """Leaves out all but the first so many."""
+        """Keeps only the first `replays` replays."""
         del self._ends[replays:]
 
 
 class Execution(Protocol):
-    """What runs on a device: `work_s` seconds of its `work` were done at `at_s`, and since then it runs at
-    `rate` of its speed alone. Beside others, it asks `demand` of the device until `next_s` of its work, or
-    until something leaves it there. `records_progress`: whether it notes where its rate changes."""
+    """Work that runs on a device: `work_s` seconds of its `work` were done at `at_s`, and since then it runs
+    at `rate` times its speed alone. Beside other work, `demand` is its demand until it has done `next_s` of
+    work or publishes. `records_progress`: whether it records when its rate changes."""
 
     at_s: float
     work_s: float
@@ -97,7 +97,7 @@ class Execution(Protocol):
 
     @property
     def records_progress(self) -> bool:
-        """Whether it notes where its rate changes."""
+        """Whether it records when its rate changes."""
 
     @property
     def work(self) -> Any:
@@ -105,24 +105,25 @@ class Execution(Protocol):
 
     @property
     def publications(self) -> deque[tuple[float, Publication]]:
-        """What leaves it, and after how much work."""
+        """Its publications, each with the seconds of work after which it leaves."""
 
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
-        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+        """Records the work done by now: at its start, its end and each change of rate. `once`: does nothing
+        if this moment is recorded already."""
 
     def publish(self, publication: Publication) -> None:
-        """Something leaves it now."""
+        """Publishes now."""
 
     def finish(self) -> None:
-        """Its work is done."""
+        """Tells that its work is done."""
 
     def finish_last(self) -> None:
-        """Its work is done, and this is the last thing that its caller does."""
+        """As `finish`, if its caller does nothing after it at this moment."""
 
 
 class Piece:
-    """Launched work in progress. `progress` collects (time, work) where the rate changes. `last` is called in
-    the place of `finish` where that is the last thing that its caller does."""
+    """The work of a launch on a device. `progress`: (time, work) at each change of rate. `last` is called
+    instead of `finish` if the caller does nothing after it at this moment."""
 
     __slots__ = (
         "at_s",
@@ -159,11 +160,11 @@ class Piece:
         self.records_progress = True
 
     def finish_last(self) -> None:
-        """Its work is done, and this is the last thing that its caller does."""
+        """As `finish`, if its caller does nothing after it at this moment."""
         (self.last or self.finish)()
 
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
-        """Its rate changes, it begins or it ends now; `once`: unless that is noted of this moment."""
+        """Records the work done by now. `once`: does nothing if this moment is recorded already."""
         if not once or self.progress[-1][0] < now_s:
             self.progress.append((now_s, self.work_s))
 
@@ -176,13 +177,13 @@ class SharedDevice:
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.running: list[Execution] = []
-        # Of several pieces: what they ask for, at which rates they run, and when something happens to each.
+        # While several pieces run: their demands, their rates, and when something happens to each.
         self._crowd = Crowd()
         self._rates: list[float] = []
         self._dues_s: list[float] = []
 
     def start(self, piece: Execution, now_s: float) -> None:
-        """Adds a piece; the rates of all may change."""
+        """Adds a piece; all rates may change."""
         running = self.running
         if len(running) == 1:
             _update_progress(running[0], now_s)
@@ -206,11 +207,11 @@ class SharedDevice:
         """Ends a piece at the first replay boundary that its work has not passed yet."""
         _update_progress(piece, now_s)
         slack = ROUNDING * max(now_s, piece.work_s)
-        # Work that has just come to the end of a replay has not passed it.
+        # Work that has just reached the end of a replay has not passed it.
         self.truncate(piece, piece.work.replay_at(max(0.0, piece.work_s - slack)) + 1)
 
     def truncate(self, piece: Execution, replays: int) -> None:
-        """Leaves out all but the first so many replays of a piece."""
+        """Keeps only the first `replays` replays of a piece."""
         piece.work.truncate(replays)
         if len(self.running) > 1 and piece in self.running:
             i = self.running.index(piece)
@@ -219,7 +220,7 @@ class SharedDevice:
             self._dues_s[i] = _due_s(piece)
 
     def next_due(self) -> tuple[float, Execution]:
-        """When something happens, and to which piece; one at least is running."""
+        """When something happens next, and to which piece; at least one must be running."""
         first = self.running[0]
         if len(self.running) == 1:
             return first.at_s + max(0.0, (_target_s(first) - first.work_s) / first.rate), first
@@ -227,7 +228,7 @@ class SharedDevice:
         return due_s, self.running[self._dues_s.index(due_s)]
 
     def arrive(self, due: Execution, now_s: float) -> None:
-        """The moment that `next_due` told of has come: publishes and finishes what is due."""
+        """Publishes and finishes what is due of a piece, at the time that `next_due` returned."""
         if len(self.running) > 1:
             self._arrive_beside_others(due, now_s)
             return
@@ -240,12 +241,12 @@ class SharedDevice:
         due.finish()
 
     def end_alone(self, piece: Execution, now_s: float) -> None:
-        """The only piece is done; the caller has to finish it."""
+        """Removes the only piece, which is done; the caller must call its `finish`."""
         self.running.clear()
         _end(piece, now_s)
 
     def _arrive_beside_others(self, due: Execution, now_s: float) -> None:
-        # Not what its rate makes of the time: rounding could carry it past what is due.
+        # Not computed from rate and time: rounding could carry the work past the point that is due.
         due.work_s, due.at_s = due.next_s, now_s
         if due.publications:
             self._publish(due, now_s)
@@ -274,10 +275,10 @@ class SharedDevice:
             del self._dues_s[i], self._rates[i]
 
     def _update_rates(self, now_s: float) -> None:
-        """Works out anew when something happens to those whose rate is another than before."""
+        """Computes all rates, and the due times of the pieces whose rate changes."""
         running, before = self.running, self._rates
         if len(running) < 2:
-            # Alone, a piece is asked nothing.
+            # The demand of a piece that runs alone is not needed.
             self._crowd, self._rates, self._dues_s = Crowd(), [], []
             for piece in running:
                 _set_rate(piece, 1.0, now_s)
@@ -291,7 +292,7 @@ class SharedDevice:
 
 
 def _set_rate(piece: Execution, rate: float, now_s: float) -> None:
-    """A piece runs at a rate from now on; it notes that where it is another."""
+    """Sets the rate of a piece from now on; the piece records a change."""
     _update_progress(piece, now_s)
     if rate != piece.rate:
         if piece.records_progress:
@@ -300,13 +301,13 @@ def _set_rate(piece: Execution, rate: float, now_s: float) -> None:
 
 
 def _update_progress(piece: Execution, now_s: float) -> None:
-    """Adds what a piece has done since that was reckoned last."""
+    """Adds the work that a piece has done since its last update."""
     piece.work_s += (now_s - piece.at_s) * piece.rate
     piece.at_s = now_s
 
 
 def _due_s(piece: Execution) -> float:
-    """When something happens to a piece beside others."""
+    """When something happens to a piece that runs beside others."""
     return piece.at_s + max(0.0, (piece.next_s - piece.work_s) / piece.rate)
 
 
@@ -320,20 +321,20 @@ def _slack_s(piece: Execution, now_s: float) -> float:
 
 
 def _target_s(piece: Execution) -> float:
-    """The next point of the work of a piece that runs alone at which something happens."""
+    """The seconds of work at which something happens next to a piece that runs alone."""
     end_s: float = piece.work.total_s
     return min(piece.publications[0][0], end_s) if piece.publications else end_s
 
 
 def _look_ahead(piece: Execution) -> None:
-    """What a piece asks of the device now, and up to where."""
+    """Sets the demand of a piece now, and the seconds of work until which it stays."""
     piece.next_s, piece.demand = piece.work.demand_at(piece.work_s)
     if piece.publications:
         piece.next_s = min(piece.publications[0][0], piece.next_s)
 
 
 def _snap_to_boundary(piece: Execution, now_s: float) -> None:
-    """Work that is within rounding of where something changes has come to it."""
+    """Moves work that is within rounding of the end of its demand to that end."""
     end_s = piece.work.demand_at(piece.work_s)[0]
     if end_s <= piece.work_s + _slack_s(piece, now_s):
         piece.work_s = end_s

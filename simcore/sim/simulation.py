@@ -1,11 +1,11 @@
-"""The simulated machine: SimPy runs the same programs as hardware does, at the prices of a device model.
+"""The simulated machine: SimPy runs the programs that hardware runs, at the prices of a device model.
 
-    launch starts  = max(issued by its host, stream free, tickets done, signal come, last rank there)
-    launch takes   = sum of its ops' prices / its share of the device (sharing.py, contention.py)
+    launch starts  = max(issued by its host, stream free, tickets done, signals arrived, last rank arrived)
+    launch takes   = sum of its ops' prices / its rate on the device (sharing.py, contention.py)
 
-The event clock drives host programs, and what works off each stream. A host's own time runs ahead of the
-event clock: each verb adds its cost to it, and the next wait catches up. A burst (`repeat`) without flags,
-signals or collectives is one event however long it is.
+The event clock drives the host programs and one process per busy stream. A host's own clock runs ahead of the
+event clock: each verb adds its cost to the host's clock, and the next wait catches up. A burst (`repeat`)
+without flags, signals and collectives is one event, however long.
 """
 
 import itertools
@@ -43,27 +43,27 @@ from simcore.sim.segments import Cuts, Segment
 from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
 from simcore.workload.requests import END
 
-# Origins of prices are counted one by one up to so many.
+# How many origins of prices are summed apart before the sums go into the trace.
 MOST_SOURCE_TOTALS = 1 << 12
 Route = Callable[[object], Sequence[int]]
 Outcomes = Mapping[str, Callable[..., bool]]
 DeviceSizes = Callable[[Graph], frozenset[str]]
 
 
-# What a stream may wait for, told where nothing can happen any more.
+# What a stream may wait for: texts for DeadlockError.
 WAITS_FOR_EARLIER = "launch {0.id} of graph {0.graph.name} waits for launches before it"
 WAITS_FOR_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
 WAITS_FOR_RANKS = "{0.kind} {0.name}: {1} of {2} ranks are there"
 
 
 def no_device_sizes(graph: Graph) -> frozenset[str]:
-    """No graph reads a size in the device's memory."""
+    """Returns no names: no graph reads a size in the device's memory."""
     del graph
     return frozenset()
 
 
 def no_floor(op: Op) -> Floor:
-    """The roofline of a device that nothing is known of: no bound at all."""
+    """The roofline of a device without a datasheet: bounds of 0."""
     del op
     return Floor(0.0, 0.0, 0.0)
 
@@ -77,22 +77,22 @@ class _Stream:
     working: bool = False
     free: Cause = field(default_factory=lambda: Cause(None, 0.0))
     since_s: float = 0.0
-    # A text, and what is filled in there.
+    # A template and its arguments.
     waiting_for: tuple[Any, ...] = ("a launch that never ends",)
     go_on: Callable[[], None] = field(init=False)
 
     def waits_for(self) -> str:
-        """What it waits for, in words."""
+        """The text that says what the stream waits for."""
         text, *filled = self.waiting_for
         return str(text).format(*filled)
 
 
 @dataclass(slots=True, eq=False)
 class LaunchInfo:
-    """What every launch of a graph costs and takes. `launch_s`: host time of one, of which `back_s` comes
-    after the device may begin; `device_sizes`: sizes that the host writes to the device's memory, if that
-    costs anything; `closed`: whether a launch without flags and signals is worked out in closed form;
-    `number`: that of the graph's name in rows."""
+    """What all launches of a graph have in common. `launch_s`: host time of one launch, of which `back_s`
+    comes after the device may begin; `device_sizes`: sizes that the host writes to the device's memory, empty
+    if writing costs nothing; `closed`: whether a launch without flags and signals is priced in closed form;
+    `number`: the number of the graph's name in rows, -1 unless `closed`."""
 
     graph: Graph
     launch_s: float
@@ -104,7 +104,7 @@ class LaunchInfo:
 
 @dataclass(slots=True, eq=False)
 class _SourceTotal:
-    """Work whose price comes from one origin."""
+    """The sum of the work whose prices come from one origin."""
 
     origin: Origin
     total_s: float = 0.0
@@ -112,7 +112,7 @@ class _SourceTotal:
 
 
 class _Demands(Sequence[Demand]):
-    """What segments ask of the device; worked out where it is asked for, which is seldom: beside others."""
+    """The demands of segments, computed when read: only while several pieces share the device."""
 
     def __init__(self, segments: Sequence[Segment], demand: Callable[[Segment], Demand]) -> None:
         self._segments = segments
@@ -140,18 +140,19 @@ class _Rendezvous:
 class Simulation:
     """All ranks of one simulated machine.
 
-    `price` and `roofline` say what an op costs and the least it can cost; `overheads` what the verbs
-    cost; `outcomes` gives, by verdict name, what the device decides for a key; `mesh` as in Machine.
+    `price` returns the cost of an op, `roofline` the least it can cost; `overheads` are the costs of the
+    verbs; `outcomes` maps the name of a verdict to the function that decides a key; `mesh` as in Machine.
 
-    `lockstep` names axes whose ranks do the same at the same time: the first of them is simulated and
-    stands for all. It is up to the caller that they do; their collectives then start when it arrives.
+    `lockstep` names axes whose ranks do the same at the same time: only the first rank along each is
+    simulated and stands for the others. The caller answers for that. Collectives along such an axis start
+    when the simulated rank arrives.
 
-    `rows`: for long runs. Launches without flags and signals that meet only ranks in lockstep are worked
-    out in closed form (bursts.py) and noted as rows of numbers (`Trace.rows`) in the place of spans;
-    messages are not noted. `graph_pricer`, or `cuts` where spans are noted: the same prices, as an earlier
-    run has worked them out.
+    `rows`: for long runs. Launches without flags and signals whose collectives meet only ranks in lockstep
+    are priced in closed form (bursts.py) and recorded as rows of numbers (`Trace.rows`) instead of spans;
+    messages are not recorded. `graph_pricer` (for rows) and `cuts` (for spans): caches of the same prices,
+    filled by an earlier run.
 
-    `device_sizes`: the sizes that kernels of a graph read in the device's memory; hosts write them
+    `device_sizes` returns the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
     """
 
@@ -177,11 +178,11 @@ class Simulation:
         self.device_sizes = device_sizes
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
-        # Host loops and marks that have not come to their end, by rank and what they are.
+        # The rank and the name of each host loop or mark that has not ended.
         self.loops: dict[simpy.Process, tuple[int, str]] = {}
         world = prod(self.mesh.values())
         self.machines = [SimMachine(self, rank, world) for rank in range(world)]
-        # When each item was fed, the end left out.
+        # When each item was fed, without END.
         self.fed_s: list[float] = []
         self._lockstep = frozenset(lockstep)
         self.rows = rows
@@ -189,15 +190,15 @@ class Simulation:
         self._outcomes = outcomes or {}
         self._devices = [SharedDevice(rates) for _ in range(world)]
         self._alarms = [0] * world
-        # A launch whose host works off what comes before its end.
+        # The launch whose host runs the events before its end inline.
         self._held: RowLaunch | None = None
-        # Streams of each rank on which something runs or waits.
+        # How many streams of each rank are busy.
         self._working = [0] * world
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._rendezvous_of: dict[tuple[str, str, tuple[int, ...]], list[_Rendezvous]] = defaultdict(list)
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._turns: dict[tuple[str, str, int], int] = defaultdict(int)
-        # Ops, by their id, that are for as many ranks as there are.
+        # Collectives, by id, whose `ranks` equals the size of their axis.
         self._checked_collectives: dict[int, Op] = {}
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
         self._cuts = cuts or Cuts(price, roofline)
@@ -209,9 +210,9 @@ class Simulation:
     # -- programs ----------------------------------------------------------------------------------
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
-        """Runs one program on every rank until all are done.
+        """Runs the program on every rank until all are done.
 
-        Raises DeadlockError if something still waits when nothing can happen any more.
+        Raises DeadlockError if something still waits when no event is left.
         """
         running = [m for m in self.machines if not any(m.coordinate(axis) for axis in self._lockstep)]
         hosts = [self.env.result(self.host(m, program(m))) for m in running]
@@ -229,13 +230,13 @@ class Simulation:
         return self.trace
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says
-        for an item when it comes."""
+        """Puts items into an inbox at given times (seconds, ascending). `to`: the receiving rank, or a
+        function that returns the receiving ranks of an item when it arrives."""
 
         def source() -> Steps:
             env, machines, fed = self.env, self.machines, self.fed_s.append
             for at_s, item in arrivals:
-                # Who comes at one instant comes before anybody acts on it.
+                # All items of one instant are delivered before any host acts on them.
                 if at_s > env.now:
                     yield env.timeout(at_s - env.now)
                 now_s = env.now
@@ -251,13 +252,13 @@ class Simulation:
         self.env.drive(source())
 
     def watch(self, rank: int, what: str, steps: Steps) -> None:
-        """Runs a host loop or a mark that has to come to its end."""
+        """Runs a host loop or a mark; one that never ends is a deadlock."""
         process = self.env.process(steps)
         self.loops[process] = rank, what
         then(process, lambda _: self.loops.pop(process))
 
     def host(self, machine: "SimMachine", program: Program) -> Steps:
-        """A program with its host's last costs at its end."""
+        """Runs a program, then waits until the host's clock is reached."""
         result = yield from program
         machine.submit_deferred()
         left_s = max(0.0, machine.now() - self.env.now)
@@ -268,16 +269,16 @@ class Simulation:
     # -- launches ----------------------------------------------------------------------------------
 
     def submit(self, launch: Launch) -> None:
-        """Queues a launch; its stream works it off in order."""
+        """Queues a launch on its stream, which runs launches in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
 
     def info(self, graph: Graph) -> LaunchInfo:
-        """What holds of all launches of a graph."""
+        """Returns what all launches of a graph have in common."""
         found = self._infos.get(id(graph))
         if found is None:
             launch_s, names = self.overheads.whole_launch_s(graph.kernels), self.trace.rows.graphs
             alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
-            # A graph that is gone could leave its id to another one: it is kept here.
+            # The graph is kept here because a new object could get the id of a deleted one.
             found = self._infos[id(graph)] = LaunchInfo(
                 graph,
                 launch_s,
@@ -309,7 +310,7 @@ class Simulation:
             self._working[stream.rank] += 1 if working else -1
 
     def _go_on(self, stream: _Stream) -> None:
-        """What has been queued meanwhile has its turn."""
+        """Runs what was queued meanwhile, or marks the stream as idle."""
         if stream.queue:
             self.env.drive(self._work_off(stream))
         else:
@@ -337,10 +338,10 @@ class Simulation:
             stream.since_s = self.env.now
         burst = launch.is_burst()
         for replay in itertools.count():
-            # A stop at this very instant comes first, as between the replays of a burst.
+            # A stop at this very instant counts before the replay, as inside a burst.
             if replay and not self.env.try_advance(0.0):
                 yield self.env.timeout(0.0)
-            # Asked anew each time: what it runs until may have come.
+            # Read in each round: an item in the inbox `until` may have lowered `repeat`.
             if launch.stopped or replay >= (1 if burst else launch.repeat):
                 break
             if launch.when is not None and not holds(launch.when, self.value_of):
@@ -361,13 +362,14 @@ class Simulation:
     # -- launches in closed form ---------------------------------------------------------------------
 
     def try_run_inline(self, launch: RowLaunch) -> bool:
-        """Tries to advance the clock to the end of a launch without an event; the last thing that its caller
-        does at this moment. False if its end has to be an event (`launch.host_event`, if it has begun)."""
+        """Advances the clock to the end of a launch without an event, if it can; its caller must do nothing
+        after it at this moment. Returns False if the end has to be an event (`launch.host_event`, if the
+        launch has begun)."""
         stream, rank, env = self._stream(launch.rank, launch.stream), launch.rank, self.env
         if stream.working or self._working[rank] or self._devices[rank].running:
             return False
         work = launch.work = self._cost(launch)
-        # Its host has done nothing since, so it is not issued before now.
+        # The host has done nothing since the launch, so `issued_s` is not before now.
         now_s, start_s = env.now, launch.issued_s
         if not env.try_advance(start_s - now_s + work.total_s):
             return env.can_hold_end() and self._run_inline_past_others(stream, launch)
@@ -379,7 +381,8 @@ class Simulation:
         return True
 
     def _run_inline_past_others(self, stream: _Stream, launch: RowLaunch) -> bool:
-        """Runs the events that come before the end of a launch, and advances to it."""
+        """Runs the events before the end of a launch and advances to its end. Returns False if the end became
+        an event."""
         launch.reset_for(stream)
         self.machines[launch.rank].watch(launch)
         self._held = launch
@@ -394,7 +397,7 @@ class Simulation:
         return True
 
     def schedule_end(self, launch: RowLaunch) -> None:
-        """Makes the end of a launch an event: others than its host may have to do with it."""
+        """Makes the end of a held launch an event, because more than its host may now depend on it."""
         if launch is not self._held:
             return
         self._held = None
@@ -403,7 +406,7 @@ class Simulation:
         self.env.release_held(partial(self._ring, rank, self._alarms[rank], launch))
 
     def submit_row(self, launch: RowLaunch) -> None:
-        """Queues a launch in closed form; it begins at once where nothing is in its way."""
+        """Queues a launch in closed form; begins it now if its stream is free and its tickets are done."""
         stream = self._stream(launch.rank, launch.stream)
         launch.reset_for(stream)
         if stream.working or (launch.after and any(ticket.end is None for ticket in launch.after)):
@@ -415,13 +418,13 @@ class Simulation:
         return self._graph_pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
-        """Begins a launch on an idle stream, which then runs what is queued meanwhile."""
+        """Begins a launch on an idle stream; at its end the stream runs what was queued meanwhile."""
         self._set_working(stream, True)
         launch.on_done = stream.go_on
         self._begin(stream, launch)
 
     def _begin(self, stream: _Stream, launch: RowLaunch) -> None:
-        """Starts a launch whose stream is free and whose tickets are done, once its host has issued it."""
+        """Starts a launch when its host has issued it; its stream is free and its tickets are done."""
         work = launch.work
         if work is None:
             work = launch.work = self._cost(launch)
@@ -439,7 +442,7 @@ class Simulation:
         work.launch_s = launch.info.launch_s
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
-            # Nobody else can begin before it: it may as well begin a little later than now.
+            # No other launch can begin before it, so the device may know already of a start after now.
             device.start(launch, start_s)
             self._alarm(rank, start_s - now_s + work.total_s, launch)
         elif start_s > now_s:
@@ -452,7 +455,7 @@ class Simulation:
             self._start(launch.rank, launch)
 
     def _row(self, stream: _Stream, launch: RowLaunch) -> Steps:
-        """A launch in closed form that had to queue."""
+        """Runs a launch in closed form that had to queue."""
         if launch.issued_s > self.env.now:
             yield self.env.timeout(launch.issued_s - self.env.now)
         stream.waiting_for = (WAITS_FOR_EARLIER, launch)
@@ -468,7 +471,7 @@ class Simulation:
         yield done
 
     def end_row(self, launch: RowLaunch) -> None:
-        """The work of a launch in closed form is done now: writes its row."""
+        """Writes the row of a launch in closed form whose work is done now."""
         work = launch.work
         if work is None or launch.end is not None:
             return
@@ -484,7 +487,7 @@ class Simulation:
         launch.end = launch.lane.free = Cause(None, end_s)
 
     def _add_to_sources(self, work: BurstCost) -> None:
-        """Counts work by where its price comes from."""
+        """Adds work to the sum of its price's origin."""
         total = self._source_totals.get(id(work.origin))
         if total is None:
             if len(self._source_totals) >= MOST_SOURCE_TOTALS:
@@ -499,8 +502,8 @@ class Simulation:
         self._source_totals.clear()
 
     def interrupt(self, launch: Launch | RowLaunch) -> None:
-        """An item has arrived in the inbox that a launch runs until: it ends at its next replay boundary, but
-        runs once."""
+        """Ends a launch at its next replay boundary, since an item has arrived in its inbox `until`; one
+        replay runs in any case."""
         if isinstance(launch, Launch):
             if launch.is_burst() and launch.piece is not None:
                 self.stop(launch)
@@ -519,7 +522,7 @@ class Simulation:
 
     def stop_row(self, launch: RowLaunch) -> None:
         """Ends a launch in closed form at its next replay boundary."""
-        # Whoever waits for it has to be there before it ends.
+        # A host that waits for the launch must be registered before the launch ends.
         self.schedule_end(launch)
         launch.stopped = True
         device, work = self._devices[launch.rank], launch.work
@@ -528,7 +531,7 @@ class Simulation:
         if launch.begun_s <= self.env.now and launch in device.running:
             device.stop(launch, self.env.now)
         else:
-            # Not begun: nothing of it runs.
+            # It has not begun: no replay runs.
             device.withdraw(launch)
             launch.end = Cause(None, self.env.now)
             launch.finish()
@@ -586,12 +589,12 @@ class Simulation:
         return Cause(id_, self.env.now)
 
     def _alone(self, rank: int, work_s: float) -> bool:
-        """Does so much work where a device does nothing else and nothing can happen before it is done; else
-        does nothing and returns False."""
+        """Advances the clock by `work_s` if the device is idle and nothing can happen before that work is
+        done; else does nothing and returns False."""
         return not self._devices[rank].running and self.env.try_advance(work_s)
 
     def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
-        """What a segment asks of the device, with the share of the host's thread that launching it takes."""
+        """The demand of a segment, with the share of the host thread that its launches take."""
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
         launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
         share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
@@ -606,14 +609,14 @@ class Simulation:
             self._set_alarm(launch.rank)
 
     def _start(self, rank: int, piece: Execution) -> None:
-        """A piece begins now on a device, beside what runs there."""
+        """Starts a piece on a device now, beside the pieces that run there."""
         if self._held is not None and self._held.rank == rank:
             self.schedule_end(self._held)
         self._devices[rank].start(piece, self.env.now)
         self._set_alarm(rank)
 
     def _set_alarm(self, rank: int) -> None:
-        """Comes back when something is due on a device; an alarm set before is void."""
+        """Schedules `_ring` for when something is next due on a device; voids earlier alarms."""
         device = self._devices[rank]
         if not device.running:
             self._alarms[rank] += 1
@@ -635,7 +638,7 @@ class Simulation:
         if len(device.running) == 1 and not piece.publications:
             self._alarms[rank] += 1
             device.end_alone(piece, self.env.now)
-            # What waits for it may run at once: see clock.py.
+            # A process that waits for the piece may run at once: see clock.py.
             piece.finish_last()
             return
         device.arrive(piece, self.env.now)
@@ -679,7 +682,7 @@ class Simulation:
         members: tuple[int, ...],
         replay: int,
     ) -> Cause:
-        """A collective has ended now."""
+        """Records a rank's span of a collective that ends now."""
         id_ = next(self._ids)
         progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
         self._record(
@@ -696,7 +699,8 @@ class Simulation:
         return self._groups[key]
 
     def _rendezvous(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Rendezvous:
-        """The n-th collective of a rank along an axis, on a stream, meets the n-th of each other rank."""
+        """The meeting of a rank's next collective along an axis, on a stream: the n-th of one rank meets the
+        n-th of each other rank. Raises MismatchError if the ops differ or the axis has another size."""
         turn = self._turns[op.axis, stream.name, rank]
         self._turns[op.axis, stream.name, rank] += 1
         meetings = self._rendezvous_of[op.axis, stream.name, members]
@@ -732,7 +736,7 @@ class Simulation:
         self.env.call(start_s + takes_s - self.env.now, arrive)
 
     def value_of(self, flag: Flag) -> int:
-        """What a flag holds now."""
+        """The value of a flag now; 0 if it was never set."""
         return self.flags.get(flag, 0)
 
     def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
@@ -748,7 +752,7 @@ class Simulation:
     # -- prices and records ------------------------------------------------------------------------
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
-        """The launch's graph at the sizes of one replay, priced once."""
+        """The segments of the launch's graph at the sizes of one replay."""
         return self._cuts.of(launch.graph, launch.sizes_at(replay))
 
     def _record(
@@ -775,5 +779,5 @@ class Simulation:
         self.trace.spans.append(span)
 
     def next_launch(self) -> int:
-        """A number for the next launch."""
+        """Returns the number of the next launch."""
         return next(self._launches)

@@ -1,11 +1,11 @@
-"""The machine that prints: the simulated one at one second an op and nothing for everything else.
+"""The machine that prints: the simulated machine with ops of one second and verbs that cost nothing.
 
-A line a launch, in the order in which the hosts issue them:
+It prints a line for each launch, in the order in which the hosts issue them:
 
     rank 0  main  between: o attn_residual ... | when priority != 0 | sets holds = priority > rank 1 priority
 
-For reading a strategy, and for tests: a strategy's tape is compared with a reviewed one and its op counts
-with a closed form.
+It serves to read a strategy, and for tests, which compare a strategy's tape with a reviewed tape and its op
+counts with a closed form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +21,20 @@ from simcore.workload.requests import END, REQUESTS, Request
 
 
 def one_second(op: Op) -> Price:
-    """Every op takes a second; an early part leaves after half of it."""
+    """Prices every op at one second; an early part leaves after half a second."""
     del op
     return Price(1.0, 1.0, 1.0, "assumed", "tape", early_s=0.5)
 
 
 @dataclass(slots=True)
 class Tape:
-    """What was launched: printed lines, and the graphs by rank for counting."""
+    """The launches of a run: printed lines, and (rank, graph, repeat) for counting."""
 
     lines: list[str] = field(default_factory=list)
     graphs: list[tuple[int, Graph, int]] = field(default_factory=list)
 
     def op_count(self, rank: int) -> int:
-        """Ops launched on a rank, replays counted, gated ones too."""
+        """Ops launched on a rank, times replays; launches with `when` count in full."""
         return sum(len(graph.ops) * repeat for r, graph, repeat in self.graphs if r == rank)
 
 
@@ -45,8 +45,8 @@ def record(
     outcomes: Outcomes | None = None,
     inbox: Sequence[Request] = (),
 ) -> Tape:
-    """Runs a program on every rank and keeps what it launches; on one of each tensor-parallel group where
-    `inbox` holds requests, which rank 0 gets as they come."""
+    """Runs a program on every rank and returns its launches. If `inbox` holds requests, rank 0 gets them as
+    they arrive, and only the first rank of each tensor-parallel group runs."""
     simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes, lockstep=(TENSOR,) if inbox else ())
     if inbox:
         coming: list[tuple[float, object]] = [(request.arrival_s, request) for request in inbox]
@@ -56,12 +56,12 @@ def record(
     return tape
 
 
-# Layers are folded where there are at least so many.
+# At least this many equal layers are folded.
 FOLDED = 4
 
 
 def folded(ops: Sequence[Op]) -> str:
-    """The names of ops, in order; a run of the same ones over and over (layers) is written once.
+    """The names of ops, in order; a repeated sequence (layers) is written once.
 
     >>> from simcore.ops.op import norm
     >>> a, b = (norm(name, tokens=1, hidden=1, dtype="bf16") for name in "ab")
@@ -88,7 +88,7 @@ def _same(ops: Sequence[Op], i: int, j: int, count: int) -> bool:
 
 
 class _TapeMachine:
-    """A machine that notes each launch before it passes it on."""
+    """A machine that passes each launch on and writes it to the tape."""
 
     def __init__(self, machine: Machine, tape: Tape) -> None:
         self._machine = machine
@@ -111,7 +111,7 @@ class _TapeMachine:
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
-        """Prints the launch."""
+        """Launches the graph and writes a line for it."""
         ticket = self._machine.launch(
             graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
             when=when, sets=sets,
@@ -134,7 +134,7 @@ class _TapeMachine:
         return self._named(ticket, graph.name)
 
     def _named(self, ticket: Ticket, name: str) -> Ticket:
-        # The tape holds no ticket: an id may come back, and then it names the newer one.
+        # The tape keeps no tickets: if a new ticket gets the id of a deleted one, its name replaces the old.
         self._tickets[id(ticket)] = name
         return ticket
 

@@ -1,1 +1,1 @@
-"""Which requests come, when, and how long they are."""
+"""The requests of a run: arrival times and lengths."""

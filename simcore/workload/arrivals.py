@@ -1,4 +1,4 @@
-"""Draws the requests of a workload: when they come and how long they are.
+"""Draws the requests of a workload: their arrival times and lengths.
 
     constant   arrival_i = i / rate                poisson   gaps ~ exponential(1 / rate)
     gamma      gaps ~ gamma(shape 1/cv^2), mean 1 / rate
@@ -6,10 +6,10 @@
                a Poisson process given its last arrival (gaps over the span are Dirichlet(1..1))
     trace      arrival_i = (recorded_i + jitter * u_i - the first of them) / rate_scale
 
-Of a workload with `sessions` these are turns: simcore/workload/sessions.py says how long their prompts are.
+In a workload with `sessions` the requests are turns, with prompts as in simcore/workload/sessions.py.
 
 Randomness comes from one counter-based stream for each purpose, keyed by seed, replica and purpose: other
-lengths leave the arrivals as they are, another rate only stretches them, and replicas share no number.
+lengths do not change the arrivals, another rate only stretches them, and replicas share no random number.
 """
 
 import math
@@ -48,7 +48,7 @@ Paced = ConstantArrivals | PoissonArrivals | GammaArrivals
 T = TypeVar("T")
 
 _CHUNK = 1 << 14
-# What times of a format count in, where its files say no unit; None: as the scenario says.
+# The time unit of formats whose files do not state one; None: the scenario states it.
 UNITS = {"table": None, "mooncake": "ms"}
 
 
@@ -56,13 +56,13 @@ UNITS = {"table": None, "mooncake": "ms"}
 class Drawn:
     """The requests of one run, in order of arrival; each array is [n].
 
-    `arrival_s` ascends from 0 for the first request, and is None in a closed loop. No request has fewer than
-    one token of either kind, nor more than `max_tokens` of output and `longest_prompt` of prompt, which are
-    what the workload can ask for, drawn or not. `left_out` recorded requests had no prompt or no output
-    tokens (as failed ones have) and so give nothing to simulate. `rate_per_s` is the offered rate: see
-    `offered_rate_per_s`. What prompts have in common: with `distinct`, request i has the prompt of request i
-    modulo so many; `hash_ids` [n] name their blocks of `hash_block_tokens`; `turns` are those of sessions,
-    one session after the other, and all but the first of each have no time yet (NaN). None: all differ.
+    `arrival_s` ascends from 0 for the first request, and is None in a closed loop. Every request has at least
+    one prompt and one output token, at most `max_tokens` of output and `longest_prompt` of prompt: the most
+    that the workload can ask for, drawn or not. `left_out` recorded requests had no prompt or no output
+    tokens (for example failed ones) and are not simulated. `rate_per_s`: see `offered_rate_per_s`. Shared
+    prompts: with `distinct`, request i has the prompt of request i modulo `distinct`; `hash_ids` [n] name the
+    blocks of prompts, of `hash_block_tokens` tokens; `turns`: the turns of sessions, one session after
+    another; all but the first turn of each have no time yet (NaN). If all three are None, all prompts differ.
     """
 
     arrival_s: NDArray[np.float64] | None
@@ -78,7 +78,7 @@ class Drawn:
     turns: Turns | None = None
 
     def first(self, most: int) -> "Drawn":
-        """The first so many of them."""
+        """Only the first `most` requests."""
         arrival_s = None if self.arrival_s is None else self.arrival_s[:most]
         return replace(
             self,
@@ -92,13 +92,13 @@ class Drawn:
 def draw(workload: Workload, seed: int, replica: int) -> Drawn:
     """The requests of a workload in which every list of alternatives has exactly one value.
 
-    The same arguments give the same requests. An output longer than `workload.max_tokens` is cut there. Of a
+    The same arguments give the same requests. An output longer than `workload.max_tokens` is cut. From a
     recorded trace the first `workload.requests` in its window are taken, by recorded time, and lengths that
-    the workload names stand in place of recorded ones. Requests of one prompt have the same length of it.
+    the workload names replace recorded ones. Requests with the same prompt have the same prompt length.
 
-    Raises InputError on files that cannot be read or make no sense, on a window without requests and on a
-    trace that has fewer than were asked for; ValueError where a list has several values, or seed or replica
-    is not an integer of 64 bits.
+    Raises InputError for files that cannot be read or make no sense, for a window without requests and for a
+    trace with fewer requests than wanted; ValueError if a list has several values, or seed or replica is not
+    an unsigned integer of 64 bits.
     """
     found, distinct = _drawn(workload, seed, replica), workload.distinct_prompts
     if distinct is None:
@@ -124,7 +124,7 @@ def _drawn(workload: Workload, seed: int, replica: int) -> Drawn:
 
 
 def contents(drawn: Drawn) -> Iterator[Content]:
-    """What the prompts are made of, one after the other; nothing where all differ."""
+    """The content of each prompt, one after another; empty if all prompts differ."""
     if drawn.turns is not None:
         yield from turn_contents(drawn.turns, drawn.prompt_tokens, drawn.output_tokens)
     elif drawn.distinct is not None:
@@ -133,7 +133,7 @@ def contents(drawn: Drawn) -> Iterator[Content]:
     elif drawn.hash_ids is not None:
         block = drawn.hash_block_tokens
         for hash_ids, prompt in zip(drawn.hash_ids, drawn.prompt_tokens.tolist(), strict=False):
-            # Prompts that the workload made shorter are the beginning of what was recorded.
+            # A prompt that the workload made shorter is the beginning of the recorded one.
             ends = range(block, prompt + block, block)
             yield tuple((text, min(end, prompt)) for text, end in zip(hash_ids, ends, strict=False))
     else:
@@ -141,8 +141,8 @@ def contents(drawn: Drawn) -> Iterator[Content]:
 
 
 def requests(drawn: Drawn) -> Iterator[Request]:
-    """The requests one after the other, made when they are asked for; `arrival_s` is NaN where it is not
-    known before the run: in a closed loop, and of all turns of a session but the first."""
+    """Yields the requests one after another. `arrival_s` is NaN if it is not known before the run: in a
+    closed loop, and for all turns of a session except the first."""
     max_tokens, content = drawn.max_tokens, contents(drawn)
     for start in range(0, len(drawn.prompt_tokens), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -155,25 +155,26 @@ def requests(drawn: Drawn) -> Iterator[Request]:
 
 
 def offered_rate_per_s(workload: Workload, drawn: Drawn) -> float | None:
-    """Requests per second that come, whatever becomes of them: the given rate, or (n - 1) / span of a trace,
-    by recorded times over rate_scale, so that replicas with other jitter have the same. Of sessions it is the
-    rate at which they open: that of their turns is an outcome. None in a closed loop, whose rate is one too,
-    and where all recorded requests have the same time."""
+    """Requests per second that arrive, served or not: the given rate, or (n - 1) / span of a trace, by
+    recorded times over rate_scale, so that replicas with other jitter have the same rate. For sessions it is
+    the rate at which they open, because the rate of turns is an outcome. None in a closed loop, whose rate is
+    also an outcome, and if all recorded requests have the same time."""
     return None if isinstance(workload.arrivals, ClosedLoop) else drawn.rate_per_s
 
 
 def mean_prompt_tokens(drawn: Drawn) -> float:
-    """Mean length of the prompts drawn, tokens."""
+    """The mean length of the drawn prompts, in tokens."""
     return float(drawn.prompt_tokens.mean())
 
 
 def mean_output_tokens(drawn: Drawn) -> float:
-    """Mean length of the outputs drawn, tokens."""
+    """The mean length of the drawn outputs, in tokens."""
     return float(drawn.output_tokens.mean())
 
 
 def stream(seed: int, replica: int, purpose: Purpose) -> np.random.Generator:
-    """The random numbers for one purpose. Replicas are 2^192 numbers apart in the same Philox sequence."""
+    """The random generator for one purpose. Replicas are 2^192 counts apart in the same Philox sequence.
+    Raises ValueError unless seed and replica are unsigned integers of 64 bits."""
     for name, value in (("seed", seed), ("replica", replica)):
         if not 0 <= value < 2**64:
             raise ValueError(f"{name} must be an integer from 0 to 2^64 - 1, got {value!r}")
@@ -189,7 +190,7 @@ def stream(seed: int, replica: int, purpose: Purpose) -> np.random.Generator:
 def _times(arrivals: Paced, count: int, seed: int, replica: int) -> NDArray[np.float64]:
     """Times of arrival [count] in seconds, the first 0."""
     intervals = _intervals(arrivals, count, stream(seed, replica, "arrivals"))
-    # An interval that was given is not made a rate and back: 49 s would become 49.00000000000001 s.
+    # A given interval is not converted to a rate and back: 49 s would become 49.00000000000001 s.
     seconds = arrivals.interval_s
     return intervals * seconds[0] if seconds else intervals / only("rate_per_s", arrivals.rates)
 
@@ -212,8 +213,8 @@ def _intervals(arrivals: Paced, count: int, random: np.random.Generator) -> NDAr
 
 
 def _conversations(workload: Workload, sessions: Sessions, count: int, seed: int, replica: int) -> Drawn:
-    """So many turns of sessions. Those that `max_context_tokens` cuts off do not count: sessions are drawn
-    until there are enough."""
+    """Draws `count` turns of sessions. Turns that `max_context_tokens` cuts off do not count: sessions are
+    drawn until there are enough turns."""
     assert workload.prompt_tokens is not None
     assert workload.output_tokens is not None
     assert not isinstance(workload.arrivals, TraceArrivals | ClosedLoop)
@@ -248,7 +249,8 @@ def _conversations(workload: Workload, sessions: Sessions, count: int, seed: int
 
 
 def _replayed(workload: Workload, arrivals: TraceArrivals, seed: int, replica: int) -> Drawn:
-    """Recorded requests: window, left out, first so many, lengths, jitter, scale, in this order."""
+    """The requests of a recorded trace. In this order: window, requests left out, the first ones, lengths,
+    jitter, scale."""
     found = _in_window(_recorded(arrivals), arrivals)
     useful = np.ones(len(found.time_s), dtype=bool)
     for column, given in (
@@ -283,7 +285,7 @@ def _taken(column: Tokens | None, at: NDArray[np.intp]) -> Tokens | None:
 
 
 def _in_window(found: Records, arrivals: TraceArrivals) -> Records:
-    """The records from start_s on and before end_s, so that windows side by side share none."""
+    """The records from start_s (included) to end_s (excluded), so that adjacent windows share none."""
     end_s = math.inf if arrivals.end_s is None else arrivals.end_s
     low, high = np.searchsorted(found.time_s, [arrivals.start_s, end_s])
     if low >= high:
@@ -302,7 +304,8 @@ def _in_window(found: Records, arrivals: TraceArrivals) -> Records:
 
 
 def _first(at: NDArray[np.intp], workload: Workload, arrivals: TraceArrivals) -> NDArray[np.intp]:
-    """The first `workload.requests` of the places `at`, or all."""
+    """The first `workload.requests` of the indices `at`, or all. Raises InputError if there are too few or
+    too many."""
     if not len(at):
         raise InputError(f"workload.arrivals: {arrivals.path}: no request has prompt and output tokens")
     if workload.requests is not None:
@@ -327,8 +330,8 @@ def _recorded(arrivals: TraceArrivals) -> Records:
 
 
 def doubts(workload: Workload) -> list[str]:
-    """What to be warned of in how a trace was read: times that look like another unit's. Raises InputError
-    where the file cannot be read."""
+    """Warnings about how a trace was read: times that look like another unit. Raises InputError if the file
+    cannot be read."""
     given = workload.arrivals
     if not isinstance(given, TraceArrivals) or given.format not in UNITS:
         return []
@@ -338,7 +341,7 @@ def doubts(workload: Workload) -> list[str]:
     return [f"{given.path}: {said} ({field} is {unit})"] if said else []
 
 
-# A study draws for every case and replica; the file is the same.
+# A study draws for every case and replica from the same file.
 @lru_cache(maxsize=4)
 def _read(
     path: str,
@@ -366,7 +369,7 @@ def _lengths(
     seed: int,
     replica: int,
 ) -> Tokens:
-    """Tokens [count]: as the workload says, else as recorded."""
+    """Tokens [count]: drawn from the workload's lengths, else as recorded."""
     lengths: Lengths | None = getattr(workload, name)
     if lengths is not None:
         return sample(lengths, count, stream(seed, replica, name), name)
@@ -379,7 +382,7 @@ def _lengths(
 def _outputs(
     workload: Workload, recorded: Tokens | None, count: int, seed: int, replica: int
 ) -> tuple[Tokens, int]:
-    """Output tokens [count] and the most that a server has to reserve for one request."""
+    """Output tokens [count], and the most that a server must reserve for one request."""
     outputs = _lengths("output_tokens", workload, recorded, count, seed, replica)
     if workload.max_tokens is not None:
         return np.minimum(outputs, workload.max_tokens), workload.max_tokens
@@ -389,7 +392,7 @@ def _outputs(
 
 
 def _longest_prompt(workload: Workload, prompts: Tokens) -> int:
-    """The longest prompt that the workload can ask for; of a trace, the longest that it has."""
+    """The longest prompt that the workload can ask for; for a trace, the longest that it has."""
     if workload.prompt_tokens is None:
         return int(prompts.max())
     return longest(workload.prompt_tokens, "prompt_tokens")

@@ -1,4 +1,4 @@
-"""Draws lengths: of prompts, answers and sessions, as a workload says them.
+"""Draws the lengths of prompts, answers and sessions that a workload describes.
 
 lognormal  exp(mu + sigma z), sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2
 """
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 def only(name: str, values: Sequence[T] | None) -> T:
-    """The one value of a list of alternatives. Raises ValueError where there are several."""
+    """The only value of a list of alternatives. Raises ValueError if there are several."""
     if values is None or len(values) != 1:
         raise ValueError(f"{name} must have exactly one value here, got {values!r}")
     return values[0]
 
 
 def stamp(path: str) -> tuple[int, int] | None:
-    """What tells one state of a file from another."""
+    """The modification time and size of a file, which identify its state; None if it cannot be read."""
     try:
         state = Path(path).stat()
     except OSError:
@@ -35,7 +35,7 @@ def stamp(path: str) -> tuple[int, int] | None:
 
 
 def longest(lengths: Lengths, name: str) -> int:
-    """The longest that can be drawn, of the field `name` of a workload. Raises InputError."""
+    """The greatest length that can be drawn; `name`: the field of the workload. Raises InputError."""
     if isinstance(lengths, ConstantLength):
         return only("value", lengths.value)
     if isinstance(lengths, UniformLength):
@@ -46,7 +46,7 @@ def longest(lengths: Lengths, name: str) -> int:
 
 
 def sample(lengths: Lengths, count: int, random: np.random.Generator, name: str) -> Tokens:
-    """So many lengths [count]. Raises InputError where a file of them cannot be read."""
+    """Draws lengths [count]. Raises InputError if a file of lengths cannot be read."""
     if isinstance(lengths, ConstantLength):
         return np.full(count, only("value", lengths.value), dtype=np.int64)
     if isinstance(lengths, UniformLength):

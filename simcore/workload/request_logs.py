@@ -1,4 +1,4 @@
-"""Reads recorded requests: when each one came, and how many tokens its prompt and its answer had.
+"""Reads recorded requests: the arrival time and the prompt and answer tokens of each.
 
     azure     CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens   (AzureLLMInferenceTrace)
     mooncake  JSON lines: timestamp (ms), input_length, output_length, hash_ids    (Mooncake, FAST'25)
@@ -28,9 +28,9 @@ from simcore.workload.spec import MOST_LENGTH
 AZURE = {"arrival": "TIMESTAMP", "prompt": "ContextTokens", "output": "GeneratedTokens"}
 MOONCAKE = ("timestamp", "input_length", "output_length")
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "datetime": 10**9}
-# Thirty years: what spans more was written in another unit.
+# Thirty years: times that span more were written in another unit.
 MOST_SPAN_S = 1e9
-# What comes sooner after the first request comes at once: a nanosecond.
+# Requests less than a nanosecond after the first count as simultaneous with it.
 LEAST_S = 1e-9
 
 Times = NDArray[np.float64]
@@ -39,9 +39,9 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Recorded requests in order of time: `time_s` [n] counts from the first; tokens [n], None where the
-    file has none. Arrays are read-only. `hash_ids` [n]: of each prompt, its blocks by what they and all
-    before them hold; None where the file does not say."""
+    """Recorded requests in order of time: `time_s` [n] counts from the first; tokens [n], None if the file
+    has none. Arrays are read-only. `hash_ids` [n]: the blocks of each prompt, each identified by its content
+    and that of all blocks before it; None if the file has none."""
 
     time_s: Times
     prompt_tokens: Tokens | None
@@ -50,13 +50,13 @@ class Records:
 
 
 def read_azure(path: Path) -> Records:
-    """The requests of an Azure trace. Raises InputError."""
+    """Reads an Azure trace. Raises InputError."""
     return read_table(path, AZURE, "datetime")
 
 
 def read_mooncake(path: Path, block_tokens: int = 512) -> Records:
-    """The requests of a Mooncake trace, whose hash_ids are those of blocks of so many tokens, the last one of
-    a prompt often of fewer; rows without hash_ids hold nothing that comes again. Raises InputError."""
+    """Reads a Mooncake trace. Its hash_ids stand for blocks of `block_tokens` tokens; the last block of a
+    prompt may have fewer. Rows without hash_ids share no block. Raises InputError."""
     lines = enumerate(read_text(path, MOST_TEXT).split("\n"), 1)
     rows = [_json_row(line, f"{path}: line {number}", block_tokens) for number, line in lines if line.strip()]
     if not rows:
@@ -89,13 +89,13 @@ def _json_row(line: str, where: str, block_tokens: int) -> tuple[Any, ...]:
 
 
 def _hash_ids(row: Mapping[str, object], where: str, block_tokens: int) -> tuple[int, ...]:
-    """The hash_ids of a row; none where it has none."""
+    """The hash_ids of a row; empty if it has none."""
     given, length = row.get("hash_ids"), row[MOONCAKE[1]]
     if given is None:
         return ()
     if not isinstance(given, list) or any(type(one) is not int or not 0 <= one < 2**63 for one in given):
         raise InputError(f"{where}: hash_ids must be a list of whole numbers, at least 0")
-    # A length that is no number is found where all lengths are looked at.
+    # A length that is no number is reported later, by the check of all lengths.
     if isinstance(length, int) and len(given) != blocks_for(length, block_tokens):
         raise InputError(
             f"{where}: {len(given)} hash_ids; a prompt of {length} tokens has"
@@ -105,11 +105,11 @@ def _hash_ids(row: Mapping[str, object], where: str, block_tokens: int) -> tuple
 
 
 def read_table(path: Path, columns: Mapping[str, str], time_unit: str) -> Records:
-    """The requests of a CSV or Parquet file. `columns` names those of `arrival` and, where there are such,
+    """Reads a CSV or Parquet file. `columns` names the columns of `arrival` and, if there are any, of
     `prompt` and `output`; `time_unit` is a key of `PER_SECOND`. Raises InputError."""
     if "arrival" not in columns:
         raise InputError(f"{path}: columns.arrival is missing: which column says when requests came")
-    # Arrow takes longer to import than all else that `--help` needs.
+    # Imported here because Arrow takes longer to import than everything else that `--help` needs.
     from simcore.input import columns as tables  # noqa: PLC0415
 
     table = tables.columns(path, list(columns.values()))
@@ -125,7 +125,7 @@ def read_table(path: Path, columns: Mapping[str, str], time_unit: str) -> Record
 
 
 def read_lengths(path: Path, column: str) -> Tokens:
-    """The lengths in a column of a CSV or Parquet file, each at least 1 token. Raises InputError."""
+    """Reads a column of lengths of a CSV or Parquet file, each at least 1 token. Raises InputError."""
     from simcore.input import columns as tables  # noqa: PLC0415
 
     values = tables.numbers(tables.columns(path, [column])[column], column, path)
@@ -144,20 +144,20 @@ def records(
     outputs: Tokens | None,
     hash_ids: list[tuple[int, ...]] | None = None,
 ) -> Records:
-    """Checked columns as `Records`, sorted by time; requests of one time keep their order.
+    """Makes `Records` of checked columns, sorted by time; requests of the same time keep their order.
 
-    `times` [n] are whole or broken numbers of 1/per_second s. Raises InputError where there are none, or
-    where they span more than `MOST_SPAN_S`.
+    `times` [n] are integers or floats, in units of 1/per_second s. Raises InputError if there are none, or if
+    they span more than `MOST_SPAN_S`.
     """
     if not len(times):
         raise InputError(f"{path}: holds no requests")
-    # By Python's numbers: the difference of two int64 may be none.
+    # In Python's integers, because the difference of two int64 may overflow.
     span_s = (times.max().item() - times.min().item()) / per_second
     if span_s > MOST_SPAN_S:
         raise InputError(f"{path}: its times span {span_s:.3g} s: is their unit right?")
-    # Whole numbers are subtracted as such: nanoseconds since 1970 are too many digits for a float.
+    # Integers are subtracted as integers: nanoseconds since 1970 have too many digits for a float.
     time_s = (times - times.min()) / per_second
-    # Nothing that a server does takes so little, and rates of such times are no numbers.
+    # No step of a server is that short, and rates from such times would overflow.
     time_s = np.where(time_s < LEAST_S, 0.0, time_s)
     columns: list[NDArray[Any] | None] = [time_s, prompts, outputs]
     if np.any(time_s[1:] < time_s[:-1]):

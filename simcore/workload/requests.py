@@ -1,10 +1,10 @@
-"""What a server is asked for, and the journal of how it went: shared by schedules, arrivals and figures.
+"""Requests, and the journal of a server's steps: shared by schedules, arrivals and metrics.
 
 TTFT = first_token_s - arrival_s        E2E = finish_s - arrival_s
 TPOT = (finish_s - first_token_s) / (output_tokens - 1)            (vLLM's formulas)
 
-A schedule fills in the times of a request from its machine's clock, and notes every step in the journal.
-No machine is known here.
+A schedule sets the times of a request from its machine's clock, and records every step in the journal. This
+file knows no machine.
 """
 
 from array import array
@@ -15,28 +15,28 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-# The inbox that requests come into, and what comes into it when no more will.
+# The inbox of requests, and the item in it that says that no more will come.
 REQUESTS = "requests"
 END = "end"
-# What a prompt is made of: (text, where it ends in tokens), ascending. A text is a number from 0 on, or the
-# `own_text` of a request; it stands for its own tokens and all that come before them.
+# The content of a prompt: (text, end in tokens), ascending. A text is a number from 0 on, or the `own_text`
+# of a request; it identifies its own tokens and all tokens before them.
 Content = tuple[tuple[int, int], ...]
 
 
 def own_text(request: int) -> int:
-    """The text of a request's answer, and of what is in its prompt alone, by its number: like no other."""
+    """The text of a request's answer and of the unshared part of its prompt: no other request has it."""
     return -1 - request
 
 
-# Its constructor is written out for the time that it takes: see trace.py.
+# Its constructor is written out for speed: see trace.py.
 @dataclass(slots=True, eq=False, init=False)
 class Request:
-    """One request. `output_tokens` is where it ends (EOS, or the maximum); `max_tokens` what a server that
-    does not know that has to reserve. Times in seconds, NaN while they have not come; `scheduled_s` is
-    when its first work was launched. `instance` is the server that took it. A request that no server could
-    ever hold is `rejected`. `content` says what its prompt is made of, for servers that keep prompts: texts
-    and where each ends, in tokens; what follows the last one is like nothing else (`own_text`).
-    `cached_prompt_tokens` of its prompt were in the server's cache when it was first scheduled."""
+    """One request. `output_tokens`: the length of its answer (until EOS or the maximum); `max_tokens`: what a
+    server that does not know that length must reserve. Times in seconds, NaN until known; `scheduled_s`: when
+    its first work was launched. `instance`: the server that took it. `rejected`: the server could never hold
+    it. `content`: the content of its prompt, for prefix caching: texts and where each ends, in tokens; the
+    tokens after the last text are unique (`own_text`). `cached_prompt_tokens`: prompt tokens in the server's
+    cache when the request was first scheduled."""
 
     id: int
     arrival_s: float
@@ -51,7 +51,7 @@ class Request:
     rejected: bool
     content: Content
     cached_prompt_tokens: int
-    # What a schedule keeps of it while it runs: tokens generated, tokens cached, and one thing of its own.
+    # A schedule's state of the request: tokens generated, tokens cached, and a number of the schedule's own.
     generated: int
     cached: int
     held: int
@@ -114,24 +114,24 @@ class Journal:
     """Every step of every instance, as rows of numbers.
 
     A step is one launch: `replays` iterations in which `decoding` requests get a token each, out of
-    `computed` rows that the kernels work on (more than `decoding` where finished requests are computed on),
-    `prefill_tokens` prompt tokens and `first_tokens` prompts that end and so give their first token.
-    `waiting` requests queue and `kv_used` units of KV (blocks or slots) are held when it starts, `kv_peak`
-    just before it ends.
+    `computed` rows that the kernels compute (more than `decoding` if finished requests are still computed),
+    with `prefill_tokens` prompt tokens and `first_tokens` requests that get the first token after their
+    prefill. `waiting` requests queue and `kv_used` units of KV (blocks or slots) are held when the step
+    starts, `kv_peak` just before it ends.
     """
 
     rows: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
-    # Who wants to hear of every answer: clients that go on after it, a router that counts what is open.
+    # Called with every request that ends: by closed-loop clients, and by a router that counts open requests.
     answered: Callable[[Request, float], None] | None = None
 
     def finish(self, request: Request, at_s: float) -> None:
-        """A request has its last token."""
+        """Ends a request, which has its last token."""
         request.finish_s = at_s
         if self.answered is not None:
             self.answered(request, at_s)
 
     def reject(self, request: Request, at_s: float) -> None:
-        """A request could never be served."""
+        """Rejects a request that could never be served."""
         request.rejected = True
         if self.answered is not None:
             self.answered(request, at_s)
@@ -150,7 +150,7 @@ class Journal:
         kv_used: int,
         kv_peak: int | None = None,
     ) -> None:
-        """Notes one step; without `kv_peak`, it holds what it held at its start all along."""
+        """Records one step; `kv_peak` is `kv_used` unless given."""
         self.rows.extend(
             (
                 instance, start_s, end_s, replays, decoding, computed, prefill_tokens, first_tokens, waiting,
@@ -165,7 +165,7 @@ class Journal:
 
 
 def blocks_for(tokens: int, block: int) -> int:
-    """Blocks that so many tokens take.
+    """How many blocks hold `tokens` tokens.
 
     >>> blocks_for(0, 16), blocks_for(16, 16), blocks_for(17, 16)
     (0, 1, 2)

@@ -1,9 +1,9 @@
-"""Turns of conversations: how long their prompts are, and what they have in common.
+"""Turns of conversations: the lengths of their prompts, and the prefixes that they share.
 
     prompt_k = shared + (new_1 + answer_1) + .. + (new_k-1 + answer_k-1) + new_k
 
-Turn k begins with all of turn k - 1 and its answer. A session ends before the turn whose prompt would be
-longer than there is room for.
+The prompt of turn k begins with the prompt of turn k - 1 and its answer. A session ends before the turn whose
+prompt would be longer than the room.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simcore.workload.requests import Content, own_text
 
-# The text with which all sessions begin.
+# The text of the prefix of all sessions.
 SHARED_TEXT = 0
 
 Ints = NDArray[np.int64]
@@ -23,24 +23,25 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """Turns of sessions, one session after the other. `opens` [n]: which are the first of one; each other one
-    comes `think_s` after the answer to the one before it. All begin with `shared_tokens`."""
+    """Turns of sessions, one session after another. `opens` [n]: whether a turn is the first of its session;
+    each other turn comes `think_s` after the answer to the turn before. All prompts begin with the same
+    `shared_tokens` tokens."""
 
     opens: Bools
     think_s: float
     shared_tokens: int
 
     def first(self, most: int) -> "Turns":
-        """The first so many of them."""
+        """Only the first `most` turns."""
         return replace(self, opens=self.opens[:most])
 
 
 def laid_out(
     turns: Ints, new: Ints, answers: Ints, shared_tokens: int, longest_prompt: int
 ) -> tuple[Bools, Ints, Ints]:
-    """Which turns open a session, their prompt tokens and their answers', each [of the turns that are left].
+    """Whether each turn opens a session, its prompt tokens and its answer tokens, each [turns that are kept].
 
-    `turns` [sessions] says how many each would have; `new` and `answers` [sum of turns] are tokens.
+    `turns` [sessions]: how many turns each session would have; `new` and `answers` [sum of turns] are tokens.
 
     >>> opens, prompts, _ = laid_out(np.array([2, 3]), np.full(5, 10), np.full(5, 7), 100, 130)
     >>> prompts.tolist(), opens.tolist()
@@ -56,8 +57,8 @@ def laid_out(
 
 
 def turn_contents(turns: Turns, prompt_tokens: Ints, answer_tokens: Ints) -> Iterator[Content]:
-    """What the prompts are made of: text 0 is what all share; what a turn adds is its request's own text, as
-    its answer is. Requests have the numbers of the turns."""
+    """The content of each prompt: text 0 is the shared prefix; the tokens that a turn adds and its answer are
+    the request's own text. Requests are numbered like the turns."""
     start: Content = ((SHARED_TEXT, turns.shared_tokens),) if turns.shared_tokens else ()
     content = start
     lengths = zip(turns.opens.tolist(), prompt_tokens.tolist(), answer_tokens.tolist(), strict=True)

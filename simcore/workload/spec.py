@@ -1,8 +1,8 @@
-"""What comes to a server: when requests arrive and how long they are, as a scenario file says it.
+"""The workload of a scenario file: when requests arrive and how long they are.
 
     rate_per_s = 1 / interval_s           cv = standard deviation of the gaps / their mean
 
-`simcore/workload/arrivals.py` draws from it. A list in a field multiplies the runs (`Many`).
+`simcore/workload/arrivals.py` draws the requests. A list in a field multiplies the runs (`Many`).
 """
 
 from typing import Annotated, Literal
@@ -173,8 +173,8 @@ Lengths = Annotated[
 
 
 class Sessions(Strict):
-    """Conversations: a turn's prompt is the one before it, its answer, and `prompt_tokens` new ones. Sessions
-    begin as `arrivals` say, whose rate is theirs."""
+    """Conversations: a turn's prompt is the prompt before it, its answer, and `prompt_tokens` new tokens.
+    `arrivals` say when sessions begin; their rate is the rate of sessions."""
 
     turns: Lengths = Field(description="requests of a session")
     max_context_tokens: Length = Field(

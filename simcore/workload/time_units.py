@@ -1,11 +1,11 @@
-"""Whether recorded times were written in the unit that they are read in.
+"""Checks whether recorded times were written in the unit in which they are read.
 
     rate = (n - 1) / span            of at least `ENOUGH` requests, as they are read
 
-Times look too slow below `SLOWEST` requests/s, or below `SLOWEST_WHOLE` where all are whole seconds, as
-milliseconds that are read as seconds are, or over `LONGEST_S`; too fast above `FASTEST` requests/s, or where
-fractions of a unit smaller than a second fit into `SHORTEST_S`. No rate is impossible, so this asks and never
-refuses.
+Times look too slow if they are below `SLOWEST` requests/s, or span more than `LONGEST_S`, or if at least
+`ENOUGH_WHOLE` times are all whole seconds (as milliseconds read as seconds are) and below `SLOWEST_WHOLE`.
+They look too fast if they are above `FASTEST` requests/s, or if they have fractions of a unit smaller than a
+second and span less than `SHORTEST_S`. No rate is impossible, so this only asks.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ SPANS: Mapping[str, float] = {
 
 
 def doubt(time_s: Times, unit: str) -> str:
-    """What makes one doubt the unit of recorded times [n], ascending seconds as they were read; empty where
-    nothing does."""
+    """A question about the unit of recorded times [n], ascending, in seconds as they were read; empty if the
+    unit looks right."""
     count = len(time_s)
     span_s = float(time_s[-1] - time_s[0]) if count else 0.0
     if unit not in UNITS or count < ENOUGH or not span_s:
@@ -57,7 +57,7 @@ def _whole(time_s: Times, unit: str) -> bool:
 
 
 def _other(rate: float, unit: str, *, finer: bool) -> str:
-    """The next unit in which the rate is none that one doubts; the next one, where there is no such."""
+    """The next unit in which the rate looks right; the next unit at all if there is none."""
     place = UNITS.index(unit)
     others = UNITS[place + 1 :] if finer else UNITS[:place][::-1]
     rates = {other: rate * PER_SECOND[other] / PER_SECOND[unit] for other in others}
@@ -66,7 +66,7 @@ def _other(rate: float, unit: str, *, finer: bool) -> str:
 
 
 def length(seconds: float) -> str:
-    """A length of time as people write it.
+    """A duration as people write it.
 
     >>> length(0.02), length(7200.0), length(2e5)
     ('20 ms', '2 hours', '2.31 days')

@@ -1,14 +1,13 @@
-"""Results as `vllm bench serve --save-result --save-detailed` writes them: read and written.
+"""Reads and writes results in the format of `vllm bench serve --save-result --save-detailed`.
 
     tpot = (e2el - ttft) / (output_len - 1)      for answers of more than one token
     request_throughput = completed / duration    output_throughput = output tokens / duration
     total_token_throughput = (input tokens + output tokens) / duration
 
 One JSON mapping. Lists with a value for each request: input_lens, output_lens, ttfts, itls (a list of gaps
-each), start_times, errors ("" where there was none). Figures {mean,median,std,pXX}_{ttft,tpot,itl,e2el}_ms
-over the requests that succeeded. A failed request has output_len 0 and counts in nothing but `failed`. Keys
-and formulas are those of vllm/benchmarks/serve.py; start_times are there since January 2026 (vLLM pull
-request 32667).
+each), start_times, errors ("" if there was none). Metrics {mean,median,std,pXX}_{ttft,tpot,itl,e2el}_ms over
+the requests that succeeded. A failed request has output_len 0 and counts only in `failed`. Keys and formulas
+are those of vllm/benchmarks/serve.py; start_times exist since January 2026 (vLLM pull request 32667).
 """
 
 import json
@@ -30,9 +29,9 @@ PERCENTILES = (90, 95, 99)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bench:
-    """A benchmark's requests in the file's order; `failed` [n] says which gave no answer. `start_s` [n] is by
-    the client's clock, `ttft_s` [n]; `itls_s` holds an array of gaps for each request; each is None where the
-    file has none. `figures` are the file's other numbers under vLLM's names, mean_ttft_ms and so on."""
+    """A benchmark's requests in the file's order. `failed` [n]: whether a request got no answer; `start_s`
+    [n]: by the client's clock; `ttft_s` [n]; `itls_s`: an array of gaps for each request. The last three are
+    None if the file has none. `figures`: the file's numbers under vLLM's names, mean_ttft_ms and so on."""
 
     prompt_tokens: Tokens
     output_tokens: Tokens
@@ -44,8 +43,8 @@ class Bench:
 
 
 def read_bench(path: Path) -> Bench:
-    """What a vLLM result file holds of its requests. Raises InputError where it was not saved in detail, or
-    where its lists do not fit together."""
+    """Reads a vLLM result file. Raises InputError if it was not saved in detail, or if its lists do not fit
+    together."""
     result = _mapping(path)
     for name in ("input_lens", "output_lens"):
         if name not in result:
@@ -71,13 +70,13 @@ def read_bench(path: Path) -> Bench:
 
 
 def bench_records(path: Path) -> Records:
-    """The requests of a vLLM result file, by their start_times; failed ones have no output tokens. Raises
-    InputError where the file has no start_times."""
+    """The requests of a vLLM result file, by their start_times; failed requests have no output tokens. Raises
+    InputError if the file has no start_times."""
     bench = read_bench(path)
     if bench.start_s is None:
         raise InputError(f"{path}: no 'start_times', so arrivals are unknown (vLLM before 2026 has none)")
     outputs = np.where(bench.failed, 0, bench.output_tokens)
-    # One that failed before it was sent has a time of 0, while clocks count from anywhere.
+    # A request that failed before it was sent has time 0, but clocks do not begin at 0.
     first_s = bench.start_s[~bench.failed].min(initial=np.inf)
     times = bench.start_s if bench.failed.all() else np.maximum(bench.start_s, first_s)
     return records(path, times, 1, bench.prompt_tokens, outputs)
@@ -142,12 +141,12 @@ def write_bench(
     pooled_itl_s: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes requests [n] as vLLM would have. A request whose `ttft_s` or `e2e_s` is NaN has failed.
+    """Writes requests [n] in vLLM's format. A request whose `ttft_s` or `e2e_s` is NaN has failed.
 
-    Gaps between tokens are known request by request (`itls_s`, one sequence each), or only pooled, as
-    (values, how often each), or not at all, and then nothing is written of them. `about` comes first: what
-    the caller knows of the run, such as backend, model_id, request_rate, max_concurrency. There is no
-    `date`, so that a run gives the same bytes again.
+    Gaps between tokens are known per request (`itls_s`, one sequence each), or only pooled, as (values,
+    counts), or not at all; then none are written. `about` comes first: entries about the run, such as
+    backend, model_id, request_rate, max_concurrency. There is no `date`, so that a run gives the same bytes
+    again.
     """
     done = np.isfinite(ttft_s) & np.isfinite(e2e_s)
     outputs = np.where(done, output_tokens, 0)
@@ -195,7 +194,7 @@ def _throughput(
 def _figures(
     name: str, values_s: NDArray[np.float64], counts: NDArray[np.int64] | None = None
 ) -> dict[str, float]:
-    """vLLM's figures of some times, each there `counts` times; all are 0 where there is none."""
+    """vLLM's metrics of times, each of which occurs `counts` times; all are 0 if there are no times."""
     order = np.argsort(values_s, kind="stable")
     values_ms = values_s[order] * 1e3
     counts = np.ones(len(values_s), np.int64) if counts is None else counts[order]
@@ -213,7 +212,7 @@ def _figures(
 
 
 def _percentile(values: NDArray[np.float64], ends: NDArray[np.int64], percent: float) -> float:
-    """numpy's percentile of sorted values, the i-th standing for places ends[i-1] to ends[i]."""
+    """numpy's percentile of sorted values, of which value i fills places ends[i-1] to ends[i] - 1."""
     place = (int(ends[-1]) - 1) * percent / 100.0
     low = int(place)
     below, above = (float(values[np.searchsorted(ends, at, side="right")]) for at in (low, np.ceil(place)))
