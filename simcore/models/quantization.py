@@ -23,8 +23,6 @@ FP8, FP8_BLOCKS, INT8 = "fp8", "fp8_b128", "int8"
 BLOCK = [128, 128]
 # The group sizes that mean a scale for each column of the matrix.
 WHOLE_COLUMN = (None, -1)
-# Formats of whole checkpoints whose kernels or layout are not modelled, whatever their groups.
-UNPRICED_LAYOUTS = ("marlin-24", "sparse-24-bitmask", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 LAYOUTS = (
     "dense",
     "naive-quantized",
