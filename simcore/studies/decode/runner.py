@@ -106,11 +106,13 @@ class Result:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers what they gave."""
+    """Runs cases of one scenario on one device, and remembers what they gave. `hits`: what ALSpec's tables
+    say of its model."""
 
     scenario: DecodeScenario
     config: DecoderConfig
     hardware: Hardware
+    hits: Sequence[HitRow] = ()
     results: dict[Case, Result] = field(default_factory=dict)
     runs: dict[tuple[Case, HitPattern], Result] = field(default_factory=dict)
     latencies_s: dict[tuple[Case, HitPattern], float] = field(default_factory=dict)

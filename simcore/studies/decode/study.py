@@ -18,7 +18,7 @@ from simcore.studies.common import Axes, Outcome, Progress, Row
 from simcore.studies.decode.answer import answer, fit_warnings, source_warnings, sources, standings
 from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
-from simcore.studies.decode.runner import Bench, Case, HitRow, Result, mesh_of, no_hits
+from simcore.studies.decode.runner import Bench, Case, Result, mesh_of, no_hits
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.studies.decode.timeline import shown_case, timeline
 
@@ -26,9 +26,9 @@ from simcore.studies.decode.timeline import shown_case, timeline
 ROUNDING = 1e-12
 
 
-def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
+def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs a decode scenario. Raises InputError where nothing of it can be run."""
-    wanted = cases(bench, tables)
+    wanted = cases(bench)
     reasons = {case: does_not_fit(bench, case) for case in wanted}
     fitting = [case for case in wanted if reasons[case] is None]
     warnings = fit_warnings(reasons)
@@ -209,11 +209,11 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> list[str]:
+def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
     """What each strategy launches at the first context and batch, on the machine that prints."""
     lines: list[str] = []
     seen: set[str] = set()
-    for case in cases(bench, tables):
+    for case in cases(bench):
         if case.axes.label in seen:
             continue
         seen.add(case.axes.label)
