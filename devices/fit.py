@@ -43,8 +43,6 @@ from numpy.typing import NDArray
 from simcore.input.files import InputError
 from simcore.ops.op import Price, SourceKind
 
-__all__ = ["ANOTHER_TIME", "LEAST_CHECKS", "Fit", "checked_interval", "fit_two", "interval"]
-
 # Where the floor does not show in the times at all, 1 / efficiency is 0: kept finite, for files and sums.
 LEAST_SLOPE = 1e-6
 # The interval of a fit that passes through all its points.

@@ -21,8 +21,6 @@ from simcore.devices.spec import DeviceSpec, Link, device_names, load_device
 from simcore.input.files import InputError, is_path, read_yaml
 from simcore.ops.op import Pricer
 
-__all__ = ["DATASHEET", "MEASUREMENTS", "DeviceInUse", "chosen_device", "default_profile_of", "prices_of"]
-
 DATASHEET, MEASUREMENTS = "datasheet", "measurements"
 CHANGED = "changed"
 # What the prices of a device's own kernels go by.

@@ -40,8 +40,6 @@ from simcore.devices.fit import MOST_FACTOR, Fit, interval
 from simcore.input.files import Count, InputError
 from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
-__all__ = ["Correction", "Measured", "correction", "operand_bytes", "staying_bytes"]
-
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
 # Products of up to so many rows have a kernel of their own, in which every row counts.

@@ -29,8 +29,6 @@ from simcore.devices.waves import stretch
 from simcore.input.files import InputError
 from simcore.ops.op import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
-__all__ = ["STAYS", "launches_and_floor", "pricer", "roofline", "summed"]
-
 # The share of an L2 cache in which what is used again stays. One in two halves, each of which serves half of
 # the multiprocessors, has what all read in both ("NVIDIA A100 Tensor Core GPU Architecture", on the L2 cache;
 # Hopper's is built likewise).

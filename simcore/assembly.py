@@ -45,7 +45,7 @@ from simcore.studies.operators.scenario import (
     OperatorScenario,
 )
 from simcore.studies.published import Published, read_figures
-from simcore.studies.serving.engines import pinned, with_engines
+from simcore.studies.serving.engines.presets import pinned, with_engines
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.scenario import ServingScenario, SharedMemory
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines

@@ -11,8 +11,7 @@ from simcore.devices.spec import device_names, load_device
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
 from simcore.studies.one_device import DeviceStudy
-from simcore.studies.serving.engines import engine_names, load_engine, with_engines
-from simcore.studies.serving.engines.presets import DECIDED
+from simcore.studies.serving.engines.presets import DECIDED, engine_names, load_engine, with_engines
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching, label

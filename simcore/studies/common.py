@@ -271,6 +271,15 @@ class Crossing:
         return len(self.places) == 1 and not self.ahead_at_low
 
 
+def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The share of all parts that those of a name have."""
+    total: dict[str, float] = {}
+    for name, part in parts:
+        total[name] = total.get(name, 0.0) + part
+    whole = sum(total.values())
+    return {name: part / whole for name, part in total.items()} if whole else {}
+
+
 def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
     """What to warn of where most of the device time is priced by nobody's measurements; `shares`: of it, by
     source of price."""

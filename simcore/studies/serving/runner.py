@@ -19,7 +19,7 @@ from simcore.sim import contention
 from simcore.sim.garbage import no_collections
 from simcore.sim.graph_pricer import End, GraphPricer, Known, PricedGroups
 from simcore.sim.runs import Run, Setup
-from simcore.studies.common import ServingAxes
+from simcore.studies.common import ServingAxes, shares_of
 from simcore.studies.hardware import Hardware, at_end
 from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
@@ -265,5 +265,4 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contentio
 
 def price_shares(sources: Mapping[SourceKind, float]) -> dict[str, float]:
     """Share of the predicted device time by where its price comes from."""
-    total = sum(sources.values())
-    return {name: seconds / total for name, seconds in sorted(sources.items())} if total else {}
+    return dict(sorted(shares_of(sources.items()).items()))

@@ -22,7 +22,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.sim.graph_pricer import End, Known
 from simcore.studies.columns import BY_PRICES
-from simcore.studies.common import Outcome, Progress, Row, ServingAxes
+from simcore.studies.common import Outcome, Progress, Row, ServingAxes, shares_of
 from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
@@ -37,7 +37,7 @@ from simcore.studies.serving.figures import (
 )
 from simcore.studies.serving.found import Found
 from simcore.studies.serving.levels import levels
-from simcore.studies.serving.runner import Bench, Case, Result, price_shares
+from simcore.studies.serving.runner import Bench, Case, Result
 from simcore.studies.serving.scenario import Point, WholeRun, points
 from simcore.studies.serving.strategies import ServingStrategy, label
 from simcore.studies.serving.window import Window, steady, whole_run
@@ -96,7 +96,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
     bench.keep_prices()
-    shares = _shares(found)
+    shares = dict(sorted(shares_of(part for one in found for part in one.sources.items()).items()))
     return Outcome(
         rows=[row for one in found for row in _rows(one, found)],
         answer=answer(bench, found),
@@ -283,14 +283,6 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
         with bench.blamed(found.case):
             raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
     return found.trace
-
-
-def _shares(found: Sequence[Found]) -> dict[str, float]:
-    total: dict[Any, float] = {}
-    for one in found:
-        for name, seconds in one.sources.items():
-            total[name] = total.get(name, 0.0) + seconds
-    return price_shares(total)
 
 
 def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
