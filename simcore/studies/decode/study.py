@@ -52,7 +52,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
         sources=sources(bench, fitting),
-        tables={"steps.parquet": _columns([step for case in fitting for step in _steps(bench, case)])},
+        tables={"steps.parquet": _steps(bench, fitting)},
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
         trace=trace,
         standings=standings(bench, fitting),
@@ -191,22 +191,16 @@ def _price(bench: Bench, case: Case) -> Pricer:
     return bench.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
 
 
-def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
-    axes = case.axes
-    for token in bench.run(case).tokens:
-        yield {
-            "label": axes.label,
-            "context_tokens": axes.context_tokens,
-            "batch": axes.batch,
-            "hit_rate": axes.hit_rate,
-            "token": token.index,
-            "start_s": token.start_s,
-            "end_s": token.end_s,
-        }
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+def _steps(bench: Bench, fitting: Sequence[Case]) -> dict[str, list[Any]]:
+    """When each token of each case began and ended, as columns."""
+    steps = [(case.axes, token) for case in fitting for token in bench.run(case).tokens]
+    place = ("label", "context_tokens", "batch", "hit_rate")
+    return {
+        **{name: [getattr(axes, name) for axes, _ in steps] for name in place},
+        "token": [token.index for _, token in steps],
+        "start_s": [token.start_s for _, token in steps],
+        "end_s": [token.end_s for _, token in steps],
+    }
 
 
 def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:

@@ -344,17 +344,13 @@ def _place(one: Found) -> dict[str, Any]:
 def _requests(result: Result, window: Window) -> dict[str, Any]:
     """The requests of a run, as columns; `measured`: whether they came in its window."""
     served = result.served
+    names = (
+        *("instance", "arrival_s", "scheduled_s", "first_token_s", "finish_s", "prompt_tokens"),
+        *("output_tokens", "preemptions", "cached_prompt_tokens"),
+    )
     return {
         "request": served.id,
-        "instance": served.instance,
-        "arrival_s": served.arrival_s,
-        "scheduled_s": served.scheduled_s,
-        "first_token_s": served.first_token_s,
-        "finish_s": served.finish_s,
-        "prompt_tokens": served.prompt_tokens,
-        "output_tokens": served.output_tokens,
-        "preemptions": served.preemptions,
-        "cached_prompt_tokens": served.cached_prompt_tokens,
+        **{name: getattr(served, name) for name in names},
         "status": np.where(served.rejected, "rejected", "finished"),
         "measured": window.came,
     }
