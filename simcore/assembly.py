@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 from simcore import compiled
 from simcore.devices.completed import assumed_figures
 from simcore.devices.fitted import MEASURED, FittedProfile, SharedUse
-from simcore.devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_sibling
+from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_profile
 from simcore.devices.price import STAYS, roofline
-from simcore.devices.profile import NO_PROFILE, Profile, load_profile
+from simcore.devices.profile import Profile
 from simcore.devices.spec import DeviceSpec, Link, check_return
 from simcore.input.fields import OneDevice
 from simcore.input.files import InputError, is_path, unknown_name
@@ -371,9 +371,9 @@ def _fits(
         has = f"{profile.name} has the op times of {profile.model}"
         return f"{has}; a fitted profile or 'none' is needed"
 
-    found, warnings, passed_over = _with_profile(where, scenario, device, reason)
+    found, warnings, passed_over = _named(where, "profile", with_profile, device, scenario.profile, reason)
     if passed_over and found.profile is None:
-        return device, _not_yet(device)
+        return device, not_yet(device)
     return found, warnings
 
 
@@ -382,44 +382,11 @@ def _profile(
 ) -> tuple[DeviceInUse, list[str]]:
     """The device with the profile in use, and what to warn of: a default one that does not hold or is not
     there yet is left out, one that was asked for is refused."""
-    found, warnings, reason = _with_profile(
-        where, scenario, device, lambda profile: _why_not(profile, scenario, config)
-    )
+    against = partial(_why_not, scenario=scenario, config=config)
+    found, warnings, reason = _named(where, "profile", with_profile, device, scenario.profile, against)
     if reason and found.profile is None:
         return found, [f"{reason}; prices come from the roofline instead"]
     return found, [reason, *warnings] if reason else warnings
-
-
-def _with_profile(
-    where: str, scenario: Scenario, device: DeviceInUse, why_not: Callable[[Profile], str | None]
-) -> tuple[DeviceInUse, list[str], str | None]:
-    """The device with the profile that a scenario asks for, or has by default; what to warn of; and why the
-    default one was passed over, for that of a sibling if there is one. `why_not`: what speaks against a
-    table. Raises InputError where that speaks against one that was asked for."""
-    asked = scenario.profile
-    if asked == NO_PROFILE:
-        return device, [], None
-    if asked is None:
-        found: DeviceInUse | None = _named(where, "profile", lambda: default_profile_of(device))
-        if found is None:
-            return device, _not_yet(device), None
-    else:
-        profile = _named(where, "profile", load_profile, device.measured_on.name, asked)
-        found = replace(device, profile=profile)
-    # Fitted constants hold for any model, batch and number of ranks.
-    reason = why_not(found.profile) if isinstance(found.profile, Profile) else None
-    if reason is not None and asked is not None:
-        raise InputError(f"{where}: profile: {reason}")
-    if reason is not None:
-        found = of_sibling(device) or device
-    return found, _carried_over(found), reason
-
-
-def _carried_over(device: DeviceInUse) -> list[str]:
-    """What to warn of where prices were measured on another device."""
-    if not device.carries or not device.rates_changed:
-        return []
-    return [f"prices: {device.origin}, with wider intervals"]
 
 
 # What the published figures call the constant of `contention: {kind: shared_memory}`, and the length that
@@ -440,7 +407,7 @@ def _name_of(profile: Profile | FittedProfile | None) -> frozenset[str]:
     return frozenset() if profile is None else frozenset({profile.name})
 
 
-def _named(where: str, field: str, load: Any, *names: str) -> Any:
+def _named(where: str, field: str, load: Any, *names: Any) -> Any:
     try:
         return load(*names)
     except InputError as error:
@@ -465,18 +432,6 @@ def _model(where: str, name: str) -> DecoderConfig:
         return load_config(path)
     except ValueError as error:
         raise InputError(f"{where}: model: {error}") from None
-
-
-def _not_yet(device: DeviceInUse) -> list[str]:
-    """What to warn of where a device has a profile by default that nobody has measured yet."""
-    spec = device.measured_on
-    if spec.default_profile is None:
-        # Whoever names a sibling counts on its measurements.
-        told = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
-        return [told] if spec.sibling else []
-    told = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
-    how = f"; run: python -m simcore calibrate --on {spec.name}" if spec.name == "cpu" else ""
-    return [f"{told}{how}"]
 
 
 def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -> str | None:
