@@ -258,12 +258,10 @@ class FittedProfile:
         key = (kind, dtype)
         if key not in self._intervals:
             points = [p for p in self._measured.get((kind, "check"), ()) if p.dtype == dtype]
-            self._intervals[key] = self._interval(points)
+            errors = [off for _, off in self._errors(points)]
+            known = checked_interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+            self._intervals[key] = known
         return self._intervals[key]
-
-    def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
-        errors = [off for _, off in self._errors(checks)]
-        return checked_interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
 
     def errors(self) -> Iterator[tuple[Measured, float]]:
         """log(measured / predicted) at each shape that was measured only to check prices."""

@@ -169,7 +169,6 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     device, warnings = _profile(where, scenario, device, config)
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
-    hardware = replace(hardware, start=place.start, repeats=place.repeats, jobs=place.jobs)
     # The key is a text of all figures of the device and its profile: not made where nothing is kept.
     if (folder := cache_folder()) is not None and not hardware.measured:
         kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), folder)
@@ -512,7 +511,10 @@ def _hardware(
         leaves_s=shared.leaves_s if shared else inf,
         contention_error=_contention_error(shared),
         whole=table is not None and table.granularity == "iteration",
+        start=place.start,
+        repeats=place.repeats,
         processors=spec.processors,
+        jobs=place.jobs,
     )
 
 

@@ -35,9 +35,8 @@ from simcore.studies.serving.figures import (
     prefix_hit_share,
     unseen_gaps_s,
 )
-from simcore.studies.serving.found import Found
 from simcore.studies.serving.levels import levels
-from simcore.studies.serving.runner import Bench, Case, Result
+from simcore.studies.serving.runner import Bench, Case, Found, Result
 from simcore.studies.serving.scenario import Point, WholeRun, points
 from simcore.studies.serving.strategies import ServingStrategy, label
 from simcore.studies.serving.window import Window, steady, whole_run
