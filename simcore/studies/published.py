@@ -8,7 +8,7 @@ constant.
     error_pct  =  100 * (predicted - reference) / reference        100 * predicted, of a reference of 0
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -79,7 +79,7 @@ class Published:
 
     def is_of(self, axes: Axes) -> bool:
         """Whether it is of these axes: of all variants, as no figure tells chunk or overlap."""
-        return _place(self) == _place(axes)
+        return self.context_tokens == axes.context_tokens and _place(self) == _place(axes)
 
     def beside(self, row: Row) -> dict[str, float | None]:
         """Reference and prediction, and what else a line of comparison.csv has there."""
@@ -95,7 +95,7 @@ F = TypeVar("F")
 
 
 def compare(
-    rows: Iterable[Row], figures: Iterable[F], fitted: AbstractSet[str] = frozenset()
+    rows: Iterable[Row], figures: Sequence[F], fitted: AbstractSet[str] = frozenset()
 ) -> tuple[list[dict[str, Any]], list[F]]:
     """A line of comparison.csv for each row that a figure is of; and the figures that are of no row.
 
@@ -106,7 +106,7 @@ def compare(
     evidence.
     """
     named: dict[str, list[Row]] = {}
-    for row in of_whole_runs(rows):
+    for row in of_whole_runs(rows) if figures else ():
         if row.value is not None and not row.op_kind:
             named.setdefault(row.metric, []).append(row)
     lines, alone = [], list[F]()
