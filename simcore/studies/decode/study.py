@@ -18,7 +18,7 @@ from simcore.studies.common import Axes, Outcome, Progress, Row
 from simcore.studies.decode.answer import answer, fit_warnings, source_warnings, sources, standings
 from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
-from simcore.studies.decode.runner import Bench, Case, Result, mesh_of, no_hits
+from simcore.studies.decode.runner import Bench, Case, Result, mesh_of
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.studies.decode.timeline import shown_case, timeline
 
@@ -211,8 +211,7 @@ def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
         if case.axes.label in seen:
             continue
         seen.add(case.axes.label)
-        pattern = case.hits.draws[0][1] if case.hits else no_hits
         with bench.blamed(case):
-            found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": pattern})
+            found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": case.draws[0][1]})
         lines += [f"# {case.axes.label}, {case.context:,} tokens", *found.lines]
     return lines
