@@ -17,8 +17,6 @@ from dataclasses import replace
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Op, Price
 
-__all__ = ["price_alike"]
-
 Known = Callable[[Op], Price | None]
 BF16 = "bf16"
 # Contexts an octave between which prices of paged attention are lines.

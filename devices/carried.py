@@ -35,8 +35,6 @@ from simcore.devices.price import MEMO, STAYS, pricer, roofline
 from simcore.devices.spec import DeviceSpec, Link
 from simcore.ops.op import Floor, Op, Price, Pricer, SourceKind
 
-__all__ = ["carried"]
-
 # What was seen on the device that prices come from, and so is carried over to another.
 SEEN: tuple[SourceKind, ...] = ("measured", "published", "interpolated")
 SOFT = 1.5

@@ -17,8 +17,6 @@ from typing import Any, cast
 from simcore.devices.spec import SOURCED, DeviceSpec
 from simcore.input.files import InputError, unknown_name, validated
 
-__all__ = ["Change", "change_text", "changed", "changed_overheads"]
-
 # Of each figure its new value, or a factor.
 Change = Mapping[str, float | Mapping[str, float]]
 OVERHEADS = "overheads."

@@ -11,8 +11,6 @@ figure where it is from: "assumed: ..." of those of the H200, `NO_SOURCE` of wha
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ASSUMED", "NO_SOURCE", "OPTIONAL_IN_LINK", "REQUIRED", "assumed_figures", "completed"]
-
 REQUIRED = ("name", "memory_bytes", "hbm_bytes_per_s", "flops_per_s")
 # What a link may leave out; its rate has to be given.
 OPTIONAL_IN_LINK = (

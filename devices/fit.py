@@ -43,8 +43,6 @@ from numpy.typing import NDArray
 from simcore.input.files import InputError
 from simcore.ops.op import Price, SourceKind
 
-__all__ = ["ANOTHER_TIME", "LEAST_CHECKS", "Fit", "checked_interval", "fit_two", "interval"]
-
 # Where the floor does not show in the times at all, 1 / efficiency is 0: kept finite, for files and sums.
 LEAST_SLOPE = 1e-6
 # The interval of a fit that passes through all its points.
@@ -99,11 +97,17 @@ class Fit:
         power = 1.0 + math.log(min(reach, MOST_FACTOR) / TRUSTED_REACH) if reach > TRUSTED_REACH else 1.0
         fitted_s = self.seconds(launches, floor_s)
         seconds = max(floor_s, fitted_s)
-        low_s = min(seconds, max(floor_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
-        high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
+        low_s, high_s = ends(fitted_s, floor_s, self.low**power, self.high**power)
         where = "" if reach == 1.0 else f", floor {reach:.3g} times outside the fitted ones"
         source: SourceKind = "interpolated" if reach == 1.0 else "extrapolated"
         return Price(seconds, low_s, high_s, source, f"{detail}{where}")
+
+
+def ends(fitted_s: float, least_s: float, low: float, high: float) -> tuple[float, float]:
+    """The interval of a fitted time, none of which is below the least: `low`, `high` times it."""
+    seconds = max(least_s, fitted_s)
+    low_s = min(seconds, max(least_s, fitted_s * max(low, 1.0 / MOST_FACTOR)))
+    return low_s, max(seconds, fitted_s * min(high, MOST_FACTOR))
 
 
 def fit_two(points: Sequence[tuple[int, float, float]]) -> Fit:

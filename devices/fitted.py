@@ -47,21 +47,6 @@ from simcore.input.files import (
 from simcore.machine.machine import Overheads
 from simcore.ops.op import DTYPE_BYTES, Op
 
-__all__ = [
-    "FITS",
-    "FITTED",
-    "MEASURED",
-    "POINTS",
-    "Birth",
-    "FitRow",
-    "FittedProfile",
-    "SharedUse",
-    "profile_schema",
-    "read_fitted",
-    "write_fitted",
-    "write_shared_use",
-]
-
 FITTED, MEASURED = "fitted", "measured"
 # The line of a CSV file that has the first row.
 FIRST_LINE = 2
@@ -110,9 +95,6 @@ class FitRow:
             self.least_floor_s,
             self.most_floor_s,
         )
-
-
-COLUMNS = tuple(field.name for field in fields(FitRow))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -276,12 +258,10 @@ class FittedProfile:
         key = (kind, dtype)
         if key not in self._intervals:
             points = [p for p in self._measured.get((kind, "check"), ()) if p.dtype == dtype]
-            self._intervals[key] = self._interval(points)
+            errors = [off for _, off in self._errors(points)]
+            known = checked_interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
+            self._intervals[key] = known
         return self._intervals[key]
-
-    def _interval(self, checks: Sequence[Measured]) -> tuple[float, float] | None:
-        errors = [off for _, off in self._errors(checks)]
-        return checked_interval(np.array(errors)) if len(errors) >= LEAST_CHECKS else None
 
     def errors(self) -> Iterator[tuple[Measured, float]]:
         """log(measured / predicted) at each shape that was measured only to check prices."""
@@ -363,12 +343,7 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
     for name, file in (("fits", FITS), ("points", POINTS)):
         if name in document:
             raise InputError(f"{path}: {name}: they belong into {file}")
-    beside = path.parent / FITS
-    head, rows = read_cells(beside)
-    for name in head:
-        if name not in COLUMNS:
-            raise InputError(f"{beside}: {unknown_name('column', name, COLUMNS)}")
-    given = [{key: cell for key, cell in zip(head, row, strict=True) if cell} for row in rows]
+    given = read_rows(path.parent / FITS, FitRow)
     points = _read_points(path.parent / POINTS) if document.get("granularity") == MEASURED else []
     try:
         profile = validated(FittedProfile, {**document, "fits": given, "points": points}, str(path))
@@ -376,6 +351,17 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
         raise InputError(_in_its_file(str(error), path)) from None
     _check_whole(profile, path.parent)
     return profile
+
+
+def read_rows(path: Path, kind: Any) -> list[dict[str, str]]:
+    """The rows of a CSV file as text, whose columns are the fields of a dataclass; empty cells are left out,
+    so that they take their defaults. Raises InputError."""
+    columns = [field.name for field in fields(kind)]
+    head, rows = read_cells(path)
+    for name in head:
+        if name not in columns:
+            raise InputError(f"{path}: {unknown_name('column', name, columns)}")
+    return [{key: cell for key, cell in zip(head, row, strict=True) if cell} for row in rows]
 
 
 def _read_points(path: Path) -> list[dict[str, str]]:

@@ -25,8 +25,6 @@ from simcore.devices.spec import DeviceSpec
 from simcore.input.files import InputError
 from simcore.ops.op import Op
 
-__all__ = ["Imported", "import_tables", "profile_of"]
-
 # How many of a kind's times may be faster than the device can be.
 MOST_IMPOSSIBLE = 0.05
 # How many times as slow as the roofline the median time of a kind may be.

@@ -7,7 +7,7 @@ Kernels reach a third to nine tenths of a datasheet's rates, so that a device pr
 be compared with one that was measured: each has a `basis`, and only alternatives of one basis are ranked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,6 @@ from simcore.devices.profile import NO_PROFILE, Profile, has_profile, load_profi
 from simcore.devices.spec import DeviceSpec, Link, device_names, load_device
 from simcore.input.files import InputError, is_path, read_yaml
 from simcore.ops.op import Pricer
-
-__all__ = ["DATASHEET", "MEASUREMENTS", "DeviceInUse", "chosen_device", "default_profile_of", "prices_of"]
 
 DATASHEET, MEASUREMENTS = "datasheet", "measurements"
 CHANGED = "changed"
@@ -132,6 +130,48 @@ def of_sibling(device: DeviceInUse) -> DeviceInUse | None:
         if isinstance(profile, FittedProfile):
             return replace(device, profile=profile, measured_on=sibling)
     return None
+
+
+def with_profile(
+    device: DeviceInUse, asked: str | None, why_not: Callable[[Profile], str | None]
+) -> tuple[DeviceInUse, list[str], str | None]:
+    """The device with the profile that is asked for, by default with its own or its sibling's; what to warn
+    of; and why a default one was passed over, for that of a sibling if there is one. `why_not`: what speaks
+    against a table of op times. Raises InputError where that speaks against one that was asked for."""
+    if asked == NO_PROFILE:
+        return device, [], None
+    if asked is None:
+        found = default_profile_of(device)
+        if found is None:
+            return device, not_yet(device), None
+    else:
+        found = replace(device, profile=load_profile(device.measured_on.name, asked))
+    # Fitted constants hold for any model, batch and number of ranks.
+    reason = why_not(found.profile) if isinstance(found.profile, Profile) else None
+    if reason is not None and asked is not None:
+        raise InputError(reason)
+    if reason is not None:
+        found = of_sibling(device) or device
+    return found, _carried_over(found), reason
+
+
+def _carried_over(device: DeviceInUse) -> list[str]:
+    """What to warn of where prices were measured on another device."""
+    if not device.carries or not device.rates_changed:
+        return []
+    return [f"prices: {device.origin}, with wider intervals"]
+
+
+def not_yet(device: DeviceInUse) -> list[str]:
+    """What to warn of where a device has a profile by default that nobody has measured yet."""
+    spec = device.measured_on
+    if spec.default_profile is None:
+        # Whoever names a sibling counts on its measurements.
+        told = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
+        return [told] if spec.sibling else []
+    told = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
+    how = f"; run: python -m simcore calibrate --on {spec.name}" if spec.name == "cpu" else ""
+    return [f"{told}{how}"]
 
 
 def prices_of(device: str, profile: str) -> DeviceInUse:

@@ -36,11 +36,9 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from simcore.devices.fit import MOST_FACTOR, Fit, interval
+from simcore.devices.fit import Fit, ends, interval
 from simcore.input.files import Count, InputError
 from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
-
-__all__ = ["Correction", "Measured", "correction", "operand_bytes", "staying_bytes"]
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
@@ -386,8 +384,7 @@ class Correction:
         power, seconds = 1.0 + outside, max(least_s, fitted_s)
         if fitted_s < least_s:
             source = "roofline"
-        low_s = min(seconds, max(least_s, fitted_s * max(self.low**power, 1.0 / MOST_FACTOR)))
-        high_s = max(seconds, fitted_s * min(self.high**power, MOST_FACTOR))
+        low_s, high_s = ends(fitted_s, least_s, self.low**power, self.high**power)
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
     def _at(self, own: Mapping[str, int]) -> Numbers | None:

@@ -11,8 +11,6 @@ from simcore.devices.profile import PROFILES, profile_names
 from simcore.devices.spec import DeviceSpec, Link
 from simcore.input.files import InputError, read_yaml
 
-__all__ = ["described", "lines"]
-
 WIDTH = 80
 INDENT = "    "
 UNKNOWN = "unknown"

@@ -9,7 +9,7 @@ A folder is written whole or not at all, and takes the place of none that holds 
 import csv
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from simcore.devices.fit import fit_two
@@ -18,19 +18,6 @@ from simcore.devices.interpolation import Measured, Role
 from simcore.input.drafts import folder_draft
 from simcore.input.files import InputError, read_yaml
 from simcore.ops.op import Op
-
-__all__ = [
-    "ALIKE",
-    "COLUMNS",
-    "Point",
-    "as_read",
-    "cells",
-    "check_target",
-    "condition",
-    "fits",
-    "shape_text",
-    "write_whole",
-]
 
 FILES = frozenset({"profile.yaml", FITS, POINTS})
 # Dimensions that change how an op is computed, not only how much of it: ops are fitted apart by them.
@@ -96,18 +83,8 @@ def fits(
 
 def _row(kind: str, where: str, points: Sequence[Point], besides_s: float, cache: str) -> FitRow:
     found = fit_two([(point.launches, point.floor_s, point.median_s + besides_s) for point in points])
-    return FitRow(
-        kind,
-        found.kernel_s,
-        found.efficiency,
-        found.low,
-        found.high,
-        found.n,
-        found.least_floor_s,
-        found.most_floor_s,
-        f"{found.n} shapes, operands in {cache}",
-        where,
-    )
+    source = f"{found.n} shapes, operands in {cache}"
+    return FitRow(kind=kind, where=where, source=source, **asdict(found))
 
 
 def condition(op: Op) -> str:

@@ -17,8 +17,6 @@ from dataclasses import replace
 
 from simcore.ops.op import DTYPE_BYTES, Op, Price, Roofline, Shape, SourceKind
 
-__all__ = ["price_narrow"]
-
 Known = Callable[[Op], Price | None]
 BF16, FP8, INT8, FP8_BLOCKS = "bf16", "fp8", "int8", "fp8_b128"
 # Columns are taken in whole tiles: a product of a few more or less is one that nobody would launch.

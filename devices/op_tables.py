@@ -38,11 +38,6 @@ from simcore.input.files import (
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Op
 
-__all__ = [
-    "KINDS", "Format", "Line", "OpTable", "Timed", "check_format", "collective_op", "gemm_op", "latency_s",
-    "op_of", "plain_attention", "read_lines", "read_table",
-]  # fmt: skip
-
 Line = Mapping[str, Any]
 Format = Literal["aiconfigurator", "csv"]
 FORMATS: tuple[str, ...] = get_args(Format)

@@ -15,7 +15,7 @@ A price names its source, so that a report can say how much of a run rests on wh
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -28,8 +28,6 @@ from simcore.devices.spec import DeviceSpec, Link
 from simcore.devices.waves import stretch
 from simcore.input.files import InputError
 from simcore.ops.op import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
-
-__all__ = ["STAYS", "launches_and_floor", "pricer", "roofline", "summed"]
 
 # The share of an L2 cache in which what is used again stays. One in two halves, each of which serves half of
 # the multiprocessors, has what all read in both ("NVIDIA A100 Tensor Core GPU Architecture", on the L2 cache;
@@ -294,22 +292,23 @@ def _from_points(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
     if context is None:
         raise InputError(f"the profile's {op.name} depends on the context: give the pricer context_tokens")
     by_context = {point.context_tokens or 0: point for point in row}
-    if context in by_context:
-        return _published(by_context[context])
-    below, above = _around(by_context, context)
-    if below is not None and above is not None:
-        share = (context - below) / (above - below)
-        return _interpolated(by_context[below], by_context[above], share, f"{below} and {above} tokens")
-    nearest = below if below is not None else above
-    assert nearest is not None  # a row has at least one point
+    if known := _among(by_context, context, "tokens"):
+        return known
+    nearest = (min if context < min(by_context) else max)(by_context)
     return _extrapolated(tariff, op, by_context[nearest], context)
 
 
-def _around(places: Iterable[int], at: int) -> tuple[int | None, int | None]:
-    """The nearest of the places below and above; None where there is none."""
-    ordered = sorted(places)
+def _among(points: Mapping[int, Point], at: int, unit: str) -> Price | None:
+    """The time at one of the places of points, or between two of them; None beyond all."""
+    if at in points:
+        return _published(points[at])
+    ordered = sorted(points)
     here = bisect(ordered, at)
-    return (ordered[here - 1] if here else None), (ordered[here] if here < len(ordered) else None)
+    if here in (0, len(ordered)):
+        return None
+    below, above = ordered[here - 1], ordered[here]
+    share = (at - below) / (above - below)
+    return _interpolated(points[below], points[above], share, f"{below} and {above} {unit}")
 
 
 def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
@@ -329,13 +328,9 @@ def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
 def _by_sequences(row: tuple[Point, ...], sequences: int, floor_s: float) -> Price:
     """The time of an iteration of so many sequences, whatever its context."""
     points = {point.sequences or 0: point for point in row}
-    if sequences in points:
-        return _published(points[sequences])
-    below, above = _around(points, sequences)
-    if below is not None and above is not None:
-        share = (sequences - below) / (above - below)
-        return _interpolated(points[below], points[above], share, f"{below} and {above} sequences")
-    if below is None:
+    if known := _among(points, sequences, "sequences"):
+        return known
+    if sequences < min(points):
         return _fewer_sequences(row[0], sequences, floor_s)
     return _more_sequences(points, sequences, floor_s)
 

@@ -17,40 +17,25 @@ A profile of granularity `fitted` or `measured` is no table: `simcore.devices.fi
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from simcore.devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted
+from simcore.devices.fitted import FITS, FITTED, MEASURED, POINTS, FittedProfile, read_fitted, read_rows
 from simcore.input.files import (
     STRICT,
     Count,
     InputError,
     NonNegative,
     is_path,
-    read_cells,
     read_yaml,
     unknown_name,
     validated,
 )
 from simcore.ops.op import DTYPE_BYTES
-
-__all__ = [
-    "ITERATION",
-    "NO_PROFILE",
-    "Assumed",
-    "Point",
-    "Profile",
-    "Row",
-    "has_profile",
-    "load_profile",
-    "points",
-    "profile_names",
-]
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 # What a profile is read from, one or the other.
@@ -253,19 +238,8 @@ def _stamps(folder: Path) -> Iterator[Stamp]:
             yield name, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _read_table(document: object, path: Path) -> Profile:
-    if isinstance(document, dict):
-        if "rows" in document:
-            raise InputError(f"{path}: rows: they belong into ops.csv")
-        document = {**document, "rows": _read_rows(path.parent / "ops.csv")}
-    return validated(Profile, document, str(path))
-
-
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file as text; empty cells are left out, so that they take their defaults."""
-    columns = tuple(field.name for field in fields(Row))
-    head, rows = read_cells(path)
-    for name in head:
-        if name not in columns:
-            raise InputError(f"{path}: {unknown_name('column', name, columns)}")
-    return [{key: cell for key, cell in zip(head, row, strict=True) if cell} for row in rows]
+def _read_table(document: dict[str, Any], path: Path) -> Profile:
+    if "rows" in document:
+        raise InputError(f"{path}: rows: they belong into ops.csv")
+    rows = read_rows(path.parent / "ops.csv", Row)
+    return validated(Profile, {**document, "rows": rows}, str(path))

@@ -36,8 +36,6 @@ from simcore.input.files import (
 from simcore.machine.machine import Overheads
 from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS
 
-__all__ = ["DeviceSpec", "Efficiency", "InputError", "Link", "device_names", "json_schema", "load_device"]
-
 CATALOG = Path(__file__).resolve().parent / "catalog"
 # The device whose measured figures stand for those that a file of one's own leaves out.
 REFERENCE = "h200-sxm"

@@ -16,8 +16,6 @@ import math
 
 from simcore.ops.op import Op
 
-__all__ = ["BLOCKS", "stretch", "waves"]
-
 # The dimension of an op's shape that says how many blocks its kernel has.
 BLOCKS = "blocks"
 

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from simcore import compiled
 from simcore.devices.completed import assumed_figures
 from simcore.devices.fitted import MEASURED, FittedProfile, SharedUse
-from simcore.devices.in_use import DeviceInUse, chosen_device, default_profile_of, of_sibling
+from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_profile
 from simcore.devices.price import STAYS, roofline
-from simcore.devices.profile import NO_PROFILE, Profile, load_profile
+from simcore.devices.profile import Profile
 from simcore.devices.spec import DeviceSpec, Link, check_return
 from simcore.input.fields import OneDevice
 from simcore.input.files import InputError, is_path, unknown_name
@@ -34,18 +34,19 @@ from simcore.sim.contention import Rates, max_min_rates, shared_reads
 from simcore.sim.kept import KeptPrices, cache_folder
 from simcore.sim.runs import Start, simulated
 from simcore.studies import decode, operators, serving, tiling
-from simcore.studies.common import Outcome, Progress, Study, compare, on_device
+from simcore.studies.common import Outcome, Study
 from simcore.studies.decode import HitRow
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.hardware import Hardware, SingleDevice
+from simcore.studies.one_device import DeviceStudy
 from simcore.studies.operators.scenario import (
     DecodeAttentionScenario,
     LinearAttentionScenario,
     OperatorScenario,
 )
-from simcore.studies.published import Published, read_figures, read_published
-from simcore.studies.serving.engines import pinned, with_engines
-from simcore.studies.serving.published import ServingPublished, read_serving_published
+from simcore.studies.published import Published, read_figures
+from simcore.studies.serving.engines.presets import pinned, with_engines
+from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.scenario import ServingScenario, SharedMemory
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario
@@ -59,6 +60,7 @@ DEFAULT_CHUNK = 128
 P90_OVER_MEDIAN = 1.645 / 0.674
 # Scenarios of a whole model, with a link and number formats by matrix.
 ModelScenario = DecodeScenario | ServingScenario
+Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True)
@@ -73,119 +75,6 @@ class Parts:
     price: Callable[[], Pricer]
     scenario: Scenario
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class DecodeStudy:
-    """A decode scenario put together. `hits`: what ALSpec's tables say of its model; `published`: figures to
-    compare with; `profile`: the name of the profile in use."""
-
-    bench: decode.Bench
-    hits: list[HitRow]
-    published: list[Published]
-    profile: str | None
-    laws: tuple[str, ...] = ()
-
-    def run(self, progress: Progress) -> Outcome:
-        """See Study."""
-        return on_device(decode.run(self.bench, self.hits, progress), self.bench.hardware.name)
-
-    def tape(self, record: Callable[..., Any]) -> list[str]:
-        """See Study."""
-        return decode.tape(self.bench, self.hits, record)
-
-    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """See Study."""
-        lines, alone = compare(outcome.rows, self.published, self.profile)
-        if alone:
-            first = alone[0]
-            where = f"{first.strategy}, ranks {first.ranks}, {first.context_tokens:,} tokens, {first.metric}"
-            outcome.warnings.append(_not_compared(len(alone), len(self.published), where))
-        return lines
-
-
-@dataclass(frozen=True)
-class ServingStudy:
-    """A serving scenario put together. `fitted`: what is in use that figures were fitted to."""
-
-    bench: serving.Bench
-    published: list[ServingPublished]
-    fitted: frozenset[str]
-    laws: tuple[str, ...] = tuple(f"{name} (serving)" for name in serving.LAWS)
-
-    def run(self, progress: Progress) -> Outcome:
-        """See Study."""
-        return on_device(serving.run(self.bench, progress), self.bench.hardware.name)
-
-    def tape(self, record: Callable[..., Any]) -> list[str]:
-        """See Study."""
-        return serving.tape(self.bench, record)
-
-    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """See Study."""
-        lines, alone = serving.compare(outcome.rows, self.published, self.fitted)
-        if alone:
-            first = alone[0]
-            where = f"{first.strategy}, {first.metric}, {first.source}"
-            outcome.warnings.append(_not_compared(len(alone), len(self.published), where))
-        return lines
-
-
-@dataclass(frozen=True)
-class TilingStudy:
-    """A tiling scenario put together. `published`: ranges of its device to compare with."""
-
-    bench: tiling.Bench
-    published: list[tiling.TilingPublished]
-    laws: tuple[str, ...] = (tiling.LAW, tiling.AT_ONCE)
-
-    def run(self, progress: Progress) -> Outcome:
-        """See Study."""
-        return on_device(tiling.run(self.bench, progress), self.bench.device.name)
-
-    def tape(self, record: Callable[..., Any]) -> list[str]:
-        """See Study."""
-        return tiling.tape(self.bench, record)
-
-    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """See Study."""
-        lines, alone = tiling.compare(outcome.rows, self.published)
-        if alone:
-            first = f"{alone[0].label}, {alone[0].metric}, {alone[0].source}"
-            outcome.warnings.append(_not_compared(len(alone), len(self.published), first))
-        outcome.notes += tiling.inside(lines)
-        return lines
-
-
-@dataclass(frozen=True)
-class OperatorStudy:
-    """A study of single operators put together. `published`: figures of its device to compare with."""
-
-    bench: operators.Bench
-    published: list[operators.OperatorPublished]
-    laws: tuple[str, ...] = ()
-
-    def run(self, progress: Progress) -> Outcome:
-        """See Study."""
-        return on_device(operators.run(self.bench, progress), self.bench.device.name)
-
-    def tape(self, record: Callable[..., Any]) -> list[str]:
-        """See Study."""
-        return operators.tape(self.bench, record)
-
-    def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """See Study. Figures of methods that were not asked for are passed over."""
-        asked = [figure for figure in self.published if figure.method in self.bench.scenario.methods]
-        lines, alone = operators.compare(outcome.rows, asked, self.bench.device.profile)
-        if alone:
-            first = f"{alone[0].method}, batch {alone[0].batch}, {alone[0].source}"
-            outcome.warnings.append(_not_compared(len(alone), len(asked), first))
-        outcome.notes += operators.errors(lines)
-        return lines
-
-
-def _not_compared(alone: int, of: int, first: str) -> str:
-    return f"{alone} of {of} published figures are not of this run (the first: {first})"
 
 
 def model_names() -> list[str]:
@@ -280,7 +169,6 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     device, warnings = _profile(where, scenario, device, config)
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
-    hardware = replace(hardware, start=place.start, repeats=place.repeats, jobs=place.jobs)
     # The key is a text of all figures of the device and its profile: not made where nothing is kept.
     if (folder := cache_folder()) is not None and not hardware.measured:
         kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), folder)
@@ -289,18 +177,19 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads)
-    study: Study
     if isinstance(scenario, ServingScenario):
-        figures = _comparable(where, scenario, read_serving_published, spec, config, warnings)
+        figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
-        study = ServingStudy(serving.Bench(scenario, config, hardware), figures, fitted)
+        laws = tuple(f"{name} (serving)" for name in serving.LAWS)
+        bench = serving.Bench(scenario, config, hardware)
+        study = DeviceStudy(serving, bench, device.title, figures, fitted, laws)
     else:
-        here = _comparable(where, scenario, read_published, spec, config, warnings)
-        name = device.profile.name if device.profile else None
+        here = _figures(where, scenario, Published, spec, warnings, config)
         if scenario.part == "layer":
             # What profile and figures are of was settled with the whole model.
             config = replace(config, layers=1)
-        study = DecodeStudy(decode.Bench(scenario, config, hardware), _hits(config.name), here, name)
+        own = decode.Bench(scenario, config, hardware, _hits(config.name))
+        study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
     warnings += _format_warnings(spec, hardware.dtypes)
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     return Parts(study, warnings, described, price, scenario, format_notes(scenario.dtype, config))
@@ -320,9 +209,17 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
     device, warnings = _fits(where, scenario, device)
     overheads = _overheads(where, scenario, device, place)
     single = _single_device(device, place, overheads)
-    here = _of_device(where, scenario, operators.read_operator_published, spec, warnings)
+    here = _figures(where, scenario, operators.OperatorPublished, spec, warnings)
     described = _described(device, None, scenario.dtype, overheads)
-    study = OperatorStudy(operators.Bench(scenario, single, spec.processors), here)
+    study = DeviceStudy(
+        operators,
+        operators.Bench(scenario, single, spec.processors),
+        device.title,
+        [figure for figure in here if figure.method in scenario.methods],
+        _name_of(device.profile),
+        joined=operators.each_once,
+        notes=operators.errors,
+    )
     return Parts(study, warnings, described, lambda: single.choose, scenario)
 
 
@@ -366,11 +263,11 @@ def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Pl
         single = replace(
             single, price=longer(single.price), in_cache=single.in_cache and longer(single.in_cache)
         )
-    read = partial(read_figures, tiling.TilingPublished)
-    here = _of_device(where, scenario, read, device.spec, warnings)
+    here = _figures(where, scenario, tiling.TilingPublished, device.spec, warnings)
     described = _described(device, None, scenario.dtype, overheads)
     described["launching"] = scenario.launching
-    study = TilingStudy(tiling.Bench(scenario, single), here)
+    laws, bench = (tiling.LAW, tiling.AT_ONCE), tiling.Bench(scenario, single)
+    study = DeviceStudy(tiling, bench, device.title, here, laws=laws, notes=tiling.inside)
     return Parts(study, warnings, described, lambda: single.choose, scenario)
 
 
@@ -443,18 +340,23 @@ def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: 
     }
 
 
-def _of_device(
+def _figures(
     where: str,
-    scenario: OperatorScenario | TilingScenario,
-    read: Callable[[str, Path], list[Any]],
+    scenario: Scenario,
+    kind: type[Figure],
     spec: DeviceSpec,
     warnings: list[str],
-) -> list[Any]:
-    """The published figures that are for this device."""
-    published = [row for name in scenario.published for row in _published(where, name, read)]
-    here = [row for row in published if row.device == spec.name]
+    config: DecoderConfig | None = None,
+) -> list[Figure]:
+    """The published figures that are for this device, and for this model if there is one."""
+    published: list[Any] = [each for name in scenario.published for each in _published(where, name, kind)]
+    here = [each for each in published if each.device == spec.name]
+    of = spec.name
+    if config is not None:
+        here = [each for each in here if each.model == config.name]
+        of = f"{config.name} on {spec.name}"
     if published and not here:
-        warnings.append(f"published: no figure is for {spec.name}; nothing is compared")
+        warnings.append(f"published: no figure is for {of}; nothing is compared")
     return here
 
 
@@ -463,43 +365,27 @@ def _fits(
 ) -> tuple[DeviceInUse, list[str]]:
     """The device with the fits in use; a table of one model's op times is refused, and passed over as a
     default."""
-    asked = scenario.profile
-    if asked == NO_PROFILE:
-        return device, []
-    if asked is None:
-        found: DeviceInUse | None = _named(where, "profile", lambda: default_profile_of(device))
-        if found is not None and isinstance(found.profile, Profile):
-            found = of_sibling(device)
-        return (device, _not_yet(device)) if found is None else (found, _carried_over(found))
-    profile = _named(where, "profile", load_profile, device.measured_on.name, asked)
-    if isinstance(profile, FittedProfile):
-        found = replace(device, profile=profile)
-        return found, _carried_over(found)
-    has = f"{profile.name} has the op times of {profile.model}"
-    raise InputError(f"{where}: profile: {has}; a fitted profile or 'none' is needed")
+
+    def reason(profile: Profile) -> str:
+        has = f"{profile.name} has the op times of {profile.model}"
+        return f"{has}; a fitted profile or 'none' is needed"
+
+    found, warnings, passed_over = _named(where, "profile", with_profile, device, scenario.profile, reason)
+    if passed_over and found.profile is None:
+        return device, not_yet(device)
+    return found, warnings
 
 
-def _carried_over(device: DeviceInUse) -> list[str]:
-    """What to warn of where prices were measured on another device."""
-    if not device.carries or not device.rates_changed:
-        return []
-    return [f"prices: {device.origin}, with wider intervals"]
-
-
-def _comparable(
-    where: str,
-    scenario: ModelScenario,
-    read: Callable[[str, Path], list[Any]],
-    spec: DeviceSpec,
-    config: DecoderConfig,
-    warnings: list[str],
-) -> list[Any]:
-    """The published figures that are for this model on this device."""
-    published = [row for name in scenario.published for row in _published(where, name, read)]
-    here = [row for row in published if (row.device, row.model) == (spec.name, config.name)]
-    if published and not here:
-        warnings.append(f"published: no figure is for {config.name} on {spec.name}; nothing is compared")
-    return here
+def _profile(
+    where: str, scenario: ModelScenario, device: DeviceInUse, config: DecoderConfig
+) -> tuple[DeviceInUse, list[str]]:
+    """The device with the profile in use, and what to warn of: a default one that does not hold or is not
+    there yet is left out, one that was asked for is refused."""
+    against = partial(_why_not, scenario=scenario, config=config)
+    found, warnings, reason = _named(where, "profile", with_profile, device, scenario.profile, against)
+    if reason and found.profile is None:
+        return found, [f"{reason}; prices come from the roofline instead"]
+    return found, [reason, *warnings] if reason else warnings
 
 
 # What the published figures call the constant of `contention: {kind: shared_memory}`, and the length that
@@ -509,13 +395,18 @@ FITTED_SPAN = "length of the draw"
 
 
 def _fitted(scenario: ServingScenario, profile: Profile | FittedProfile | None) -> frozenset[str]:
+    """What is in use that figures were fitted to."""
     shared = isinstance(scenario.contention, SharedMemory) and scenario.contention.reuse_s > 0.0
     spanned = getattr(scenario.workload.arrivals, "span_intervals", None) is not None
-    names = {profile.name if profile else "": profile, FITTED_CONTENTION: shared, FITTED_SPAN: spanned}
-    return frozenset(name for name, used in names.items() if used)
+    constants = {FITTED_CONTENTION: shared, FITTED_SPAN: spanned}
+    return _name_of(profile) | {name for name, used in constants.items() if used}
 
 
-def _named(where: str, field: str, load: Any, *names: str) -> Any:
+def _name_of(profile: Profile | FittedProfile | None) -> frozenset[str]:
+    return frozenset() if profile is None else frozenset({profile.name})
+
+
+def _named(where: str, field: str, load: Any, *names: Any) -> Any:
     try:
         return load(*names)
     except InputError as error:
@@ -540,47 +431,6 @@ def _model(where: str, name: str) -> DecoderConfig:
         return load_config(path)
     except ValueError as error:
         raise InputError(f"{where}: model: {error}") from None
-
-
-def _profile(
-    where: str, scenario: ModelScenario, device: DeviceInUse, config: DecoderConfig
-) -> tuple[DeviceInUse, list[str]]:
-    """The device with the profile in use, and what to warn of: a default one that does not hold or is not
-    there yet is left out, one that was asked for is refused."""
-    asked = scenario.profile
-    if asked == NO_PROFILE:
-        return device, []
-    if asked is None:
-        found: DeviceInUse | None = _named(where, "profile", lambda: default_profile_of(device))
-        if found is None:
-            return device, _not_yet(device)
-    else:
-        found = replace(
-            device, profile=_named(where, "profile", load_profile, device.measured_on.name, asked)
-        )
-    # Fitted constants hold for any model, batch and number of ranks.
-    profile = found.profile
-    reason = _why_not(profile, scenario, config) if isinstance(profile, Profile) else None
-    if reason is None:
-        return found, _carried_over(found)
-    if asked is not None:
-        raise InputError(f"{where}: profile: {reason}")
-    other = of_sibling(device)
-    if other is not None:
-        return other, [reason, *_carried_over(other)]
-    return device, [f"{reason}; prices come from the roofline instead"]
-
-
-def _not_yet(device: DeviceInUse) -> list[str]:
-    """What to warn of where a device has a profile by default that nobody has measured yet."""
-    spec = device.measured_on
-    if spec.default_profile is None:
-        # Whoever names a sibling counts on its measurements.
-        told = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
-        return [told] if spec.sibling else []
-    told = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
-    how = f"; run: python -m simcore calibrate --on {spec.name}" if spec.name == "cpu" else ""
-    return [f"{told}{how}"]
 
 
 def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -> str | None:
@@ -661,7 +511,10 @@ def _hardware(
         leaves_s=shared.leaves_s if shared else inf,
         contention_error=_contention_error(shared),
         whole=table is not None and table.granularity == "iteration",
+        start=place.start,
+        repeats=place.repeats,
         processors=spec.processors,
+        jobs=place.jobs,
     )
 
 
@@ -733,14 +586,14 @@ def published_names() -> list[str]:
     return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
 
 
-def _published(where: str, name: str, read: Callable[[str, Path], list[Any]]) -> list[Any]:
+def _published(where: str, name: str, kind: type[Figure]) -> list[Figure]:
     if is_path(name, ".csv"):
         path = Path(name)
     elif name in published_names():
         path = PUBLISHED / f"{name}.csv"
     else:
         raise InputError(f"{where}: published: {unknown_name('set of figures', name, published_names())}")
-    return read(f"{where}: published", path)
+    return read_figures(kind, f"{where}: published", path)
 
 
 VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")

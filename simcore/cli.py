@@ -46,7 +46,7 @@ from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.studies.decode.scenario import DecodeStrategies
-from simcore.studies.serving.engines import engine_names, load_engine
+from simcore.studies.serving.engines.presets import engine_names, load_engine
 from simcore.studies.serving.strategies import ServingStrategies
 from simcore.studies.tiling.strategies import TilingStrategies
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE

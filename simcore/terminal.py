@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from simcore.input.files import LONGEST_LIST, one_line, plain
-from simcore.studies.common import Axes, OperatorAxes, Outcome, ServingAxes, TilingAxes
+from simcore.studies.common import Outcome, ServingAxes
 
 # Exit codes: a law is broken, or something else in simcore; bad input; Ctrl-C.
 BROKEN, USAGE, INTERRUPTED = 1, 2, 130
@@ -218,47 +219,61 @@ def _part(table: Table, chosen: Sequence[int]) -> Table:
 Keyed = tuple[Table, int]
 
 
+def _empty(title: str, names: Iterable[str], words: Sequence[str] = (), *, no_wrap: bool = False) -> Table:
+    """A table with these columns, those of words on the left."""
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=no_wrap)
+    return table
+
+
+def _values(outcome: Outcome, metric: str) -> dict[Any, float | None]:
+    """A figure of every case."""
+    return {row.axes: row.value for row in outcome.rows if row.metric == metric}
+
+
+def _best(outcome: Outcome, metric: str) -> set[Any]:
+    """The cases with the least value at their place, of those that can be ranked."""
+    places: dict[tuple[Any, ...], dict[Any, float]] = {}
+    for row in outcome.ranked(metric):
+        axes: Any = row.axes
+        if row.value is not None:
+            place = axes.batch, axes.context_tokens, getattr(axes, "decay", None)
+            places.setdefault(place, {})[axes] = row.value
+    least = [(cases, min(cases.values())) for cases in places.values()]
+    return {axes for cases, least_s in least for axes, value in cases.items() if value == least_s}
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"[bold green]{text}[/bold green]" if best else text
+
+
 def _table(outcome: Outcome) -> Keyed:
     """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
-    found = {
-        (row.axes, row.axes.context_tokens or 0): row.value
-        for row in outcome.rows
-        if row.metric == "token_latency_s" and isinstance(row.axes, Axes)
-    }
-    contexts = sorted({context for _, context in found})
-    batches = {axes.batch for axes, _ in found}
+    found, best = _values(outcome, "token_latency_s"), _best(outcome, "token_latency_s")
+    contexts = sorted({axes.context_tokens for axes in found})
     # What is the same in all lines stands above them once.
-    labels = {axes.label for axes, _ in found}
-    speculates = any(axes.hit_rate is not None for axes, _ in found)
+    labels = {axes.label for axes in found}
+    keys = ["strategy"] if len(labels) > 1 else []
+    keys += ["batch"] if len({axes.batch for axes in found}) > 1 or len(labels) == 1 else []
+    keys += ["hits"] if any(axes.hit_rate is not None for axes in found) else []
     title = "latency per token, ms" + ("" if len(labels) > 1 else f": {escape(next(iter(labels)))}")
-    table = Table(title=title)
-    if len(labels) > 1:
-        table.add_column("strategy")
-    if len(batches) > 1 or len(labels) == 1:
-        table.add_column("batch", justify="right")
-    if speculates:
-        table.add_column("hits", justify="right", no_wrap=True)
-    for context in contexts:
-        table.add_column(tokens(context), justify="right", no_wrap=True)
-    best: dict[tuple[int, int], float] = {}
-    for (axes, context), value in found.items():
-        if value is not None and axes.label not in outcome.unranked:
-            best[context, axes.batch] = min(value, best.get((context, axes.batch), value))
+    table = _empty(title, [*keys, *map(tokens, contexts)], words=("strategy",))
     lines: dict[tuple[str, int, float | None], dict[int, str]] = {}
-    for (axes, context), value in found.items():
+    for axes, value in found.items():
         cells = lines.setdefault((axes.label, axes.batch, axes.hit_rate), {})
-        cells[context] = _cell(value, best.get((context, axes.batch)))
+        text = "-" if value is None else f"{value * 1e3:.3f}"
+        cells[axes.context_tokens] = _bold(text, axes in best)
     for (label, batch, rate), cells in lines.items():
         hits = "" if rate is None else f"{rate:.1%}"
-        which = [escape(label)] if len(labels) > 1 else []
-        which += [f"{batch:,}"] if len(batches) > 1 or len(labels) == 1 else []
-        which += [hits] if speculates else []
-        table.add_row(*which, *(cells.get(context, "-") for context in contexts))
-    return table, len(table.columns) - len(contexts)
+        words = {"strategy": escape(label), "batch": f"{batch:,}", "hits": hits}
+        table.add_row(*(words[key] for key in keys), *(cells.get(context, "-") for context in contexts))
+    return table, len(keys)
 
 
 # Title, metrics that share its column, and the factor to what is shown.
-SERVED = (
+Shown = tuple[str, tuple[str, ...], float]
+SERVED: tuple[Shown, ...] = (
     ("TTFT p50, p99", ("ttft_p50_s", "ttft_p99_s"), 1e3),
     ("TPOT p50, p99", ("tpot_p50_s", "tpot_p99_s"), 1e3),
     ("E2E p50, p99", ("e2e_p50_s", "e2e_p99_s"), 1e3),
@@ -269,29 +284,38 @@ SERVED = (
 )
 
 
+def _figures(outcome: Outcome) -> dict[Any, dict[str, float]]:
+    """The figures of every case that there are."""
+    found: dict[Any, dict[str, float]] = {}
+    for row in outcome.rows:
+        if row.value is not None and not row.op_kind:
+            found.setdefault(row.axes, {})[row.metric] = row.value
+    return found
+
+
+def _in_blocks(
+    title: str, shown: Sequence[Shown], blocks: Iterable[tuple[str, Iterable[tuple[Any, dict[str, float]]]]]
+) -> Keyed:
+    """A line per strategy, in blocks of cases at one load or point."""
+    table = _empty(title, ["strategy", *(name for name, _, _ in shown)], words=("strategy",))
+    for heading, cases in blocks:
+        table.add_section()
+        table.add_row(f"[bold]{heading}[/bold]", *("" for _ in shown))
+        for axes, values in cases:
+            table.add_row(escape(axes.label), *(_joined(values, names, scale) for _, names, scale in shown))
+    return table, 1
+
+
 def _served(outcome: Outcome) -> Keyed:
     """Latencies of a serving study: a block of lines per load, a line per strategy."""
-    found: dict[ServingAxes, dict[str, float]] = {}
-    for row in outcome.rows:
-        assert isinstance(row.axes, ServingAxes)
-        if row.value is not None:
-            found.setdefault(row.axes, {})[row.metric] = row.value
+    found = _figures(outcome)
     shown = [column for column in SERVED if any(column[1][0] in values for values in found.values())]
     reuses = any("prefix_hit_share" in values for values in found.values())
-    table = Table(title="latency in ms, SLOs and reuse in %" if reuses else "latency in ms, SLOs in %")
-    table.add_column("strategy")
-    for title, _, _ in shown:
-        table.add_column(title, justify="right")
-    blocks: dict[str, list[ServingAxes]] = {}
-    for axes in found:
-        blocks.setdefault(_load(axes, found), []).append(axes)
-    for load, members in blocks.items():
-        table.add_section()
-        table.add_row(f"[bold]{load}[/bold]", *("" for _ in shown))
-        for axes in members:
-            cells = [_joined(found[axes], names, scale) for _, names, scale in shown]
-            table.add_row(escape(axes.label), *cells)
-    return table, 1
+    blocks: dict[str, list[tuple[Any, dict[str, float]]]] = {}
+    for axes, values in found.items():
+        blocks.setdefault(_load(axes, found), []).append((axes, values))
+    title = "latency in ms, SLOs and reuse in %" if reuses else "latency in ms, SLOs in %"
+    return _in_blocks(title, shown, blocks.items())
 
 
 def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
@@ -312,104 +336,66 @@ def _joined(values: Mapping[str, float], names: Sequence[str], scale: float) -> 
 def _operators(outcome: Outcome) -> Keyed:
     """Latency of linear attention: a block of lines per batch and decay, a line per method, a column per
     number of tokens, the best bold; "OOM" where it does not fit."""
-    found = {
-        row.axes: row.value
-        for row in outcome.rows
-        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes)
-    }
-    lengths = sorted({axes.length or 0 for axes in found})
-    table = Table(title="latency, ms")
-    for name in ("method", "batch", "decay"):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for length in lengths:
-        table.add_column(tokens(length), justify="right")
-    best = _best_cases(outcome)
+    found, best = _values(outcome, "latency_s"), _best(outcome, "latency_s")
+    lengths = sorted({axes.length for axes in found})
+    keys = ("method", "batch", "decay")
+    table = _empty("latency, ms", [*keys, *map(tokens, lengths)], words=("method",))
     blocks: dict[tuple[int, int | None], dict[str, dict[int, str]]] = {}
     for axes, value in found.items():
         block = blocks.setdefault((axes.batch, axes.decay), {})
-        block.setdefault(axes.label, {})[axes.length or 0] = _operator_cell(value, best=axes in best)
+        block.setdefault(axes.label, {})[axes.length] = _bold(_milliseconds(value), axes in best)
     for (batch, decay), lines in blocks.items():
         table.add_section()
         for label, cells in lines.items():
             word = "-" if decay is None else "yes" if decay else "no"
             table.add_row(escape(label), f"{batch:,}", word, *(cells.get(length, "-") for length in lengths))
-    return table, len(table.columns) - len(lengths)
+    return table, len(keys)
 
 
 def _points(outcome: Outcome) -> Keyed:
     """Latency of decode attention: a line per batch and number of cached tokens, a column per method."""
+    found, best = _values(outcome, "latency_s"), _best(outcome, "latency_s")
+    labels = list(dict.fromkeys(axes.label for axes in found))
     points: dict[tuple[int, int], dict[str, str]] = {}
-    best = _best_cases(outcome)
-    for row in outcome.rows:
-        if row.metric == "latency_s" and isinstance(row.axes, OperatorAxes):
-            point = points.setdefault((row.axes.batch, row.axes.length or 0), {})
-            point[row.axes.label] = _operator_cell(row.value, best=row.axes in best)
-    labels = list(dict.fromkeys(label for values in points.values() for label in values))
-    table = Table(title="latency, ms")
-    for name in ("batch", "tokens", *labels):
-        table.add_column(name, justify="right")
-    for (batch, length), values in points.items():
-        table.add_row(f"{batch:,}", tokens(length), *(values.get(label, "-") for label in labels))
-    return table, len(table.columns) - len(labels)
+    for axes, value in found.items():
+        cells = points.setdefault((axes.batch, axes.length), {})
+        cells[axes.label] = _bold(_milliseconds(value), axes in best)
+    table = _empty("latency, ms", ["batch", "tokens", *labels])
+    for (batch, length), cells in points.items():
+        table.add_row(f"{batch:,}", tokens(length), *(cells.get(label, "-") for label in labels))
+    return table, 2
 
 
-def _best_cases(outcome: Outcome) -> set[OperatorAxes]:
-    """The cases with the least latency at their place, of those that can be ranked."""
-    places: dict[tuple[Any, ...], list[tuple[float, OperatorAxes]]] = {}
-    for row in outcome.ranked("latency_s"):
-        axes = row.axes
-        if row.value is not None and isinstance(axes, OperatorAxes):
-            places.setdefault((axes.batch, axes.decay, axes.length), []).append((row.value, axes))
-    return {
-        axes
-        for cases in places.values()
-        for value, axes in cases
-        if value == min(value for value, _ in cases)
-    }
-
-
-def _operator_cell(value: float | None, *, best: bool) -> str:
-    """The cell of one latency, bold where it is the best."""
+def _milliseconds(value: float | None) -> str:
+    """A latency of an operator; None is one that does not fit into memory."""
     if value is None:
         return "OOM"
-    text = f"{value * 1e3:,.0f}" if value >= 1.0 else f"{value * 1e3:.4g}"
-    return f"[bold green]{text}[/bold green]" if best else text
+    return f"{value * 1e3:,.0f}" if value >= 1.0 else f"{value * 1e3:.4g}"
 
 
-# Title, metric, and the factor to what is shown.
-TILED = (
-    ("total, s", "total_s", 1.0),
-    ("token p50, ms", "token_p50_s", 1e3),
-    ("p99", "token_p99_s", 1e3),
-    ("max", "token_max_s", 1e3),
-    ("mixer, %", "mixer_share", 100.0),
-    ("speed-up", "speedup_over_lazy", 1.0),
-    ("of mixer", "mixer_speedup_over_lazy", 1.0),
-    ("memory, GB", "memory_bytes", 1e-9),
+TILED: tuple[Shown, ...] = (
+    ("total, s", ("total_s",), 1.0),
+    ("token p50, ms", ("token_p50_s",), 1e3),
+    ("p99", ("token_p99_s",), 1e3),
+    ("max", ("token_max_s",), 1e3),
+    ("mixer, %", ("mixer_share",), 100.0),
+    ("speed-up", ("speedup_over_lazy",), 1.0),
+    ("of mixer", ("mixer_speedup_over_lazy",), 1.0),
+    ("memory, GB", ("memory_bytes",), 1e-9),
 )
 
 
 def _tiled(outcome: Outcome) -> Keyed:
     """Times of a tiling study: a block of lines per model, batch and length, a line per strategy."""
-    found: dict[TilingAxes, dict[str, float]] = {}
-    for row in outcome.rows:
-        if isinstance(row.axes, TilingAxes) and row.value is not None and not row.op_kind:
-            found.setdefault(row.axes, {})[row.metric] = row.value
+    found = _figures(outcome)
     for values in found.values():
         values["mixer_share"] = values["mixer_s"] / (values["mixer_s"] + values["block_s"])
-    table = Table(title="one generation")
-    table.add_column("strategy")
-    for title, _, _ in TILED:
-        table.add_column(title, justify="right")
-    before = ""
-    for axes, values in found.items():
-        where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {tokens(axes.tokens)} tokens"
-        if where != before:
-            table.add_section()
-            table.add_row(f"[bold]{where}[/bold]", *("" for _ in TILED))
-        before = where
-        table.add_row(escape(axes.label), *(_joined(values, (name,), scale) for _, name, scale in TILED))
-    return table, 1
+
+    def where(case: tuple[Any, dict[str, float]]) -> str:
+        axes, _ = case
+        return f"{axes.layers} x {axes.channels}, batch {axes.batch}, {tokens(axes.tokens)} tokens"
+
+    return _in_blocks("one generation", TILED, groupby(found.items(), where))
 
 
 TABLES = {
@@ -419,13 +405,6 @@ TABLES = {
     "linear_attention": _operators,
     "decode_attention": _points,
 }
-
-
-def _cell(value: float | None, best: float | None) -> str:
-    if value is None:
-        return "-"
-    text = f"{value * 1e3:.3f}"
-    return f"[bold green]{text}[/bold green]" if value == best else text
 
 
 def tokens(count: int) -> str:
@@ -448,9 +427,8 @@ def show_rungs(
 ) -> None:
     """Prints the validation ladder: what is judged, and whether it holds; of the figures in `comparison`
     those whose error is infinite are named."""
-    table = Table(title=f"Errors: {OFF}")
-    for name in ("rung", "of", "n", "median", "p95", "worst", "bound", ""):
-        table.add_column(name, justify="left" if name in ("rung", "of", "") else "right", no_wrap=True)
+    names = ("rung", "of", "n", "median", "p95", "worst", "bound", "")
+    table = _empty(f"Errors: {OFF}", names, words=("rung", "of", ""), no_wrap=True)
     for rung in rungs:
         if rung["passed"] is None:
             continue
@@ -461,9 +439,9 @@ def show_rungs(
     _print_table(table, 2)
     none = [line for line in comparison if 0.0 in (line["predicted"], line.get("replayed"))]
     if none:
-        names = [f"{line['metric']} of {line['label']}" for line in none[:FEW]]
+        unpriced = [f"{line['metric']} of {line['label']}" for line in none[:FEW]]
         more = [f"{len(none) - FEW} more"] if len(none) > FEW else []
-        _print_words(f"inf: took time, and none is predicted: {escape('; '.join([*names, *more]))}")
+        _print_words(f"inf: took time, and none is predicted: {escape('; '.join([*unpriced, *more]))}")
     for warning in warnings:
         _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
     _console().print(f"\nreport: {escape(str(target / 'report.html'))}", soft_wrap=True)
@@ -476,9 +454,8 @@ def _error(pct: float) -> str:
 
 def _errors(comparison: Sequence[Mapping[str, Any]]) -> Keyed:
     """Errors against published figures, by role: what was fitted is no evidence."""
-    table = Table(title="error against published figures")
-    for name in ("metric", "role", "n", "median", "worst"):
-        table.add_column(name, justify="left" if name in ("metric", "role") else "right")
+    names = ("metric", "role", "n", "median", "worst")
+    table = _empty("error against published figures", names, words=("metric", "role"))
     groups: dict[tuple[str, str], list[float]] = {}
     ranges = {c["metric"] for c in comparison if c.get("reference_low", 0.0) < c.get("reference_high", 0.0)}
     for line in comparison:

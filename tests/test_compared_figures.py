@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from simcore.machine.trace import ROW
-from simcore.studies.common import Axes, Row, ServingAxes, compare
-from simcore.studies.published import Published
-from simcore.studies.serving.compare import compare as serving_compare
+from simcore.studies.common import Axes, Row, ServingAxes
+from simcore.studies.published import Published, compare
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.runner import prepared
 from simcore.studies.serving.study import _first, cases
@@ -27,7 +26,7 @@ def row(value: float | None, **axes: Any) -> Row:
 
 @pytest.mark.parametrize(("predicted", "error_pct"), [(0.4, 0.0), (0.5, 25.0), (0.3, -25.0), (0.8, 100.0)])
 def test_an_error_is_of_the_published_figure(predicted: float, error_pct: float) -> None:
-    (line,), alone = serving_compare([row(predicted)], [FIGURE], frozenset())
+    (line,), alone = compare([row(predicted)], [FIGURE], frozenset())
     assert line["error_pct"] == pytest.approx(error_pct)
     assert (line["reference"], line["predicted"], line["low"], line["high"]) == (0.4, predicted, 0.1, 0.9)
     assert (line["role"], alone) == ("measured", [])
@@ -35,7 +34,7 @@ def test_an_error_is_of_the_published_figure(predicted: float, error_pct: float)
         "h200-sxm", "m", "alspec", 2, 2, 1024, 1, "token_latency_s", 0.4, "measured", "a table"
     )
     own = Row(Axes("alspec", "a", 2, 2, 1024, 1), "token_latency_s", predicted, "s")
-    (line,), _ = compare([own], [figure], None)
+    (line,), _ = compare([own], [figure])
     assert line["error_pct"] == pytest.approx(error_pct)
 
 
@@ -52,17 +51,17 @@ def test_a_figure_is_of_rows_that_agree_in_all_that_its_source_says(axes: dict[s
     )
     # Rates come out of intervals, and differ in their last bits.
     near = row(0.5, rate_per_s=2.5 * (1 + 1e-9))
-    table, alone = serving_compare([near, row(0.6, **axes), row(None)], [said], frozenset())
+    table, alone = compare([near, row(0.6, **axes), row(None)], [said], frozenset())
     assert [line["predicted"] for line in table] == [0.5]
     assert alone == []
-    table, alone = serving_compare([row(0.6, **axes)], [said], frozenset())
+    table, alone = compare([row(0.6, **axes)], [said], frozenset())
     assert (table, alone) == ([], [said])
 
 
 def test_what_something_was_fitted_to_is_no_evidence() -> None:
     fitted = replace(FIGURE, fitted_by="a profile")
     for given, role in ((frozenset({"a profile"}), "fitted"), (frozenset({"another"}), "measured")):
-        (line,), _ = serving_compare([row(0.5)], [fitted], given)
+        (line,), _ = compare([row(0.5)], [fitted], given)
         assert line["role"] == role
 
 

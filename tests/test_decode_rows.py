@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from scipy.stats import t as students_t
 
-from simcore.assembly import DecodeStudy, assemble
+from simcore.assembly import assemble
 from simcore.input.files import InputError
 from simcore.machine.metrics import attention_s, outside_layers_s, tokens
 from simcore.scenario import load_scenario, parse_scenario
@@ -20,6 +20,7 @@ from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import study as decode_study
 from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
+from simcore.studies.one_device import DeviceStudy
 
 ROOT = Path(__file__).resolve().parent.parent
 AXES = Axes("alspec", "a", 2, 2, 1024, 1)
@@ -83,8 +84,8 @@ def study() -> tuple[Bench, Outcome]:
     ways = f'{{"kind": "tensor_parallel", "ranks": [1, 2]}}, {{"kind": "alspec", "ranks": [1, 2], {hits}}}'
     settings = ("context_tokens=[1024, 8192]", "crossover=[]", "tokens=2", f"strategies=[{ways}]")
     parts = assemble(load_scenario(path, settings), str(path))
-    assert isinstance(parts.study, DecodeStudy)
-    return parts.study.bench, decode.run(parts.study.bench, parts.study.hits, lambda *_: None)
+    assert isinstance(parts.study, DeviceStudy)
+    return parts.study.bench, decode.run(parts.study.bench, lambda *_: None)
 
 
 def by_case() -> dict[Any, dict[str, Row]]:
@@ -156,7 +157,7 @@ def bench_of(**changes: Any) -> Bench:
         **changes,
     }
     study = assemble(parse_scenario(document, "fits"), "fits").study
-    assert isinstance(study, DecodeStudy)
+    assert isinstance(study, DeviceStudy)
     return study.bench
 
 
@@ -194,7 +195,7 @@ def test_what_asks_for_too_many_devices_is_told_by_its_field(
     hits = {"kind": "rate", "value": [0.5]}
     bench = bench_of(strategies=[{"kind": kind, "hits": hits, **given}])
     with pytest.raises(InputError, match=rf"\.{field}: "):
-        list(decode.cases(bench, ()))
+        list(decode.cases(bench))
 
 
 @pytest.mark.parametrize("draw", ["random", "fractional", "floor", "ceil"])

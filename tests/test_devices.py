@@ -20,7 +20,8 @@ from simcore.devices import collectives, spec
 from simcore.devices.collectives import collective_seconds
 from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import PROFILES, load_profile, points, profile_names
-from simcore.devices.spec import DeviceSpec, InputError, device_names, load_device
+from simcore.devices.spec import DeviceSpec, device_names, load_device
+from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Size
 from tests.thorough import examples

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simcore.assembly import DecodeStudy, ServingStudy, assemble
+from simcore.assembly import assemble
 from simcore.devices.carried import carried
 from simcore.devices.in_use import DATASHEET, MEASUREMENTS, chosen_device, default_profile_of
 from simcore.devices.price import pricer, roofline
@@ -19,6 +19,7 @@ from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Pricer
 from simcore.scenario import parse_scenario, resolved
 from simcore.studies.common import Outcome
+from simcore.studies.one_device import DeviceStudy
 from simcore.studies.several_devices import SeveralDevices
 from tests.thorough import first
 
@@ -165,8 +166,8 @@ def serving(random_: random.Random) -> Document:
 def took_s(document: Document, device: Any) -> float:
     """Seconds of a token, or of the whole run."""
     study = assemble(parse_scenario({**document, "device": device}, "x"), "x").study
-    assert isinstance(study, DecodeStudy | ServingStudy)
-    wanted = "token_latency_s" if isinstance(study, DecodeStudy) else "duration_s"
+    assert isinstance(study, DeviceStudy)
+    wanted = "token_latency_s" if study.bench.scenario.study == "decode" else "duration_s"
     rows = study.run(lambda *_: None).rows
     return next(row.value for row in rows if row.metric == wanted and row.value is not None)
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from simcore.assembly import ServingStudy, assemble
+from simcore.assembly import assemble
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.scenario import parse_scenario
+from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.kv_memory import Room
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.study import cases
@@ -65,7 +66,7 @@ def bench_of(row: Row) -> Bench:
         "strategies": [{"kind": "continuous_batching", "engine": "vllm-0.19", "ranks": ranks}],
     }
     study = assemble(parse_scenario(document, "memory"), "memory").study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     return study.bench if row["catalogue"] else replace(study.bench, config=config_of(row), models={})
 
 

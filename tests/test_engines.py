@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from simcore.assembly import ServingStudy, assemble
+from simcore.assembly import assemble
 from simcore.devices.spec import device_names, load_device
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
-from simcore.studies.serving.engines import engine_names, load_engine, with_engines
-from simcore.studies.serving.engines.presets import DECIDED
+from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.engines.presets import DECIDED, engine_names, load_engine, with_engines
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching, label
@@ -53,7 +53,7 @@ def filled(strategy: dict[str, Any], device: str = "h100-sxm") -> ContinuousBatc
 
 def bench_of(*strategies: dict[str, Any], **fields: Any) -> Bench:
     study = assemble(scenario(*strategies, **fields), "engines").study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     return study.bench
 
 

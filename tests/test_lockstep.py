@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def bench(file: str, *settings: str) -> tuple[Bench, list[decode.Case]]:
     path = ROOT / "scenarios" / file
     parts = assemble(load_scenario(path, settings), str(path))
-    return parts.study.bench, decode.cases(parts.study.bench, parts.study.hits)
+    return parts.study.bench, decode.cases(parts.study.bench)
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ SERVING: dict[str, Any] = {
 
 def decode_cases(**changed: Any) -> int:
     study: Any = assemble(parse_scenario({**DECODE, **changed}, "x.yaml"), "x.yaml").study
-    return len(cases(study.bench, []))
+    return len(cases(study.bench))
 
 
 def test_contexts_beyond_the_model_are_refused_by_its_field() -> None:

@@ -37,7 +37,8 @@ from simcore.scenario import load_scenario, parse_scenario
 from simcore.sim.runs import Setup, simulated
 from simcore.sim.tape import record
 from simcore.studies.common import Outcome, flat
-from simcore.studies.operators import read_operator_published
+from simcore.studies.operators import OperatorPublished
+from simcore.studies.published import read_figures
 from simcore.terminal import show
 from simcore.validate.accuracy import published_fits
 
@@ -258,7 +259,8 @@ def test_flash_decodings_table_is_predicted_within_its_bars(flash: Any) -> None:
 
 def test_eager_cells_are_passed_over_for_nobody_asked(flash: Any) -> None:
     parts, outcome, lines = flash
-    assert len(parts.study.published) == 30
+    every = read_figures(OperatorPublished, "published", PUBLISHED / "flash_decoding_a100.csv")
+    assert (len(every), len(parts.study.published)) == (30, 20)
     assert len(lines) == 2 * 20
     assert not any("published figures are not of this run" in text for text in outcome.warnings)
 
@@ -653,8 +655,8 @@ def test_a_fault_in_published_figures_names_line_and_column(tmp_path: Path) -> N
     bad = tmp_path / "z.csv"
     bad.write_text(text.replace("latency_s,9.56e-5", "latency_s,-1"))
     with pytest.raises(InputError, match=r"published: z\.csv, line 2: value: is '-1'"):
-        read_operator_published("published", bad)
-    assert len(read_operator_published("published", PUBLISHED / "leetdecoding_table3.csv")) == 63
+        read_figures(OperatorPublished, "published", bad)
+    assert len(read_figures(OperatorPublished, "published", PUBLISHED / "leetdecoding_table3.csv")) == 63
 
 
 def test_a_scenario_cannot_ask_for_launches_that_return_before_they_began() -> None:

@@ -9,7 +9,8 @@ import pytest
 from simcore.assembly import assemble
 from simcore.scenario import load_scenario
 from simcore.studies import decode
-from simcore.studies.common import Outcome, compare
+from simcore.studies.common import Outcome
+from simcore.studies.published import compare
 from tests.thorough import first, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def ran(file: str, *settings: str) -> tuple[Outcome, list[dict[str, Any]]]:
     path = ROOT / "scenarios" / file
     parts = assemble(load_scenario(path, settings), str(path))
-    outcome = decode.run(parts.study.bench, parts.study.hits, lambda doing, done, total: None)
-    return outcome, compare(outcome.rows, parts.study.published, parts.study.profile)[0]
+    outcome = decode.run(parts.study.bench, lambda doing, done, total: None)
+    return outcome, compare(outcome.rows, parts.study.published, parts.study.fitted)[0]
 
 
 def values(outcome: Outcome, metric: str) -> dict[tuple[str, int, int | None], float]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.published import read_published
-from simcore.studies.serving.published import ServingPublished, read_serving_published
+from simcore.studies.published import Published, read_figures
+from simcore.studies.serving.published import ServingPublished
 from simcore.workload.spec import PoissonArrivals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -286,7 +286,7 @@ ITERATION_S = 5.8 / 512
 
 
 def flover(name: str) -> list[ServingPublished]:
-    return read_serving_published("published", ROOT / "validate" / "published" / f"{name}.csv")
+    return read_figures(ServingPublished, "published", ROOT / "validate" / "published" / f"{name}.csv")
 
 
 def fig_5(metric: str) -> dict[int, float]:
@@ -369,7 +369,7 @@ def test_figure_4_says_one_thing_by_two_numbers() -> None:
 def test_a_serving_figure_is_read(tmp_path: Path) -> None:
     path = tmp_path / "z.csv"
     path.write_text(f"{SERVING_HEAD}\n{SERVING_GOOD}\n")
-    (row,) = read_serving_published("published", path)
+    (row,) = read_figures(ServingPublished, "published", path)
     assert (row.requests, row.rate_per_s, row.prompt_tokens, row.output_tokens) == (32, 2.0, None, 512.0)
     assert (row.label, row.metric, row.value, row.fitted_by) == ("", "ttft_p99_s", 0.5, "")
 
@@ -396,7 +396,7 @@ def test_a_broken_serving_figure_is_refused_in_one_line(
     path = tmp_path / "z.csv"
     path.write_text(f"{SERVING_HEAD}\n{SERVING_GOOD.replace(old, new, 1)}\n")
     with pytest.raises(InputError) as raised:
-        read_serving_published("published", path)
+        read_figures(ServingPublished, "published", path)
     assert str(raised.value).startswith("published: z.csv, line 2: ")
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -405,6 +405,6 @@ def test_a_broken_serving_figure_is_refused_in_one_line(
 def test_figures_of_another_study_are_refused() -> None:
     folder = ROOT / "validate" / "published"
     with pytest.raises(InputError, match="strategy: is 'tensor_parallel'"):
-        read_serving_published("published", folder / "alspec_table3.csv")
+        read_figures(ServingPublished, "published", folder / "alspec_table3.csv")
     with pytest.raises(InputError, match="strategy: is 'temporal_fusion'"):
-        read_published("published", folder / "flover_fig5.csv")
+        read_figures(Published, "published", folder / "flover_fig5.csv")

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from simcore import rundir
-from simcore.assembly import Parts, ServingStudy, assemble
+from simcore.assembly import Parts, assemble
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
 from simcore.machine.trace import ROW
@@ -32,9 +32,11 @@ from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.studies.common import Outcome, Row, ServingAxes
+from simcore.studies.one_device import DeviceStudy
+from simcore.studies.published import read_figures
 from simcore.studies.serving import laws as serving_laws
 from simcore.studies.serving.figures import figures
-from simcore.studies.serving.published import ServingPublished, read_serving_published
+from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.runner import Bench, Case, Result, prepared
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.served import Served
@@ -117,7 +119,7 @@ def assembled(given: Document) -> Parts:
 
 def bench(given: Document) -> Bench:
     study = assembled(given).study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     return study.bench
 
 
@@ -476,13 +478,13 @@ FIGURE_5 = ROOT / "scenarios/papers/flover_fig5.yaml"
 
 def published(metric: str) -> list[ServingPublished]:
     """The readable figures of the table under Figure 5."""
-    table = read_serving_published("Figure 5", ROOT / "validate/published/flover_fig5.csv")
+    table = read_figures(ServingPublished, "Figure 5", ROOT / "validate/published/flover_fig5.csv")
     return [row for row in table if row.metric == metric]
 
 
 def figure_5(*settings: str) -> Bench:
     study = assemble(load_scenario(FIGURE_5, settings), str(FIGURE_5)).study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     return study.bench
 
 
@@ -1004,7 +1006,7 @@ def test_every_serving_scenario_parses_and_is_put_together(file: Path) -> None:
     assert isinstance(scenario, ServingScenario)
     assert parse_scenario(resolved(scenario), str(file)) == scenario
     study = assemble(scenario, str(file)).study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     assert bool(study.published) == bool(scenario.published)
 
 

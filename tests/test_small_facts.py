@@ -26,7 +26,7 @@ from simcore.scenario import parse_scenario
 from simcore.sim.simulation import Simulation
 from simcore.studies.decode.cases import label_of
 from simcore.studies.decode.speculation import LayerHits, RateHits
-from simcore.studies.serving.compare import _same
+from simcore.studies.serving.published import _same
 from simcore.studies.tiling.cases import cases, model_of
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario

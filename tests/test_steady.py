@@ -21,8 +21,8 @@ from scipy.stats import binom
 from simcore.cli import main
 from simcore.studies.columns import WHOLE_RUN
 from simcore.studies.common import Outcome
+from simcore.studies.published import compare
 from simcore.studies.serving import certainty
-from simcore.studies.serving.compare import compare
 from simcore.studies.serving.figures import WINDOWED, both, figures
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.served import Floats, Served, served

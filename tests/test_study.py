@@ -8,9 +8,9 @@ import pytest
 
 from simcore import rundir
 from simcore.input.files import InputError
-from simcore.studies.common import Axes, Crossing, Row, compare, crossing
+from simcore.studies.common import Axes, Crossing, Row, crossing
 from simcore.studies.decode.crossover import _phrase
-from simcore.studies.published import Published, read_published
+from simcore.studies.published import Published, compare, read_figures
 
 HEAD = (
     "device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source"
@@ -53,23 +53,23 @@ def test_a_whole_crossing_is_the_first_whole_number_behind_it() -> None:
 
 def test_variants_that_a_figure_does_not_tell_apart_are_a_line_each() -> None:
     for rows in ([row("a", 1.0), row("b", 3.0)], [row("b", 3.0), row("a", 1.0)]):
-        lines = {line["label"]: line["error_pct"] for line in compare(rows, [LINE], None)[0]}
+        lines = {line["label"]: line["error_pct"] for line in compare(rows, [LINE])[0]}
         assert lines == {"a": -50.0, "b": 50.0}
 
 
 def test_what_a_profile_was_made_from_is_fitted() -> None:
-    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "p")[0]] == ["fitted"]
-    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], "q")[0]] == ["measured"]
+    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], {"p"})[0]] == ["fitted"]
+    assert [line["role"] for line in compare([row("a", 2.0)], [LINE], {"q"})[0]] == ["measured"]
 
 
 def test_other_axes_and_missing_values_are_not_compared() -> None:
-    assert compare([row("a", 2.0, rate=0.66), row("b", None)], [LINE], None) == ([], [LINE])
+    assert compare([row("a", 2.0, rate=0.66), row("b", None)], [LINE]) == ([], [LINE])
 
 
 def test_published_figures_are_read(tmp_path: Path) -> None:
     path = tmp_path / "z.csv"
     path.write_text(f"\ufeff{HEAD}\n{GOOD}\n", encoding="utf-8")
-    assert read_published("published", path) == [LINE]
+    assert read_figures(Published, "published", path) == [LINE]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_broken_figure_is_refused_by_line_and_column(tmp_path: Path, old: str,
     path = tmp_path / "z.csv"
     path.write_text(f"{HEAD}\n{GOOD.replace(old, new, 1)}\n")
     with pytest.raises(InputError) as raised:
-        read_published("published", path)
+        read_figures(Published, "published", path)
     assert str(raised.value).startswith("published: z.csv, line 2: ")
     assert says in str(raised.value)
 
@@ -103,13 +103,13 @@ def test_a_file_without_a_column_or_with_one_too_many_is_refused(tmp_path: Path)
     path = tmp_path / "z.csv"
     path.write_text(f"{HEAD.removeprefix('device,')}\n{GOOD.removeprefix('d,')}\n")
     with pytest.raises(InputError, match="column device is missing"):
-        read_published("published", path)
+        read_figures(Published, "published", path)
     path.write_text(f"{HEAD},note\n{GOOD},x\n")
     with pytest.raises(InputError, match="note is no column"):
-        read_published("published", path)
+        read_figures(Published, "published", path)
     path.write_text(HEAD)
     with pytest.raises(InputError, match="holds no figures"):
-        read_published("published", path)
+        read_figures(Published, "published", path)
 
 
 def test_a_failed_replacement_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

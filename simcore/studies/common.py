@@ -1,9 +1,7 @@
-"""What all studies share: result rows, comparison with published figures, the search for a crossing, and
-what comes out of a run.
+"""What all studies share: result rows, the search for a crossing, and what comes out of a run.
 
-    error_pct  = 100 * (predicted - reference) / reference
-    crossing   = an argument at which a difference changes its sign, by bisection between two
-                 neighbours of a grid that see different signs, to within 1 %
+crossing   = an argument at which a difference changes its sign, by bisection between two
+             neighbours of a grid that see different signs, to within 1 %
 """
 
 import math
@@ -15,7 +13,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.studies.columns import COLUMNS, OF_FIGURE, WHOLE_RUN
-from simcore.studies.published import Published
 
 # Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
 MOST_UNMEASURED, MOST_EXTRAPOLATED = 0.5, 0.05
@@ -256,56 +253,6 @@ def student_t(freedom: int) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-def compare(
-    rows: Iterable[Row], published: Iterable[Published], profile: str | None
-) -> tuple[list[dict[str, Any]], list[Published]]:
-    """Predictions beside published figures, where a row has the same axes and metric; and the figures that
-    have no row.
-
-    A figure that the profile in use was derived from (`fitted_by`) has the role "fitted": agreement with it
-    is no evidence.
-    """
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row.value is not None and not row.op_kind and isinstance(row.axes, Axes):
-            found.setdefault(_key(row.axes, row.metric), []).append(row)
-    table: list[dict[str, Any]] = []
-    alone = []
-    for figure in published:
-        rate = None if figure.hit_rate is None else round(figure.hit_rate, 9)
-        place = (figure.strategy, figure.ranks, figure.groups, figure.context_tokens, figure.batch, rate)
-        # Variants that differ in what no published figure tells (chunk, overlap) are a line each.
-        here = found.get((*place, figure.metric), [])
-        table += [_line(figure, row, profile) for row in here]
-        alone += [] if here else [figure]
-    return table, alone
-
-
-def _line(figure: Published, row: Row, profile: str | None) -> dict[str, Any]:
-    assert row.value is not None
-    fitted = bool(profile) and figure.fitted_by == profile
-    return {
-        "strategy": figure.strategy,
-        "label": row.axes.label,
-        "ranks": figure.ranks,
-        "groups": figure.groups,
-        "context_tokens": figure.context_tokens,
-        "batch": figure.batch,
-        "hit_rate": figure.hit_rate,
-        "metric": figure.metric,
-        "reference": figure.value,
-        "predicted": row.value,
-        "error_pct": 100.0 * (row.value - figure.value) / figure.value,
-        "role": "fitted" if fitted else figure.role,
-        "source": figure.source,
-    }
-
-
-def _key(axes: Axes, metric: str) -> tuple[Any, ...]:
-    rate = None if axes.hit_rate is None else round(axes.hit_rate, 9)
-    return (axes.strategy, axes.ranks, axes.groups, axes.context_tokens, axes.batch, rate, metric)
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """Where a gain changes its sign, in ascending order, and whether it is positive at the low end."""
@@ -322,6 +269,15 @@ class Crossing:
     def turns_once_to_ahead(self) -> bool:
         """Whether the gain is negative below one place and positive above it."""
         return len(self.places) == 1 and not self.ahead_at_low
+
+
+def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The share of all parts that those of a name have."""
+    total: dict[str, float] = {}
+    for name, part in parts:
+        total[name] = total.get(name, 0.0) + part
+    whole = sum(total.values())
+    return {name: part / whole for name, part in total.items()} if whole else {}
 
 
 def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:

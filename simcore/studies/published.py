@@ -4,15 +4,20 @@
 
 `role` is measured, projected or derived; `fitted_by` names what was made from the figure: a profile, or a
 constant.
+
+    error_pct  =  100 * (predicted - reference) / reference        100 * predicted, of a reference of 0
 """
 
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from simcore.input.files import InputError, plain, read_cells, shown, worst
+from simcore.studies.common import Axes, Row, of_whole_runs
 
 # The line of a CSV file that has its first figure.
 FIRST_LINE = 2
@@ -62,17 +67,71 @@ class Published:
     unit: str = ""
     hit_rate: Annotated[Rate | None, Empty] = None
     fitted_by: str = ""
+    columns: ClassVar = ("strategy", "label", "ranks", "groups", "context_tokens", "batch", "hit_rate")
+
+    def __str__(self) -> str:
+        return f"{self.strategy}, ranks {self.ranks}, {self.context_tokens:,} tokens, {self.metric}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the rows that it is of."""
+        return (self.metric,)
+
+    def is_of(self, axes: Axes) -> bool:
+        """Whether it is of these axes: of all variants, as no figure tells chunk or overlap."""
+        return self.context_tokens == axes.context_tokens and _place(self) == _place(axes)
+
+    def beside(self, row: Row) -> dict[str, float | None]:
+        """Reference and prediction, and what else a line of comparison.csv has there."""
+        return {"reference": self.value, "predicted": row.value}
 
 
-Figure = TypeVar("Figure")
+def _place(of: Axes | Published) -> tuple[Any, ...]:
+    rate = None if of.hit_rate is None else round(of.hit_rate, 9)
+    return (of.strategy, of.ranks, of.groups, of.context_tokens, of.batch, rate)
 
 
-def read_published(where: str, path: Path) -> list[Published]:
-    """All figures of a file. Raises InputError, naming line, column and what is allowed."""
-    return read_figures(Published, where, path)
+F = TypeVar("F")
 
 
-def read_figures(kind: type[Figure], where: str, path: Path) -> list[Figure]:
+def compare(
+    rows: Iterable[Row], figures: Sequence[F], fitted: AbstractSet[str] = frozenset()
+) -> tuple[list[dict[str, Any]], list[F]]:
+    """A line of comparison.csv for each row that a figure is of; and the figures that are of no row.
+
+    A study's figure says of which metrics and axes it is (`metrics`, `is_of(axes)`), which columns of the
+    axes a line has (`columns`) and what stands beside a row (`beside(row)`), as `Published` does. Figures are
+    of whole runs, as clients of benchmarks measure them, whatever part of a run a scenario measures. One that
+    something in `fitted` (a profile, a constant) was fitted to has the role "fitted": agreement with it is no
+    evidence.
+    """
+    named: dict[str, list[Row]] = {}
+    for row in of_whole_runs(rows) if figures else ():
+        if row.value is not None and not row.op_kind:
+            named.setdefault(row.metric, []).append(row)
+    lines, alone = [], list[F]()
+    for figure in figures:
+        own: Any = figure
+        here = [row for metric in own.metrics for row in named.get(metric, ()) if own.is_of(row.axes)]
+        lines += [_line(own, row, fitted) for row in here]
+        alone += [] if here else [figure]
+    return lines, alone
+
+
+def _line(figure: Any, row: Row, fitted: AbstractSet[str]) -> dict[str, Any]:
+    said = figure.beside(row)
+    is_fitted = figure.fitted_by in fitted and row.metric == figure.metric
+    return {
+        **{name: getattr(row.axes, name) for name in figure.columns},
+        "metric": row.metric,
+        **said,
+        "error_pct": 100.0 * (said["predicted"] - said["reference"]) / (said["reference"] or 1.0),
+        "role": "fitted" if is_fitted and figure.fitted_by else figure.role,
+        "source": figure.source,
+    }
+
+
+def read_figures(kind: type[F], where: str, path: Path) -> list[F]:
     """All figures of a file, of the pydantic dataclass `kind`. Raises InputError, naming line, column and
     what is allowed."""
     try:
@@ -90,7 +149,7 @@ def read_figures(kind: type[Figure], where: str, path: Path) -> list[Figure]:
     return figures
 
 
-def _figure(adapter: TypeAdapter[Figure], row: dict[str, str], where: str) -> Figure:
+def _figure(adapter: TypeAdapter[F], row: dict[str, str], where: str) -> F:
     try:
         return adapter.validate_python(row)
     except ValidationError as error:

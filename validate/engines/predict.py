@@ -24,12 +24,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.assembly import ServingStudy, assemble
+from simcore.assembly import assemble
 from simcore.devices.profile import NO_PROFILE
 from simcore.machine.machine import Overheads
 from simcore.ops.op import Op, Price, Pricer
 from simcore.scenario import parse_scenario
 from simcore.studies.hardware import Hardware
+from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
@@ -137,7 +138,7 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
     """The simulator's figures of a row, and what it was run on. `like`: what a row of the same `_place` at
     the same host_s was run on, whose graphs and prices are taken."""
     study = assemble(scenario_of(row, profile), row.id).study
-    assert isinstance(study, ServingStudy)
+    assert isinstance(study, DeviceStudy)
     known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
     plain = known.price
     priced = replace(

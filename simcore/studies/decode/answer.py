@@ -1,10 +1,9 @@
 """What a decode study says in words: its answer, and what to be warned of."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
+from simcore.studies.common import MOST_EXTRAPOLATED, Standing, shares_of, unmeasured
 from simcore.studies.decode.crossover import Crossover
 from simcore.studies.decode.runner import Bench, Case
 
@@ -127,13 +126,9 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
 
 def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
     """Share of the predicted device time of all cases by where its price comes from."""
-    total: dict[str, float] = defaultdict(float)
-    for case in fitting:
-        result = bench.run(case)
-        for source, share in result.price_shares.items():
-            total[source] += share * result.latency_s
-    whole = sum(total.values())
-    return {source: seconds / whole for source, seconds in sorted(total.items())} if whole else {}
+    results = map(bench.run, fitting)
+    parts = ((name, share * r.latency_s) for r in results for name, share in r.price_shares.items())
+    return dict(sorted(shares_of(parts).items()))
 
 
 def _break_even(best: Case, found: Sequence[Crossover]) -> list[str]:
@@ -167,17 +162,17 @@ def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
     ]
 
 
-def source_warnings(bench: Bench, fitting: Sequence[Case], most: float = MOST_EXTRAPOLATED) -> list[str]:
+def source_warnings(bench: Bench, fitting: Sequence[Case]) -> list[str]:
     """What to warn of in the prices: extrapolation, no measurement, what is taken as free, hit rates that
     were measured otherwise."""
     found = []
     far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
     worst, case = max(far, key=lambda pair: pair[0])
-    if worst > most:
-        count = sum(share > most for share, _ in far)
+    if worst > MOST_EXTRAPOLATED:
+        count = sum(share > MOST_EXTRAPOLATED for share, _ in far)
         found.append(
-            f"{count} of {len(far)} runs take more than {most:.0%} of their device time from extrapolated"
-            f" prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
+            f"{count} of {len(far)} runs take more than {MOST_EXTRAPOLATED:.0%} of their device time from"
+            f" extrapolated prices; most: {worst:.0%} ({case.axes.label}, {case.context:,} tokens)"
         )
     found += unmeasured(sources(bench, fitting), bench.hardware.name)
     free = sorted(frozenset().union(*(bench.run(case).free_speculation for case in fitting)))

@@ -93,7 +93,7 @@ def label_of(kind: str, ranks: int, groups: int, *, chunk: int | None = None, ov
     return name + chunked + ("" if overlap else ", last layer not overlapped")
 
 
-def cases(bench: Bench, tables: Sequence[HitRow]) -> list[Case]:
+def cases(bench: Bench) -> list[Case]:
     """All points of a scenario, the baseline included. Raises InputError where one cannot be run."""
     scenario = bench.scenario
     _check_contexts(bench)
@@ -106,7 +106,7 @@ def cases(bench: Bench, tables: Sequence[HitRow]) -> list[Case]:
             for context in scenario.context_tokens:
                 for batch in scenario.batch:
                     axes = Axes(name_of(kind), label, ranks, groups, context, batch)
-                    found += _with_hits(bench, strategy, axes, where, tables)
+                    found += _with_hits(bench, strategy, axes, where)
     if scenario.baseline is not None:
         _check(bench, scenario.baseline.ranks, 1, "baseline")
         here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
@@ -149,9 +149,7 @@ def _strategy_label(strategy: DecodeStrategies, ranks: int, groups: int) -> str:
     return label_of(strategy.kind, ranks, groups, chunk=chunk, overlap=overlap)
 
 
-def _with_hits(
-    bench: Bench, strategy: DecodeStrategies, axes: Axes, where: str, tables: Sequence[HitRow]
-) -> Iterator[Case]:
+def _with_hits(bench: Bench, strategy: DecodeStrategies, axes: Axes, where: str) -> Iterator[Case]:
     if is_own(strategy.kind) or isinstance(strategy, TensorParallel):
         own = cast(DecodeStrategy, strategy) if is_own(strategy.kind) else None
         yield Case(axes, None, bench.hardware.chunk, own=own)
@@ -159,7 +157,7 @@ def _with_hits(
     overlap = strategy.overlap_last_layer if isinstance(strategy, AlSpec) else True
     chunk = strategy.chunk_tokens or bench.hardware.chunk
     try:
-        for hits in hits_of(strategy, bench.scenario, bench.config.layers, tables):
+        for hits in hits_of(strategy, bench.scenario, bench.config.layers, bench.hits):
             yield Case(replace(axes, hit_rate=hits.rate), hits, chunk, overlap)
     except InputError as error:
         raise InputError(f"{where}.{error}") from None

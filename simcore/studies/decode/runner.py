@@ -79,6 +79,11 @@ class Case:
         assert self.axes.context_tokens is not None
         return self.axes.context_tokens
 
+    @property
+    def draws(self) -> tuple[tuple[float, HitPattern], ...]:
+        """The runs to take, each with its weight; one without any hit where it does not speculate."""
+        return self.hits.draws if self.hits else ((1.0, no_hits),)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -106,11 +111,13 @@ class Result:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers what they gave."""
+    """Runs cases of one scenario on one device, and remembers what they gave. `hits`: what ALSpec's tables
+    say of its model."""
 
     scenario: DecodeScenario
     config: DecoderConfig
     hardware: Hardware
+    hits: Sequence[HitRow] = ()
     results: dict[Case, Result] = field(default_factory=dict)
     runs: dict[tuple[Case, HitPattern], Result] = field(default_factory=dict)
     latencies_s: dict[tuple[Case, HitPattern], float] = field(default_factory=dict)
@@ -150,17 +157,12 @@ class Bench:
     def run(self, case: Case) -> Result:
         """The result of a case; no simulation is made twice."""
         if case not in self.results:
-            draws = case.hits.draws if case.hits else ((1.0, no_hits),)
-            self.results[case] = _average([(w, self._run(case, p)) for w, p in draws], case)
+            self.results[case] = _average([(w, self._run(case, p)) for w, p in case.draws], case)
         return self.results[case]
 
     def run_all(self, cases: Sequence[Case], progress: Callable[[int, int], None]) -> None:
         """Makes the runs that all these cases take, each once, on as many cores as there are."""
-        wanted = {
-            (_same(case), pattern): (case, pattern)
-            for case in cases
-            for _, pattern in (case.hits.draws if case.hits else ((1.0, no_hits),))
-        }
+        wanted = {(_same(case), pattern): (case, pattern) for case in cases for _, pattern in case.draws}
         each = [*wanted.values()]
 
         def done(count: int) -> None:
@@ -173,8 +175,7 @@ class Bench:
         """The latency of a case where nothing else of its result is asked for."""
         if case in self.results or self.hardware.measured:
             return self.run(case).latency_s
-        draws = case.hits.draws if case.hits else ((1.0, no_hits),)
-        return sum(weight * self._latency_s(case, pattern) for weight, pattern in draws)
+        return sum(weight * self._latency_s(case, pattern) for weight, pattern in case.draws)
 
     def _latency_s(self, case: Case, pattern: HitPattern) -> float:
         key = _same(case), pattern
@@ -199,7 +200,7 @@ class Bench:
     def trace(self, case: Case) -> Trace:
         """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
         with self.blamed(case):
-            return self._simulate(case, _last_pattern(case))
+            return self._simulate(case, case.draws[-1][1])
 
     def blamed(self, case: Case) -> AbstractContextManager[None]:
         """See `own.blamed`."""
@@ -209,7 +210,7 @@ class Bench:
         """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: in the trace
         of all ranks of a case, its tokens end when they do with one."""
         whole = [end_s for _, _, end_s in metrics.moments(trace)]
-        return whole == [token.end_s for token in self._run(case, _last_pattern(case)).tokens]
+        return whole == [token.end_s for token in self._run(case, case.draws[-1][1]).tokens]
 
     def _simulate(self, case: Case, pattern: HitPattern, lockstep: Sequence[str] = ()) -> Trace:
         price = self.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
@@ -265,10 +266,6 @@ def mesh_of(axes: Axes) -> dict[str, int]:
     if axes.groups == 1:
         return {TENSOR: axes.ranks}
     return {GROUP: axes.groups, TENSOR: axes.ranks}
-
-
-def _last_pattern(case: Case) -> HitPattern:
-    return case.hits.draws[-1][1] if case.hits else no_hits
 
 
 def no_hits(token: int, layer: int) -> bool:

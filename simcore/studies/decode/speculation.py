@@ -226,22 +226,6 @@ def worst_case_bound(deltas: Sequence[float], alpha: float, beta: float, f_r: fl
         return math.inf
 
 
-def worst_case_recurrence(deltas: Sequence[float], alpha: float, beta: float, f_r: float) -> float:
-    """The same bound layer by layer (ALSpec equation 2); arguments and errors of `worst_case_bound`.
-
-    ||H_{i+1} - H~_{i+1}|| <= (1 + alpha) ((1 + f_r beta) ||H_i - H~_i|| + delta_i), from a common H_1:
-    the residual carries the deviation on and attention adds its own part (1 + f_r beta), the accepted
-    speculation adds delta_i, and the feed-forward part with its residual multiplies all (1 + alpha).
-    The result belongs to H_{N+1}, what the last of N layers gives out.
-    """
-    _check_deltas(deltas)
-    _check_constants(alpha, beta, f_r)
-    deviation = 0.0
-    for delta in deltas:
-        deviation = (1.0 + alpha) * ((1.0 + f_r * beta) * deviation + delta)
-    return deviation
-
-
 def linear_bound(layers: int, alpha: float, beta: float, f_r: float, delta: float) -> float:
     """`worst_case_bound` to first order in alpha and f_r beta, every layer within `delta`:
 

@@ -18,7 +18,7 @@ from simcore.studies.common import Axes, Outcome, Progress, Row
 from simcore.studies.decode.answer import answer, fit_warnings, source_warnings, sources, standings
 from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
-from simcore.studies.decode.runner import Bench, Case, HitRow, Result, mesh_of, no_hits
+from simcore.studies.decode.runner import Bench, Case, Result, mesh_of
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.studies.decode.timeline import shown_case, timeline
 
@@ -26,9 +26,9 @@ from simcore.studies.decode.timeline import shown_case, timeline
 ROUNDING = 1e-12
 
 
-def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
+def run(bench: Bench, progress: Progress) -> Outcome:
     """Runs a decode scenario. Raises InputError where nothing of it can be run."""
-    wanted = cases(bench, tables)
+    wanted = cases(bench)
     reasons = {case: does_not_fit(bench, case) for case in wanted}
     fitting = [case for case in wanted if reasons[case] is None]
     warnings = fit_warnings(reasons)
@@ -52,7 +52,7 @@ def run(bench: Bench, tables: Sequence[HitRow], progress: Progress) -> Outcome:
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
         sources=sources(bench, fitting),
-        tables={"steps.parquet": _columns([step for case in fitting for step in _steps(bench, case)])},
+        tables={"steps.parquet": _steps(bench, fitting)},
         timeline=timeline(bench, shown) if shown.axes.strategy == "alspec" else [],
         trace=trace,
         standings=standings(bench, fitting),
@@ -191,34 +191,27 @@ def _price(bench: Bench, case: Case) -> Pricer:
     return bench.hardware.price(case.axes.ranks, case.link_latency_s, case.free)
 
 
-def _steps(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
-    axes = case.axes
-    for token in bench.run(case).tokens:
-        yield {
-            "label": axes.label,
-            "context_tokens": axes.context_tokens,
-            "batch": axes.batch,
-            "hit_rate": axes.hit_rate,
-            "token": token.index,
-            "start_s": token.start_s,
-            "end_s": token.end_s,
-        }
+def _steps(bench: Bench, fitting: Sequence[Case]) -> dict[str, list[Any]]:
+    """When each token of each case began and ended, as columns."""
+    steps = [(case.axes, token) for case in fitting for token in bench.run(case).tokens]
+    place = ("label", "context_tokens", "batch", "hit_rate")
+    return {
+        **{name: [getattr(axes, name) for axes, _ in steps] for name in place},
+        "token": [token.index for _, token in steps],
+        "start_s": [token.start_s for _, token in steps],
+        "end_s": [token.end_s for _, token in steps],
+    }
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
-
-
-def tape(bench: Bench, tables: Sequence[HitRow], record: Callable[..., Any]) -> list[str]:
+def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
     """What each strategy launches at the first context and batch, on the machine that prints."""
     lines: list[str] = []
     seen: set[str] = set()
-    for case in cases(bench, tables):
+    for case in cases(bench):
         if case.axes.label in seen:
             continue
         seen.add(case.axes.label)
-        pattern = case.hits.draws[0][1] if case.hits else no_hits
         with bench.blamed(case):
-            found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": pattern})
+            found = record(bench.program(case), mesh=mesh_of(case.axes), outcomes={"hit": case.draws[0][1]})
         lines += [f"# {case.axes.label}, {case.context:,} tokens", *found.lines]
     return lines

@@ -6,16 +6,8 @@ crossover = the number of tokens at which one method passes another
 """
 
 from simcore.studies.operators.answer import errors
-from simcore.studies.operators.published import OperatorPublished, compare, read_operator_published
+from simcore.studies.operators.published import OperatorPublished, each_once
 from simcore.studies.operators.runner import Bench
 from simcore.studies.operators.study import run, tape
 
-__all__ = [
-    "Bench",
-    "OperatorPublished",
-    "compare",
-    "errors",
-    "read_operator_published",
-    "run",
-    "tape",
-]
+__all__ = ["Bench", "OperatorPublished", "each_once", "errors", "run", "tape"]

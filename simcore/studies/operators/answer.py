@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from simcore.studies.common import OperatorAxes, Standing, ranged
-from simcore.studies.operators.crossovers import Lead, leads, not_ranked, settings
+from simcore.studies.operators.crossovers import Lead, leads, not_ranked, ranked, settings
 from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
 from simcore.studies.operators.runner import Bench
 
@@ -44,12 +44,9 @@ def _left_out(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
 def standings(bench: Bench, cases: Sequence[OperatorAxes]) -> list[Standing]:
     """The fastest method at each setting and length, of those that are priced on the same basis."""
     best: dict[tuple[Any, ...], tuple[float, OperatorAxes]] = {}
-    out = not_ranked(bench, cases)
-    for case in cases:
-        if case in out:
-            continue
-        latency_s, place = bench.run(case).latency_s, (case.length or 0, case.batch, case.decay or 0)
-        if latency_s is not None and latency_s < best.get(place, (float("inf"), case))[0]:
+    for case, latency_s in ranked(bench, cases):
+        place = (case.length or 0, case.batch, case.decay or 0)
+        if place not in best or latency_s < best[place][0]:
             best[place] = latency_s, case
     return [_standing(*best[place]) for place in sorted(best)]
 

@@ -36,19 +36,18 @@ def crossovers(bench: Bench, cases: Sequence[OperatorAxes]) -> Iterator[Row]:
     """A row for each place at which one method passes another; its axes are those of the one that is faster
     below that place, its `rival` the one that is faster above."""
     for members in settings(cases).values():
-        out = not_ranked(bench, members)
-        ranked = [case for case in members if case not in out]
-        methods = list(dict.fromkeys(case.strategy for case in ranked))
-        for one, other in combinations(methods, 2):
-            ours = {case.length: case for case in ranked if case.strategy == one}
-            theirs = {case.length: case for case in ranked if case.strategy == other}
+        by_method: dict[str, dict[int | None, OperatorAxes]] = {case.strategy: {} for case in members}
+        for case, _ in ranked(bench, members):
+            by_method[case.strategy][case.length] = case
+        for ours, theirs in combinations(by_method.values(), 2):
             yield from _between(bench, ours, theirs)
 
 
 def _between(
     bench: Bench, ours: dict[int | None, OperatorAxes], theirs: dict[int | None, OperatorAxes]
 ) -> Iterator[Row]:
-    grid = _grid(bench, ours, theirs)
+    # The tokens at which both fit.
+    grid = sorted(tokens for tokens in ours.keys() & theirs.keys() if tokens is not None)
     if len(grid) < 2:
         return
     one, other = ours[grid[0]], theirs[grid[0]]
@@ -61,15 +60,6 @@ def _between(
         axes = replace(below, length=None, rival=above.strategy)
         yield Row(axes, "crossover_tokens", float(place), unit, source=text)
         behind = not behind
-
-
-def _grid(
-    bench: Bench, ours: dict[int | None, OperatorAxes], theirs: dict[int | None, OperatorAxes]
-) -> list[int]:
-    """The tokens at which both fit."""
-    both = sorted(tokens for tokens in ours.keys() & theirs.keys() if tokens is not None)
-    cases = {tokens: (ours[tokens], theirs[tokens]) for tokens in both}
-    return [n for n in both if all(bench.run(case).latency_s is not None for case in cases[n])]
 
 
 def _search(bench: Bench, one: OperatorAxes, other: OperatorAxes, grid: Sequence[int]) -> Crossing:
@@ -95,32 +85,31 @@ def not_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> set[OperatorAxes]
     return out
 
 
+def ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[tuple[OperatorAxes, float]]:
+    """The cases that fit and can be ranked, each with its latency in seconds."""
+    out = not_ranked(bench, cases)
+    found = [(case, bench.run(case).latency_s) for case in cases if case not in out]
+    return [(case, latency_s) for case, latency_s in found if latency_s is not None]
+
+
 def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
     """The labels of the methods none of whose cases can be ranked."""
-    out = not_ranked(bench, cases)
-    ranked = {case.label for case in cases if case not in out and bench.run(case).price is not None}
-    return list(dict.fromkeys(case.label for case in cases if case in out and case.label not in ranked))
+    out, others = not_ranked(bench, cases), {case.label for case, _ in ranked(bench, cases)}
+    return list(dict.fromkeys(case.label for case in cases if case in out and case.label not in others))
 
 
 def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
     """Which method is fastest from where to where, of the cases of one setting that can be ranked; shortest
     first."""
-    best: dict[int, OperatorAxes] = {}
-    out = not_ranked(bench, members)
-    for case in members:
-        if case in out:
-            continue
-        latency_s = bench.run(case).latency_s
+    best: dict[int, tuple[OperatorAxes, float]] = {}
+    for case, latency_s in ranked(bench, members):
         assert case.length is not None
-        if latency_s is None:
-            continue
-        known = best.get(case.length)
-        if known is None or latency_s < (bench.run(known).latency_s or 0.0):
-            best[case.length] = case
+        if case.length not in best or latency_s < best[case.length][1]:
+            best[case.length] = case, latency_s
     found: list[Lead] = []
     before: OperatorAxes | None = None
     for tokens in sorted(best):
-        case = best[tokens]
+        case, _ = best[tokens]
         if found and case.label == found[-1].label:
             found[-1] = replace(found[-1], last=tokens)
         else:

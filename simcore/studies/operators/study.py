@@ -13,7 +13,7 @@ from simcore.ops.op import Graph
 from simcore.schedules.one_launch import one_launch
 from simcore.studies.common import NOT_RANKED, OperatorAxes, Outcome, Progress, Row
 from simcore.studies.operators.answer import answer, standings, warnings
-from simcore.studies.operators.crossovers import crossovers, never_ranked, not_ranked
+from simcore.studies.operators.crossovers import crossovers, never_ranked, not_ranked, ranked
 from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
 from simcore.studies.operators.runner import Bench, Result
 from simcore.studies.processes import SHORT_S, in_processes
@@ -40,7 +40,9 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     if not bench.device.measured and not laws.repeatable(lambda: bench.trace(shown), trace):
         raise LawError(f"repeatability: {shown.label} gives other bytes when it is run again")
     out = not_ranked(bench, cases)
-    least = _fastest(bench, [case for case in fitting if case not in out])
+    least: dict[tuple[Any, ...], float] = {}
+    for case, latency_s in ranked(bench, cases):
+        least[_place(case)] = min(latency_s, least.get(_place(case), latency_s))
     rows = [row for case in cases for row in _rows(bench, case, least, ranked=case not in out)]
     progress("crossovers", 0, 1)
     # Between measured lengths nothing is known.
@@ -68,14 +70,6 @@ def _shown(bench: Bench, fitting: Sequence[OperatorAxes]) -> OperatorAxes:
 def _place(case: OperatorAxes) -> tuple[Any, ...]:
     """What a case shares with those that it is compared with."""
     return case.batch, case.length, case.decay
-
-
-def _fastest(bench: Bench, ranked: Sequence[OperatorAxes]) -> dict[tuple[Any, ...], float]:
-    least: dict[tuple[Any, ...], float] = {}
-    for case in ranked:
-        latency_s = bench.run(case).latency_s or 0.0
-        least[_place(case)] = min(latency_s, least.get(_place(case), latency_s))
-    return least
 
 
 def _rows(

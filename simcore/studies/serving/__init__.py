@@ -7,9 +7,8 @@ A figure is a mean over replicas with its 95 % interval; arrivals and lengths co
 their own, so that every strategy is asked for the same requests.
 """
 
-from simcore.studies.serving.compare import compare
 from simcore.studies.serving.laws import LAWS
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.study import run, tape
 
-__all__ = ["LAWS", "Bench", "compare", "run", "tape"]
+__all__ = ["LAWS", "Bench", "run", "tape"]

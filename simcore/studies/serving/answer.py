@@ -11,8 +11,7 @@ from typing import Any
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
-from simcore.studies.serving.found import Found
-from simcore.studies.serving.runner import Bench, Case
+from simcore.studies.serving.runner import Bench, Case, Found
 from simcore.workload import arrivals
 
 # Attainments that differ by less than this are the same.

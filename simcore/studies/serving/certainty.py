@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from simcore.studies.serving.figures import PERCENTILES
-from simcore.studies.serving.found import Found
+from simcore.studies.serving.runner import Found
 from simcore.studies.serving.served import Floats
 from simcore.studies.serving.window import AS_ASKED
 

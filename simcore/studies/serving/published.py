@@ -6,18 +6,23 @@
 `role` and `fitted_by` as in `simcore/studies/published.py`.
 """
 
-from pathlib import Path
-from typing import Annotated
+from math import isclose
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 
 from simcore.input.fields import kinds_of
 from simcore.input.files import Positive, unknown_name
+from simcore.studies.common import Row, ServingAxes
 from simcore.studies.own import is_own
-from simcore.studies.published import Empty, PublishedValue, Role, Whole, read_figures
+from simcore.studies.published import Empty, PublishedValue, Role, Whole
 from simcore.studies.serving.strategies import ServingStrategies
 
+# Rates that come out of 1 / interval differ in the last bits.
+SAME = 1e-6
+# Where requests are served, in a figure and in axes alike.
+PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
 # Metrics that a figure may be of: latencies of requests by statistic, and what is counted over a run.
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -65,8 +70,26 @@ class ServingPublished:
     output_tokens: Annotated[Positive | None, Empty] = None
     unit: str = ""
     fitted_by: str = ""
+    columns: ClassVar = ("strategy", "label", *PLACE)
+
+    def __str__(self) -> str:
+        return f"{self.strategy}, {self.metric}, {self.source}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """See Published."""
+        return (self.metric,)
+
+    def is_of(self, axes: ServingAxes) -> bool:
+        """See Published."""
+        if self.strategy != axes.strategy or self.label not in ("", axes.label):
+            return False
+        return all(_same(getattr(self, name), getattr(axes, name)) for name in PLACE)
+
+    def beside(self, row: Row) -> dict[str, float | None]:
+        """See Published."""
+        return {"reference": self.value, "predicted": row.value, "low": row.low, "high": row.high}
 
 
-def read_serving_published(where: str, path: Path) -> list[ServingPublished]:
-    """All figures of a serving study's file. Raises InputError, naming line, column and what is allowed."""
-    return read_figures(ServingPublished, where, path)
+def _same(said: float | None, here: float | None) -> bool:
+    return said is None or (here is not None and isclose(said, here, rel_tol=SAME))

@@ -6,6 +6,7 @@ Every server is a group of `ranks` devices, of which one stands for all (they ar
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from simcore.input.files import InputError
 from simcore.machine import laws
@@ -19,15 +20,17 @@ from simcore.sim import contention
 from simcore.sim.garbage import no_collections
 from simcore.sim.graph_pricer import End, GraphPricer, Known, PricedGroups
 from simcore.sim.runs import Run, Setup
-from simcore.studies.common import ServingAxes
+from simcore.studies.common import ServingAxes, shares_of
 from simcore.studies.hardware import Hardware, at_end
 from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
+from simcore.studies.serving.figures import Figure, over_replicas
 from simcore.studies.serving.kv_memory import Room, ServerMemory
 from simcore.studies.serving.offer import offer, router
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
 from simcore.studies.serving.strategies import ServingStrategy
+from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
 from simcore.workload.arrivals import Drawn
 from simcore.workload.requests import Journal, Request
@@ -59,6 +62,33 @@ class Result:
     trace: Trace
     left_out: int
     opens: Bools | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What the replicas of a case gave: of each its figures, its window and how many requests of that were
+    answered. `ends` are the figures of the first replica at the fast and the slow
+    end of all prices; `requests` and `levels` its tables, `unseen_gaps` the share of the time between tokens
+    that the percentiles of ITL leave out, `trace` what it launched, kept of one case only;
+    `chance` intervals of percentiles by the order of requests, where there is one replica only."""
+
+    case: Case
+    replicas: list[Mapping[str, Figure]]
+    windows: list[Window]
+    measured: list[int]
+    sources: dict[SourceKind, float]
+    room: Room
+    left_out: int
+    unseen_gaps: float
+    requests: dict[str, Any]
+    levels: dict[str, Any]
+    trace: Trace | None
+    ends: dict[str, Mapping[str, Figure]] = field(default_factory=dict)
+    chance: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def value(self, name: str) -> float | None:
+        """The mean of a figure over replicas."""
+        return over_replicas([{name: replica[name]} for replica in self.replicas])[name][0]
 
 
 @dataclass
@@ -265,5 +295,4 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contentio
 
 def price_shares(sources: Mapping[SourceKind, float]) -> dict[str, float]:
     """Share of the predicted device time by where its price comes from."""
-    total = sum(sources.values())
-    return {name: seconds / total for name, seconds in sorted(sources.items())} if total else {}
+    return dict(sorted(shares_of(sources.items()).items()))

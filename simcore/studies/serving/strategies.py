@@ -225,7 +225,7 @@ class ContinuousBatching(Strict):
 def _unusual(strategy: ContinuousBatching) -> list[str]:
     """The settings of continuous batching that are not the defaults, or not its engine's."""
     # Presets are of this class.
-    from simcore.studies.serving.engines import usual  # noqa: PLC0415
+    from simcore.studies.serving.engines.presets import usual  # noqa: PLC0415
 
     shipped = usual(strategy)
 

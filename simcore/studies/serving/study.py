@@ -22,7 +22,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.sim.graph_pricer import End, Known
 from simcore.studies.columns import BY_PRICES
-from simcore.studies.common import Outcome, Progress, Row, ServingAxes
+from simcore.studies.common import Outcome, Progress, Row, ServingAxes, shares_of
 from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
@@ -35,9 +35,8 @@ from simcore.studies.serving.figures import (
     prefix_hit_share,
     unseen_gaps_s,
 )
-from simcore.studies.serving.found import Found
 from simcore.studies.serving.levels import levels
-from simcore.studies.serving.runner import Bench, Case, Result, price_shares
+from simcore.studies.serving.runner import Bench, Case, Found, Result
 from simcore.studies.serving.scenario import Point, WholeRun, points
 from simcore.studies.serving.strategies import ServingStrategy, label
 from simcore.studies.serving.window import Window, steady, whole_run
@@ -96,7 +95,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
     bench.keep_prices()
-    shares = _shares(found)
+    shares = dict(sorted(shares_of(part for one in found for part in one.sources.items()).items()))
     return Outcome(
         rows=[row for one in found for row in _rows(one, found)],
         answer=answer(bench, found),
@@ -285,14 +284,6 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
     return found.trace
 
 
-def _shares(found: Sequence[Found]) -> dict[str, float]:
-    total: dict[Any, float] = {}
-    for one in found:
-        for name, seconds in one.sources.items():
-            total[name] = total.get(name, 0.0) + seconds
-    return price_shares(total)
-
-
 def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
     axes, count = one.case.axes, len(one.replicas)
     room = float(one.room.kv_tokens)
@@ -352,17 +343,13 @@ def _place(one: Found) -> dict[str, Any]:
 def _requests(result: Result, window: Window) -> dict[str, Any]:
     """The requests of a run, as columns; `measured`: whether they came in its window."""
     served = result.served
+    names = (
+        *("instance", "arrival_s", "scheduled_s", "first_token_s", "finish_s", "prompt_tokens"),
+        *("output_tokens", "preemptions", "cached_prompt_tokens"),
+    )
     return {
         "request": served.id,
-        "instance": served.instance,
-        "arrival_s": served.arrival_s,
-        "scheduled_s": served.scheduled_s,
-        "first_token_s": served.first_token_s,
-        "finish_s": served.finish_s,
-        "prompt_tokens": served.prompt_tokens,
-        "output_tokens": served.output_tokens,
-        "preemptions": served.preemptions,
-        "cached_prompt_tokens": served.cached_prompt_tokens,
+        **{name: getattr(served, name) for name in names},
         "status": np.where(served.rejected, "rejected", "finished"),
         "measured": window.came,
     }

@@ -6,8 +6,8 @@ Times come from simulated (or real) runs of the schedules; FLOPs and bytes from 
 """
 
 from simcore.studies.tiling.cases import Case, cases
-from simcore.studies.tiling.published import TilingPublished, compare, inside
+from simcore.studies.tiling.published import TilingPublished, inside
 from simcore.studies.tiling.runner import AT_ONCE, LAW, Bench
 from simcore.studies.tiling.study import run, tape
 
-__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "compare", "inside", "run", "tape"]
+__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "inside", "run", "tape"]

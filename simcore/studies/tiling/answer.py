@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
-from simcore.studies.tiling.found import Found
+from simcore.studies.tiling.figures import Found
 from simcore.studies.tiling.implementations import Choice, ranges
 from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.strategies import Fractal

@@ -8,17 +8,47 @@ Tokens a second count generated tokens over the whole time, the prompt's include
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import MIXER_KINDS
 from simcore.ops.op import Op
+from simcore.studies.tiling.cases import Case
+from simcore.studies.tiling.implementations import Choice
 from simcore.studies.tiling.launches import Burst, work
 from simcore.studies.tiling.runner import Result
 
 # name -> (value, unit)
 Figures = Mapping[str, tuple[float, str]]
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """What a case gave. `runs` are figures of time: with prices as they are, then at their ends, where not
+    all of them need be known; or of each measured run, the one that is reported first. `stays`: see
+    `Bench.stays`."""
+
+    case: Case
+    tiles: Choice
+    counts: Figures
+    runs: list[Figures]
+    by_kind: list[Mapping[str, float]]
+    memory_bytes: float
+    sources: Mapping[str, float]
+    steps: dict[str, Any]
+    measured: bool
+    stays: bool
+
+    def values(self, name: str) -> list[float]:
+        """A figure of time in each run."""
+        return [run[name][0] for run in self.runs if name in run]
+
+    def value(self, name: str) -> float:
+        """A figure of time: with prices as they are, or of the measured run that is reported."""
+        return self.values(name)[0]
 
 
 def mixer_s(by_kind: Mapping[str, float]) -> float:

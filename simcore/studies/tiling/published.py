@@ -5,9 +5,9 @@ device,label,metric,low,high,unit,role,source
 error_pct  =  0 inside the range, else 100 * (predicted - nearest end) / nearest end
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -31,51 +31,31 @@ class TilingPublished:
     role: Role
     source: str
     unit: str = ""
+    fitted_by: ClassVar = ""
+    columns: ClassVar = ("strategy", "label", "layers", "channels", "tokens", "batch")
 
     def __post_init__(self) -> None:
         if self.low > self.high:
             raise InputError(f"low <= high does not hold: {self.low}, {self.high}")
 
-    def nearest(self, value: float) -> float:
-        """The value itself inside the range, else its nearest end."""
-        return min(max(value, self.low), self.high)
+    def __str__(self) -> str:
+        return f"{self.label}, {self.metric}, {self.source}"
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """See Published."""
+        return (self.metric,)
 
-def compare(
-    rows: Iterable[Row], published: Sequence[TilingPublished]
-) -> tuple[list[dict[str, Any]], list[TilingPublished]]:
-    """A line of comparison.csv for each prediction that a range is said to hold for; and the ranges that no
-    prediction is of."""
-    mine = [row for row in rows if isinstance(row.axes, TilingAxes) and row.value is not None]
-    lines = []
-    alone = []
-    for figure in published:
-        own = [row for row in mine if (row.axes.label, row.metric) == (figure.label, figure.metric)]
-        lines += [_line(figure, row) for row in own]
-        alone += [] if own else [figure]
-    return lines, alone
+    def is_of(self, axes: TilingAxes) -> bool:
+        """See Published."""
+        return axes.label == self.label
 
-
-def _line(figure: TilingPublished, row: Row) -> dict[str, Any]:
-    assert isinstance(row.axes, TilingAxes)
-    assert row.value is not None
-    nearest = figure.nearest(row.value)
-    return {
-        "strategy": row.axes.strategy,
-        "label": row.axes.label,
-        "layers": row.axes.layers,
-        "channels": row.axes.channels,
-        "tokens": row.axes.tokens,
-        "batch": row.axes.batch,
-        "metric": row.metric,
-        "reference": nearest,
-        "reference_low": figure.low,
-        "reference_high": figure.high,
-        "predicted": row.value,
-        "error_pct": 100.0 * (row.value - nearest) / nearest,
-        "role": figure.role,
-        "source": figure.source,
-    }
+    def beside(self, row: Row) -> dict[str, float | None]:
+        """See Published. The reference is the value itself inside the range, else its nearest end."""
+        assert row.value is not None
+        nearest = min(max(row.value, self.low), self.high)
+        ends = {"reference_low": self.low, "reference_high": self.high}
+        return {"reference": nearest, **ends, "predicted": row.value}
 
 
 def inside(lines: Sequence[Mapping[str, Any]]) -> list[str]:

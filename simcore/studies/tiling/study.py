@@ -17,13 +17,12 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.convolution import MIXER_KINDS
-from simcore.studies.common import Outcome, Progress, Row, middle_first
+from simcore.studies.common import Outcome, Progress, Row, middle_first, shares_of
 from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
 from simcore.studies.tiling.answer import answer, notes, standings, warnings
 from simcore.studies.tiling.cases import Case, cases, memory_of, refusal
-from simcore.studies.tiling.figures import Figures, counts, sums, times
-from simcore.studies.tiling.found import Found
+from simcore.studies.tiling.figures import Figures, Found, counts, sums, times
 from simcore.studies.tiling.launches import seconds_by_kind
 from simcore.studies.tiling.runner import Bench, Result
 from simcore.studies.tiling.strategies import Fractal
@@ -60,7 +59,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     for case in {one.case.axes.label: one.case for one in found}.values():
         _check_at_once(bench, case)
     areas, trace = _areas(bench, found)
-    shares = _shares(found)
+    shares = shares_of(part for one in found for part in one.sources.items())
     return Outcome(
         rows=[row for one in found for row in _rows(one, found)],
         answer=answer(found),
@@ -165,15 +164,6 @@ def _cut(case: Case, most: int) -> Case:
     prompt = min(case.axes.prompt_tokens, most // 2)
     tokens = min(case.axes.tokens, most + prompt)
     return replace(case, axes=replace(case.axes, tokens=tokens, prompt_tokens=prompt))
-
-
-def _shares(found: Sequence[Found]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for one in found:
-        for source, seconds in one.sources.items():
-            total[source] = total.get(source, 0.0) + seconds
-    everything = sum(total.values())
-    return {source: seconds / everything for source, seconds in total.items()} if everything else {}
 
 
 # -- rows --------------------------------------------------------------------------------------------
