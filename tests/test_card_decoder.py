@@ -13,12 +13,13 @@ from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
-from simcore.validate.machines.buffers.decoder import answer, decoder_states
+from simcore.validate.machines.buffers.decoder import decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.layer import CudaLayer
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.timing.pace import pace
 from tests.fake_card import FakeLayer
+from tests.test_torch_decoder import answer
 from tests.thorough import first
 
 HAS_GPU = torch.cuda.is_available()

@@ -144,15 +144,15 @@ def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
     config = replace(GQA, layers=layers)
     model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
     (state,) = card_decoder_states(model, {"tensor": 1}, 5, 9, 3, device="cpu", drawn_on="cpu")
-    begun = state.buffers.x.clone()
+    begun = state.buffers["x"].clone()
     card = Card([state], FakeLayer(1))
     found = []
     for _ in range(2):
         state.reset()
-        assert torch.equal(state.buffers.x, begun)
+        assert torch.equal(state.buffers["x"], begun)
         run = card.start()
         run.run(lambda m: tensor_parallel(m, model, tokens=1 if layers == 2 else 3, context=9))
-        found.append(state.buffers.x.clone())
+        found.append(state.buffers["x"].clone())
     # A token ends where the next one begins: one capture does for all.
     assert run.fresh == 0
     assert torch.equal(*found)
@@ -192,7 +192,7 @@ def test_operators_run_after_all_other_operands_were_read(count: int, expected: 
         seen.append(f"read {set_of(x)}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(card_states, "TABLE", {op.kind: Spy})
+        patch.setattr("simcore.validate.machines.state.TABLE", {op.kind: Spy})
         patch.setattr(torch.Tensor, "sum", read)
         for _ in range(2):
             state.reset()

@@ -345,7 +345,7 @@ def test_instances_have_weights_of_one_model_or_their_own(own: bool) -> None:
             )
 
         laws.enforce(run.run(program))
-        found.append([one.buffers.x.clone() for one in state.states])
+        found.append([one.buffers["x"].clone() for one in state.states])
         matrices = {id(one.weights) for one in state.states}
         assert len(matrices) == (count if own else 1)
         assert state.key() == (0,) * count

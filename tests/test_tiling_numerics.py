@@ -408,9 +408,9 @@ def test_launches_are_those_of_the_simulated_machine(name: str) -> None:
 def test_a_tiling_meets_nobody() -> None:
     state = long_convolution_state(LongConvolution(layers=1, channels=2, tokens=3))
     op = put("hop", elements=4, axis="tensor", dtype="fp32")
-    with pytest.raises(ValueError, match="run on one rank"):
+    with pytest.raises(ValueError, match="meets no other rank"):
         state.meet(op, [state])
-    with pytest.raises(ValueError, match="run on one rank"):
+    with pytest.raises(ValueError, match="publishes nothing"):
         state.put(Publication("gone", 0, op), state)
     before = state.a.clone()
     state.skip(op)

@@ -38,9 +38,7 @@ from simcore.sim.simulation import Simulation
 from simcore.validate.machines.buffers.decoder import (
     DecoderState,
     Matrices,
-    answer,
     decoder_states,
-    right,
     shards,
 )
 from simcore.validate.machines.buffers.served import served_states
@@ -350,6 +348,20 @@ def decode(
     return states, trace
 
 
+def right(states: Sequence[DecoderState], token: int) -> DecoderState:
+    """Whose choice of a token counts, of ranks that together are one model or several copies of it: where two
+    copies went on from an attention, the one that made it exactly. (Around a ring the data do not tell: there
+    the rank that marked the token.)"""
+    chose = [state for state in states if token in state.chosen]
+    return next((state for state in chose if state.held_at[token]), chose[0])
+
+
+def answer(states: Sequence[DecoderState]) -> list[Tensor]:
+    """The ids [batch] of every token that was decoded."""
+    tokens = sorted({token for state in states for token in state.chosen})
+    return [right(states, token).chosen[token] for token in tokens]
+
+
 def same_as_dense(
     states: Sequence[DecoderState], config: DecoderConfig, tokens: int, *speculation: Any
 ) -> None:
@@ -586,7 +598,7 @@ def test_a_step_is_the_model_over_its_pool(graph: str) -> None:
     x = x + torch.stack(attended).flatten(1) @ w["o"]
     gate, up = (rms(x, w["mlp_norm"]) @ w["gate_up"]).chunk(2, 1)
     x = x + (gate / (1 + torch.exp(-gate)) * up) @ w["down"]
-    near(state.body.logits, rms(x[-rows:], outside["head_norm"]) @ outside["lm_head"])
+    near(state.body.buffers["logits"], rms(x[-rows:], outside["head_norm"]) @ outside["lm_head"])
     k = torch.stack([turned(head, position) for position, head in enumerate(heads[:, GQA.q_heads : -2])])
     near(state.pool[0, 0, : len(x)], k)
 

@@ -1,22 +1,17 @@
 """Graphs, cut at their collectives and where they publish something; and ranks that meet in a collective."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from simcore.kernels.table import TABLE
 from simcore.machine import mesh as layout
 from simcore.machine.machine import MismatchError
 from simcore.ops.op import Graph, Op, Publication
-
-
-class Hosts(Protocol):
-    """What meetings have to know of the host's side."""
-
-    mesh: layout.Mesh
-    lockstep: tuple[str, ...]
-    followers: dict[int, list[int]]
+from simcore.sim.simulation import WAITS_FOR_RANKS
+from simcore.validate.machines.host import HostSide
+from simcore.validate.machines.launches import Need, Steps, Stream
 
 
 def units(op: Op) -> Iterator[Op]:
@@ -26,6 +21,23 @@ def units(op: Op) -> Iterator[Op]:
         return
     for part in op.parts:
         yield from units(part)
+
+
+def met(states: Sequence[Any], op: Op) -> None:
+    """A collective, or what it is fused of, on the states of a group."""
+    for unit in units(op):
+        if unit.ranks > 1:
+            states[0].meet(unit, states)
+        else:
+            for state in states:
+                state.execute(unit)
+
+
+def skipped(state: Any, ops: Iterable[Op]) -> None:
+    """Ops that a state passes over."""
+    for op in ops:
+        for unit in units(op):
+            state.skip(unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +79,11 @@ class Meeting:
     arrived: dict[int, Any] = field(default_factory=dict)
     ends: dict[int, Any] = field(default_factory=dict)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all are there."""
-        return len(self.arrived) == len(self.members)
-
 
 class Meetings:
     """Which collective of a rank meets which of others: the n-th along an axis, on a stream, the n-th."""
 
-    def __init__(self, host: Hosts) -> None:
+    def __init__(self, host: HostSide) -> None:
         self._host = host
         self._held: dict[tuple[str, str, tuple[int, ...]], list[Meeting]] = defaultdict(list)
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
@@ -85,6 +92,10 @@ class Meetings:
         """The ranks whose hosts a rank meets: of those in lockstep, the first stands for all."""
         return (rank,) if axis in self._host.lockstep else layout.members(self._host.mesh, rank, axis)
 
+    def joins(self, rank: int, op: Op) -> bool:
+        """Whether a rank has to wait for others in a collective."""
+        return len(self.members(rank, op.axis)) > 1
+
     def groups(self, meeting: Meeting) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """The ranks that do one collective together, group by group, and whose host told each of them."""
         leader_of = {r: leader for leader in meeting.arrived for r in self._host.followers[leader]}
@@ -92,8 +103,20 @@ class Meetings:
         groups = dict.fromkeys(layout.members(mesh, rank, axis) for rank in leader_of)
         return [(group, {rank: leader_of[rank] for rank in group}) for group in groups]
 
-    def next(self, op: Op, stream: str, rank: int) -> Meeting:
-        """The meeting that a rank comes to. Raises MismatchError where the others are in another one."""
+    def meet(self, op: Op, stream: Stream, brings: Any, hold: Callable[[Meeting], None]) -> Steps:
+        """The rank of a stream comes to a collective with what it brings, and waits for the others; the last
+        one holds it. Gives its end. Raises MismatchError where the others are in another one."""
+        meeting = self._next(op, stream.name, stream.rank)
+        meeting.arrived[stream.rank] = brings
+        there = len(meeting.arrived)
+        stream.waiting_for = WAITS_FOR_RANKS, op, there, len(meeting.members)
+        if there == len(meeting.members):
+            hold(meeting)
+        else:
+            yield Need(lambda: bool(meeting.ends))
+        return meeting.ends[stream.rank]
+
+    def _next(self, op: Op, stream: str, rank: int) -> Meeting:
         size = self._host.mesh.get(op.axis, 1)
         if size != op.ranks:
             raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")

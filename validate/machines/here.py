@@ -18,7 +18,7 @@ from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
 from simcore.models.served_decoder import ServedDecoder
-from simcore.ops.op import Op, Publication
+from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import middle_first
@@ -26,12 +26,13 @@ from simcore.validate.calibration.cpu import processor
 from simcore.validate.machines.buffers.decoder import decoder_states
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from simcore.validate.machines.buffers.served import served_states
-from simcore.validate.machines.cpu.machine import ONE_AFTER_ANOTHER, State, TorchRun, one_thread
+from simcore.validate.machines.cpu.machine import ONE_AFTER_ANOTHER, TorchRun, one_thread
+from simcore.validate.machines.state import State, run_kernel
 
 SEED = 0
 
 
-class OperatorState:
+class OperatorState(State):
     """Random inputs of one operator, on which it has run once: what a run times is the operator alone."""
 
     def __init__(self, op: Op) -> None:
@@ -41,18 +42,7 @@ class OperatorState:
 
     def execute(self, op: Op) -> None:
         """Runs the operator on its inputs."""
-        TABLE[op.kind].run(op, *self.inputs)
-
-    def meet(self, op: Op, states: Sequence[State]) -> None:
-        """Single ops meet nobody."""
-        raise AssertionError(f"{op.name} is no operator of one device")
-
-    def skip(self, op: Op) -> None:
-        """Nothing hangs on an operator that was skipped."""
-
-    def put(self, publication: Publication, to: State) -> None:
-        """Single ops publish nothing."""
-        raise AssertionError(f"{publication.signal} is published by no operator")
+        run_kernel(op, *self.inputs)
 
 
 def states(setup: Setup) -> Sequence[State]:

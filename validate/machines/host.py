@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from typing import Any, cast
 
 from simcore.machine import mesh as layout
@@ -36,16 +36,27 @@ from simcore.workload.requests import END
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """Items that are fed: the next one, and when it comes."""
+    """Items that are fed: the next one, and when it comes (inf: there is none)."""
 
     to: int | Route
     inbox: str
     left: Iterator[tuple[float, object]]
-    next: tuple[float, object] | None = None
+    at_s: float = inf
+    item: object = None
 
-    def advance(self) -> None:
-        """Asks for the next item, which may have been made up only now."""
-        self.next = next(self.left, None)
+    def advance(self) -> bool:
+        """Asks for the next item, which may have been made up only now; False where there is none."""
+        self.at_s, self.item = next(self.left, (inf, None))
+        return self.at_s < inf
+
+
+def mesh_of(states: Sequence[Any], mesh: layout.Mesh | None) -> layout.Mesh:
+    """A mesh of ranks; if left out, all along "tensor". Raises ValueError where there are not as many states
+    as ranks."""
+    found = dict(mesh or {"tensor": len(states)})
+    if prod(found.values()) != len(states):
+        raise ValueError(f"{len(states)} states for a mesh of {prod(found.values())} ranks")
+    return found
 
 
 class HostSide:
@@ -55,9 +66,9 @@ class HostSide:
     have ended comes no more.
     """
 
-    def __init__(self, device: Device, mesh: layout.Mesh, world: int, lockstep: Sequence[str]) -> None:
+    def __init__(self, device: Device, mesh: layout.Mesh, lockstep: Sequence[str]) -> None:
         self.device = device
-        self.mesh = mesh
+        self.mesh, world = mesh, prod(mesh.values())
         self.trace = Trace()
         # When each item came, the end left out.
         self.fed_s: list[float] = []
@@ -114,8 +125,8 @@ class HostSide:
         """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says
         for an item when it comes. An item that comes while the processor is busy is noticed later."""
         source = Source(to, inbox, iter(arrivals))
-        source.advance()
-        self._sources.append(source)
+        if source.advance():
+            self._sources.append(source)
 
     def watch(self, what: str, steps: Steps) -> None:
         """Runs a host loop or a mark that has to come to its end."""
@@ -153,7 +164,7 @@ class HostSide:
             if not self._hosts and not self.device.waiting():
                 return
             due_s = min((task.need.until_s for task in self._hosts), default=inf)
-            due_s = min([due_s, *(source.next[0] for source in self._sources if source.next)])
+            due_s = min([due_s, *(source.at_s for source in self._sources)])
             if due_s == inf:
                 return
             self.slept = True
@@ -161,9 +172,9 @@ class HostSide:
 
     def _deliver(self) -> None:
         """All items whose time has come, in its order."""
-        while due := [s for s in self._sources if s.next is not None and s.next[0] <= self.now()]:
-            source = min(due, key=lambda s: cast(tuple[float, object], s.next)[0])
-            at_s, item = cast(tuple[float, object], source.next)
+        while due := [source for source in self._sources if source.at_s <= self.now()]:
+            source = min(due, key=lambda each: each.at_s)
+            at_s, item = source.at_s, source.item
             if item != END:
                 self.fed_s.append(at_s)
             if self.slept:
@@ -172,9 +183,8 @@ class HostSide:
             ranks = (source.to,) if isinstance(source.to, int) else source.to(item)
             for rank in ranks:
                 self.machines[rank].deliver(source.inbox, item, at_s)
-            source.advance()
-        if any(source.next is None for source in self._sources):
-            self._sources = [source for source in self._sources if source.next is not None]
+            if not source.advance():
+                self._sources.remove(source)
 
     def _go_on_hosts(self) -> bool:
         went_on = False

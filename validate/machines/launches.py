@@ -1,29 +1,14 @@
 """What host and device of a real machine give each other: launches, tickets, and what tasks wait for."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
 from simcore.machine.machine import Condition, Flag, Setting, Ticket
-from simcore.ops.op import Graph, Op, Publication
-
-
-class State(Protocol):
-    """The buffers of one rank, and which of them an op reads and writes. Ops come bound, with numbers for
-    all sizes; a fused op comes part by part unless `simcore.kernels.table.TABLE` has its kind."""
-
-    def execute(self, op: Op) -> None:
-        """A local op."""
-
-    def meet(self, op: Op, states: Sequence["State"]) -> None:
-        """A collective: asked once, of the first rank's state, with all states along the axis, in order."""
-
-    def skip(self, op: Op) -> None:
-        """An op, local or not, of a launch that its flag skipped: it counts as passed over."""
-
-    def put(self, publication: Publication, to: "State") -> None:
-        """Writes what is published into the buffers of the next rank along the axis of the put."""
+from simcore.machine.trace import PricedOp
+from simcore.ops.op import Graph, Op, Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +39,35 @@ class Task:
         except StopIteration:
             return False
         return True
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Stream:
+    """A stream of a program's rank: its launches in order, and the task that works them off, while there are
+    any. `lanes`: what carries them out, one for each rank that is led."""
+
+    rank: int
+    name: str
+    lanes: Sequence[Any]
+    queue: "deque[Launch]" = field(default_factory=deque)
+    task: Task | None = None
+    # A text, and what stands in it: put together only where somebody asks.
+    waiting_for: tuple[Any, ...] = ("",)
+
+    def start(self, execute: "Callable[[Stream, Launch], Steps]") -> Task:
+        """A task that executes its launches, one after the other."""
+        self.task = Task(self.what, self._work_off(execute))
+        return self.task
+
+    def _work_off(self, execute: "Callable[[Stream, Launch], Steps]") -> Steps:
+        while self.queue:
+            yield from execute(self, self.queue.popleft())
+        self.task = None
+
+    def what(self) -> str:
+        """What it waits for, for a deadlock."""
+        text, *of = self.waiting_for
+        return f"rank {self.rank} stream {self.name}: {text.format(*of)}"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -134,8 +148,15 @@ class Launch:
         return {n: value + replay * (1 if by is None else by.get(n, 0)) for n, value in self.sizes.items()}
 
 
+def measured(op: Op, seconds: float, detail: str, floor_s: float = 0.0) -> PricedOp:
+    """An op of a span and what it took; `detail`: by what that is known."""
+    return PricedOp(op, Price(seconds, seconds, seconds, "measured", detail), floor_s)
+
+
 class Device(Protocol):
-    """What carries out launches."""
+    """What carries out launches; `working`: what the streams that have work are at."""
+
+    working: list[Task]
 
     def ticket(self) -> Any:
         """A ticket for a launch."""
@@ -151,9 +172,11 @@ class Device(Protocol):
 
     def waiting(self) -> list[str]:
         """What has been queued and cannot go on, in words; empty where all has been done or is under way."""
+        return [task.what() for task in self.working]
 
     def under_way(self) -> bool:
         """Whether something runs that will end by itself."""
+        return False
 
     def declare(self, flag: Flag, initial: int) -> None:
         """A flag of this machine; the first to declare it says what it holds."""
@@ -166,6 +189,7 @@ class Device(Protocol):
 
     def waited(self, rank: int, ends: Sequence[Any]) -> None:
         """The host of a rank has waited for some ends."""
+        del rank, ends
 
     def mark(self, rank: int, name: str, since: Any, ends: Sequence[Any]) -> None:
         """Notes a mark: a moment of the host, and the ends of what it named."""

@@ -7,15 +7,15 @@ prevents its launch and sends the description of its compilation to another proc
 kernel is put off until the kernel is compiled; triton then finds it in the folder.
 """
 
+import math
 import os
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from functools import partial
+from contextlib import closing, suppress
 from importlib import import_module
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -53,18 +53,15 @@ def as_compiled(
     """Yields items, each as soon as the kernels of its op are compiled, or at `until_s` (time.perf_counter).
     `op_of`: None for an item that need not wait; `tried`: a function that launches an op once."""
     put_off: list[tuple[T, list[Future[None]]]] = []
-    kinds, ended = _Kinds(), 0
-    with _Compilers() as compilers:
+    ended = 0
+    with closing(_Compilers()) as compilers:
         for item in items:
             # Otherwise the ops tried first, a few of many kinds, would come last.
             if compilers.ended > ended:
                 ended = compilers.ended
                 yield from _taken(put_off)
-            op, missing = op_of(item), list[Future[None]]()
-            if op is not None and op.work.hbm_bytes <= MOST_BYTES and kinds.may_miss(op):
-                before = compilers.asked
-                missing = compilers.missing(partial(tried or launch, op))
-                kinds.note(op, compilers.asked > before)
+            op = op_of(item)
+            missing = [] if op is None else compilers.missing(op, tried or launch)
             if missing:
                 put_off.append((item, missing))
             else:
@@ -94,50 +91,33 @@ def launch(op: Op) -> None:
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
-class _Kinds:
-    """The kinds of op that have kernels to compile: if MOST_TRIES ops of a kind had none, its other ops are
-    not tried."""
-
-    def __init__(self) -> None:
-        self._without: Counter[tuple[str, str]] = Counter()
-        self._compiled: set[tuple[str, str]] = set()
-
-    def may_miss(self, op: Op) -> bool:
-        """Whether an op may launch a kernel that is not compiled yet."""
-        kind = op.kind, op.dtype
-        return kind in self._compiled or self._without[kind] < MOST_TRIES
-
-    def note(self, op: Op, asked: bool) -> None:
-        """Notes a tried op: whether it asked the compiler for a kernel."""
-        if asked:
-            self._compiled.add((op.kind, op.dtype))
-        else:
-            self._without[op.kind, op.dtype] += 1
-
-
 class _Compilers:
-    """Processes that compile; they start at the first kernel to compile."""
+    """Processes that compile; they start at the first kernel to compile. `ended`: how many kernels have been
+    compiled."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
-        # How often a launch asked for a kernel that was not loaded; how many kernels have been compiled.
-        self.asked = self.ended = 0
+        self.ended = 0
+        # By kind of op and number format, how many tried ops had no kernel to compile; -inf: one had.
+        self._in_vain: dict[tuple[str, str], float] = defaultdict(float)
 
-    def __enter__(self) -> "_Compilers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Ends the processes, whatever they compile."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def missing(self, run: Callable[[], object]) -> list[Future[None]]:
-        """Returns the compile jobs of the kernels that `run` launches; a missing kernel is not launched."""
-        found: list[Future[None]] = []
+    def missing(self, op: Op, tried: Try) -> list[Future[None]]:
+        """Returns the compile jobs of the kernels that an op launches; a missing kernel is not launched. If
+        MOST_TRIES ops of a kind had no kernel to compile, its other ops are not tried."""
+        kind, found = (op.kind, op.dtype), list[Future[None]]()
+        if op.work.hbm_bytes > MOST_BYTES or self._in_vain[kind] >= MOST_TRIES:
+            return found
+        self._in_vain[kind] += 1
 
         def hook(*, fn: Any, compile: Any, **others: object) -> bool:
             del others
-            self.asked += 1
+            self._in_vain[kind] = -math.inf
             job = self._job(fn.module, fn.name, compile["specialization_data"])
             if job.done():
                 return False
@@ -147,7 +127,7 @@ class _Compilers:
         runtime: Any = triton.knobs.runtime
         before, runtime.jit_cache_hook = runtime.jit_cache_hook, hook
         try:
-            run()
+            tried(op)
         finally:
             runtime.jit_cache_hook = before
         return found

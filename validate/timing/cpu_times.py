@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from simcore.devices.making import Point
-from simcore.devices.price import launches_and_floor
 from simcore.kernels.kernel import DTYPES, Kernel
 from simcore.ops.op import Op, Roofline
 from simcore.sim.garbage import no_collections
 from simcore.studies.common import Progress
+from simcore.validate.timing.op_times import point_of
 
 WARM_UPS = 1
 LEAST_RUNS, MOST_RUNS = 3, 200
@@ -66,7 +66,7 @@ def measure(
                 least = 1 if late else LEAST_RUNS
                 rounds.append([_runs(table[kind], op, generator, each_s, least, clock) for op in ops])
         for i, op in enumerate(ops):
-            points.append(_point(op, floor, [seconds for each in rounds for seconds in each[i]]))
+            points.append(point_of(op, floor, [seconds for each in rounds for seconds in each[i]], CACHE))
     return points
 
 
@@ -93,12 +93,6 @@ def _goes_on(runs: int, least: int, now_s: float, end_s: float, late_s: float) -
     if runs < least:
         return runs == 0 or now_s < late_s
     return runs < MOST_RUNS and now_s < end_s
-
-
-def _point(op: Op, floor: Roofline, seconds: Sequence[float]) -> Point:
-    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
-    launches, floor_s = launches_and_floor(op, floor)
-    return Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds), CACHE)
 
 
 def rates(quick: bool) -> dict[str, float]:

@@ -32,7 +32,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from triton.errors import TritonError
@@ -40,7 +39,6 @@ from triton.errors import TritonError
 from simcore.devices.fitted import WRITTEN
 from simcore.devices.interpolation import COLD, STAY
 from simcore.devices.making import Point
-from simcore.devices.price import launches_and_floor
 from simcore.input.files import InputError
 from simcore.kernels.kernel import DTYPES, Kernel
 from simcore.kernels.streams import one_stream
@@ -49,6 +47,7 @@ from simcore.sim.garbage import no_collections
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.timing import Card, capture, once_s, one_line, replayed, replays_s
 from simcore.validate.timing.captures import GraphPool
+from simcore.validate.timing.op_times import point_of
 from simcore.validate.timing.reading_kernels import nothing_kernel
 
 SEED = 0
@@ -148,11 +147,8 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
         if not written and len(sets) > 1 and WARM_SHARE * set_bytes < card.l2_bytes:
             same = [calls[0]] * min(len(calls), cases.LEAST_CALLS)
             warm_s = statistics.median(_times(_captured(_spaced(same)), len(same), other))
-    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
-    launches, floor_s = launches_and_floor(op, floor)
-    found = Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds))
-    where = cache_state(len(sets), set_bytes, card.l2_bytes)
-    return replace(found, cache=WRITTEN if written else where, warm_s=warm_s)
+    where = WRITTEN if written else cache_state(len(sets), set_bytes, card.l2_bytes)
+    return replace(point_of(op, floor, seconds, where), warm_s=warm_s)
 
 
 def _spaced(calls: Sequence[Call]) -> list[Call]:

@@ -1,10 +1,14 @@
-"""The times of ops in real runs, whatever called them."""
+"""The times of ops: in real runs, whatever called them, and one by one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from simcore.devices.making import Point
+from simcore.devices.price import launches_and_floor
 from simcore.machine.trace import Trace
-from simcore.ops.op import Op
+from simcore.ops.op import Op, Roofline
 
 
 def plain(op: Op) -> Op:
@@ -21,3 +25,10 @@ def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
             for priced in span.ops if span.launch >= trace.warmup_launches else ():
                 found.setdefault(plain(priced.op), []).append(priced.price.seconds)
     return found
+
+
+def point_of(op: Op, floor: Roofline, seconds: Sequence[float], cache: str) -> Point:
+    """Returns the point of an op from the seconds of its runs; `cache`: where its operands come from."""
+    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
+    launches, floor_s = launches_and_floor(op, floor)
+    return Point(op, launches, floor_s, median_s, p10_s, p90_s, len(seconds), cache)

@@ -9,9 +9,7 @@ to write. Weights, caches and ids are as in `decoder_state`, drawn on the card u
 asked for. Layouts of attention are chosen for all tokens that the cache has room for.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,72 +17,55 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation
 from simcore.kernels.decoder.cache import kv_append, move
-from simcore.kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
+from simcore.kernels.decoder.decode_attention import config_for, decode_attention, workspace
 from simcore.kernels.decoder.matmul import product
 from simcore.kernels.decoder.norm import norm
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import angles, rotary
-from simcore.kernels.decoder.split_kv import Cache, Workspace
+from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes
-from simcore.ops.op import Graph, Op, Publication, Size
+from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.decoder import (
-    LAYER_ENDS,
+    READS,
+    WRITES,
     Weights,
-    kv_heads_of,
-    normal,
+    beginning,
+    check_decoder,
+    layer_after,
+    mlp_inputs,
     shards,
-    torch_dtype,
+    together,
 )
+from simcore.validate.machines.state import CardState, torch_dtype
 
 CONTEXT = "context"
 
 
-@dataclass(slots=True, eq=False)
-class Buffers:
+def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> dict[str, Tensor]:
     """Activations of one rank, by what reads them next. x and y [batch, hidden]; turned [batch, q_heads +
-    kv_heads, d], the q and k of qkv; gate_up, or gate and up, by name; ids int64 [batch]."""
-
-    x: Tensor
-    normed: Tensor
-    qkv: Tensor
-    turned: Tensor
-    heads: Tensor
-    y: Tensor
-    inner: Tensor
-    logits: Tensor
-    ids: Tensor
-    named: dict[str, Tensor] = field(default_factory=dict)
-
-
-def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> Buffers:
-    config, batch, act = model.config, model.batch, torch_dtype(model.dtypes.activation)
-    assert isinstance(batch, int)
-    heads = config.q_heads // model.ranks
-    layer = weights.layers[0]
-
-    def room(*size: int) -> Tensor:
-        return torch.zeros(batch, *size, dtype=act, device=device)
-
-    wide = layer["qkv"].shape[1]
+    kv_heads, d], the q and k of qkv; gate_up, or gate and up; ids int64 [batch]."""
+    config, layer = model.config, weights.layers[0]
+    heads, wide = config.q_heads // model.ranks, layer["qkv"].shape[1]
     kv_heads = (wide // config.head_dim - heads) // 2
-    return Buffers(
-        x=room(config.hidden),
-        normed=room(config.hidden),
-        qkv=room(wide),
-        turned=room(heads + kv_heads, config.head_dim),
-        heads=room(heads, config.head_dim),
-        y=room(config.hidden),
-        inner=room(layer["down"].shape[0]),
-        logits=room(weights.outside["lm_head"].shape[1]),
-        ids=torch.zeros(batch, dtype=torch.int64, device=device),
-        named={name: room(layer[name].shape[1]) for name in ("gate_up", "gate", "up") if name in layer},
-    )
+    sizes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("x", "normed", "y"), (config.hidden,)),
+        "qkv": (wide,),
+        "turned": (heads + kv_heads, config.head_dim),
+        "heads": (heads * config.head_dim,),
+        "inner": (layer["down"].shape[0],),
+        "logits": (weights.outside["lm_head"].shape[1],),
+        **{name: (layer[name].shape[1],) for name in ("gate_up", "gate", "up") if name in layer},
+    }
+    act, batch = torch_dtype(model.dtypes.activation), model.batch
+    assert isinstance(batch, int)
+    found = {name: torch.zeros(batch, *size, dtype=act, device=device) for name, size in sizes.items()}
+    return found | {"ids": torch.zeros(batch, dtype=torch.int64, device=device)}
 
 
-class CardDecoderState:
+class CardDecoderState(CardState):
     """One rank's buffers for the graphs of `models.decoder.Decoder` on a card; see the head of this file.
 
     `chosen` int64 [tokens, batch]: ids by token. What its graphs are captured with is the layer that the rank
@@ -114,7 +95,6 @@ class CardDecoderState:
         # Read as fp32, as positions of any size want it.
         self._angles = angles(torch.arange(capacity, device=device), self.config.head_dim, torch.float32)
         self._gains: dict[int, Tensor] = {}
-        self._whole: Tensor | None = None
         self._methods: Mapping[str, Callable[[Op, Tensor | None], None]] = {
             "embedding": self._embed,
             "norm": self._norm,
@@ -131,9 +111,9 @@ class CardDecoderState:
     def reset(self) -> None:
         """As before the first token: what a run has written to the cache comes to be written again."""
         self.layer = 0
-        self.buffers.ids.copy_(self._asked)
+        self.buffers["ids"].copy_(self._asked)
         if self._stream is not None:
-            self.buffers.x.copy_(self._stream)
+            self.buffers["x"].copy_(self._stream)
         self.chosen.fill_(-1)
 
     # -- the protocol of the machine on a card -----------------------------------------------------------
@@ -142,22 +122,17 @@ class CardDecoderState:
         """The context, where it counts."""
         return Decoder.told(graph)
 
-    def bound(self, graph: Graph) -> frozenset[str]:
-        """All others."""
-        return graph.needs - self.told(graph)
-
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """The lengths, which all streams of a rank share: it has one set of activations."""
         del stream
         return {CONTEXT: self.lengths}
 
-    def key(self) -> Hashable:
+    def key(self) -> int:
         """The layer."""
         return self.layer
 
-    def restore(self, key: Hashable) -> None:
+    def restore(self, key: int) -> None:
         """Goes to a layer."""
-        assert isinstance(key, int)
         self.layer = key
 
     def execute(self, op: Op) -> None:
@@ -169,149 +144,114 @@ class CardDecoderState:
         self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """On to the layer that comes after an op."""
-        if op.name == "embedding":
+        """On to the layer that comes after an op; of layers alone the next token begins with the first."""
+        self.layer = layer_after(op, self.layer)
+        if not self.model.outside and self.layer == self.config.layers:
             self.layer = 0
-        elif op.name in LAYER_ENDS:
-            self.layer += 1
-            if not self.model.outside and self.layer == self.config.layers:
-                # The next token begins without an embedding.
-                self.layer = 0
-
-    def put(self, publication: Publication, to: Any) -> None:
-        """Raises ValueError: no speculation on a card yet."""
-        raise ValueError(f"--on cuda: {publication.signal} is not published on a card")
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
         """A collective between the ranks of a tensor-parallel group."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
-        buffers = [state.buffers for state in states]
-        match op.kind, op.name:
-            case "all_reduce", _:
-                total = torch.stack([each.y for each in buffers]).sum(0)
-                for each in buffers:
-                    each.y.copy_(total)
-            case "all_gather", "logits_gather":
-                whole = torch.cat([each.logits for each in buffers], 1)
-                for state in states:
-                    state.gathered(whole)
-            case _:
-                raise ValueError(f"--on cuda: {op.kind} {op.name} has no buffers on a card")
+        source = "y" if op.kind == "all_reduce" else "logits"
+        if op.kind != "all_reduce" and op.name != "logits_gather":
+            raise ValueError(f"--on cuda: {op.kind} {op.name} has no buffers on a card")
+        whole = together(op, [state.buffers[source] for state in states])
+        for state in states:
+            state.receive(op, whole)
 
-    def gathered(self, logits: Tensor) -> None:
-        """Takes the logits of all ranks, of which the choice is made."""
-        if self._whole is None:
-            self._whole = torch.empty_like(logits)
-        self._whole.copy_(logits)
+    def receive(self, op: Op, whole: Tensor) -> None:
+        """What ranks have put together: of logits, the choice is made of those of all."""
+        target = "y" if op.kind == "all_reduce" else "all_logits"
+        if target not in self.buffers:
+            self.buffers[target] = torch.empty_like(whole)
+        self.buffers[target].copy_(whole)
 
     # -- ops -----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Tensor:
-        layers, outside = self.weights.layers, self.weights.outside
-        return outside[name] if name in outside else layers[self.layer][name]
+        return self.weights.of(name, self.layer)
 
     def _embed(self, op: Op, gate: Tensor | None) -> None:
-        del op
-        table, x = self._weight("embedding"), self.buffers.x
+        table, x, ids = self._weight(op.name), self.buffers["x"], self.buffers["ids"]
         if gate is None and table.dtype == x.dtype:
-            torch.index_select(table, 0, self.buffers.ids, out=x)
+            torch.index_select(table, 0, ids, out=x)
         else:
-            move(table[self.buffers.ids], x, gate=gate)
+            move(table[ids], x, gate=gate)
 
     def _norm(self, op: Op, gate: Tensor | None) -> None:
-        b = self.buffers
         if op.name == "qk_norm":
             self._norm_heads(gate)
-            return
-        norm(b.x, self._weight(op.name), gate=gate, out=b.normed)
+        else:
+            norm(self.buffers["x"], self._weight(op.name), gate=gate, out=self.buffers["normed"])
 
     def _norm_heads(self, gate: Tensor | None) -> None:
         if gate is not None:
             raise ValueError("--on cuda: the norm of heads reads no gate")
         gain = self._weight("qk_norm")
-        qkv, d = self.buffers.qkv, self.config.head_dim
+        qkv, d = self.buffers["qkv"], self.config.head_dim
         if self.layer not in self._gains:
             self._gains[self.layer] = gain.expand(len(qkv), *gain.shape).reshape(-1, d).clone()
         heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
         heads.copy_(norm(heads.reshape(-1, d), self._gains[self.layer]).view(heads.shape))
 
     def _multiply(self, op: Op, gate: Tensor | None) -> None:
-        b = self.buffers
-        source = {"o": b.heads.flatten(1), "down": b.inner}.get(op.name, b.normed)
-        weight, target = self._weight(op.name), b.named.get(op.name)
-        match op.name:
-            case "lm_head":
-                target = b.logits
-            case "qkv":
-                target = b.qkv
-            case "o":
-                target = b.y
-            case "down" if not self.config.parallel_residual:
-                target = b.y
-        if target is None:
+        source = self.buffers[READS.get(op.name, "normed")]
+        target, weight = self.buffers[WRITES.get(op.name, op.name)], self._weight(op.name)
+        if op.name == "down" and self.config.parallel_residual:
             # The MLP's part of what the attention has given too.
-            residual(product(source, weight, gate=gate), b.y, gate=gate)
+            residual(product(source, weight, gate=gate), target, gate=gate)
         elif weight.dtype == target.dtype:
             product(source, weight, out=target, gate=gate)
         else:
             move(product(source, weight, gate=gate), target, gate=gate)
         if op.name == "lm_head":
             # Columns beyond the vocabulary are never chosen.
-            columns = self.config.vocab - self.part * b.logits.shape[1]
-            if columns < b.logits.shape[1]:
-                b.logits[:, max(0, columns) :].fill_(-torch.inf)
+            columns = self.config.vocab - self.part * target.shape[1]
+            if columns < target.shape[1]:
+                target[:, max(0, columns) :].fill_(-torch.inf)
 
     def _turn(self, op: Op, gate: Tensor | None) -> None:
-        b = self.buffers
         rotary(
-            b.qkv, *self._angles, q_heads=op["q_heads"], kv_heads=op["kv_heads"], lengths=self.lengths,
-            gate=gate, out=b.turned,
+            self.buffers["qkv"], *self._angles, q_heads=op["q_heads"], kv_heads=op["kv_heads"],
+            lengths=self.lengths, gate=gate, out=self.buffers["turned"],
         )  # fmt: skip
 
     def _append(self, op: Op, gate: Tensor | None) -> None:
-        b, kv_heads = self.buffers, op["kv_heads"]
-        k = b.turned[:, -kv_heads:]
-        v = b.qkv.view(len(b.qkv), -1, self.config.head_dim)[:, -kv_heads:]
+        qkv, kv_heads = self.buffers["qkv"], op["kv_heads"]
+        k = self.buffers["turned"][:, -kv_heads:]
+        v = qkv.view(len(qkv), -1, self.config.head_dim)[:, -kv_heads:]
         kv_append(k, v, self.k[self.layer], self.v[self.layer], lengths=self.lengths, gate=gate)
 
     def _attend(self, op: Op, gate: Tensor | None) -> None:
-        b, k, v = self.buffers, self.k[self.layer], self.v[self.layer]
-        q = b.turned[:, : op["q_heads"]]
-        if k.dtype != q.dtype:
-            q = q.to(k.dtype)
-        config, space = self._attention(q, k, v)
-        out = b.heads if b.heads.dtype == q.dtype else None
-        made = decode_attention(q, k, v, self.lengths, gate=gate, out=out, space=space, config=config)
-        if out is None:
-            move(made.flatten(1), b.heads.flatten(1), gate=gate)
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[DecodeConfig, Workspace]:
-        """The layout for a full cache, and a workspace that the launches of a stream share."""
+        """With the layout for a full cache, and a workspace that the launches of a stream share."""
+        k, v = self.k[self.layer], self.v[self.layer]
+        q = self.buffers["turned"][:, : op["q_heads"]].to(k.dtype)
+        heads = self.buffers["heads"].view(q.shape)
         config = config_for(q, Cache(k, v, None, None, None))
         key = ("decode attention", q.device, q.shape, k.shape[1], config)
-        return config, shared(key, lambda: workspace(q, k.shape[1], config))
+        space = shared(key, lambda: workspace(q, k.shape[1], config))
+        out = heads if heads.dtype == q.dtype else None
+        made = decode_attention(q, k, v, self.lengths, gate=gate, out=out, space=space, config=config)
+        if out is None:
+            move(made.flatten(1), self.buffers["heads"], gate=gate)
 
     def _activate(self, op: Op, gate: Tensor | None) -> None:
         del op
-        b = self.buffers
-        both = b.named.get("gate_up")
-        inputs = both.chunk(2, 1) if both is not None else tuple(b.named.values())
-        activation(*inputs, gate=gate, out=b.inner)
+        activation(*mlp_inputs(self.buffers), gate=gate, out=self.buffers["inner"])
 
     def _add(self, op: Op, gate: Tensor | None) -> None:
         del op
-        residual(self.buffers.y, self.buffers.x, gate=gate)
+        residual(self.buffers["y"], self.buffers["x"], gate=gate)
 
     def _choose(self, op: Op, gate: Tensor | None) -> None:
         del op
-        b = self.buffers
-        logits = b.logits if self._whole is None else self._whole
+        ids, logits = self.buffers["ids"], self.buffers.get("all_logits", self.buffers["logits"])
         if gate is None:
-            torch.argmax(logits, -1, out=b.ids)
+            torch.argmax(logits, -1, out=ids)
         else:
-            move(logits.argmax(-1)[:, None], b.ids[:, None], gate=gate)
-        note(b.ids, self.lengths, self.first, self.chosen, gate=gate)
+            move(logits.argmax(-1)[:, None], ids[:, None], gate=gate)
+        note(ids, self.lengths, self.first, self.chosen, gate=gate)
 
 
 def card_decoder_states(
@@ -333,26 +273,17 @@ def card_decoder_states(
     parts that nobody can execute, puts ranks' results together in another way than all-reduces, or is in a
     number format that torch does not compute in.
     """
-    if model.ranks != mesh.get(TENSOR, 1):
-        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
-    if model.parts or isinstance(model.batch, Size):
-        raise ValueError("the torch machine needs every op of a layer, and a batch that is a number")
+    check_decoder(model, mesh)
     if model.style != "all_reduce" and model.ranks > 1:
         raise ValueError(f"--on cuda: ranks put their results together by all_reduce, not by {model.style}")
     drawn_on = drawn_on or device
     if weights is None:
         weights = card_weights(model, seed, device=device, drawn_on=drawn_on)
-    generator = torch.Generator(drawn_on).manual_seed(seed + 1)
-    ids = torch.randint(model.config.vocab, (model.batch,), generator=generator, device=drawn_on).to(device)
-    caches = _caches(model, mesh, generator, context, tokens, device)
-    x = None
-    if not model.outside:
-        x = normal(generator, model.batch, model.config.hidden, scale=1.0).to(device)
+    ids, caches, x = beginning(model, mesh, seed, context, tokens, device=device, drawn_on=drawn_on)
+    parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(len(caches))]
     return [
         CardDecoderState(model, weights[part], part, k, v, context, ids, x)
-        for part, (k, v) in (
-            (layout.coordinate(mesh, rank, TENSOR), cache) for rank, cache in enumerate(caches)
-        )
+        for part, (k, v) in zip(parts, caches, strict=True)
     ]
 
 
@@ -360,44 +291,9 @@ def card_weights(
     model: Decoder, seed: int, *, device: torch.device | str = "cuda", drawn_on: torch.device | str = "cuda"
 ) -> list[Weights]:
     """The weights of each rank, which do not hang on batch and context."""
-    return [_moved(each, device) for each in shards(*drawn_of(model), seed, drawn_on)]
+    return [each.to(device) for each in shards(*drawn_of(model), seed, drawn_on)]
 
 
 def drawn_of(model: Decoder) -> tuple[Any, Dtypes, int, Any]:
     """What weights go by."""
     return model.config, model.dtypes, model.ranks, model.style
-
-
-def _moved(weights: Weights, device: torch.device | str) -> Weights:
-    def to(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: matrix.to(device) for name, matrix in matrices.items()}
-
-    return Weights(tuple(map(to, weights.layers)), to(weights.outside))
-
-
-def _caches(
-    model: Decoder,
-    mesh: layout.Mesh,
-    generator: torch.Generator,
-    context: int,
-    tokens: int,
-    device: torch.device | str,
-) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """K and V of every rank's layers, with `context` - 1 random tokens and room for `tokens` more."""
-    config, batch, dtype = model.config, model.batch, torch_dtype(model.dtypes.kv)
-    assert isinstance(batch, int)
-    found: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(prod(mesh.values()))]
-    ranks = [
-        kv_heads_of(config, layout.coordinate(mesh, rank, TENSOR), model.ranks) for rank in range(len(found))
-    ]
-    for _ in range(config.layers):
-        for which in range(2):
-            for cache, heads in zip(found, ranks, strict=True):
-                shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
-                cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
-            # One by one: what all of them are drawn in would leave holes of the size of a cache.
-            for i in range(batch):
-                drawn = normal(generator, config.kv_heads, context - 1, config.head_dim, scale=1.0)
-                for cache, heads in zip(found, ranks, strict=True):
-                    cache[which][-1][i, :, : context - 1] = drawn[heads].to(device, dtype)
-    return found

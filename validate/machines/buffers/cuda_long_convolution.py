@@ -7,29 +7,26 @@ output comes to its place with the op behind its block: no copy is launched that
 Outputs stay where the last level has them.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from simcore.kernels.kernel import DTYPES
 from simcore.kernels.long_convolution.placed import placed_for
 from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import POSITION
-from simcore.ops.op import Graph, Op, Publication
-from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, parameters, run
+from simcore.ops.op import Graph, Op
+from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, parameters
+from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
 
 
-class CardLongConvolutionState:
+class CardLongConvolutionState(CardState):
     """All levels of one model; see the head of this file. Raises ValueError for a number format that torch
     does not compute in."""
 
     def __init__(self, model: LongConvolution, seed: int, device: torch.device | str = "cuda") -> None:
-        if model.dtype not in DTYPES:
-            raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {model.dtype}")
-        drawn = parameters(model, seed, DTYPES[model.dtype]).to(device)
+        drawn = parameters(model, seed, torch_dtype(model.dtype)).to(device)
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         self._at = placed_for(drawn.given)
@@ -68,13 +65,12 @@ class CardLongConvolutionState:
         del stream
         return {POSITION.name: self.position}
 
-    def key(self) -> Hashable:
+    def key(self) -> bool:
         """Whether a step has begun. Else ops say themselves where they work."""
         return self._in_step
 
-    def restore(self, key: Hashable) -> None:
+    def restore(self, key: bool) -> None:
         """Goes back to that."""
-        assert isinstance(key, bool)
         self._in_step = key
 
     def execute(self, op: Op) -> None:
@@ -89,14 +85,6 @@ class CardLongConvolutionState:
     def skip(self, op: Op) -> None:
         """A step goes from its first cell to the next input."""
         self._in_step = op.kind != "next_input" and (self._in_step or op.kind == "conv_cell")
-
-    def put(self, publication: Publication, to: Any) -> None:
-        """A tiling publishes nothing. Raises ValueError."""
-        self.inner.put(publication, to)
-
-    def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """A tiling has no collectives. Raises ValueError."""
-        self.inner.meet(op, states)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -118,15 +106,15 @@ class CardLongConvolutionState:
     def _multiply(self, op: Op) -> None:
         x = {"up": self._sums, "gate_projection": self._below}.get(op.name, self._hidden)
         layer = op.where("layer")
-        self._hidden = run(op, x, self.inner.parameters.matrices[op.name][layer - 1])
+        self._hidden = run_kernel(op, x, self.inner.parameters.matrices[op.name][layer - 1])
         if op.name == "down":
             self._below = self._hidden
 
     def _activate(self, op: Op) -> None:
-        self._hidden = run(op, self._hidden)
+        self._hidden = run_kernel(op, self._hidden)
 
     def _gate(self, op: Op) -> None:
-        self._below = run(op, self._hidden, self._sums)
+        self._below = run_kernel(op, self._hidden, self._sums)
 
     def _next_input(self, op: Op) -> None:
         del op

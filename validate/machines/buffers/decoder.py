@@ -11,7 +11,7 @@ context - 1 + t and attends over context + t tokens, itself included.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Any, NamedTuple
@@ -20,23 +20,40 @@ import torch
 from torch import Tensor
 
 from simcore.kernels.decoder.rotary import angles
-from simcore.kernels.kernel import DTYPES
-from simcore.kernels.table import TABLE
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig
+from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, Publication, Size
+from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
 Matrices = dict[str, Tensor]
+# K and V of the layers of one rank, [batch, kv_heads, capacity, head_dim] each.
+Caches = tuple[list[Tensor], list[Tensor]]
 # The op with which a layer ends.
 LAYER_ENDS = ("mlp_residual", "layer_residual")
+# What products read and write, by name: else `normed`, and what is called as they are.
+READS = {"o": "heads", "down": "inner"}
+WRITES = {"lm_head": "logits", "o": "y", "down": "y"}
+# What is gathered of all ranks, and where it goes: else `x` to `gathered`.
+GATHERED = {"logits_gather": ("logits", "logits"), "heads_gather": ("heads", "heads")}
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a number format. Raises ValueError for one that torch does not compute in."""
-    if name not in DTYPES:
-        raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {name}")
-    return DTYPES[name]
+def layer_after(op: Op, layer: int) -> int:
+    """The layer that a rank has come to after an op, executed or skipped."""
+    return 0 if op.name == "embedding" else layer + (op.name in LAYER_ENDS)
+
+
+def together(op: Op, parts: Sequence[Tensor]) -> Tensor:
+    """What a collective makes of the parts of its ranks: their sum, or all of their columns."""
+    return torch.cat(tuple(parts), 1) if op.kind == "all_gather" else torch.stack(tuple(parts)).sum(0)
+
+
+def mlp_inputs(buffers: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """What the activation of an MLP reads: gate and up, made by one product or by two, or up alone."""
+    if "gate_up" in buffers:
+        return buffers["gate_up"].chunk(2, 1)
+    return tuple(buffers[name] for name in ("gate", "up") if name in buffers)
 
 
 # -- weights -----------------------------------------------------------------------------------------
@@ -48,6 +65,18 @@ class Weights:
 
     layers: tuple[Matrices, ...]
     outside: Matrices
+
+    def of(self, name: str, layer: int) -> Tensor:
+        """What an op reads that is in a layer, or outside of all."""
+        return self.outside[name] if name in self.outside else self.layers[layer][name]
+
+    def to(self, device: torch.device | str) -> "Weights":
+        """The same on a device."""
+
+        def moved(matrices: Matrices) -> Matrices:
+            return {name: matrix.to(device) for name, matrix in matrices.items()}
+
+        return Weights(tuple(map(moved, self.layers)), moved(self.outside))
 
 
 def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
@@ -177,9 +206,9 @@ class Body:
     weights: Weights
     part: int
     parts: int
+    angles: "Angles"
     layer: int = 0
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
     buffers: Matrices = field(default_factory=dict)
 
     @property
@@ -202,21 +231,18 @@ class Body:
             "residual": self._add,
             "sample": self._choose,
         }[op.kind](op)
+        self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """An op that is passed over."""
-        if op.name == "embedding":
-            self.layer = 0
-        elif op.name in LAYER_ENDS:
-            self.layer += 1
+        """On to what comes after an op, executed or passed over."""
+        self.layer = layer_after(op, self.layer)
 
-    def _of_layer(self, name: str) -> Tensor:
-        return self.weights.layers[self.layer][name]
+    def _weight(self, name: str) -> Tensor:
+        return self.weights.of(name, self.layer)
 
     def _embed(self, op: Op) -> None:
-        x = run_kernel(op, self.ids, self.weights.outside["embedding"]).to(self.activation)
+        x = run_kernel(op, self.ids, self._weight(op.name)).to(self.activation)
         self.buffers["x"] = self._own(x) if self.scattered else x
-        self.layer = 0
 
     def _own(self, x: Tensor) -> Tensor:
         return _columns(x, self.part, self.parts).contiguous()
@@ -224,80 +250,50 @@ class Body:
     def _norm(self, op: Op) -> None:
         if op.name == "qk_norm":
             qkv, d = self.buffers["qkv"], self.config.head_dim
-            gain = self._of_layer("qk_norm")
+            gain = self._weight(op.name)
             normed = qkv.view(len(qkv), -1, d)[:, : len(gain)]
             gains = gain.expand(len(qkv), *gain.shape).reshape(-1, d)
             normed.copy_(run_kernel(op, normed.reshape(-1, d), gains).view(normed.shape))
             return
         x = self.buffers["gathered" if self.scattered else "x"]
-        gain = self.weights.outside["head_norm"] if op.name == "head_norm" else self._of_layer(op.name)
         # Before the head only the last rows go on: those that get a next token.
-        self.buffers["normed"] = run_kernel(op, x[-op["tokens"] :], gain)
+        self.buffers["normed"] = run_kernel(op, x[-op["tokens"] :], self._weight(op.name))
 
     def _multiply(self, op: Op) -> None:
-        source = {"o": "heads", "down": "inner"}.get(op.name, "normed")
-        weight = self.weights.outside["lm_head"] if op.name == "lm_head" else self._of_layer(op.name)
-        y = run_kernel(op, self.buffers[source], weight).to(self.activation)
-        match op.name:
-            case "lm_head":
-                # Columns beyond the vocabulary are never chosen.
-                y[:, max(0, self.config.vocab - self.part * y.shape[1]) :] = -torch.inf
-                self.logits = y
-            case "down" if self.config.parallel_residual:
-                self.buffers["y"] = self.buffers["y"] + y
-            case "o" if self.config.parallel_residual and y.shape[1] < self.config.hidden:
-                # Whole sums of this rank's columns, which are added to what the MLP's reduction sums.
-                self.buffers["y"] = torch.zeros(len(y), self.config.hidden, dtype=y.dtype)
-                _columns(self.buffers["y"], self.part, self.parts).copy_(y)
-            case "o" | "down":
-                self.buffers["y"] = y
-            case _:
-                self.buffers[op.name] = y
+        y = run_kernel(op, self.buffers[READS.get(op.name, "normed")], self._weight(op.name))
+        y, parallel = y.to(self.activation), self.config.parallel_residual
+        if op.name == "lm_head":
+            # Columns beyond the vocabulary are never chosen.
+            y[:, max(0, self.config.vocab - self.part * y.shape[1]) :] = -torch.inf
+        elif op.name == "down" and parallel:
+            y = self.buffers["y"] + y
+        elif op.name == "o" and parallel and y.shape[1] < self.config.hidden:
+            # Whole sums of this rank's columns, which are added to what the MLP's reduction sums.
+            own, y = y, torch.zeros(len(y), self.config.hidden, dtype=y.dtype)
+            _columns(y, self.part, self.parts).copy_(own)
+        self.buffers[WRITES.get(op.name, op.name)] = y
 
     def _activate(self, op: Op) -> None:
-        if "gate_up" in self.buffers:
-            inputs = tuple(torch.split(self.buffers["gate_up"], op["width"], 1))
-        else:
-            inputs = tuple(self.buffers[name] for name in ("gate", "up") if name in self.buffers)
-        self.buffers["inner"] = run_kernel(op, *inputs)
+        self.buffers["inner"] = run_kernel(op, *mlp_inputs(self.buffers))
 
     def _add(self, op: Op) -> None:
         run_kernel(op, self.buffers["y"], self.buffers["x"])
-        self.layer += op.name in LAYER_ENDS
 
     def _choose(self, op: Op) -> None:
+        logits = self.buffers["logits"]
         # Where logits are not gathered, each rank goes on with the best of its own slice of the vocabulary.
-        first = self.part * self.logits.shape[1] if self.scattered else 0
-        self.ids = (run_kernel(op, self.logits) + first).clamp_max_(self.config.vocab - 1)
+        first = self.part * logits.shape[1] if self.scattered else 0
+        self.ids = (run_kernel(op, logits) + first).clamp_max_(self.config.vocab - 1)
 
     def meet(self, op: Op, bodies: Sequence["Body"]) -> None:
         """A collective between the ranks of a tensor-parallel group."""
-        block = op.name.rpartition("_")[0]
-        match op.kind, block:
-            case "all_reduce", _:
-                total = torch.stack([body.buffers["y"] for body in bodies]).sum(0)
-                for body in bodies:
-                    body.buffers["y"] = total
-            case "reduce_scatter", _:
-                total = torch.stack([body.buffers["y"] for body in bodies]).sum(0)
-                for body in bodies:
-                    body.buffers["y"] = body._own(total)
-            case "all_gather", "logits":
-                logits = torch.cat([body.logits for body in bodies], 1)
-                for body in bodies:
-                    body.logits = logits
-            case "all_gather", _:
-                source, target = ("heads", "heads") if block == "heads" else ("x", "gathered")
-                gathered = torch.cat([body.buffers[source] for body in bodies], 1)
-                for body in bodies:
-                    body.buffers[target] = gathered
-            case _:
-                raise ValueError(f"the torch machine has no {op.kind} {op.name}")
-
-
-def run_kernel(op: Op, *tensors: Tensor) -> Any:
-    """What the kernel of an op gives for some tensors."""
-    return TABLE[op.kind].run(op, *tensors)
+        if op.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
+            raise ValueError(f"the torch machine has no {op.kind} {op.name}")
+        gathers = op.kind == "all_gather"
+        source, target = GATHERED.get(op.name, ("x", "gathered")) if gathers else ("y", "y")
+        whole = together(op, [body.buffers[source] for body in bodies])
+        for body in bodies:
+            body.buffers[target] = body._own(whole) if op.kind == "reduce_scatter" else whole
 
 
 @dataclass(slots=True, eq=False)
@@ -328,54 +324,44 @@ class _Speculated(NamedTuple):
     beside: tuple[int, int, Matrices, Tensor, Tensor] | None
 
 
-class DecoderState:
+@dataclass(eq=False, repr=False)
+class DecoderState(State):
     """One rank's buffers for the graphs of `simcore.models.decoder.Decoder`.
 
-    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]. `chosen`: ids [batch] by token, as far as
-    this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by token and layer, of the sequence
-    where it is largest; `held`: whether the last attention was this rank's to make exactly, `held_at` the
-    same by the token that it chose after it. `first`: the op that a token begins with, which is another one
-    than the embedding in a layer alone; x then goes on from token to token.
+    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: where the first token is written.
+    `chosen`: ids [batch] by token, as far as this rank chose them; `errors`: ||speculated - exact|| /
+    ||exact|| by token and layer, of the sequence where it is largest; `held`: whether the last attention was
+    this rank's to make exactly, `held_at` the same by the token that it chose after it. `first`: the op that
+    a token begins with, which is another one than the embedding in a layer alone; x then goes on from token
+    to token.
 
     Which rank holds x at an exchange: the one that computed it; where both did, one of them from what was
     speculated, the one that attended exactly.
     """
 
-    def __init__(
-        self,
-        body: Body,
-        k: list[Tensor],
-        v: list[Tensor],
-        start: int,
-        ids: Tensor,
-        first: str = "embedding",
-    ) -> None:
-        self.body = body
-        self.k, self.v = k, v
-        self.chosen: dict[int, Tensor] = {}
-        self.errors: dict[tuple[int, int], float] = {}
-        self.held = False
-        self.held_at: dict[int, bool] = {}
-        self._fresh = False
-        self._token, self._start, self._first = -1, start, first
-        self._norms = torch.zeros(0)
-        self._new: tuple[Tensor, ...] = ()
-        self._received: deque[_Speculated] = deque()
-        self._angles = Angles(body.config.head_dim, body.activation)
-        body.ids = ids
+    body: Body
+    k: list[Tensor]
+    v: list[Tensor]
+    start: int
+    first: str
+    chosen: dict[int, Tensor] = field(default_factory=dict)
+    errors: dict[tuple[int, int], float] = field(default_factory=dict)
+    held: bool = False
+    held_at: dict[int, bool] = field(default_factory=dict)
+    _fresh: bool = False
+    _token: int = -1
+    _norms: Tensor = field(default_factory=lambda: torch.zeros(0))
+    _new: tuple[Tensor, ...] = ()
+    _received: deque[_Speculated] = field(default_factory=deque)
 
     @property
     def logits(self) -> Tensor:
         """Logits of the last token, [batch, vocab] or this rank's columns of it, padded with -inf."""
-        return self.body.logits
-
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self._token, self.body.layer
+        return self.body.buffers["logits"]
 
     @property
     def _position(self) -> int:
-        return self._start + self._token
+        return self.start + self._token
 
     # -- ops ---------------------------------------------------------------------------------------------
 
@@ -388,7 +374,7 @@ class DecoderState:
             "speculative_attention": self._speculate,
             "receive_speculation": self._receive,
         }
-        if op.name == self._first:
+        if op.name == self.first:
             self._token += 1
             self.body.layer = 0
         own.get(op.kind, self.body.execute)(op)
@@ -409,7 +395,7 @@ class DecoderState:
 
     def _turn(self, op: Op) -> None:
         batch = op["tokens"]
-        cos, sin = self._angles.of(self._position, 1)
+        cos, sin = self.body.angles.of(self._position, 1)
         qkv = self.body.buffers["qkv"]
         self._new = run_kernel(op, qkv, cos.expand(batch, -1), sin.expand(batch, -1))
 
@@ -441,7 +427,7 @@ class DecoderState:
 
     def _note_error(self) -> None:
         difference, exact = self._norms
-        self.errors[self._key] = float((difference / exact).max().sqrt())
+        self.errors[self._token, self.body.layer] = float((difference / exact).max().sqrt())
 
     def hits(self, token: int, layer: int, threshold: float) -> bool:
         """The verdict of the data: ||speculated - exact|| < threshold ||exact||, for all sequences."""
@@ -498,29 +484,70 @@ def _exchange(states: Sequence[DecoderState]) -> None:
                 slot.copy_(new)
 
 
-def right(states: Sequence[DecoderState], token: int) -> DecoderState:
-    """Whose choice of a token counts, of ranks that together are one model or several copies of it: where two
-    copies went on from an attention, the one that made it exactly. (Around a ring the data do not tell: there
-    the rank that marked the token.)"""
-    chose = [state for state in states if token in state.chosen]
-    return next((state for state in chose if state.held_at[token]), chose[0])
-
-
-def answer(states: Sequence[DecoderState]) -> list[Tensor]:
-    """The ids [batch] of every token that was decoded."""
-    tokens = sorted({token for state in states for token in state.chosen})
-    return [right(states, token).chosen[token] for token in tokens]
-
-
 def bodies(
     config: DecoderConfig, dtypes: Dtypes, style: Style, mesh: layout.Mesh, seed: int
 ) -> Iterator[Body]:
     """The body of every rank of a mesh: shards along "tensor", copies along the other axes."""
     parts = mesh.get(TENSOR, 1)
-    weights = shards(config, dtypes, parts, style, seed)
+    weights, act = shards(config, dtypes, parts, style, seed), torch_dtype(dtypes.activation)
     for rank in range(prod(mesh.values())):
         part = layout.coordinate(mesh, rank, TENSOR)
-        yield Body(config, dtypes, style, weights[part], part, parts)
+        yield Body(config, dtypes, style, weights[part], part, parts, Angles(config.head_dim, act))
+
+
+def check_ranks(model: Decoder | ServedDecoder, mesh: layout.Mesh) -> None:
+    """Raises ValueError where a model is not for as many ranks as a mesh has along "tensor"."""
+    if model.ranks != mesh.get(TENSOR, 1):
+        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
+
+
+def check_decoder(model: Decoder, mesh: layout.Mesh) -> None:
+    """See `check_ranks`; raises ValueError, too, for a model made of parts that nobody can execute."""
+    check_ranks(model, mesh)
+    if model.parts or isinstance(model.batch, Size):
+        raise ValueError("the torch machine needs every op of a layer, and a batch that is a number")
+
+
+class Beginning(NamedTuple):
+    """What a run of a decoder goes on from: ids [batch] and the caches of every rank; where layers stand
+    alone, the residual stream x [batch, hidden] that the first of them reads."""
+
+    ids: Tensor
+    caches: list[Caches]
+    x: Tensor | None
+
+
+def beginning(
+    model: Decoder,
+    mesh: layout.Mesh,
+    seed: int,
+    context: int,
+    tokens: int,
+    *,
+    device: torch.device | str,
+    drawn_on: torch.device | str,
+) -> Beginning:
+    """Random by a seed: `context` - 1 tokens in caches that have room for `tokens` more, and the next one.
+    `drawn_on`: the device whose generator draws the numbers, another one others."""
+    config, batch, dtype = model.config, model.batch, torch_dtype(model.dtypes.kv)
+    assert isinstance(batch, int)
+    generator = torch.Generator(drawn_on).manual_seed(seed + 1)
+    ids = torch.randint(config.vocab, (batch,), generator=generator, device=drawn_on).to(device)
+    parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(prod(mesh.values()))]
+    ranks = [kv_heads_of(config, part, model.ranks) for part in parts]
+    caches: list[Caches] = [([], []) for _ in ranks]
+    for _ in range(config.layers):
+        for which in range(2):
+            for cache, heads in zip(caches, ranks, strict=True):
+                shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
+                cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
+            # One by one: what all of them are drawn in would leave holes of the size of a cache.
+            for i in range(batch):
+                drawn = normal(generator, config.kv_heads, context - 1, config.head_dim, scale=1.0)
+                for cache, heads in zip(caches, ranks, strict=True):
+                    cache[which][-1][i, :, : context - 1] = drawn[heads].to(device, dtype)
+    x = None if model.outside else normal(generator, batch, config.hidden, scale=1.0).to(device)
+    return Beginning(ids, caches, x)
 
 
 def decoder_states(
@@ -531,32 +558,13 @@ def decoder_states(
     Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", is made of
     parts that nobody can execute, or is in a number format that torch does not compute in.
     """
-    if model.ranks != mesh.get(TENSOR, 1):
-        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
-    if model.parts or isinstance(model.batch, Size):
-        raise ValueError("the torch machine needs every op of a layer, and a batch that is a number")
-    config, batch = model.config, model.batch
-    generator = torch.Generator().manual_seed(seed + 1)
-    ids = torch.randint(config.vocab, (batch,), generator=generator)
-    ranks = list(bodies(config, model.dtypes, model.style, mesh, seed))
-    caches: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in ranks]
-    dtype = torch_dtype(model.dtypes.kv)
-    for _ in range(config.layers):
-        for which in range(2):
-            size = config.kv_heads, context - 1, config.head_dim
-            whole = torch.stack([normal(generator, *size, scale=1.0) for _ in range(batch)])
-            for body, cache in zip(ranks, caches, strict=True):
-                heads = kv_heads_of(config, body.part, body.parts)
-                room = torch.zeros(batch, heads.stop - heads.start, context + tokens, config.head_dim)
-                room[:, :, : context - 1] = whole[:, heads]
-                cache[which].append(room.to(dtype))
-    if not model.outside:
-        x = normal(generator, batch, config.hidden, scale=1.0)
-        for body in ranks:
+    check_decoder(model, mesh)
+    ranks = list(bodies(model.config, model.dtypes, model.style, mesh, seed))
+    ids, caches, x = beginning(model, mesh, seed, context, tokens, device="cpu", drawn_on="cpu")
+    for body in ranks:
+        body.ids = ids.clone()
+        if x is not None:
             own = body._own(x) if body.scattered else x.clone()
             body.buffers["x"] = own.to(body.activation)
     first = "embedding" if model.outside else "attn_norm"
-    return [
-        DecoderState(body, k, v, context - 1, ids.clone(), first)
-        for body, (k, v) in zip(ranks, caches, strict=True)
-    ]
+    return [DecoderState(body, k, v, context - 1, first) for body, (k, v) in zip(ranks, caches, strict=True)]

@@ -13,17 +13,16 @@ of level l - 1; after the last layer the buffer of level l - 1 is that of level 
 level 0. The levels of a tile then lie on both sides of the end of the buffer, and it is run in two pieces.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from simcore.kernels.long_convolution.spectral import tile_spectrum
-from simcore.kernels.table import TABLE
 from simcore.models.long_convolution import LongConvolution, half_length
-from simcore.ops.op import Op, Publication
-from simcore.validate.machines.cpu.machine import State
+from simcore.ops.op import Op
+from simcore.validate.machines.state import State, run_kernel
 
 Views = tuple[Tensor, Tensor]
 
@@ -120,7 +119,7 @@ class _Aggregates:
     w: Tensor
 
 
-class LongConvolutionState:
+class LongConvolutionState(State):
     """One rank's buffers for the graphs of `simcore.models.long_convolution.LongConvolution`.
 
     `a` is one tensor [layers + 1, batch, room, channels], `room` being all positions or, with half storage,
@@ -180,24 +179,9 @@ class LongConvolutionState:
             **dict.fromkeys(("tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"), self._tile),
         }  # fmt: skip
 
-    # -- the protocol of the torch machine ---------------------------------------------------------------
-
     def execute(self, op: Op) -> None:
         """Any op of the model's graphs."""
         self._ops[op.kind](op)
-
-    def meet(self, op: Op, states: Sequence[State]) -> None:
-        """A tiling has no collectives. Raises ValueError."""
-        del states
-        raise ValueError(f"{op.kind} {op.name}: long convolutions run on one rank")
-
-    def skip(self, op: Op) -> None:
-        """An op that its flag skipped: nothing is noted."""
-
-    def put(self, publication: Publication, to: State) -> None:
-        """A tiling publishes nothing. Raises ValueError."""
-        del to
-        raise ValueError(f"{publication.signal}: long convolutions run on one rank")
 
     # -- where things are --------------------------------------------------------------------------------
 
@@ -246,19 +230,19 @@ class LongConvolutionState:
 
     def _cell(self, op: Op) -> None:
         layer, t = op.where("layer"), op.where("position")
-        run(op, self._at(layer - 1, t), self._first_taps[layer - 1], self._at(layer, t))
+        run_kernel(op, self._at(layer - 1, t), self._first_taps[layer - 1], self._at(layer, t))
 
     def _row(self, op: Op) -> None:
         t, inputs = op.where("position"), op["inputs"]
         for first, count in self._pieces(op):
             y, z = self._between(first, count, (t - inputs, t), (t, t + 1))
-            run(op, y, self._lags(first, count, 1, inputs + 1), z.select(2, 0))
+            run_kernel(op, y, self._lags(first, count, 1, inputs + 1), z.select(2, 0))
 
     def _column(self, op: Op) -> None:
         t, outputs = op.where("position"), op["outputs"]
         for first, count in self._pieces(op):
             y, z = self._between(first, count, (t, t + 1), (t + 1, t + 1 + outputs))
-            run(op, y.select(2, 0), self._lags(first, count, 1, outputs + 1), z)
+            run_kernel(op, y.select(2, 0), self._lags(first, count, 1, outputs + 1), z)
 
     def _tile(self, op: Op) -> None:
         t, side, outputs = op.where("position"), op["side"], op["outputs"]
@@ -266,19 +250,19 @@ class LongConvolutionState:
         for first, count in self._pieces(op):
             y, z = self._between(first, count, (t + 1 - side, t + 1), (t + 1, t + 1 + outputs))
             if by_fft:
-                run(op, y, self.spectra[side].narrow(0, first - 1, count), z)
+                run_kernel(op, y, self.spectra[side].narrow(0, first - 1, count), z)
             else:
-                run(op, y, self._lags(first, count, 1, side + outputs), z)
+                run_kernel(op, y, self._lags(first, count, 1, side + outputs), z)
 
     def _prefill(self, op: Op) -> None:
         layer, outputs = op.where("layer"), op["outputs"]
         y, z = self._between(layer, 1, (0, op["inputs"]), (0, outputs))
-        run(op, y, self._lags(layer, 1, 0, outputs), z)
+        run_kernel(op, y, self._lags(layer, 1, 0, outputs), z)
 
     def _carry(self, op: Op) -> None:
         layer, inputs = op.where("layer"), op["inputs"]
         y = self._levels(layer - 1, 1, 0, inputs)
-        run(op, self._lags(layer, 1, 1, inputs + op["outputs"]), y)
+        run_kernel(op, self._lags(layer, 1, 1, inputs + op["outputs"]), y)
 
     def _shift(self, op: Op) -> None:
         del op
@@ -293,7 +277,7 @@ class LongConvolutionState:
         if name != "down":
             x = self._rows(op["m"], layer if name == "up" else layer - 1, op.where("position"))
             x = x.reshape(op["m"], self.model.channels)
-        self._hidden = run(op, x, self._weights[name][layer - 1])
+        self._hidden = run_kernel(op, x, self._weights[name][layer - 1])
         if name == "down":
             z = self._rows(op["m"], layer, op.where("position"))
             z.copy_(self._hidden.view(z.shape))
@@ -305,11 +289,11 @@ class LongConvolutionState:
         return self.level(level, t + 1 - rows // self.model.batch, t + 1)
 
     def _activate(self, op: Op) -> None:
-        self._hidden = run(op, self._hidden)
+        self._hidden = run_kernel(op, self._hidden)
 
     def _gate(self, op: Op) -> None:
         z = self._rows(op["rows"], op.where("layer"), op.where("position"))
-        run(op, self._hidden.view(z.shape), z)
+        run_kernel(op, self._hidden.view(z.shape), z)
 
     def _next_input(self, op: Op) -> None:
         t = op.where("position")
@@ -318,7 +302,7 @@ class LongConvolutionState:
         if t + 1 == self.model.tokens:
             return
         last = self._at(self.model.layers, t) if self._outputs_stay else self.outputs[-1]
-        x = run(op, last, self.parameters.noise[t])
+        x = run_kernel(op, last, self.parameters.noise[t])
         if t + 1 == self._base + self.room:
             self._aside = x
         else:
@@ -328,7 +312,7 @@ class LongConvolutionState:
 
     def _tap(self, op: Op) -> None:
         layer, t = op.where("layer") - 1, op.where("position")
-        self.taps[layer, :, t] = run(op, self._hidden, self.parameters.filters[layer, t])
+        self.taps[layer, :, t] = run_kernel(op, self._hidden, self.parameters.filters[layer, t])
 
     def _relaxed_cell(self, op: Op) -> None:
         layer, t = op.where("layer"), op.where("position")
@@ -336,7 +320,7 @@ class LongConvolutionState:
         operands = []
         for i, lag in pairs:
             operands += [self._at(layer - 1, i), self.taps[layer - 1].select(1, lag)]
-        run(op, *operands, self._at(layer, t))
+        run_kernel(op, *operands, self._at(layer, t))
 
     def _relaxed_tile(self, op: Op) -> None:
         first, count, t, side = op.where("layer"), op["layers"], op.where("position"), op["side"]
@@ -347,7 +331,7 @@ class LongConvolutionState:
         for inputs, lags in pairs:
             operands.append(self._levels(first - 1, count, *inputs))
             operands.append(self._lags(first, count, *lags))
-        run(op, *operands, self._levels(first, count, t + 1, t + 1 + op["outputs"]))
+        run_kernel(op, *operands, self._levels(first, count, t + 1, t + 1 + op["outputs"]))
 
     # -- any mixer -----------------------------------------------------------------------------------------
 
@@ -376,11 +360,11 @@ class LongConvolutionState:
         layer, t, x = op.where("layer"), op.where("position"), self._aggregates
         y = self._levels(layer - 1, 1, t, t + 1)
         key, query = (self._projected(name, y, slice(layer - 1, layer))[0, :, 0] for name in ("key", "query"))
-        run(op, y[0, :, 0], key, query, x.w[layer - 1, 0], x.s[layer - 1, :, t], x.q[layer - 1, :, t])
+        run_kernel(op, y[0, :, 0], key, query, x.w[layer - 1, 0], x.s[layer - 1, :, t], x.q[layer - 1, :, t])
 
     def _generic_read(self, op: Op) -> None:
         layer, t, x = op.where("layer"), op.where("position"), self._aggregates
-        self._at(layer, t).copy_(run(op, x.s[layer - 1, :, t], x.q[layer - 1, :, t]))
+        self._at(layer, t).copy_(run_kernel(op, x.s[layer - 1, :, t], x.q[layer - 1, :, t]))
 
     def _generic_tile(self, op: Op) -> None:
         t, side, x = op.where("position"), op["side"], self._aggregates
@@ -392,13 +376,7 @@ class LongConvolutionState:
             self._projected("query", y[:, :, -1:], layers)[:, :, 0],
         )
         w = x.w[layers, : side + op["outputs"]]
-        run(op, y, key, query, w, x.s[layers, :, later], x.q[layers, :, later])
-
-
-def run(op: Op, *tensors: Tensor) -> Tensor:
-    """What the kernel of an op gives."""
-    found: Tensor = TABLE[op.kind].run(op, *tensors)
-    return found
+        run_kernel(op, y, key, query, w, x.s[layers, :, later], x.q[layers, :, later])
 
 
 def long_convolution_state(

@@ -9,6 +9,7 @@ goes round the pool. The work is the right one; the text is nobody's.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from torch import Tensor
 
 from simcore.kernels.decoder.attention import evenly, prompts_of
 from simcore.machine import mesh as layout
-from simcore.models.decoder import TENSOR
 from simcore.models.served_decoder import ServedDecoder
-from simcore.ops.op import Op, Publication
-from simcore.validate.machines.buffers.decoder import Angles, Body, bodies, run_kernel, torch_dtype
+from simcore.ops.op import Op
+from simcore.validate.machines.buffers.decoder import Body, bodies, check_ranks
+from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
 
-class ServedState:
+@dataclass(eq=False, repr=False)
+class ServedState(State):
     """One rank's buffers for the graphs of `simcore.models.served_decoder.ServedDecoder`.
 
     `pool`: the KV cache [layers, 2, kv_tokens, kv_heads, head_dim]; `known`: ids that steps are fed with.
@@ -30,13 +32,11 @@ class ServedState:
     Raises ValueError where a step attends over more tokens than the pool has, or moves more.
     """
 
-    def __init__(self, body: Body, pool: Tensor, known: Tensor) -> None:
-        self.body = body
-        self.pool = pool
-        self.known = known
-        self._next = 0
-        self._new: tuple[Tensor, ...] = ()
-        self._angles = Angles(body.config.head_dim, body.activation)
+    body: Body
+    pool: Tensor
+    known: Tensor
+    _next: int = 0
+    _new: tuple[Tensor, ...] = ()
 
     def execute(self, op: Op) -> None:
         """A local op."""
@@ -58,17 +58,13 @@ class ServedState:
         """A collective between the ranks of one server."""
         self.body.meet(op, [state.body for state in states])
 
-    def put(self, publication: Publication, to: Any) -> None:
-        """Nothing is published when serving. Raises ValueError."""
-        raise ValueError(f"{publication.signal}: a server publishes nothing")
-
     def _embed(self, op: Op) -> None:
         tokens = op["tokens"]
         self.body.ids = self.known.repeat(-(-tokens // len(self.known)))[:tokens]
         self.body.execute(op)
 
     def _turn(self, op: Op) -> None:
-        self._new = run_kernel(op, self.body.buffers["qkv"], *self._angles.of(0, op["tokens"]))
+        self._new = run_kernel(op, self.body.buffers["qkv"], *self.body.angles.of(0, op["tokens"]))
         # Filled by the attentions of this layer: prompts first, then the sequences that decode.
         self.body.buffers["heads"] = torch.empty_like(self._new[0]).flatten(1)
 
@@ -114,8 +110,7 @@ def served_states(model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens:
     Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", runs as whole
     iterations, or is in a number format that torch does not compute in.
     """
-    if model.ranks != mesh.get(TENSOR, 1):
-        raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
+    check_ranks(model, mesh)
     if model.whole:
         raise ValueError("the torch machine needs every op of an iteration")
     config = model.config

@@ -14,10 +14,10 @@ Each replay of a burst is a span of its own, for other streams may run between t
 """
 
 import itertools
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import prod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import cast
 
 import torch
@@ -26,23 +26,28 @@ from simcore.machine import mesh as layout
 from simcore.machine.machine import Condition, Flag, Machine, Program, Setting, Verdict, holds
 from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
-from simcore.ops.op import Graph, Op, Price, Publication, Roofline
-from simcore.sim.simulation import Outcomes, Route, no_floor
-from simcore.validate.machines.cuts import Meeting, Meetings, Segment, segments, units
-from simcore.validate.machines.host import HostSide
+from simcore.ops.op import Graph, Publication, Roofline
+from simcore.sim.host import latest
+from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
+from simcore.validate.machines.cuts import Meeting, Meetings, Segment, met, segments, skipped, units
+from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
+    Device,
     Launch,
     Need,
     SignalTicket,
-    State,
     Steps,
+    Stream,
     Task,
     TorchTicket,
+    measured,
 )
+from simcore.validate.machines.state import State
 
 __all__ = ["ONE_AFTER_ANOTHER", "State", "TorchRun", "one_thread", "units"]
 
+BY_CLOCK = "wall clock"
 ONE_AFTER_ANOTHER = "streams and ranks ran one after another, on one thread"
 
 
@@ -52,33 +57,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(slots=True)
-class _Signals:
-    """Publications by (name, rank), and how many of them each rank has taken."""
-
-    published: dict[tuple[str, int], list[Cause]] = field(default_factory=lambda: defaultdict(list))
-    taken: dict[tuple[str, int, int], int] = field(default_factory=lambda: defaultdict(int))
-
-    def take(self, name: str, source: int, waiter: int) -> Steps:
-        """Waits for the next publication that `waiter` has not taken."""
-        turn = self.taken[name, source, waiter]
-        self.taken[name, source, waiter] += 1
-        published = self.published[name, source]
-        if len(published) <= turn:
-            yield Need(lambda: len(published) > turn)
-        return published[turn]
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    rank: int
-    name: str
-    queue: deque[Launch] = field(default_factory=deque)
-    working: bool = False
-    waiting_for: str = ""
-
-
-class TorchRun:
+class TorchRun(Device):
     """All ranks of one real machine; the verbs of `simcore.sim.simulation.Simulation`.
 
     `states`: one a rank, in the order of `mesh` (left out: all along "tensor"). `outcomes` gives, by verdict
@@ -97,28 +76,24 @@ class TorchRun:
         lockstep: Sequence[str] = (),
         roofline: Roofline = no_floor,
     ) -> None:
-        self.mesh: layout.Mesh = dict(mesh or {"tensor": len(states)})
-        world = prod(self.mesh.values())
-        if world != len(states):
-            raise ValueError(f"{len(states)} states for a mesh of {world} ranks")
+        self.mesh = mesh_of(states, mesh)
         self.states = list(states)
         self.flags: dict[Flag, int] = {}
-        self._host = HostSide(self, self.mesh, world, lockstep)
-        self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
-        self._signals = _Signals()
+        self._host = host = HostSide(self, self.mesh, lockstep)
+        self.trace, self.machines, self.fed_s = host.trace, host.machines, host.fed_s
+        self.now, self.feed = host.now, host.feed
+        # Publications by (name, rank), and how many of them each rank has taken.
+        self._published: dict[tuple[str, int], list[Cause]] = defaultdict(list)
+        self._taken: dict[tuple[str, int, int], int] = defaultdict(int)
         self._outcomes = outcomes or {}
         self._roofline = roofline
-        self._working: deque[Task] = deque()
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self.working: list[Task] = []
+        self._streams: dict[tuple[int, str], Stream] = {}
         self._meetings = Meetings(self._host)
         self._segments: dict[int, tuple[Graph, tuple[int, ...], tuple[Segment, ...]]] = {}
         self._ids = itertools.count()
         # The last span on the processor.
         self._last, self._last_s = cast(int | None, None), 0.0
-
-    def now(self) -> float:
-        """Seconds since the run began; 0 before that."""
-        return self._host.now()
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """Runs one program on every rank (of those in lockstep: on the first) until all are done.
@@ -129,10 +104,6 @@ class TorchRun:
             self._host.run(program)
         self.trace.spans[:] = sorted(map(self._floored, self.trace.spans), key=lambda s: (s.end_s, s.id))
         return self.trace
-
-    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Puts items into an inbox at given times; see `HostSide.feed`."""
-        self._host.feed(to, inbox, arrivals)
 
     def _floored(self, span: Span) -> Span:
         """A span with the least that its ops can take, looked up once the clock has stopped."""
@@ -149,15 +120,13 @@ class TorchRun:
 
     def take(self, signal: SignalTicket) -> Steps:
         """Waits for the next publication that a rank has not taken."""
-        return self._signals.take(signal.name, signal.source, signal.waiter)
-
-    def waiting(self) -> list[str]:
-        """What the streams wait for that have work."""
-        return [task.what() for task in self._working]
-
-    def under_way(self) -> bool:
-        """Nothing is: what runs has ended when it returns."""
-        return False
+        published = self._published[signal.name, signal.source]
+        key = signal.name, signal.source, signal.waiter
+        turn = self._taken[key]
+        self._taken[key] += 1
+        if len(published) <= turn:
+            yield Need(lambda: len(published) > turn)
+        return published[turn]
 
     def declare(self, flag: Flag, initial: int) -> None:
         """A flag, and what it holds at first."""
@@ -172,14 +141,9 @@ class TorchRun:
         del rank
         return Cause(self._last, self.now(), host=True)
 
-    def waited(self, rank: int, ends: Sequence[Cause]) -> None:
-        """Nothing: what comes next on the processor is caused by what was there before."""
-
     def mark(self, rank: int, name: str, since: Cause, ends: Sequence[Cause]) -> None:
         """Notes a mark at the latest of these."""
-        cause = since
-        for end in ends:
-            cause = end if end.at_s > cause.at_s else cause
+        cause = reduce(latest, ends, since)
         self.trace.marks.append(Mark(rank, name, cause.at_s, cause))
 
     def woke(self) -> None:
@@ -190,32 +154,27 @@ class TorchRun:
 
     def submit(self, launch: Launch) -> None:
         """Queues a launch; its stream works it off in order."""
-        stream = self._streams.setdefault((launch.rank, launch.stream), _Stream(launch.rank, launch.stream))
+        rank, name = launch.rank, launch.stream
+        stream = self._streams.get((rank, name))
+        if stream is None:
+            stream = self._streams[rank, name] = Stream(rank, name, self._host.followers[rank])
         stream.queue.append(launch)
-        if not stream.working:
-            stream.working = True
-            what = f"rank {stream.rank} stream {stream.name}: "
-            self._working.append(Task(lambda: what + stream.waiting_for, self._work_off(stream)))
+        if stream.task is None:
+            self.working.append(stream.start(self._execute))
 
     def go_on(self) -> bool:
         """The stream that waited longest goes on. Those that met others keep their places, so that all of
         them have written their flags before any of them does more."""
-        task = next((task for task in self._working if task.need.ready()), None)
+        task = next((task for task in self.working if task.need.ready()), None)
         if task is None:
             return False
-        self._working.remove(task)
+        self.working.remove(task)
         if task.go_on():
-            self._working.append(task)
+            self.working.append(task)
         return True
 
-    def _work_off(self, stream: _Stream) -> Steps:
-        while stream.queue:
-            yield from self._execute(stream, stream.queue.popleft())
-        stream.working = False
-
-    def _execute(self, stream: _Stream, launch: Launch) -> Steps:
-        of = f"launch {launch.id} of graph {launch.graph.name}"
-        stream.waiting_for = f"{of} waits for launches before it"
+    def _execute(self, stream: Stream, launch: Launch) -> Steps:
+        stream.waiting_for = WAITS_FOR_EARLIER, launch
         for ticket in launch.after:
             yield from ticket.done()
         end: Cause | None = None
@@ -225,21 +184,22 @@ class TorchRun:
                 break
             found = self._cut(launch.graph, launch.sizes_at(replay))
             if launch.when is not None and not holds(launch.when, self.value_of):
-                end = self._skip(launch, found, replay)
+                end = [self._skip_on(rank, launch, found, replay) for rank in stream.lanes][-1]
                 continue
             for signal in launch.signals:
-                stream.waiting_for = f"{of} waits for signal {signal.name} of rank {signal.source}"
+                stream.waiting_for = WAITS_FOR_SIGNAL, launch, signal
                 yield from signal.done()
-            met = False
+            have_met = False
             for segment in found:
-                if met:
+                if have_met:
                     yield TURN
                 # Streams take turns between replays, and where ranks met, so that all of them go on alike.
-                met = segment.collective and len(self._meetings.members(launch.rank, segment.ops[0].axis)) > 1
+                have_met = segment.collective and self._meetings.joins(launch.rank, segment.ops[0])
                 if segment.collective:
-                    end = yield from self._meet(stream, launch, segment.ops[0], replay)
+                    brings = launch, replay
+                    end = yield from self._meetings.meet(segment.ops[0], stream, brings, self._hold)
                 else:
-                    end = self._run(launch, segment, replay)
+                    end = [self._run_on(rank, launch, segment, replay) for rank in stream.lanes][-1]
             launch.ticket.ran += 1
             self._write_flags(launch.sets)
         launch.ticket.end = end or self.moment(launch.rank)
@@ -253,11 +213,8 @@ class TorchRun:
             found = self._segments[id(graph)] = graph, key, tuple(segments(graph, sizes))
         return found[2]
 
-    def _run(self, launch: Launch, segment: Segment, replay: int) -> Cause:
-        """Local ops, on the rank of a launch and on all that are in lockstep with it."""
-        return [self._run_on(r, launch, segment, replay) for r in self._host.followers[launch.rank]][-1]
-
     def _run_on(self, rank: int, launch: Launch, segment: Segment, replay: int) -> Cause:
+        """Local ops, on the rank of a launch or on one that is in lockstep with it."""
         id_, state, cause = next(self._ids), self.states[rank], self.moment(rank)
         start_s = end_s = begun_s = cause.at_s
         done_s, progress, ops = 0.0, [(start_s, 0.0)], []
@@ -265,74 +222,45 @@ class TorchRun:
             for unit in units(op):
                 state.execute(unit)
             end_s = self.now()
-            ops.append(_measured(op, end_s - begun_s))
+            ops.append(measured(op, end_s - begun_s, BY_CLOCK))
             done_s += end_s - begun_s
             progress.append((end_s, done_s))
             begun_s = end_s
             for publication in segment.leaving.get(i, ()):
                 self._put(rank, launch, publication, Cause(id_, end_s), replay)
                 begun_s = self.now()
-        times = (start_s, end_s)
-        return self._record(id_, rank, launch, launch.stream, "run", times, cause, ops, progress, replay)
+        times = start_s, end_s
+        return self._record(rank, launch, replay, "run", cause, times, ops, id_=id_, progress=tuple(progress))
 
     def _put(self, rank: int, launch: Launch, publication: Publication, cause: Cause, replay: int) -> None:
         put = publication.put
         start_s = self.now()
         to = layout.along(self.mesh, rank, put.axis, 1)
         self.states[rank].put(publication, self.states[to])
-        end_s = self.now()
-        times, ops = (start_s, end_s), [_measured(put, end_s - start_s)]
-        progress = [(start_s, 0.0), (end_s, end_s - start_s)]
-        id_ = next(self._ids)
-        end = self._record(id_, rank, launch, "wire", "wire", times, cause, ops, progress, replay)
-        self._signals.published[publication.signal, rank].append(end)
+        times = start_s, self.now()
+        ops = [measured(put, times[1] - start_s, BY_CLOCK)]
+        end = self._record(rank, launch, replay, "wire", cause, times, ops)
+        self._published[publication.signal, rank].append(end)
 
-    def _skip(self, launch: Launch, found: Sequence[Segment], replay: int) -> Cause:
-        ends = []
-        for rank in self._host.followers[launch.rank]:
-            cause = self.moment(rank)
-            for unit in (u for segment in found for op in segment.ops for u in units(op)):
-                self.states[rank].skip(unit)
-            times = (cause.at_s, self.now())
-            progress = [(times[0], 0.0), (times[1], times[1] - times[0])]
-            id_ = next(self._ids)
-            ends.append(
-                self._record(id_, rank, launch, launch.stream, "skipped", times, cause, [], progress, replay)
-            )
-        return ends[-1]
+    def _skip_on(self, rank: int, launch: Launch, found: Sequence[Segment], replay: int) -> Cause:
+        cause = self.moment(rank)
+        skipped(self.states[rank], (op for segment in found for op in segment.ops))
+        return self._record(rank, launch, replay, "skipped", cause, (cause.at_s, self.now()), [])
 
     # -- ranks that meet, flags ----------------------------------------------------------------------
-
-    def _meet(self, stream: _Stream, launch: Launch, op: Op, replay: int) -> Steps:
-        meeting = self._meetings.next(op, stream.name, launch.rank)
-        meeting.arrived[launch.rank] = launch, replay
-        there = len(meeting.arrived)
-        stream.waiting_for = f"{op.kind} {op.name}: {there} of {len(meeting.members)} ranks are there"
-        if meeting.is_full:
-            self._hold(meeting)
-        else:
-            yield Need(lambda: bool(meeting.ends))
-        return meeting.ends[launch.rank]
 
     def _hold(self, meeting: Meeting) -> None:
         """The last rank is there: each group of ranks along the axis does the collective."""
         for group, leader_of in self._meetings.groups(meeting):
             cause, states, id_ = self.moment(0), [self.states[rank] for rank in group], next(self._ids)
-            for unit in units(meeting.op):
-                if unit.ranks > 1:
-                    states[0].meet(unit, states)
-                else:
-                    for state in states:
-                        state.execute(unit)
-            times = (cause.at_s, self.now())
-            ops = [_measured(meeting.op, times[1] - times[0])]
-            progress = [(times[0], 0.0), (times[1], times[1] - times[0])]
+            met(states, meeting.op)
+            times = cause.at_s, self.now()
+            ops = [measured(meeting.op, times[1] - times[0], BY_CLOCK)]
             for rank in group:
                 launch, replay = meeting.arrived[leader_of[rank]]
                 meeting.ends[leader_of[rank]] = self._record(
-                    next(self._ids), rank, launch, launch.stream, "collective", times, cause, ops, progress,
-                    replay, id_, group,
-                )  # fmt: skip
+                    rank, launch, replay, "collective", cause, times, ops, meeting=id_, members=group
+                )
 
     def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
         if sets:
@@ -349,23 +277,26 @@ class TorchRun:
 
     def _record(
         self,
-        id_: int,
         rank: int,
         launch: Launch,
-        stream: str,
-        state: SpanState,
-        times: tuple[float, float],
-        cause: Cause,
-        ops: Sequence[PricedOp],
-        progress: Sequence[tuple[float, float]],
         replay: int,
+        state: SpanState,
+        cause: Cause,
+        times: tuple[float, float],
+        ops: Sequence[PricedOp],
+        *,
+        id_: int | None = None,
+        progress: tuple[tuple[float, float], ...] = (),
         meeting: int | None = None,
         members: tuple[int, ...] = (),
     ) -> Cause:
+        """Appends a span, and gives its end; its work goes on evenly where no `progress` is given."""
+        id_ = next(self._ids) if id_ is None else id_
         after = tuple(t.end.span for t in launch.after if t.end is not None and t.end.span is not None)
         span = Span(
-            id_, launch.id, rank, stream, launch.graph.name, state, launch.issued_s, *times, cause, after,
-            tuple(ops), tuple(progress), meeting, members, replay,
+            id_, launch.id, rank, "wire" if state == "wire" else launch.stream, launch.graph.name, state,
+            launch.issued_s, *times, cause, after, tuple(ops),
+            progress or ((times[0], 0.0), (times[1], times[1] - times[0])), meeting, members, replay,
         )  # fmt: skip
         self.trace.spans.append(span)
         sources = self.trace.rows.sources
@@ -373,7 +304,3 @@ class TorchRun:
         if times[1] >= self._last_s:
             self._last, self._last_s, self._host.slept = id_, times[1], False
         return Cause(id_, times[1])
-
-
-def _measured(op: Op, seconds: float) -> PricedOp:
-    return PricedOp(op, Price(seconds, seconds, seconds, "measured", "wall clock"), 0.0)

@@ -186,15 +186,13 @@ def _drivers_streams() -> Iterator[Any]:
 def seen_together(layer: Layer, stream: Any) -> tuple[Any, float, float]:
     """An event on an idle stream, when it passed by the host's clock (time.perf_counter), and by how much
     that may be wrong: half of the least time that it took to queue it and to see it pass."""
-    best: tuple[Any, float, float] | None = None
-    for _ in range(LOOKS):
+
+    def look() -> tuple[Any, float, float]:
         before_s = time.perf_counter()
         event = layer.record(stream)
         while not layer.done(event):
             pass
-        after_s = time.perf_counter()
-        half_s = (after_s - before_s) / 2
-        if best is None or half_s < best[2]:
-            best = event, before_s + half_s, half_s
-    assert best is not None
-    return best
+        half_s = (time.perf_counter() - before_s) / 2
+        return event, before_s + half_s, half_s
+
+    return min((look() for _ in range(LOOKS)), key=lambda each: each[2])

@@ -19,9 +19,8 @@ that meet have to launch the same collectives in the same order, whether or not 
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from math import prod
 from statistics import fmean
 from typing import Any
 
@@ -32,25 +31,27 @@ from simcore.machine.machine import DeadlockError, Flag, Machine, Program, Verdi
 from simcore.machine.trace import Cause, Trace
 from simcore.ops.op import Graph, Pricer, Roofline
 from simcore.sim.garbage import no_collections
-from simcore.sim.simulation import Outcomes, Route, no_floor
+from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
 from simcore.validate.machines.cuda.layer import Layer, seen_together
 from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane, Stream
-from simcore.validate.machines.cuda.plan import Plan, Stage, foreign, plan_key, stages
-from simcore.validate.machines.cuda.records import (
-    Clocks,
-    HostMoment,
-    Record,
-    Resolver,
-    SharedOut,
-    Taken,
-    Waited,
+from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane
+from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
+from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
+from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met_behind
+from simcore.validate.machines.cuts import Meeting, Meetings, skipped
+from simcore.validate.machines.host import HostSide, mesh_of
+from simcore.validate.machines.launches import (
+    TURN,
+    Device,
+    Launch,
+    Need,
+    SignalTicket,
+    Steps,
+    Stream,
+    Task,
+    TorchTicket,
 )
-from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met
-from simcore.validate.machines.cuts import Meeting, Meetings, units
-from simcore.validate.machines.host import HostSide
-from simcore.validate.machines.launches import TURN, Launch, Need, SignalTicket, Steps, Task, TorchTicket
 
 # Replays that are queued ahead of the device.
 DEPTH = 2
@@ -79,10 +80,7 @@ class Card:
         lockstep: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self.mesh: layout.Mesh = dict(mesh or {"tensor": len(states)})
-        self.world = prod(self.mesh.values())
-        if self.world != len(states):
-            raise ValueError(f"{len(states)} states for a mesh of {self.world} ranks")
+        self.mesh = mesh_of(states, mesh)
         self.states, self.layer, self.lockstep = list(states), layer, tuple(lockstep)
         self.memory = Memory(layer)
         self.looks = max(1, int(patience_s / LOOK_S))
@@ -145,25 +143,27 @@ class Card:
         return CardRun(self, outcomes or {}, self.shared, warmup_launches)
 
 
-class CardRun:
+class CardRun(Device):
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
 
     def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, warmup_launches: int = 0) -> None:
         self.card, self.layer, self.memory = card, card.layer, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
-        self._host = HostSide(self, card.mesh, card.world, card.lockstep)
-        self.trace, self.machines, self.fed_s = self._host.trace, self._host.machines, self._host.fed_s
+        self._host = host = HostSide(self, card.mesh, card.lockstep)
+        self.trace, self.machines, self.fed_s = host.trace, host.machines, host.fed_s
+        self.now, self.feed = host.now, host.feed
         # Stages that were captured in this run, and by how many seconds the clocks may be apart.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
-        self._working: list[Task] = []
+        self.working: list[Task] = []
         self._meetings = Meetings(self._host)
         self._records: list[Record] = []
         self._marks: list[tuple[int, str, list[Any]]] = []
-        self._since: dict[int, Any] = {}
+        # The ends that the host of each rank has waited for last.
+        self._since: dict[int, tuple[Any, ...]] = {}
         self._ids, self._met = itertools.count(), itertools.count()
         # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
         self._sent: dict[tuple[str, int], int] = defaultdict(int)
@@ -182,14 +182,6 @@ class CardRun:
                 self._stream(rank, name)
 
     # -- programs --------------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """Seconds since the run began; 0 before that."""
-        return self._host.now()
-
-    def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Puts items into an inbox at given times; see `HostSide.feed`."""
-        self._host.feed(to, inbox, arrivals)
 
     @property
     def flags(self) -> dict[Flag, int]:
@@ -239,14 +231,10 @@ class CardRun:
         """A ticket for a launch."""
         return CardTicket(self.layer)
 
-    def waiting(self) -> list[str]:
-        """What the streams wait for that have work."""
-        return [task.what() for task in self._working]
-
     def go_on(self) -> bool:
         """Queues what can be queued by now."""
         went_on = False
-        for task in tuple(self._working):
+        for task in tuple(self.working):
             if task.need.ready():
                 self._advance(task)
                 went_on = True
@@ -256,18 +244,16 @@ class CardRun:
         """As far as it comes, but of a burst one replay: hosts have their turns between two of them."""
         while task.need.ready():
             if not task.go_on():
-                self._working.remove(task)
+                self.working.remove(task)
                 return
             if task.need is TURN:
                 return
 
     def _release(self) -> None:
         """What has been held back for something that has been queued now goes on."""
-        held = [task for task in self._working if task.need is not TURN and task.need.ready()]
-        while held:
+        while held := [task for task in self.working if task.need is not TURN and task.need.ready()]:
             for task in held:
                 self._advance(task)
-            held = [task for task in self._working if task.need is not TURN and task.need.ready()]
 
     def under_way(self) -> bool:
         """Whether the card is busy. Raises DeadlockError where somebody has waited too long."""
@@ -306,7 +292,7 @@ class CardRun:
     def waited(self, rank: int, ends: Sequence[Any]) -> None:
         """From here on what the host of a rank does comes after these ends."""
         if ends:
-            self._since[rank] = Waited(tuple(ends))
+            self._since[rank] = tuple(ends)
 
     def mark(self, rank: int, name: str, since: HostMoment, ends: Sequence[Any]) -> None:
         """Kept until times are known."""
@@ -319,7 +305,7 @@ class CardRun:
     def take(self, signal: SignalTicket) -> Steps:
         """The card takes it, on a stream that is only for that."""
         key = (signal.name, signal.source, signal.waiter)
-        if self._sent[key[:2]] <= self._takes[key]:
+        if not self._has_come(key):
             yield Need(partial(self._has_come, key))
         self._takes[key] += 1
         self._may_take[key] += 1
@@ -346,10 +332,9 @@ class CardRun:
         stream = self._stream(launch.rank, launch.stream)
         stream.queue.append(launch)
         if stream.task is None:
-            what = f"rank {stream.rank} stream {stream.name}: "
-            stream.task = Task(lambda: what + stream.waiting_for, self._work_off(stream))
-            self._working.append(stream.task)
-            self._advance(stream.task)
+            task = stream.start(self._execute)
+            self.working.append(task)
+            self._advance(task)
             self._release()
 
     def _stream(self, rank: int, name: str) -> Stream:
@@ -359,18 +344,12 @@ class CardRun:
             stream = self._streams[rank, name] = Stream(rank, name, lanes)
         return stream
 
-    def _work_off(self, stream: Stream) -> Steps:
-        while stream.queue:
-            yield from self._execute(stream, stream.queue.popleft())
-        stream.task = None
-
     def _execute(self, stream: Stream, launch: Launch) -> Steps:
-        of = f"launch {launch.id} of graph {launch.graph.name}"
-        stream.waiting_for = f"{of} waits for launches before it"
+        stream.waiting_for = WAITS_FOR_EARLIER, launch
         for ticket in launch.after:
             if not _is_queued(ticket):
                 yield Need(partial(_is_queued, ticket))
-        others = foreign(list(flags_of(launch.when, launch.sets)), launch.rank)
+        others = {flag.rank for flag in flags_of(launch.when, launch.sets)} - {launch.rank}
         if not others <= self._host.begun:
             # Nobody has said yet what their flags begin with.
             yield Need(lambda: others <= self._host.begun)
@@ -402,10 +381,7 @@ class CardRun:
         for."""
         for signal in launch.signals:
             key = (signal.name, signal.source, signal.waiter)
-            stream.waiting_for = (
-                f"launch {launch.id} of graph {launch.graph.name} waits for signal {signal.name}"
-                f" of rank {signal.source}"
-            )
+            stream.waiting_for = WAITS_FOR_SIGNAL, launch, signal
             if not self._has_come(key):
                 yield Need(partial(self._has_come, key))
             self._takes[key] += 1
@@ -573,18 +549,10 @@ class CardRun:
     # -- ranks that meet -----------------------------------------------------------------------------------
 
     def _meet(self, at: Arrival) -> Steps:
-        stream, (op,) = at.stream, at.stage.ops
-        meeting = self._meetings.next(op, stream.name, stream.rank)
-        at.events = [self.layer.record(lane.stream) for lane in stream.lanes]
-        for lane, event in zip(stream.lanes, at.events, strict=True):
+        at.events = [self.layer.record(lane.stream) for lane in at.stream.lanes]
+        for lane, event in zip(at.stream.lanes, at.events, strict=True):
             lane.tail = event
-        meeting.arrived[stream.rank] = at
-        there = len(meeting.arrived)
-        stream.waiting_for = f"{op.kind} {op.name}: {there} of {len(meeting.members)} ranks are there"
-        if meeting.is_full:
-            self._hold(meeting)
-        else:
-            yield Need(lambda: bool(meeting.ends))
+        return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
 
     def _hold(self, meeting: Meeting) -> None:
         """The last rank is there: each group of ranks along the axis does the collective."""
@@ -603,19 +571,18 @@ class CardRun:
         places = [
             [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
         ]
-        lanes = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
+        lanes: list[Lane] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
             self.layer.wait(holder.stream, at.events[place])
         before, queued_s = self.layer.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
-        nodes: Nodes = lambda: [partial(met, states, op, gate)]  # noqa: E731
+        nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
         given_s = self.now()
         for state in states:
-            for unit in units(op):
-                state.skip(unit)
+            skipped(state, [op])
         after, number = self.layer.record(holder.stream), next(self._met)
         waited = tuple([lane.last for lane in lanes]) + tuple(x for at in came for x in at.waited)
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):

@@ -6,7 +6,6 @@ error        the code of a launch that waited too long for a signal (0: none)
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +20,15 @@ MOST_FLAGS = MOST_COUNTERS = 4096
 MOST_NOTES = 1 << 18
 
 
-@dataclass(slots=True, eq=False)
 class Notes:
     """The words of a stream, and how far the host has gone in them: places of its log that launches have been
     given, verdicts that have been written."""
 
-    words: Words
-    logged: int = 0
-    given: int = 0
-    _log: NDArray[np.int32] = field(init=False)
-    _given: NDArray[np.int32] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, words: Words) -> None:
+        self.words, self.logged, self.given = words, 0, 0
         # The same memory, without what torch takes for an access.
-        self._log, self._given = self.words.log.numpy(), self.words.given.numpy()
+        self._log: NDArray[np.int32] = words.log.numpy()
+        self._given: NDArray[np.int32] = words.given.numpy()
 
     def take_places(self, count: int) -> int:
         """The first of so many places of the log. Raises RuntimeError where it is full."""
@@ -56,25 +50,18 @@ class Notes:
         return int(self._log[place])
 
 
-@dataclass(slots=True, eq=False)
 class Memory:
     """All flags and signals of a machine's ranks; addresses stay, for captured graphs have them."""
 
-    layer: Layer
-    flags: Tensor = field(init=False)
-    seen: Tensor = field(init=False)
-    counters: Tensor = field(init=False)
-    error: Tensor = field(init=False)
-    slots: dict[Flag, int] = field(default_factory=dict)
-    _error: NDArray[np.int32] = field(init=False)
-    declared: set[Flag] = field(default_factory=set)
-    _places: dict[Hashable, int] = field(default_factory=dict)
-    _notes: dict[Hashable, Notes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.flags, self.seen = self.layer.zeros(MOST_FLAGS), self.layer.host_zeros(MOST_FLAGS)
-        self.counters, self.error = self.layer.zeros(MOST_COUNTERS), self.layer.host_zeros(1)
-        self._error = self.error.numpy()
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.flags, self.seen = layer.zeros(MOST_FLAGS), layer.host_zeros(MOST_FLAGS)
+        self.counters, self.error = layer.zeros(MOST_COUNTERS), layer.host_zeros(1)
+        self._error: NDArray[np.int32] = self.error.numpy()
+        self.slots: dict[Flag, int] = {}
+        self.declared: set[Flag] = set()
+        self._places: dict[Hashable, int] = {}
+        self._notes: dict[Hashable, Notes] = {}
 
     def slot(self, flag: Flag) -> int:
         """Where a flag stands. Raises RuntimeError where there are too many."""

@@ -1,43 +1,14 @@
 """What the machine on a card keeps of its streams and launches: lanes, tickets, arrivals at meetings."""
 
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from simcore.ops.op import Graph
 from simcore.validate.machines.cuda.layer import Layer
 from simcore.validate.machines.cuda.memory import Notes
 from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuda.records import Record
-from simcore.validate.machines.launches import Launch, Need, State, Steps, Task
-
-
-class CardState(State, Protocol):
-    """The buffers of one rank on a card. What ops are captured with is where tensors lie, and what the state
-    goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
-    does.
-
-    Ops read `simcore.kernels.streams.current_gate`, and leave nothing to later ones where it is 0; `put` and
-    `meet` too.
-    """
-
-    def told(self, graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory (`sizes`)."""
-
-    def bound(self, graph: Graph) -> frozenset[str]:
-        """The sizes that its ops are captured with: at others they are captured anew."""
-
-    def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """int32 tensors that hold a size for kernels of a stream, all elements the same."""
-
-    def key(self) -> Hashable:
-        """What the next ops go by, apart from the ops themselves."""
-
-    def restore(self, key: Hashable) -> None:
-        """Goes back, or on, to a key."""
+from simcore.validate.machines.launches import Launch, Need, Steps, Stream
 
 
 @dataclass(slots=True, eq=False)
@@ -59,18 +30,6 @@ class Lane:
         """As at the start of a run."""
         self.last = self.tail = self.passed = None
         self.flags_seen = 0
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """A stream of a program's rank, with a lane for each rank that is led."""
-
-    rank: int
-    name: str
-    lanes: list[Lane]
-    queue: deque[Launch] = field(default_factory=deque)
-    task: Task | None = None
-    waiting_for: str = ""
 
 
 @dataclass(slots=True, eq=False)

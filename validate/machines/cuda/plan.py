@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from simcore.machine.machine import Flag
 from simcore.ops.op import Graph, Op, Publication
 from simcore.validate.machines.cuda.flag_kernels import Settings, keyless
 from simcore.validate.machines.cuts import Segment, segments
@@ -101,8 +100,3 @@ def _of_segment(segment: Segment, first: int) -> list[Stage]:
     if begin < len(segment.ops) or not segment.ops:
         found.append(Stage(0, "local", first + begin, segment.ops[begin:]))
     return found
-
-
-def foreign(flags: list[Flag], rank: int) -> set[int]:
-    """Other ranks whose flags are among these."""
-    return {flag.rank for flag in flags} - {rank}

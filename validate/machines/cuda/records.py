@@ -22,10 +22,11 @@ from typing import Any
 
 from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
-from simcore.ops.op import Graph, Op, Price, Pricer, Publication, Roofline
+from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
+from simcore.sim.host import latest
 from simcore.validate.machines.cuda.layer import Layer
 from simcore.validate.machines.cuda.memory import Notes
-from simcore.validate.machines.launches import Launch, TorchTicket
+from simcore.validate.machines.launches import Launch, TorchTicket, measured
 
 # Events further apart than this are timed from one that lies between: the driver gives single precision.
 NEAR_S = 0.25
@@ -42,18 +43,11 @@ class OrderError(RuntimeError):
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostMoment:
-    """A moment on the host of a rank; `since`: what it had waited for last."""
+    """A moment on the host of a rank; `since`: the ends that it had waited for last."""
 
     rank: int
     at_s: float
-    since: Any = None
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Waited:
-    """What a host has waited for: the last of these ends."""
-
-    records: tuple[Any, ...]
+    since: tuple[Any, ...] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -106,26 +100,19 @@ class Record:
         return self.head if self.skipped and self.head is not None else self
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Clocks:
     """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
     together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
 
-    layer: Layer
-    first: tuple[Any, float]
-    last: tuple[Any, float]
-    apart_s: float
-    _near: Any = None
-    _near_s: float = 0.0
-    _known: dict[int, float] = field(default_factory=dict)
-    _rate: float = 1.0
-    _later_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._near = self.first[0]
-        card_s = self.on_card(self.last[0])
-        host_s = self.last[1] - self.first[1]
-        if card_s > 0.0 and abs(host_s - card_s) > self.apart_s:
+    def __init__(
+        self, layer: Layer, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
+    ) -> None:
+        self.layer, self.first, self.apart_s = layer, first, apart_s
+        self._near, self._near_s = first[0], 0.0
+        self._known: dict[int, float] = {}
+        self._rate, self._later_s = 1.0, 0.0
+        card_s, host_s = self.on_card(last[0]), last[1] - first[1]
+        if card_s > 0.0 and abs(host_s - card_s) > apart_s:
             self._rate = host_s / card_s
 
     def on_card(self, event: Any) -> float:
@@ -221,7 +208,7 @@ class Resolver:
         return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
-        """A moment of whatever kind as a cause."""
+        """A moment of whatever kind as a cause: of several ends, and of a launch's records, the last."""
         match moment:
             case HostMoment():
                 return Cause(self.cause(moment.since).span, moment.at_s, host=True)
@@ -236,7 +223,8 @@ class Resolver:
             case None:
                 return Cause(None, 0.0)
             case _:
-                ends = [self.cause(end) for end in moment.records]
+                found = moment if isinstance(moment, tuple) else moment.records
+                ends = [self.cause(end) for end in found]
                 return max(ends, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
 
     def mark(self, rank: int, name: str, moments: Sequence[Any]) -> None:
@@ -278,7 +266,7 @@ class Resolver:
             if isinstance(each, Taken):
                 # It has been sent a little before the event behind it.
                 cause = Cause(cause.span, min(cause.at_s, began_s))
-            last = cause if cause.at_s > last.at_s else last
+            last = latest(last, cause)
         # Times of the host do not count: its clock is another one.
         if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
             raise OrderError(
@@ -314,11 +302,4 @@ class Resolver:
         detail = ALONE if len(ops) == 1 else SHARED
         # A share is not what its op took: what all of them took together is held against all of their floors.
         floor_s = floor_s if record.state == "run" else 0.0
-        return tuple(
-            PricedOp(
-                op,
-                Price(took_s * share, took_s * share, took_s * share, "measured", detail),
-                floor_s * share,
-            )
-            for op, share in ops
-        )
+        return tuple([measured(op, took_s * share, detail, floor_s * share) for op, share in ops])

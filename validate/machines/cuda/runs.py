@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ from simcore.validate.timing.pace import pace
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
+# What runs a program once, and says how long that took.
+Once = Callable[[], tuple[CardRun, float]]
 # Runs that are thrown away at most until one captures nothing; how long those take together that do not.
 MOST_WARM_UPS, WARM_S = 3, 0.05
-# A run that is shorter comes right after others.
+# A run that is shorter is warmed up by others, for so long, whenever it counts.
 SHORT_S = 5e-3
 
 
@@ -73,21 +76,29 @@ class CountedRun:
         still captured in the run that counts."""
         assert self._held is not None, "a run runs once"
         (case, start), self._held = self._held, None
+
+        def once() -> tuple[CardRun, float]:
+            """A run from where the case begins, and how long it took."""
+            case.reset()
+            run, begun_s = start(), time.perf_counter()
+            run.run(program)
+            return run, time.perf_counter() - begun_s
+
         with _memory_of(self._title):
             if not case.warm:
-                _warm_up(case, start, program)
-            run, at_pace = pace().keeps(lambda: self._attempt(case, start, program))
+                _warm_up(case, once)
+            run, at_pace = pace().keeps(lambda: self._attempt(case, once))
         self.trace, self.fed_s = run.trace, run.fed_s
         self._ended(run.trace, at_pace)
         return run.trace
 
-    def _attempt(
-        self, case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
-    ) -> CardRun:
-        _come_from_others(case, start, program)
-        case.reset()
-        run = start()
-        run.run(program)
+    def _attempt(self, case: _Case, once: Once) -> CardRun:
+        # A short one comes right after others: to a host that comes from elsewhere its first launch is ten
+        # times as long as its second.
+        until_s = time.perf_counter() + SHORT_S
+        while case.run_s < SHORT_S and time.perf_counter() < until_s:
+            once()
+        run, _ = once()
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -100,30 +111,15 @@ class CountedRun:
         raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
 
 
-def _come_from_others(
-    case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]
-) -> None:
-    """Runs for SHORT_S, where one is shorter: to a host that comes from elsewhere its first launch is ten
-    times as long as its second."""
-    until_s = time.perf_counter() + SHORT_S
-    while case.run_s < SHORT_S and time.perf_counter() < until_s:
-        case.reset()
-        start().run(program)
-
-
-def _warm_up(case: _Case, start: Callable[[], CardRun], program: Callable[[Machine], Program]) -> None:
+def _warm_up(case: _Case, once: Once) -> None:
     captured, warm_s = 0, 0.0
     while captured < MOST_WARM_UPS and warm_s < WARM_S:
-        run = start()
-        case.reset()
-        begun_s = time.perf_counter()
-        run.run(program)
+        run, run_s = once()
         if run.fresh:
             captured += 1
         else:
-            case.run_s = time.perf_counter() - begun_s
-            warm_s += case.run_s
-            case.warm = True
+            case.warm, case.run_s = True, run_s
+            warm_s += run_s
 
 
 @contextmanager
@@ -195,15 +191,13 @@ class RealCard:
         """A run on the case's card, with its buffers as they were at first."""
         title = setup.title or setup.case or "this case"
         case = self._case_of(setup, title)
-
-        def begin() -> CardRun:
-            return case.card.start(
-                outcomes=setup.outcomes,
-                roofline=setup.roofline,
-                weight=setup.price,
-                warmup_launches=setup.warmup_launches,
-            )
-
+        begin = partial(
+            case.card.start,
+            outcomes=setup.outcomes,
+            roofline=setup.roofline,
+            weight=setup.price,
+            warmup_launches=setup.warmup_launches,
+        )
         traces = self.started.setdefault(setup.case, [])
 
         def ended(trace: Trace, at_pace: bool) -> None:

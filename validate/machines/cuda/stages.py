@@ -16,10 +16,10 @@ from simcore.machine import mesh as layout
 from simcore.ops.op import Op, Publication
 from simcore.validate.machines.cuda.layer import Layer
 from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Lane, Stream
+from simcore.validate.machines.cuda.parts import Lane
 from simcore.validate.machines.cuda.plan import Plan, Stage
-from simcore.validate.machines.cuts import units
-from simcore.validate.machines.launches import Launch
+from simcore.validate.machines.cuts import met, skipped, units
+from simcore.validate.machines.launches import Launch, Stream
 
 # What is captured one after the other, made only where it has not been captured.
 Nodes = Callable[[], list[Callable[[], object]]]
@@ -74,10 +74,10 @@ class StageQueue:
                 # torch warns of a graph without nodes.
                 replay = self.layer.captured(lane.stream, _call(lane, states, keys, made))
                 self.captures += 1
-            for unit in (unit for op in ops for unit in units(op)):
-                states[0].skip(unit)
-            plan.captured[key] = replay, states[0].key() if states else None
+            plan.captured[key] = replay, None
             if states:
+                skipped(states[0], ops)
+                plan.captured[key] = replay, states[0].key()
                 states[0].restore(keys[0])
         return plan.captured[key]
 
@@ -162,19 +162,15 @@ def fill(tensor: Tensor, value: int) -> None:
 
 def _executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
     with gated(gate):
-        for unit in (unit for op in ops for unit in units(op)):
-            state.execute(unit)
+        for op in ops:
+            for unit in units(op):
+                state.execute(unit)
 
 
-def met(states: Sequence[Any], op: Op, gate: Tensor | None) -> None:
-    """A collective, or what it is fused of, on the states of a group."""
+def met_behind(gate: Tensor | None, states: Sequence[Any], op: Op) -> None:
+    """A collective of the states of a group, behind a gate."""
     with gated(gate):
-        for unit in units(op):
-            if unit.ranks > 1:
-                states[0].meet(unit, states)
-            else:
-                for state in states:
-                    state.execute(unit)
+        met(states, op)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ are comparable with those of a profile: each launch takes the next one; between 
 no launch takes, the last of them by the operator.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,11 @@ from simcore.kernels.streams import current_gate, one_stream
 from simcore.kernels.table import TABLE
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
-from simcore.ops.op import Graph, Op, Publication
+from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.schedules.one_launch import LAUNCHES
 from simcore.sim.runs import Setup
-from simcore.studies.decode.scenario import DecodeScenario, TensorParallel
+from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
@@ -34,15 +34,16 @@ from simcore.validate.machines.buffers.cuda_decoder import (
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.decoder import Weights
+from simcore.validate.machines.state import CardState, run_kernel
 from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
-TENSOR_PARALLEL = "tensor_parallel"
 STUDIES = "decode, tiling, linear_attention and decode_attention"
-TILINGS = ("lazy", "eager", "fractal")
+# Strategies that run, by study.
+STRATEGIES = {"decode": ("tensor_parallel",), "tiling": ("lazy", "eager", "fractal")}
 
 
-class CardOperatorState:
+class CardOperatorState(CardState):
     """Random operands of one operator, set by set; the launches of a run take the first LAUNCHES in turn, and
     `reset` reads all others: to run on each, tens of thousands of kernels for some methods, takes seconds."""
 
@@ -61,21 +62,7 @@ class CardOperatorState:
             for x in others:
                 x.sum()
         with one_stream(self._buffers):
-            TABLE[self.op.kind].run(self.op, *self.others[-1])
-
-    def told(self, graph: Graph) -> frozenset[str]:
-        """No size is read on the device."""
-        del graph
-        return frozenset()
-
-    def bound(self, graph: Graph) -> frozenset[str]:
-        """All that a graph needs."""
-        return graph.needs
-
-    def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """None: an operator is bound."""
-        del stream
-        return {}
+            run_kernel(self.op, *self.others[-1])
 
     def key(self) -> int:
         """Which operands are next."""
@@ -89,21 +76,13 @@ class CardOperatorState:
         """Runs the operator. Raises ValueError where it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} reads no gate")
-        TABLE[op.kind].run(op, *self.sets[self._next])
+        run_kernel(op, *self.sets[self._next])
         self.skip(op)
 
     def skip(self, op: Op) -> None:
         """The next one takes the next operands."""
         del op
         self._next = (self._next + 1) % len(self.sets)
-
-    def put(self, publication: Publication, to: Any) -> None:
-        """Single ops publish nothing."""
-        raise AssertionError(f"{publication.signal} is published by no operator")
-
-    def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """Single ops meet nobody."""
-        raise AssertionError(f"{op.name} is no operator of one device")
 
 
 @dataclass
@@ -113,7 +92,7 @@ class CardStates:
 
     l2_bytes: int
     device: torch.device | str = "cuda"
-    _weights: tuple[Any, list[Weights]] | None = field(default=None)
+    _weights: tuple[Any, list[list[Weights]]] | None = field(default=None)
 
     def of(self, setup: Setup) -> list[Any]:
         """A state for each rank. Raises InputError for a model that a card does not run yet."""
@@ -131,81 +110,62 @@ class CardStates:
             case other:
                 raise InputError(f"--on cuda: a {type(other).__name__} is not run on a card yet")
 
-    def _decoder(self, model: Decoder, setup: Setup) -> list[Any]:
-        holds = setup.holds
-        try:
-            return list(
-                card_decoder_states(
-                    model, setup.mesh, SEED, holds["context"], holds["tokens"],
-                    device=self.device, weights=self._weights_of(model),
-                )
-            )  # fmt: skip
-        except ValueError as error:
-            raise InputError(f"--on cuda: {error}") from None
-
     def forget(self) -> None:
         """Weights are let go."""
         self._weights = None
 
-    def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
-        holds, decoder = setup.holds, model.decoder
-        drawn = drawn_of(decoder), "instances"
+    def _weights_of(self, model: Decoder, sets: int, kind: str) -> list[list[Weights]]:
+        """So many sets of the weights of all ranks, by seeds that follow each other; kept until others of
+        another model or kind are asked for: two may not have room beside each other."""
+        drawn = drawn_of(model), kind
         if self._weights is None or self._weights[0] != drawn:
             self.forget()
             self._weights = drawn, []
-        weights = self._weights[1]
-        while len(weights) < model.sets:
-            seed = SEED + len(weights)
-            weights += card_weights(decoder, seed, device=self.device, drawn_on=self.device)
+        found = self._weights[1]
+        while len(found) < sets:
+            found.append(card_weights(model, SEED + len(found), device=self.device, drawn_on=self.device))
+        return found
+
+    def _decoder(self, model: Decoder, setup: Setup) -> list[CardDecoderState]:
+        try:
+            (weights,) = self._weights_of(model, 1, "decoder")
+            return card_decoder_states(
+                model, setup.mesh, SEED, setup.holds["context"], setup.holds["tokens"],
+                device=self.device, weights=weights,
+            )  # fmt: skip
+        except ValueError as error:
+            raise InputError(f"--on cuda: {error}") from None
+
+    def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
+        weights = self._weights_of(model.decoder, model.sets, "instances")
         states: list[CardDecoderState] = []
         for i in range(model.count):
             states += card_decoder_states(
-                decoder, setup.mesh, SEED + i, holds["context"], 1,
-                device=self.device, weights=[weights[i % model.sets]],
+                model.decoder, setup.mesh, SEED + i, setup.holds["context"], 1,
+                device=self.device, weights=weights[i % model.sets],
             )  # fmt: skip
         return CardInstancesState(states)
-
-    def _weights_of(self, model: Decoder) -> list[Weights]:
-        if self._weights is None or self._weights[0] != drawn_of(model):
-            # Two models may not have room beside each other.
-            self.forget()
-            self._weights = (
-                drawn_of(model),
-                card_weights(model, SEED, device=self.device, drawn_on=self.device),
-            )
-        return self._weights[1]
 
 
 def check_card_runs(scenario: Scenario, where: str) -> None:
     """Raises InputError for a study or a strategy that the machine on a card does not run yet."""
     if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
         return
-    if isinstance(scenario, TilingScenario):
-        _check_tilings(scenario, where)
-        return
-    if not isinstance(scenario, DecodeScenario):
+    if not isinstance(scenario, DecodeScenario | TilingScenario):
         raise InputError(
             f"{where}: study: {scenario.study} is not run on a card yet; --on cuda runs {STUDIES}"
         )
+    allowed = STRATEGIES[scenario.study]
     for i, strategy in enumerate(scenario.strategies):
-        if not isinstance(strategy, TensorParallel):
+        if strategy.kind not in allowed:
             raise InputError(
                 f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
-                f" --on cuda runs {TENSOR_PARALLEL}"
+                f" --on cuda runs {', '.join(allowed)}"
             )
-    # Ranks that share one card share its memory, and have no link: theirs are not the times of several cards.
     for i, strategy in enumerate(scenario.strategies):
-        if isinstance(strategy, TensorParallel) and (most := max(strategy.ranks)) > 1:
-            raise InputError(f"{where}: strategies[{i}].ranks: is {most}; --on cuda runs 1, on one card")
-
-
-def _check_tilings(scenario: TilingScenario, where: str) -> None:
-    for i, strategy in enumerate(scenario.strategies):
-        if strategy.kind not in TILINGS:
-            allowed = ", ".join(TILINGS)
-            raise InputError(
-                f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
-                f" --on cuda runs {allowed}"
-            )
+        at = f"{where}: strategies[{i}]"
+        # Ranks that share one card share its memory, and have no link: theirs are not the times of several.
+        if (most := max(getattr(strategy, "ranks", (1,)))) > 1:
+            raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
         if any(getattr(strategy, "half_storage", ())):
-            raise InputError(f"{where}: strategies[{i}].half_storage: is not run on a card yet; give false")
+            raise InputError(f"{at}.half_storage: is not run on a card yet; give false")
