@@ -120,9 +120,9 @@ class SharedUse:
     """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
     `simcore.sim.contention`), measured."""
 
-    leaves_s: Seconds = Field(description="seconds of each kernel in which another stream's may begin")
+    tail_overlap_s: Seconds = Field(description="seconds of each kernel in which another stream's may begin")
     reuse_s: Seconds = Field(description="gap within which instances share weights that they read, s")
-    reach: Share = Field(description="share of the memory's rate that graphs reach together")
+    bandwidth_share: Share = Field(description="share of the memory's rate that graphs reach together")
     cases: Count = Field(description="cases that were fitted to")
     judged: Count = Field(description="other cases, by which the law was judged")
     error_pct: NonNegative = Field(description="how far predicted times of those were off, %, the median")

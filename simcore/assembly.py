@@ -314,7 +314,7 @@ def _all_in_graphs(prices: Prices, in_graph_s: float) -> Prices:
 def _rates_of(profile: FittedProfile | None) -> Rates:
     """How graphs of one program slow each other down: as measured, if they were."""
     shared = profile.contention if profile else None
-    return shared_reads(0.0, shared.reach, shared.leaves_s) if shared else max_min_rates
+    return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s) if shared else max_min_rates
 
 
 def _fits_of(device: DeviceInUse) -> FittedProfile | None:
@@ -507,8 +507,8 @@ def _hardware(
         dtypes=_dtypes(scenario, config, table),
         chunk=(table.chunk_tokens if table else None) or DEFAULT_CHUNK,
         parts=table is not None and table.granularity == "parts",
-        memory_reach=_memory_reach(spec, shared),
-        leaves_s=shared.leaves_s if shared else inf,
+        memory_bandwidth_share=_memory_reach(spec, shared),
+        tail_overlap_s=shared.tail_overlap_s if shared else inf,
         contention_error=_contention_error(shared),
         whole=table is not None and table.granularity == "iteration",
         start=place.start,
@@ -534,7 +534,7 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
     """By end of the prices' intervals; what was measured is the same at all of them (`_contention_error`)."""
     if shared is not None:
-        return dict.fromkeys(("low", "value", "high"), shared.reach)
+        return dict.fromkeys(("low", "value", "high"), shared.bandwidth_share)
     known = spec.hbm_efficiency
     return {"low": known.high, "value": known.value, "high": known.low}
 

@@ -275,7 +275,7 @@ def _priced(device: str, ranks: int, price: Pricer, bench: Bench) -> Iterator[Li
         if prompt:
             sizes = step_sizes(sequences, cached, [(prompt, 50)], 1)
         yield ["step", device, ranks, sequences, cached, prompt]
-        for op in dict.fromkeys(op.at(sizes).bare for op in graph.ops):
+        for op in dict.fromkeys(op.at(sizes).without_place for op in graph.ops):
             found = price(op)
             yield [op.name, found.seconds, found.low_s, found.high_s, found.source]
 

@@ -93,13 +93,13 @@ demands = st.lists(
 @settings(fixed, max_examples=examples(150))
 @given(demands, st.floats(0.0, 1e-4))
 def test_who_holds_the_device_slows_others_and_speeds_nobody_up(
-    running: list[Demand], leaves_s: float
+    running: list[Demand], tail_overlap_s: float
 ) -> None:
-    free, held = max_min_rates(running), shared_reads(0.0, 1.0, leaves_s)(running)
+    free, held = max_min_rates(running), shared_reads(0.0, 1.0, tail_overlap_s)(running)
     assert all(0.0 < rate <= 1.0 for rate in held)
     # Where all ask for more than there is, who is modest is served first: somebody may even gain.
     assert min(held) <= min(free) + 1e-12
-    idle = [max(0.0, 1.0 - max(d.memory, d.compute) - leaves_s * d.kernels_per_s) for d in running]
+    idle = [max(0.0, 1.0 - max(d.memory, d.compute) - tail_overlap_s * d.kernels_per_s) for d in running]
     for shares_ in ([d.memory for d in running], [d.compute for d in running]):
         if len(running) > 1:
             assert sum(r * (s + i) for r, s, i in zip(held, shares_, idle, strict=True)) <= 1.0 + 1e-9
@@ -214,19 +214,19 @@ def test_kernels_get_in_one_after_another() -> None:
 @settings(fixed, max_examples=examples(150))
 @given(st.lists(st.tuples(shares, st.floats(0.0, 1e6)), min_size=1, max_size=5), st.floats(0.0, 1e-4))
 def test_whoever_is_slowed_is_done_or_kept_out_all_the_time(
-    streams: list[tuple[float, float]], leaves_s: float
+    streams: list[tuple[float, float]], tail_overlap_s: float
 ) -> None:
     takes = [max(1e-3, share) for share, _ in streams]
     kernels_per_s = [max(1.0, per_s) for _, per_s in streams]
-    rates = in_rounds(takes, kernels_per_s, leaves_s)
-    keeps = [max(0.0, t - leaves_s * k) for t, k in zip(takes, kernels_per_s, strict=True)]
+    rates = in_rounds(takes, kernels_per_s, tail_overlap_s)
+    keeps = [max(0.0, t - tail_overlap_s * k) for t, k in zip(takes, kernels_per_s, strict=True)]
     out = sum(rate * share for rate, share in zip(rates, keeps, strict=True))
     for rate, took, kept in zip(rates, takes, keeps, strict=True):
         assert 0.0 < rate <= 1.0
         whole = rate * took + out - rate * kept
         assert whole == pytest.approx(1.0, abs=1e-8) if rate < 1.0 else whole <= 1.0 + 1e-8
     # Nobody is preferred; kernels of those that keep others out get in equally often.
-    turned = in_rounds(takes[::-1], kernels_per_s[::-1], leaves_s)
+    turned = in_rounds(takes[::-1], kernels_per_s[::-1], tail_overlap_s)
     assert turned[::-1] == pytest.approx(rates)
     slowed = [r * k for r, k, kept in zip(rates, kernels_per_s, keeps, strict=True) if kept > 0.0 and r < 1.0]
     assert slowed == pytest.approx(slowed[:1] * len(slowed), rel=1e-6)
@@ -235,12 +235,15 @@ def test_whoever_is_slowed_is_done_or_kept_out_all_the_time(
 @settings(fixed, max_examples=examples(150))
 @given(demands, st.floats(0.0, 1e-4), st.floats(0.1, 1.0))
 def test_rounds_only_slow_and_leave_what_is_short_alone(
-    running: list[Demand], leaves_s: float, reach: float
+    running: list[Demand], tail_overlap_s: float, bandwidth_share: float
 ) -> None:
-    free, law = shared_reads(0.0, reach)(running), shared_reads(0.0, reach, leaves_s)(running)
+    free, law = (
+        shared_reads(0.0, bandwidth_share)(running),
+        shared_reads(0.0, bandwidth_share, tail_overlap_s)(running),
+    )
     assert all(0.0 < slowed <= rate for slowed, rate in zip(law, free, strict=True))
-    short = [replace(demand, kernels_per_s=1.0 / max(leaves_s, 1e-6)) for demand in running]
-    assert shared_reads(0.0, 1.0, max(leaves_s, 1e-6))(short) == pytest.approx(max_min_rates(running))
+    short = [replace(demand, kernels_per_s=1.0 / max(tail_overlap_s, 1e-6)) for demand in running]
+    assert shared_reads(0.0, 1.0, max(tail_overlap_s, 1e-6))(short) == pytest.approx(max_min_rates(running))
 
 
 # -- programs ------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def test_streams_take_what_the_memory_lets_them(kind: Any) -> None:
     case = Case(kind, 1, count=4, context=1024)
     free = replace(SIMULATED, overheads=Overheads())
     step = LARGE.instances(case).graph(0)
-    ops = [op.at({"context": 1024}).bare for op in step.ops]
+    ops = [op.at({"context": 1024}).without_place for op in step.ops]
     memory_s = sum(roofline(H200)(op).memory_s for op in ops)
     alone_s = 1.25 * memory_s
     trace = predicted(case, {"": alone_s}, LARGE, free, shared_reads(0.0, 0.8))
@@ -365,7 +368,7 @@ def test_instances_are_of_layers_alone() -> None:
 
 # -- fitting and judging -------------------------------------------------------------------------------------
 
-TRUE = Constants(leaves_s=2e-6, reuse_s=0.0, reach=0.9)
+TRUE = Constants(tail_overlap_s=2e-6, reuse_s=0.0, bandwidth_share=0.9)
 
 
 def rows_by(constants: Constants, streams: Sequence[int] = (1, 2, 4, 8)) -> list[Row]:
@@ -430,7 +433,7 @@ def test_what_an_h200_measured_is_predicted() -> None:
     assert isinstance(profile, FittedProfile)
     law = profile.contention
     assert law is not None
-    by_law = errors(Constants(law.leaves_s, law.reuse_s, law.reach))
+    by_law = errors(Constants(law.tail_overlap_s, law.reuse_s, law.bandwidth_share))
     assert set(by_law) == {"shared weights", "own weights", "main", "side"}
     assert {kind for kind, each in by_law.items() if median(each) >= contention.MOST_PCT} == set()
     # Beside tiles of 54 us a step goes on a little, beside those of 249 it stands still: so it does in both.
@@ -441,7 +444,7 @@ def test_what_an_h200_measured_is_predicted() -> None:
     # than it says.
     assert max(by_law["side"]) == pytest.approx(37.6, abs=0.1)
     # Max-min shares alone let a step go on beside tiles of side 1024 as if it were alone.
-    assert max(errors(Constants(math.inf, 0.0, law.reach))["main"]) > 90.0
+    assert max(errors(Constants(math.inf, 0.0, law.bandwidth_share))["main"]) > 90.0
 
 
 def of_a_calibration(*, quick: bool) -> list[Row]:
@@ -472,7 +475,7 @@ def test_a_calibrations_part_of_the_cases_says_nearly_the_same_of_all(
     found = card_sharing.fitted(some, profile)
     assert (len(some), found.cases, found.judged) == of_all
     models, here = models_of(layers), simulated_on(H200, profile)
-    of_law = Constants(found.leaves_s, found.reuse_s, found.reach)
+    of_law = Constants(found.tail_overlap_s, found.reuse_s, found.bandwidth_share)
     assert max(medians(judged(rows, models, here, of_law, True)).values()) < contention.MOST_PCT
 
 
@@ -503,12 +506,12 @@ def test_graphs_reach_together_no_more_than_reading_alone() -> None:
     beside_s, model = 1e-4, models_of(1)
     rows = [Row(Case("shared weights", 1, count=8, context=1024), "", beside_s, beside_s, 0.0, 0.0, 1)]
     here = simulated_on(H200, profile)
-    assert fit(rows, model, here, 0.9, 0.97, 5).reach == 0.97
-    assert fit(rows, model, here, 0.9, 0.5, 5).reach == 0.5
-    assert contention._compared(rows, model, here, profile, 0.9, 0.5, True)[0].reach == 0.5
+    assert fit(rows, model, here, 0.9, 0.97, 5).bandwidth_share == 0.97
+    assert fit(rows, model, here, 0.9, 0.5, 5).bandwidth_share == 0.5
+    assert contention._compared(rows, model, here, profile, 0.9, 0.5, True)[0].bandwidth_share == 0.5
     # If reading alone were half as fast, nothing measured would do.
     slow = replace(profile, birth=replace(profile.birth, rates={"read_bytes_per_s": rate / 2}))
-    with pytest.raises(ValueError, match=f"reach {rate / 2 / H200.hbm_bytes_per_s:.3f}"):
+    with pytest.raises(ValueError, match=f"bandwidth_share {rate / 2 / H200.hbm_bytes_per_s:.3f}"):
         card_sharing.fitted(of_a_calibration(quick=True), slow)
 
 
@@ -536,7 +539,7 @@ def some_rows(
         ),
         (2, "no case of shared weights to judge by was measured; 7 of 9"),
         (7, "no case of beside to judge by was measured; 2 of 9"),
-        (9, "the law says nothing of them: leaves_s"),
+        (9, "the law says nothing of them: tail_overlap_s"),
     ],
 )
 def test_cases_that_there_was_no_time_for_are_left_out(

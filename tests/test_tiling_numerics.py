@@ -400,8 +400,8 @@ def test_launches_are_those_of_the_simulated_machine(name: str) -> None:
     assert [graph for graph, _ in launches(real)] == [graph for graph, _ in launches(simulated)]
     assert len(launches(real)) > model.generated
     # What is priced there is what was run here, wherever it works.
-    assert [[op.bare for op in ops] for _, ops in launches(real)] == [
-        [op.bare for op in ops] for _, ops in launches(simulated)
+    assert [[op.without_place for op in ops] for _, ops in launches(real)] == [
+        [op.without_place for op in ops] for _, ops in launches(simulated)
     ]
 
 

@@ -134,11 +134,11 @@ class Op:
         return _sizes((*self.shape, *self.place)).union(*(part.needs for part in self._distinct))
 
     @property
-    def bare(self) -> "Op":
+    def without_place(self) -> "Op":
         """This op without its place: the op that is priced."""
         if not self.place and not self.parts:
             return self
-        parts = self._each_part(lambda part: part.bare)
+        parts = self._each_part(lambda part: part.without_place)
         return self if not self.place and parts is self.parts else replace(self, place=(), parts=parts)
 
     @property

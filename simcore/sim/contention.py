@@ -15,9 +15,9 @@ full speed beside one bound by memory. Three laws:
                          one model that started within about t seconds of each other find the weights in the
                          cache that the instance before has just read: a gap g to it saves exp(-g / t) of the
                          memory traffic
-    ... with leaves_s l  also, kernels of several streams enter the device one after another, first come,
-                         first served: a waiting kernel begins when all blocks of the one before have begun,
-                         l seconds (the tail of one kernel, the start of the next) before the next kernel of
+    ... with tail_overlap_s l    also, kernels of several streams enter the device one after another, first
+                         come, first served: a waiting kernel begins when all blocks of the one before have
+                         begun, l seconds (the tail of one kernel, the start of the next) before the next kernel of
                          the same stream could. So kernels of a1, a2, .. seconds on n streams go in rounds,
                          one kernel of each stream per round (`in_rounds`):
 
@@ -163,9 +163,9 @@ class Crowd(Sequence[Demand]):
         self._demands[i] = demand
         self.memory[i], self.compute[i], self.launch[i] = demand.memory, demand.compute, demand.launch
 
-    def work_out(self, memory: float, leaves_s: float, reach: float) -> None:
+    def work_out(self, memory: float, tail_overlap_s: float, bandwidth_share: float) -> None:
         """Updates `turns` and `even` by a law, for the demands that have changed."""
-        law = memory, leaves_s, reach
+        law = memory, tail_overlap_s, bandwidth_share
         if self._law != law:
             self._law, self._stale, self.even.level = law, list(range(len(self))), nan
         leaves, keeps, reads, computes = self.turns
@@ -187,14 +187,14 @@ class Crowd(Sequence[Demand]):
 Turn = tuple[float, float, float, float]
 
 
-def _turn(demand: Demand, memory: float, leaves_s: float, reach: float) -> Turn:
+def _turn(demand: Demand, memory: float, tail_overlap_s: float, bandwidth_share: float) -> Turn:
     take = 1.0
-    if memory != reach:
+    if memory != bandwidth_share:
         # Kernels that find their operands in the cache are shorter by the time of those reads.
-        take = max(LEAST_S, 1.0 - demand.memory * (1.0 / reach - 1.0 / memory))
-    leave = _leave(take, demand.kernels_per_s, leaves_s)
+        take = max(LEAST_S, 1.0 - demand.memory * (1.0 / bandwidth_share - 1.0 / memory))
+    leave = _leave(take, demand.kernels_per_s, tail_overlap_s)
     # While a kernel keeps the others out, they neither read nor compute.
-    keep = take - leaves_s * demand.kernels_per_s
+    keep = take - tail_overlap_s * demand.kernels_per_s
     return leave, (take - leave) / leave, max(demand.memory / memory, keep), max(demand.compute, keep)
 
 
@@ -240,15 +240,15 @@ def _even_rates(crowd: Crowd) -> list[float] | None:
 
 
 def _rates(
-    running: Sequence[Demand], memory: float, leaves_s: float = inf, reach: float = 1.0
+    running: Sequence[Demand], memory: float, tail_overlap_s: float = inf, bandwidth_share: float = 1.0
 ) -> list[float]:
-    """Rates if the memory serves `memory` times its datasheet's rate; without reuse it serves `reach`."""
+    """Rates if the memory serves `memory` times its datasheet's rate; without reuse, `bandwidth_share`."""
     if len(running) == 1:
         return [1.0]
     crowd = running if isinstance(running, Crowd) else Crowd(running)
-    if leaves_s == inf:
+    if tail_overlap_s == inf:
         return _fair_rates(crowd, memory)
-    crowd.work_out(memory, leaves_s, reach)
+    crowd.work_out(memory, tail_overlap_s, bandwidth_share)
     even = _even_rates(crowd)
     if even is not None:
         return even
@@ -279,9 +279,9 @@ def _fair_rates(crowd: Crowd, memory: float) -> list[float]:
     return rates
 
 
-def _leave(take: float, kernels_per_s: float, leaves_s: float) -> float:
+def _leave(take: float, kernels_per_s: float, tail_overlap_s: float) -> float:
     """The share of a stream's time alone in which its kernels keep no others out."""
-    most = max(LEAST_S, leaves_s)
+    most = max(LEAST_S, tail_overlap_s)
     return min(take, max(most / LONGEST_S, most * kernels_per_s))
 
 
@@ -303,13 +303,13 @@ def _free(leaves: Sequence[float], keeps: Sequence[float]) -> float:
     return free
 
 
-def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: float) -> list[float]:
+def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], tail_overlap_s: float) -> list[float]:
     """Rates of streams whose kernels enter the device one after another. `takes`: the share of a stream's
     time alone that its kernels take (1: all of it); `kernels_per_s`: its kernels per second alone.
 
-    Each kernel keeps others out except for leaves_s: keeps = takes - leaves, with
-    leaves = min(takes, leaves_s kernels_per_s). In the share x of time in which no kernel is kept out, all
-    streams start equally many kernels:
+    Each kernel keeps others out except for tail_overlap_s: keeps = takes - leaves, with
+    leaves = min(takes, tail_overlap_s kernels_per_s). In the share x of time in which no kernel is kept out,
+    all streams start equally many kernels:
 
         rate_i = min(1, x / leaves_i)        x + sum of rate_i keeps_i = 1
 
@@ -320,15 +320,15 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], leaves_s: 
     >>> [round(rate, 9) for rate in in_rounds([1.0, 1.0], [1 / 60e-6, 1 / 20e-6], 16e-6)]
     [0.9375, 0.3125]
     """
-    leaves = [_leave(take, each, leaves_s) for take, each in zip(takes, kernels_per_s, strict=True)]
+    leaves = [_leave(take, each, tail_overlap_s) for take, each in zip(takes, kernels_per_s, strict=True)]
     free = _free(leaves, [(take - leave) / leave for take, leave in zip(takes, leaves, strict=True)])
     return [1.0 if free >= leave else free / leave for leave in leaves]
 
 
-def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> Rates:
+def shared_reads(reuse_s: float, bandwidth_share: float = 1.0, tail_overlap_s: float = inf) -> Rates:
     """The law for weights found in the cache (see the head of this file); `reuse_s` 0 means no reuse.
-    `reach`: the share of the datasheet's memory rate that kernels reach, alone or together. `leaves_s`:
-    seconds of each kernel in which another stream's kernel may begin.
+    `bandwidth_share`: the share of the datasheet's memory rate that kernels reach, alone or together.
+    `tail_overlap_s`: seconds of each kernel in which another stream's kernel may begin.
 
     >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
     >>> shared_reads(0.01)(both)
@@ -337,14 +337,19 @@ def shared_reads(reuse_s: float, reach: float = 1.0, leaves_s: float = inf) -> R
 
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, reach, leaves_s, reach)
+            return _rates(running, bandwidth_share, tail_overlap_s, bandwidth_share)
         order = sorted([(demand.since_s, demand.memory) for demand in running], key=itemgetter(0))
         before_s, read = order[0]
         for since_s, memory in order[1:]:
             read += memory * (1.0 - exp((before_s - since_s) / reuse_s))
             before_s = since_s
         asked = sum([demand.memory for demand in running])
-        return _rates(running, reach * asked / read if read > 0.0 else reach, leaves_s, reach)
+        return _rates(
+            running,
+            bandwidth_share * asked / read if read > 0.0 else bandwidth_share,
+            tail_overlap_s,
+            bandwidth_share,
+        )
 
     return rates
 

@@ -391,7 +391,7 @@ def straight(numbers: list[float]) -> Straight:
 def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, int], ...]]]:
     # `bare` ops do not say which layer they are in: equal ops of all layers are counted together.
     counted: dict[frozenset[str], dict[Op, int]] = {}
-    for op, count in Counter(op.bare for op in graph.ops).items():
+    for op, count in Counter(op.without_place for op in graph.ops).items():
         counted.setdefault(op.reads, {})[op] = count
     for reads, ops in counted.items():
         yield tuple(sorted(reads)), tuple(ops.items())

@@ -122,7 +122,7 @@ def _crosses(op: Op) -> bool:
 
 
 def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:
-    bare = op.bare
+    bare = op.without_place
     cost = price(bare)
     floor = roofline(bare).of(cost)
     return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1

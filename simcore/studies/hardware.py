@@ -21,10 +21,10 @@ class Hardware:
     `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
     many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
-    `memory_reach`: the share of the datasheet's memory rate that kernels reach, with prices as they are
-    ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
-    `leaves_s`: seconds of each kernel in which another stream's may begin. `contention_error`:
-    how many times as fast graphs may be beside each other, by end; 1 where no more is known than the reach.
+    `memory_bandwidth_share`: the share of the datasheet's memory rate that kernels reach, with prices as they
+    are ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
+    `tail_overlap_s`: seconds of each kernel in which another stream's may begin. `contention_error`:
+    how many times as fast graphs may be beside each other, by end; 1 where no more is known than that share.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
     machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
@@ -45,10 +45,10 @@ class Hardware:
     dtypes: Dtypes
     chunk: int
     parts: bool
-    memory_reach: Mapping[str, float]
+    memory_bandwidth_share: Mapping[str, float]
     contention_error: Mapping[str, float]
     whole: bool = False
-    leaves_s: float = inf
+    tail_overlap_s: float = inf
     start: Start = simulated
     repeats: int = 1
     processors: int = 0

@@ -223,8 +223,8 @@ def main(
         if fit_:
             _of_one_card(births, known, str(from_))
     models = models_of(layers)
-    reach, most = spec.hbm_efficiency.value, most_reach(spec, known)
-    found = _compared(rows, models, here, known, reach, most, fit_)
+    bandwidth_share, most = spec.hbm_efficiency.value, most_reach(spec, known)
+    found = _compared(rows, models, here, known, bandwidth_share, most, fit_)
     if out is not None:
         write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)
@@ -299,18 +299,18 @@ def _compared(
     models: Models,
     device: Device,
     profile: FittedProfile | None,
-    reach: float,
+    bandwidth_share: float,
     most: float,
     fitting: bool,
 ) -> tuple[Constants, list[Judged]]:
     shared = profile.contention if profile else None
     if fitting:
-        constants = fit(role_is("fit", rows), models, device, reach, most)
+        constants = fit(role_is("fit", rows), models, device, bandwidth_share, most)
     elif shared is not None:
-        constants = Constants(shared.leaves_s, shared.reuse_s, shared.reach)
+        constants = Constants(shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share)
     else:
         # What the law was before anybody measured: nothing is held, nothing shared.
-        constants = Constants(math.inf, 0.0, reach)
+        constants = Constants(math.inf, 0.0, bandwidth_share)
     return constants, judged(rows, models, device, constants, fitting)
 
 

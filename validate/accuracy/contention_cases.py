@@ -237,7 +237,7 @@ def predicted(
     for job in jobs(case, models):
         sizes = dict(job.sizes)
         # A job has the same ops again and again.
-        bare = {id(op): op.at(sizes).bare for op in {id(op): op for op in job.graph.ops}.values()}
+        bare = {id(op): op.at(sizes).without_place for op in {id(op): op for op in job.graph.ops}.values()}
         seconds = {key: device.price(op).seconds for key, op in bare.items()}
         times = case.tiles if job.stream == SIDE else case.steps
         scale = (

@@ -1,8 +1,8 @@
 """The two constants by which graphs share a device (`sim.contention`), fitted to rows that were measured.
 
-    leaves_s, reach = the least sum of |log(measured / predicted)| over every second number of streams or side
-                      of each kind; the others judge them
-    reach          <= what reading alone reaches, as the profile's birth record has it
+    tail_overlap_s, bandwidth_share = the least sum of |log(measured / predicted)| over every second number of
+                                      streams or side of each kind; the others judge them
+    bandwidth_share <= what reading alone reaches, as the profile's birth record has it
     error           = larger / smaller of measured and predicted - 1
 
 What runs together costs on the simulated machine what it was measured to cost alone; so the error is that of
@@ -68,19 +68,23 @@ def simulated_on(spec: DeviceSpec, profile: FittedProfile | None) -> Device:
 class Constants:
     """Those of `simcore.sim.contention.shared_reads`."""
 
-    leaves_s: float
+    tail_overlap_s: float
     reuse_s: float
-    reach: float
+    bandwidth_share: float
 
     def rates(self, case: Case) -> Rates:
         """The law. Only instances of one model find in the cache what others have read."""
         reuse_s = self.reuse_s if case.kind == SHARED else 0.0
-        return shared_reads(reuse_s, self.reach, self.leaves_s)
+        return shared_reads(reuse_s, self.bandwidth_share, self.tail_overlap_s)
 
     @property
     def text(self) -> str:
         """For people."""
-        return f"leaves_s {self.leaves_s:.3g}, reuse_s {self.reuse_s:.3g}, reach {self.reach:.3f}"
+        tail, share = (
+            f"tail_overlap_s {self.tail_overlap_s:.3g}",
+            f"bandwidth_share {self.bandwidth_share:.3f}",
+        )
+        return f"{tail}, reuse_s {self.reuse_s:.3g}, {share}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +165,13 @@ def fit(
     rows: Sequence[Row],
     models: Models,
     device: Device,
-    reach: float,
+    bandwidth_share: float,
     most: float = 1.0,
     tries: int | None = None,
 ) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|, of a reach of `most` at most. A search
-    begins at `reach` and takes so many `tries` (MOST_TRIES, if left out). Raises InputError without rows."""
+    """The constants with the least sum of |log(measured / predicted)|, of a bandwidth_share of `most` at
+    most. A search begins at `bandwidth_share` and takes so many `tries` (MOST_TRIES, if left out). Raises
+    InputError without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
@@ -179,10 +184,10 @@ def fit(
 
     search: Any = minimize
     best: Any = None
-    reach = min(reach, most)
+    bandwidth_share = min(bandwidth_share, most)
     for start_s in STARTS_S:
-        first = [math.log(start_s), reach]
-        steps = [first, [first[0] + 1.0, reach], [first[0], reach - 0.1]]
+        first = [math.log(start_s), bandwidth_share]
+        steps = [first, [first[0] + 1.0, bandwidth_share], [first[0], bandwidth_share - 0.1]]
         options = {"maxfev": tries or MOST_TRIES, "initial_simplex": steps}
         found: Any = search(cost, first, method="Nelder-Mead", options=options)
         best = found if best is None or found.fun < best.fun else best
@@ -216,9 +221,9 @@ def shared_use(constants: Constants, found: Sequence[Judged], processor: str, da
         raise ValueError("there is no case that judges the constants of contention")
     counts = {role: sum(each.role == role for each in found) for role in ("fit", "judged")}
     return SharedUse(
-        leaves_s=constants.leaves_s,
+        tail_overlap_s=constants.tail_overlap_s,
         reuse_s=constants.reuse_s,
-        reach=constants.reach,
+        bandwidth_share=constants.bandwidth_share,
         cases=counts["fit"],
         judged=counts["judged"],
         error_pct=errors["all"],

@@ -92,7 +92,7 @@ class CardInstancesState:
 
     def execute(self, op: Op) -> None:
         """An op of the instance that it is placed at."""
-        self._state(op).execute(op.bare)
+        self._state(op).execute(op.without_place)
 
     def skip(self, op: Op) -> None:
         """On to what comes after an op."""

@@ -100,5 +100,5 @@ def of_later_tokens(trace: Trace) -> tuple[float, Sequence[Op]]:
     """The median time of a token's graph in the second half of a run, and its ops: those of the token in the
     middle of that half."""
     later = sorted(trace.spans, key=lambda span: span.start_s)[TOKENS // 2 :]
-    ops = [priced.op.bare for priced in later[len(later) // 2].ops]
+    ops = [priced.op.without_place for priced in later[len(later) // 2].ops]
     return median(span.end_s - span.start_s for span in later), ops

@@ -54,7 +54,7 @@ def ops(*, quick: bool) -> list[Op]:
     models = models_of(1)
     each = [replace(case, steps=1, tiles=1, count=1) for case in cases(quick=quick)]
     found = [op.at(dict(job.sizes)) for case in each for job in jobs(case, models) for op in job.graph.ops]
-    return list({(op.kind, op.shape, op.dtype): op.bare for op in found}.values())
+    return list({(op.kind, op.shape, op.dtype): op.without_place for op in found}.values())
 
 
 def shared_use_here(
@@ -68,8 +68,11 @@ def shared_use_here(
         found = fitted(rows, profile)
     except ValueError as error:
         raise ValueError("; ".join([str(error), *told])) from None
-    if found.reach == most_reach(load_device(profile.device), profile):
-        told = [*told, "contention: reach is what reading alone reaches, more than which none can be"]
+    if found.bandwidth_share == most_reach(load_device(profile.device), profile):
+        told = [
+            *told,
+            "contention: bandwidth_share is what reading alone reaches, more than which none can be",
+        ]
     return found, told
 
 
@@ -107,7 +110,7 @@ def fitted(rows: Sequence[Row], profile: FittedProfile) -> SharedUse:
     constants = fit(chosen, models, here, spec.hbm_efficiency.value, most_reach(spec, profile), TRIES)
     found = judged(rows, models, here, constants, True)
     worst_pct = max(medians(found).values())
-    if worst_pct >= MOST_PCT or constants.leaves_s <= LEAST_S or constants.reach >= 1.0:
+    if worst_pct >= MOST_PCT or constants.tail_overlap_s <= LEAST_S or constants.bandwidth_share >= 1.0:
         raise ValueError(f"the law says nothing of them: {constants.text}, {worst_pct:.1f} % off")
     born = profile.birth.processor if profile.birth else profile.title
     return shared_use(constants, found, born, datetime.now(UTC).isoformat(timespec="seconds"))

@@ -13,7 +13,7 @@ from simcore.ops.op import Op, Roofline
 
 def plain(op: Op) -> Op:
     """Returns an op without its place and its name in the model: all that its time depends on."""
-    return replace(op.bare, name="")
+    return replace(op.without_place, name="")
 
 
 def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:

@@ -222,7 +222,9 @@ class Bench:
             roofline=self.hardware.roofline,
             overheads=self.hardware.overheads,
             outcomes={"hit": pattern},
-            rates=contention.shared_reads(0.0, self.hardware.memory_reach["value"], self.hardware.leaves_s),
+            rates=contention.shared_reads(
+                0.0, self.hardware.memory_bandwidth_share["value"], self.hardware.tail_overlap_s
+            ),
             lockstep=lockstep,
             # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
             case=repr(case) if lockstep and self.hardware.measured else "",

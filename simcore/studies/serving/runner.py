@@ -285,7 +285,9 @@ def _counted(simulation: Run, journal: Journal) -> Occupancy:
 def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contention.Rates:
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
-            law = contention.shared_reads(reuse_s, hardware.memory_reach[end], hardware.leaves_s)
+            law = contention.shared_reads(
+                reuse_s, hardware.memory_bandwidth_share[end], hardware.tail_overlap_s
+            )
             return contention.off_by(law, hardware.contention_error[end])
         case Throughput(gain=gain):
             return contention.throughput(gain)

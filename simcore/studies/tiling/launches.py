@@ -39,7 +39,7 @@ class Burst:
     @cached_property
     def ops(self) -> Mapping[Op, int]:
         """The ops of the graph, wherever they work, and how often each is there."""
-        return Counter(op.bare for op in self.graph.ops)
+        return Counter(op.without_place for op in self.graph.ops)
 
     def total(self, of: Callable[[Op], float]) -> Iterator[tuple[Op, float]]:
         """Each op with what it adds up to over all launches, `of` being a straight line in the sizes."""

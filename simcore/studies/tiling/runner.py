@@ -91,7 +91,7 @@ class Bench:
         steps = [burst for burst in launched if "conv_prefill" not in burst.graph.kinds]
         if work(steps, lambda _: True).hbm_bytes > case.generated * self.device.stays_bytes:
             return price
-        prices = ((op, cached(op), price(op)) for op in {op.bare for op in model.step().ops})
+        prices = ((op, cached(op), price(op)) for op in {op.without_place for op in model.step().ops})
         warm = {op: found for op, found, cold in prices if found.seconds != cold.seconds}
         return (lambda op: warm.get(op) or price(op)) if warm else price
 

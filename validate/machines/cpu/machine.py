@@ -109,7 +109,7 @@ class TorchRun(Device):
         """A span with the least that its ops can take, looked up once the clock has stopped."""
         if span.state != "run":
             return span
-        ops = tuple([PricedOp(o.op, o.price, self._roofline(o.op.bare).seconds) for o in span.ops])
+        ops = tuple([PricedOp(o.op, o.price, self._roofline(o.op.without_place).seconds) for o in span.ops])
         return replace(span, ops=ops)
 
     # -- what the host's side asks of it --------------------------------------------------------------

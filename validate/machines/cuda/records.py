@@ -155,7 +155,7 @@ class SharedOut:
 
     def between(self, ops: Sequence[Op]) -> Shares:
         """Of bound ops."""
-        bare = [op.bare for op in ops]
+        bare = [op.without_place for op in ops]
         weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
         total, floor_s = sum(weights), sum(self.roofline(op).seconds for op in bare)
         shares = [each / total if total > 0.0 else 1.0 / len(ops) for each in weights]
