@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers and names as text for the page."""
 
 import html
 import math
@@ -40,7 +40,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as "12.31 ms"."""
+    """Returns seconds as "12.31 ms"."""
     return f"{significant(seconds * 1e3, 4)}{GLUE}ms" if known(seconds) else NOTHING
 
 
@@ -124,7 +124,7 @@ def of_any_device(label: str, device: str) -> str:
 
 
 def strategy_name(strategy: str) -> str:
-    """A strategy's name in a sentence."""
+    """Returns a strategy's name as text."""
     return STRATEGY_NAMES.get(strategy, strategy.replace("_", " "))
 
 
