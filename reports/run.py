@@ -165,7 +165,7 @@ class Run:
 
     @property
     def machine(self) -> str:
-        """Where the times are from: "sim", or the name of the device on which they were measured."""
+        """The source of the times: "sim", or the name of the device on which they were measured."""
         return str(self.provenance.get("machine") or SIMULATED)
 
     @property

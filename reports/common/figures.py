@@ -32,7 +32,7 @@ TICKS_AT_MOST = 9
 # Plotly places the names of rows left of the axis itself; they need no margin.
 ROWS_MARGIN = {"l": 8, "r": 12, "t": 4, "b": 48}
 Layout = dict[str, Any]
-Axis = tuple[Layout, Layout]  # an axis, and what to overwrite on a narrow screen
+Axis = tuple[Layout, Layout]  # an axis, and its settings to overwrite on a narrow screen
 Lane = tuple[float, str]  # rank and stream
 
 
@@ -404,7 +404,7 @@ def speed_up_cells(
     )
 
 
-# -- predicted against published, and where prices are from ----------------------------------------
+# -- predicted against published, and sources of prices --------------------------------------------
 
 
 def compared_place(row: Mapping[Any, Any]) -> list[str]:

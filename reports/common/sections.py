@@ -318,7 +318,7 @@ def comparison(run: Run) -> list[Section]:
     return [section("every study", "published", {"found": run.found.capitalize()}, **parts)]
 
 
-# -- where prices are from -------------------------------------------------------------------------
+# -- sources of prices -----------------------------------------------------------------------------
 
 
 def _shares(run: Run) -> dict[str, dict[str, float]]:

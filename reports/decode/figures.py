@@ -345,7 +345,7 @@ def timeline(spans: pd.DataFrame) -> go.Figure:
     return common.timelines(blocks, LANE_PX, HEADING_PX, x_axis)
 
 
-# -- where speculation pays ------------------------------------------------------------------------
+# -- speed-up of speculation -----------------------------------------------------------------------
 
 
 def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:

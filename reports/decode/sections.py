@@ -396,7 +396,7 @@ CROSSOVERS: Sequence[tuple[str, str, Callable[[float], str]]] = [
 ]
 
 
-Place = tuple[float, float]  # context and hit rate, nan where the crossover is not at one
+Place = tuple[float, float]  # context and hit rate, nan for the axis of the crossover
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def over_time(
     return laid_out(figure, FEW_TICKS, {"zooms": ["xaxis"]}, height=340, xaxis=x_axis, yaxis=y_axis)
 
 
-# -- one bar a request -----------------------------------------------------------------------------
+# -- one bar for each request ----------------------------------------------------------------------
 
 # Name, start, end, and a fixed colour, because shades of a strategy's hue can be equal.
 STAGES = (
@@ -250,7 +250,7 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
     )
 
 
-# -- who keeps the SLO -----------------------------------------------------------------------------
+# -- attainment of the SLO -------------------------------------------------------------------------
 
 
 def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[str], title: str) -> go.Figure:

@@ -498,7 +498,7 @@ def _distributions(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[S
     return [common.section("serving", "distributions", which, plots=[plot])]
 
 
-# -- metrics against what varies -------------------------------------------------------------------
+# -- metrics against varied axes -------------------------------------------------------------------
 
 TRENDS = (
     ("TTFT p99", "ttft_p99_s"), ("TPOT p50", "tpot_p50_s"), ("TPOT p99", "tpot_p99_s"),
@@ -582,7 +582,7 @@ def _over_time(
     return [common.section("serving", key, {"zoom": common.ZOOM}, plots=[plot])]
 
 
-# -- one bar a request -----------------------------------------------------------------------------
+# -- one bar for each request ----------------------------------------------------------------------
 
 
 def _window(requests: pd.DataFrame, rows: NDArray[np.intp]) -> tuple[pd.DataFrame, int]:
@@ -614,7 +614,7 @@ def _gantt(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[Section]:
     return [common.section("serving", "requests", {"some": some, "zoom": common.ZOOM}, plots=[plot])]
 
 
-# -- who keeps the SLO -----------------------------------------------------------------------------
+# -- attainment of the SLO -------------------------------------------------------------------------
 
 SLOS = (("every SLO", "slo_attainment", ""), ("TTFT", "slo_attainment_ttft", "ttft_s"),
         ("TPOT", "slo_attainment_tpot", "tpot_s"), ("E2E", "slo_attainment_e2e", "e2e_s"))  # fmt: skip

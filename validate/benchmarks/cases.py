@@ -386,7 +386,7 @@ def timed(row: Row, found: Times, cache_state: str) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Where and when figures were measured; clocks as found, in MHz."""
+    """Device, software and time of a measurement; clocks as found, in MHz."""
 
     device: str
     driver: str
@@ -467,7 +467,7 @@ class Compared:
         return f"{self.name}: {ratio} times as fast, {floor} of the floor; {times}"
 
 
-# -- what has to be reached ------------------------------------------------------------------------------
+# -- goals -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,7 +592,7 @@ def layer_bars(executed: Times | None, skipped: Times | None) -> list[Bar]:
     return [bar("a skipped layer under 15 % of an executed one", {"one layer": share}, ".1%", below=0.15)]
 
 
-# -- tables for people -----------------------------------------------------------------------------------
+# -- printed tables --------------------------------------------------------------------------------------
 
 
 def micro(found: Times | None, missing: str = "-") -> str:

@@ -129,7 +129,7 @@ class Sequences:
         return one.expand(self.batch, self.heads, self.length, self.width)
 
 
-# -- which shapes ----------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------------
 
 SIDES = tuple(1 << power for power in range(15))
 # Few channels are drawn, because compilation for each takes longer than its measurement.
@@ -181,7 +181,7 @@ def drawn_sequences(count: int, device: str, device_name: str, seed: int = SEED)
     return found
 
 
-# -- measuring, whatever by ------------------------------------------------------------------------------
+# -- measuring with any clock ----------------------------------------------------------------------------
 
 Clock = Callable[[Op], Times | None]  # None: it could not be measured
 

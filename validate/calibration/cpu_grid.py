@@ -61,7 +61,7 @@ def _over(make: Callable[..., Op], **axes: Sequence[Any]) -> Shapes:
     return shapes
 
 
-# -- ops some of whose dimensions follow from others ---------------------------------------------------------
+# -- ops with dependent dimensions ---------------------------------------------------------------------------
 
 
 def _matmul(dtype: str) -> Iterator[Op]:

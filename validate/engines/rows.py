@@ -186,7 +186,7 @@ def _count(where: str, line: dict[str, str], name: str) -> int:
     return int(value)
 
 
-# -- what cannot be --------------------------------------------------------------------------------------
+# -- impossible rows -------------------------------------------------------------------------------------
 
 
 @cache
@@ -236,7 +236,7 @@ def _flops(row: Row, tokens: float) -> float:
     return 2.0 * tokens * config.layers * sum(config.layer_weights.values())
 
 
-# -- rows beside each other ------------------------------------------------------------------------------
+# -- inconsistent rows -----------------------------------------------------------------------------------
 
 # Rows are inconsistent only if a time contradicts another by more than this factor.
 NOISE = 1.15

@@ -107,7 +107,7 @@ def off_pct(predicted: float, measured: float) -> float:
     return 100.0 * (high / low - 1.0) if low > 0.0 else math.inf
 
 
-# -- what the real run did -------------------------------------------------------------------------------
+# -- results of the real run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
