@@ -108,8 +108,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Opening:
-    """The top of the page. `machine`: how and where the run was measured; `again`: what a repeated run
-    returns."""
+    """The top of the page. `machine`: how the run was measured; `again`: the result of a repeated run."""
 
     name: str
     about: str

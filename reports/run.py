@@ -80,8 +80,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Axes:
-    """The columns that identify a study's cases in its results and comparison, besides the columns of every
-    study."""
+    """The columns that identify cases of a study in results and comparison, besides those of every study."""
 
     text: Names = ()
     numbers: Names = ()

@@ -133,8 +133,7 @@ FAINT_OPACITY = 0.16
 
 
 def hues(strategies: Iterable[str]) -> dict[str, Shades]:
-    """Returns the hue of each strategy of a run; strategies without a hue of their own take the unused ones
-    in turn."""
+    """Returns the hue of each strategy of a run; strategies without their own take unused ones in turn."""
     names = list(strategies)
     found = {name: STRATEGY[name] for name in names if name in STRATEGY}
     left = [hue for hue in HUES if hue not in found.values()] or [OTHER_STRATEGY]

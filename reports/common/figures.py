@@ -161,8 +161,7 @@ def values_axis(title: str, values: Iterable[float], log_from: float, top: float
 
 
 def positive_axis(title: str, values: Iterable[float], log_from: float, room: float = 1.2) -> Layout:
-    """Returns such an axis of the positive values; a logarithmic one extends beyond them by the factor
-    `room`."""
+    """Returns such an axis of the positive values; a logarithmic one exceeds them by the factor `room`."""
     shown = [value for value in values if known(value) and value > 0] or [1.0]
     if max(shown) < log_from * min(shown):
         return {"title": {"text": title}, "range": [0, max(shown) * 1.08]}
@@ -174,9 +173,8 @@ def places_axis(
     title: str, at: Sequence[float], base: float, apart: tuple[float, float], pad: float,
     text: Callable[[float], str],
 ) -> Axis:  # fmt: skip
-    """Returns an axis with labels at given places: their logarithms to `base`, or the places themselves if
-    `base` is 0. `apart`: least distance of labels on wide and on narrow screens; `pad`: the axis beyond both
-    ends."""
+    """Returns an axis with labels at places: their logarithms to `base`, or the places themselves if `base`
+    is 0. `apart`: least distance of labels on wide and narrow screens; `pad`: the axis beyond both ends."""
     unit = math.log10(base) if base else 1.0
     wide, narrow = ([base**place if base else place for place in spaced(at, share)] for share in apart)
     axis = {
@@ -212,8 +210,7 @@ def in_two_lines(label: str) -> str:
 def laid_out(
     figure: go.Figure, narrow: Layout | None = None, meta: Layout | None = None, **layout: Any
 ) -> go.Figure:
-    """Lays out a figure whose lines the key switches off. `narrow`: settings to overwrite on a narrow
-    screen."""
+    """Lays out a figure whose lines the key switches off. `narrow`: overwrites for a narrow screen."""
     narrow = {"height": NARROW_HEIGHT_PX, **(narrow or {})}
     meta = {"toggles": True, "narrow": narrow, **(meta or {})}
     return figure.update_layout(**{"height": HEIGHT_PX, "meta": meta, **layout})
@@ -480,8 +477,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "pre
 def price_shares(
     shares: Mapping[str, Mapping[str, float]], title: str = "share of the predicted device time"
 ) -> go.Figure:
-    """Draws the share of the time, or of the quantity in the title, by source: row name -> source ->
-    fraction."""
+    """Draws the share of the time, or of the title's quantity, by source: row name -> source -> fraction."""
     figure = go.Figure()
     sources = [s for s in style.PRICE_SOURCE if any(row.get(s, 0) > 0 for row in shares.values())]
     sources += sorted({s for row in shares.values() for s in row} - set(style.PRICE_SOURCE))

@@ -147,8 +147,7 @@ Column = tuple[str, str, Callable[[Any], str]]  # heading, side (l or r), text o
 
 
 def opening_on(name: str, options: Sequence[Option], wanted: Callable[[Any], bool]) -> Dimension:
-    """Returns a dimension that opens on the first option that `wanted` accepts, or else on the last
-    option."""
+    """Returns a dimension that opens on the first option that `wanted` accepts, or else on the last."""
     opens = (i for i, (_, option) in enumerate(options) if wanted(option))
     return name, options, next(opens, len(options) - 1)
 
@@ -267,8 +266,7 @@ def accuracy(run: Run) -> Tile | None:
 
 
 def without_fitted(run: Run) -> Run:
-    """Returns the run without the role "fitted" if it was measured, because no measurement is fitted to a
-    figure."""
+    """Removes the role "fitted" from a measured run, because no measurement is fitted to a figure."""
     if not run.measured:
         return run
     roles = run.comparison["role"].replace(FITTED, SEEN)
@@ -300,8 +298,7 @@ def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
 
 
 def comparison(run: Run) -> list[Section]:
-    """Compares predictions with published figures by role, so that a fitted figure never counts as a
-    prediction."""
+    """Compares predictions with published figures by role, so that fitted figures do not pass for predictions."""
     run = without_fitted(run)
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
@@ -354,8 +351,7 @@ def _shared(run: Run) -> str:
 
 
 def prices(run: Run) -> list[Section]:
-    """Shows how much of the time rests on each kind of price or measurement; flags extrapolation above 5
-    %."""
+    """Shows the share of time for each kind of price or measurement; flags extrapolation above 5 %."""
     shares = _shares(run)
     if not shares:
         return []

@@ -135,8 +135,8 @@ def latency_over_context(
 
 
 def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
-    """Draws latency per token of one variant against context, a line for each batch. `latency`:
-    token_latency_s rows."""
+    """Draws a variant's latency per token against context, a line for each batch. Takes token_latency_s
+    rows."""
     figure = go.Figure()
     rows = latency.sort_values("context_tokens", kind="stable")
     batches = sorted(rows["batch"].unique())
@@ -258,8 +258,7 @@ def _segment(spans: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _sender(spans: pd.DataFrame) -> float:
-    """Returns the group that attends first. It sends its speculation, with which the other groups
-    continue."""
+    """Returns the group that attends first. The other groups continue with its speculation."""
     attends = spans[spans["op_kind"].isin(ATTENTION) & (spans["state"] == "run")]
     if attends.empty:
         return math.nan
@@ -327,9 +326,8 @@ def _outcomes(spans: pd.DataFrame) -> list[str]:
 
 
 def timeline(spans: pd.DataFrame) -> go.Figure:
-    """Draws one layer, from one priority exchange to the next, with a lane for every rank and its wire, the
-    sender above the receivers; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one
-    case."""
+    """Draws one layer, from one priority exchange to the next, with a lane for every rank and its wire,
+    sender above receivers; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one case."""
     spans = spans.assign(stream=spans["stream"].where(spans["state"] != "wire", "wire"))
     found = [(outcome, *_segment(spans[spans["outcome"] == outcome])) for outcome in _outcomes(spans)]
     blocks, seen = [], pd.concat([rows for _, rows, _ in found]) if found else pd.DataFrame()

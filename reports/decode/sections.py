@@ -94,8 +94,8 @@ def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
 
 
 def _place(run: Run) -> tuple[float, float]:
-    """Returns the context and batch of the answer, from the summary, or else the longest context and its
-    largest batch."""
+    """Returns the answer's context and batch: the summary's, or else the longest context and largest
+    batch."""
     if {"context_tokens", "batch"} <= run.best_at.keys():
         return run.best_at["context_tokens"], run.best_at["batch"]
     rows = run.metric("token_latency_s")
@@ -236,8 +236,7 @@ def _if_priced(run: Run) -> list[str]:
 
 
 def _read_once(run: Run) -> pd.DataFrame:
-    """Returns the bounds to draw: none if there is one context, or if lines of many variants would hide the
-    latencies."""
+    """Returns the bounds to draw: none for a single context, or if many lines would hide the latencies."""
     rows = run.metric("read_once_s")
     crowded = rows["label"].nunique() > 1 or rows["context_tokens"].nunique() < 2
     return rows.head(0) if crowded else rows

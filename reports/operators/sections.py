@@ -176,8 +176,7 @@ class Methods:
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The latencies that can be ranked with others of their place and setting. `Run.ranked` does this
-        across devices."""
+        """The latencies that can be ranked within place and setting; `Run.ranked` does so across devices."""
         joined = self.beside(self.latencies, self.run.metric(NOT_RANKED), "label", out="metric")
         return joined[joined["out"].isna()].drop(columns="out").reset_index(drop=True)
 
@@ -268,8 +267,7 @@ def _ahead(of: Methods) -> Tile | None:
 
 
 def _agreement(of: Methods) -> tuple[int, int]:
-    """Returns the number of places where the predicted fastest method is the published one, and the number of
-    all."""
+    """Returns the number of places whose predicted fastest method is the published one, and of all places."""
     rows = of.compared
     if rows.empty:
         return 0, 0
@@ -297,8 +295,7 @@ def _memory_right(run: Run) -> Tile | None:
 
 
 def _crossings(of: Methods, setting: Case) -> dict[float, str]:
-    """Returns the lengths at which the fastest method changes: crossovers of methods that are fastest in
-    turn."""
+    """Returns lengths at which the fastest method changes: crossovers of methods fastest in turn."""
     if of.view.places:
         return {}
     crossover = at(of.run.metric("crossover_tokens"), setting)
@@ -378,8 +375,7 @@ def _ratio(place: Beside) -> str:
 
 
 def _side_by_side(of: Methods) -> Table:
-    """Returns every place of every setting with the times of all methods, the splits, and the published
-    times."""
+    """Returns every place of every setting with the methods' times, the splits, and the published times."""
     rows, shown, places = of.latencies, of.view, []
     axes = [*shown.axes, "place"]
     for _, group in rows.groupby(axes, sort=True):

@@ -67,8 +67,7 @@ def curve(values: Floats, points: int = CURVE_POINTS) -> tuple[NDArray[np.float3
 def distributions(
     samples: Mapping[str, Floats], shown: Sequence[Variant], name: str, bound_s: float | None
 ) -> go.Figure:
-    """Draws the distribution of a latency for each variant, with its SLO as a dashed line. `samples`: label
-    -> s."""
+    """Draws each variant's distribution of a latency; the SLO is a dashed line. `samples`: label -> s."""
     curves = {v.label: curve(samples[v.label]) for v in shown if len(samples.get(v.label, ()))}
     ends = [float(x[i]) for x, _ in curves.values() if len(x) for i in (0, len(x) // 50, -1)]
     scale = seconds(name, max(ends, default=0.0))
@@ -120,8 +119,7 @@ def _line(
 
 
 def _reach(rows: pd.DataFrame, factor: float) -> list[float]:
-    """Returns the values that the axis must include: every value, and interval ends that are not far
-    beyond."""
+    """Returns the values that the axis must include: every value, and interval ends unless far beyond."""
     values = (rows["value"] * factor).tolist()
     highest = max((value for value in values if known(value)), default=0.0)
     beyond = (rows["high"] * factor).clip(upper=highest * BAND_REACH)

@@ -267,8 +267,7 @@ def _cases(of: Served, frame: pd.DataFrame) -> dict[Case, NDArray[np.intp]]:
 
 
 def _repeated(rows: pd.DataFrame) -> bool:
-    """Whether some intervals come from repetitions; a single run also has some, from the order of its
-    requests."""
+    """Whether some intervals come from repetitions; a single run has others, by the order of its requests."""
     alone = rows["source"].astype(str).str.startswith(BY_ORDER)
     return bool(((rows["low"] < rows["high"]) & ~alone).any())
 
@@ -371,8 +370,7 @@ def _table(of: Served, columns: Columns, at_points: Sequence[Point]) -> Table:
 
 
 def _side_by_side(of: Served, columns: Columns, point: Point) -> Table:
-    """Returns a column for each strategy and a row for each metric, or, if that is too wide, a row for each
-    strategy."""
+    """Returns a column for each strategy and a row for each metric; if too wide, a row for each strategy."""
     table = _table(of, columns, [point])
     if len(table.rows) > SIDE_BY_SIDE:
         return table
@@ -586,8 +584,7 @@ def _over_time(
 
 
 def _window(requests: pd.DataFrame, rows: NDArray[np.intp]) -> tuple[pd.DataFrame, int]:
-    """Returns neighbouring requests of the first repetition from the middle of the run, and the number of
-    all."""
+    """Returns requests of the first repetition from the middle of the run, and the number of all."""
     replica = requests["replica"].to_numpy()[rows]
     rows = rows[replica == replica.min()] if np.isfinite(replica).any() else rows
     rows = rows[np.argsort(requests["arrival_s"].to_numpy()[rows], kind="stable")]

@@ -65,8 +65,7 @@ def shades(hue: style.Shades, count: int) -> list[str]:
 
 
 def variants(results: pd.DataFrame) -> list[Variant]:
-    """Returns the strategy variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed
-    form."""
+    """Returns the variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed form."""
     found = common.variants(results, by=())
     rank = {name: i for i, name in enumerate(PLAIN_STRATEGIES)}
     # A mixture of implementations comes last, so that it is drawn over its parts.

@@ -165,8 +165,7 @@ def _tiles(run: Run) -> list[Tile]:
 
 
 def _areas(cells: pd.DataFrame) -> bytes:
-    """Returns a key that is equal for strategies that cover the triangle alike, whatever computes their
-    tiles."""
+    """Returns a key of the areas that a strategy covers, independent of the implementation of its tiles."""
     places = [
         "launch",
         *(f"{end}_{what}" for what in ("input", "output", "lag") for end in ("first", "last")),

@@ -56,8 +56,7 @@ def opening(run: Run) -> Opening:
 
 
 def sections(run: Run) -> list[Section]:
-    """Returns the ladder, and predicted beside measured figures if the run has both; empty without a
-    ladder."""
+    """Returns the ladder, and predicted beside measured figures if any; empty without a ladder."""
     if run.ladder.empty:
         return []
     return [_ladder(run), *prices(run), *_timelines(run), *_measured(run)]

@@ -1,2 +1,1 @@
-"""Accuracy of a profile: at shapes not used for it, against another profile, against tables from
-elsewhere."""
+"""Accuracy of a profile: at shapes not used for it, against another profile, against others' tables."""

@@ -245,8 +245,7 @@ def main(
 
 
 def _device(named: str | None, *, measures: bool) -> str:
-    """Returns the device of the catalogue. Raises InputError if there is no card to measure, or to name the
-    device."""
+    """Returns the catalogue's device. Raises InputError if the card to measure or to name is missing."""
     if named is not None and not measures:
         return named
     if not measures and not torch.cuda.is_available():

@@ -67,8 +67,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of the cases: the layers of a decoder, and a long convolution (its tokens depend on the
-    tile)."""
+    """The models of the cases: layers of a decoder, and a long convolution as long as the tile needs."""
 
     config: DecoderConfig
     dtypes: Dtypes
@@ -130,8 +129,7 @@ def _launch(m: Machine, job: Job, stream: str, times: int, *after: Ticket) -> Ti
 
 
 def seconds_of(trace: Trace, case: Case, stream: str = "") -> float:
-    """Returns the seconds of a graph on a stream, or by default of all instances' graphs together; see the
-    head."""
+    """Returns the seconds of a graph on a stream, or by default of all instances' graphs; see the head."""
     spans = [s for s in trace.spans if s.stream != HELD_ON and stream in ("", s.stream)]
     times = case.tiles if stream == SIDE else case.steps
     return (max(s.end_s for s in spans) - min(s.start_s for s in spans)) / times
@@ -195,8 +193,7 @@ def alone_of(case: Case) -> list[tuple[str, Case]]:
 
 
 def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
-    """Returns the case with numbers of tiles and steps for which both streams work about equally long, and
-    long enough."""
+    """Returns the case with tiles and steps that keep both streams busy about equally and long enough."""
     if case.kind != BESIDE:
         return case
     step_s, tile_s = alone_s[MAIN], alone_s[SIDE]

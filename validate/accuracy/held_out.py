@@ -119,8 +119,7 @@ def met(row: dict[str, Any]) -> bool:
 
 
 def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Kept]) -> list[Tried]:
-    """Returns the shapes of the rows with the rows' times. Raises InputError if a row's shape is not among
-    them."""
+    """Returns the shapes of the rows with the rows' times. Raises InputError if a row's shape is missing."""
     left = {row.key: row for row in rows}
     floor, found = roofline(spec), list[Tried]()
     for op in shapes:
@@ -153,8 +152,7 @@ def read_run(path: Path) -> tuple[list[Kept], Birth]:
 def _judged_again(
     rows: Sequence[Kept], born: Birth, shapes: Iterable[Op], spec: DeviceSpec, of: AnyProfile, where: Path
 ) -> list[Tried]:
-    """Judges the rows that the profile was neither fitted to nor checked by. Raises InputError if they are of
-    another card."""
+    """Judges rows that the profile neither used nor checked. Raises InputError if the card is another."""
     if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != born["device"]:
         raise InputError(f"{where}: device: is {born['device']}, that of the profile {of.birth.processor}")
     points = of.points if isinstance(of, FittedProfile) else ()

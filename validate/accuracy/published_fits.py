@@ -73,8 +73,7 @@ def leetdecoding_op(cell: Cell) -> Op:
 
 
 def leetdecoding_fits() -> list[FitRow]:
-    """Returns a row for each method and table. FleetAttention's cells in Table 9 repeat Tables 3 to 6 and are
-    skipped."""
+    """Returns a row for each method and table; skips FleetAttention in Table 9, a repeat of Tables 3 to 6."""
     floor = roofline(load_device(A6000))
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for table in LEETDECODING_TABLES:
@@ -131,8 +130,7 @@ def flash_decoding_fits() -> list[FitRow]:
 
 
 def _settled(spec: DeviceSpec, method: str, found: Sequence[Cell]) -> FitRow:
-    """Returns the fit whose choice of splits equals the choice in its points. Raises InputError if none
-    settles."""
+    """Returns the fit whose choice of splits is that of its points. Raises InputError if none settles."""
     base = [flash_decoding_op(cell) for cell in found]
     heads = ";".join(f"{name}={base[0][name]}" for name in ("q_heads", "kv_heads", "head_dim"))
     where = f"{heads};dtype={FLASH_DECODING_DTYPE}"

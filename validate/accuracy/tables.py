@@ -42,8 +42,7 @@ def read_rows(path: Path, kind: type[T]) -> tuple[list[T], list[Birth]]:
 
 
 def label(kind: str, dtype: str, shape: Mapping[str, int]) -> str:
-    """Returns the group in which an op is judged: products of prompts are separate from those of decode
-    steps."""
+    """Returns the group in which an op is judged; products of prompts and of decode steps are separate."""
     prompts = " of prompts" if kind == "matmul" and shape["m"] > MOST_DECODED else ""
     return f"{kind} {dtype}{prompts}"
 

@@ -234,8 +234,7 @@ def _speculative_truth(of: SpeculativeCase, one: Inputs) -> Tensor:
 
 
 def _early_row(of: SpeculativeCase, mine: Speculating, bench: Bench, whole: Row) -> tuple[Row, float | None]:
-    """Returns when the early part is visible: in seconds from the kernel's start, and as a share of its
-    time."""
+    """Returns when the early part is visible: in seconds from the kernel's start, and in shares of its time."""
     row = cases.row_of(of, "early output visible", OWN, whole.error_bar)
     if whole.times is None:
         return replace(row, note="not measured: the kernel is not right"), None
@@ -268,8 +267,7 @@ def early_seconds(mine: Speculating, runs: int) -> list[tuple[float, float]]:
     x = torch.empty(case.batch, case.q_heads * case.head_dim, dtype=into.early.dtype, device="cuda")
     receiving, sending = CUDA.Stream(), CUDA.Stream()
     take = partial(receive, into.early, into.arrived, x)
-    # Everything is compiled and loaded before a kernel waits, because loading may have to wait for the
-    # device.
+    # Everything is compiled and loaded before a kernel waits: loading may have to wait for the device.
     wait()
     mine.calls[0]()
     into.arrived.fill_(case.q_heads)

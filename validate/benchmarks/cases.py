@@ -23,8 +23,7 @@ DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 ERROR_BARS: Mapping[str, float] = {"bf16": 4e-3, "fp16": 1e-3, "fp32": 1e-5}
 # Bar of peers' kernels, which only has to show that they compute the same.
 PEER_ERROR_BAR = 2e-2
-# Before a buffer is used again, this many L2 caches of others are read; a buffer of L2_ALONE caches needs no
-# others.
+# L2 caches of other buffers read before a buffer is used again; a buffer of L2_ALONE caches needs none.
 L2_BETWEEN, L2_ALONE = 3, 4
 LEAST_CALLS = 24
 # Names of our own implementation and its version in tables.
@@ -88,8 +87,7 @@ class Case:
 
     @property
     def hbm_bytes(self) -> int:
-        """The fewest bytes that must be moved: K and V of the attended tokens and q read, the output
-        written."""
+        """The fewest bytes that must be moved: attended K and V and q read, the output written."""
         return self.read_bytes + 2 * self.batch * self.q_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
@@ -305,8 +303,7 @@ def cold(sets: int, set_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one call: median, 10th and 90th percentile over n replays, and the median of each of two
-    rounds."""
+    """Seconds of one call: median, 10th and 90th percentile over n replays, and each round's median."""
 
     median_s: float
     p10_s: float
@@ -322,8 +319,7 @@ class Times:
 
 
 def times(rounds: Sequence[Sequence[float]]) -> Times:
-    """Summarizes seconds of a call, replay by replay, in rounds that alternate with other implementations'
-    rounds."""
+    """Summarizes seconds of a call, replay by replay, in rounds between those of other implementations."""
     every = [seconds for each in rounds for seconds in each]
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(every, (10, 50, 90)))
     first_s, *_, second_s = (statistics.median(each) for each in rounds)
@@ -495,8 +491,7 @@ def bar(
     most: float = math.inf,
     below: float = math.inf,
 ) -> Bar:
-    """Returns a bar that each figure has to meet, with the worst figure and its place. A missing figure fails
-    it."""
+    """Returns a bar for all figures, with the worst figure and its place. A missing figure fails it."""
     if not figures:
         return Bar(name, "not measured", None)
     known = {at: value for at, value in figures.items() if value is not None}

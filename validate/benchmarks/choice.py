@@ -281,8 +281,7 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
 
 
 def clock_of(bench: Bench) -> Clock:
-    """Returns a clock that times ops as the kernel table runs them, in captured graphs over rotated
-    buffers."""
+    """Returns a clock that times an op's kernel of `TABLE` in captured graphs over rotated buffers."""
 
     def clock(op: Op) -> Times | None:
         try:
@@ -300,8 +299,7 @@ def clock_of(bench: Bench) -> Clock:
 
 
 def _timed(op: Op, bench: Bench) -> Times | None:
-    """Times an op in a graph of whole rounds of calls, one for each set of buffers; None if they need too
-    much memory."""
+    """Times an op in a graph of whole rounds over the sets of buffers; None if they need too much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
     kernel = TABLE[op.kind]
@@ -394,8 +392,7 @@ def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None 
 
 
 def lines(found: Sequence[Chosen]) -> list[str]:
-    """Describes how often each way was chosen and was fastest, the errors of prices, and the worst
-    choices."""
+    """Describes how often each way was chosen and fastest, the errors of prices, and the worst choices."""
     ways = dict.fromkeys(way for one in found for way in one.times)
     told = []
     for way in ways:

@@ -43,8 +43,7 @@ from simcore.validate.benchmarks.run import TORCH, Bench, Trial, Way, compare
 WORD = 4
 # Largest side that is also tried as a direct sum.
 DIRECT_SIDE = 128
-# Largest side tried as products of Toeplitz and Hankel matrices, whose work grows with the square of the
-# side.
+# Largest side tried as products of Toeplitz and Hankel matrices, whose work is quadratic in the side.
 TOEPLITZ_SIDE = 512
 # Largest side of torch's sums, whose work also grows with the square: there they take 3 (compiled) and 8
 # times (as a convolution) as long as its transforms on an H200. Smallest side of transforms, which still take

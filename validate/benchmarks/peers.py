@@ -30,8 +30,7 @@ Attend = Callable[[], Tensor]
 
 class Inputs(NamedTuple):
     """One set of buffers: q, out [batch, q_heads, d]; k, v [batch, kv_heads, context, d], or [pages, page,
-    kv_heads, d] with table [batch, pages of a sequence]; lengths [batch]; scales fp32 [kv_heads] of an fp8
-    cache."""
+    kv_heads, d] with table [batch, pages of a sequence]; lengths [batch]; fp8 scales fp32 [kv_heads]."""
 
     q: Tensor
     k: Tensor
@@ -93,8 +92,7 @@ FLASHINFER_HEAD_DIM = 128
 
 @cache
 def _flashinfer() -> Any:
-    """Imports the package; its compiled files go into a scratch folder unless the environment names
-    another."""
+    """Imports the package; it compiles into a scratch folder unless the environment names another."""
     major, minor = torch.cuda.get_device_capability()
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}" + ("a" if major == 9 else ""))
     folder = Path(tempfile.gettempdir()) / f"flashinfer-{os.getuid()}"
@@ -182,8 +180,7 @@ def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
 
 @cache
 def _xformers() -> tuple[Any, Any]:
-    # Its split-K kernel is Triton's and does not need the compiled extension, without which it refuses every
-    # call.
+    # Its split-K kernel is Triton's and does not need the compiled extension; without it every call fails.
     common: Any = importlib.import_module("xformers.ops.fmha.common")
     common._built_with_cuda = True
     return importlib.import_module("xformers.ops.fmha"), importlib.import_module(

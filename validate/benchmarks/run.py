@@ -95,9 +95,8 @@ def tried(
     poison: Callable[[], object],
     in_graph: Tensor | None = None,
 ) -> Entry:
-    """Captures the fastest right one of some candidates; `truths` of the first and last set of buffers.
-    `in_graph`: the truth of the last call in the graph, if it differs because calls add to earlier
-    contents."""
+    """Captures the fastest right candidate; `truths` of the first and last set of buffers. `in_graph`: the
+    truth of the graph's last call, if it differs because calls add to earlier contents."""
     best, best_s, problem = Entry(row), float("inf"), replace(row, note="nothing to try")
     try:
         for candidate in candidates:
@@ -195,9 +194,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A case ready to run: our and the peers' ways; `truths` of the first and last set of buffers; the
-    function called before each check; the number of sets and the bytes of each. `calls`: in a graph, default
-    cases.calls_of."""
+    """A case ready to run: our and the peers' ways; `truths` of the first and last set of buffers; a function
+    called before each check; number of sets, bytes of each. `calls`: of a graph, default cases.calls_of."""
 
     ways: Iterable[Way]
     truths: Sequence[Tensor]

@@ -35,8 +35,7 @@ CUDA: Any = torch.cuda
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The device: its L2 cache, multiprocessors, best read rate and the kernel that reached it, time of an
-    empty node."""
+    """The device: L2 cache, multiprocessors, best read rate and its kernel, time of an empty node."""
 
     l2_bytes: int
     processors: int
@@ -46,8 +45,7 @@ class Card:
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Captures these calls as a graph. Runs the first call once before, so that everything is compiled and
-    loaded."""
+    """Captures calls as a graph. Runs the first call before, so that everything is compiled and loaded."""
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -157,8 +155,7 @@ def _readers(x: torch.Tensor, processors: int) -> dict[str, Call]:
 
 
 def measure_card(say: Callable[[str], None], read_bytes: int = READ_BYTES) -> Card:
-    """Reads far more than the L2 cache holds in several ways, of which the best counts; times empty
-    kernels."""
+    """Reads far more than the L2 cache in several ways, of which the best counts; times empty kernels."""
     properties: Any = torch.cuda.get_device_properties(0)
     processors = int(properties.multi_processor_count)
     # Whole rows for every way to read.

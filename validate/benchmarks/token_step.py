@@ -112,8 +112,7 @@ def truth(at: Place) -> Tensor:
 
 
 def by_kernels(levels: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """Runs the step as torch does, a handful of kernels for each layer; levels [layers + 1, batch,
-    channels]."""
+    """Runs the step as torch does, with several kernels a layer; levels [layers + 1, batch, channels]."""
     y = levels[0]
     for layer in range(len(taps)):
         z = levels[layer + 1]

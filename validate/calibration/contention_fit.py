@@ -59,8 +59,7 @@ def models_of(layers: int) -> Models:
 
 
 def simulated_on(spec: DeviceSpec, profile: FittedProfile | None) -> Device:
-    """Returns the simulated machine with a profile's costs of verbs and its prices, which weight the ops of a
-    graph."""
+    """Returns the simulated machine with a profile's verbs and prices; ops share a graph's time by prices."""
     overheads = replace(spec.overheads, **(profile.overheads if profile else {}))
     return Device(pricer(spec, profile=profile), roofline(spec), overheads)
 
@@ -152,8 +151,7 @@ def role_is(role: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def most_reach(spec: DeviceSpec, profile: FittedProfile | None) -> float:
-    """Returns the largest share of the memory's bandwidth that graphs reach together: the share of a pure
-    read."""
+    """Returns the largest share of the memory's bandwidth that graphs reach together: that of a pure read."""
     birth = profile.birth if profile else None
     reads = (birth.rates if birth else {}).get(READS) or math.inf
     return min(1.0, reads / spec.hbm_bytes_per_s)
@@ -167,9 +165,9 @@ def fit(
     most: float = 1.0,
     tries: int | None = None,
 ) -> Constants:
-    """Returns the constants with the least sum of |log(measured / predicted)| and a reach of at most `most`.
-    A search begins at `reach` and takes at most `tries` simulations (default MOST_TRIES). Raises InputError
-    without rows."""
+    """Returns the constants with the least sum of |log(measured / predicted)| and a reach of at most `most`,
+    found from `reach` on with at most `tries` simulations (default MOST_TRIES). Raises InputError without
+    rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 

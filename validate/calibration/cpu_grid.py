@@ -70,8 +70,7 @@ def _matmul(dtype: str) -> Iterator[Op]:
 
 
 def speculative(*, context: int, **shape: Any) -> Op:
-    """Attention whose early part is the first and last 128 tokens, or all tokens, half each, if there are
-    fewer."""
+    """Attention whose early part is the first and last 128 tokens, or both halves of a shorter context."""
     return ops.speculative_attention(context=context, chunk=min(128, context // 2), **shape)
 
 

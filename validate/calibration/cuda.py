@@ -75,8 +75,7 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only check prices, drawn by their own seed.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Seconds, and largest share of the total, reserved for costs of verbs, of kernels in graphs and of
-# contention.
+# Seconds, at most this share of all, reserved for costs of verbs, kernels in graphs and contention.
 ENDING_S, ENDING_SHARE = 75.0, 0.3
 # Share of the measuring time after which kernels are compiled at the time of their measurement.
 COMPILING_SHARE = 0.8
@@ -150,8 +149,7 @@ def _overheads(
 def _shared_use(
     profile: FittedProfile, quick: bool, progress: Progress, end_s: float
 ) -> tuple[SharedUse | None, list[str]]:
-    """Measures how graphs share the card; returns also notes. If that fails, keeps the profile's earlier
-    constants."""
+    """Measures how graphs share the card; returns also notes. On failure keeps the earlier constants."""
     cases, done = len(card_sharing.cases(quick=quick)), itertools.count(1)
     progress("graphs beside each other: case", 0, cases)
 
@@ -213,8 +211,7 @@ def profile_of(
 
 
 def own_line(op: Op) -> Iterator[str]:
-    """Yields the dimensions that models choose, if the kind has such; ops that share them get their own
-    line."""
+    """Yields the dimensions that models choose, if any; ops that share them get their own line."""
     # Every line's condition already includes ALIKE.
     if names := [name for name in _own_lines().get(op.kind, ()) if name not in ALIKE]:
         yield ";".join(f"{name}={op[name]}" for name in names)
@@ -251,8 +248,7 @@ class Measuring:
 
     @property
     def nothing_works(self) -> bool:
-        """Whether many shapes of several kinds failed and none succeeded, so that the shapes are not the
-        cause."""
+        """Whether many shapes of several kinds failed and none succeeded: the shapes are not the cause."""
         kinds = {kind for kind, _, _ in self.failed}
         return not self.found and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
 
@@ -288,9 +284,8 @@ def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
     """Measures, in this order: ops of graphs that share the card and are not in the grid, so that later they
-    need no compilation; the grid and the check shapes, kind by kind, compiled ops as they become ready;
-    shapes between points of the grid if necessary. Returns the number of shapes not reached before
-    `end_s`."""
+    need no compilation; the grid and the check shapes, kind by kind, as they are compiled; shapes between
+    points of the grid if necessary. Returns the number of shapes not reached before `end_s`."""
     shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
     first = shared_shapes(kinds, quick, shapes)
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
@@ -317,9 +312,8 @@ def measure_all(
 
 def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> Iterator[tuple[Op, Role]]:
     """Yields shapes kind by kind, the largest kind last, then those that load the card, each group shuffled.
-    So shapes that are not reached lie between measured ones, and the remaining time can be estimated. Check
-    shapes form their own group, measured at another time, because drift over time is also an error of
-    prices."""
+    So shapes not reached lie between measured ones, and the remaining time can be estimated. Check shapes
+    form their own group, measured at another time, because drift over time is also an error of prices."""
     groups: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
     for op, role in shapes:
         groups.setdefault((loads(op), op.kind if role == "fit" else role), []).append((op, role))
@@ -414,8 +408,7 @@ def _off(constants: Fit, low: At, high: At, middle: At) -> float:
 
 
 def _identity(card: Card) -> dict[str, str]:
-    """Returns the properties that must be unchanged for a calibration to continue: card, software, this
-    code."""
+    """Returns the properties that a calibration needs unchanged to continue: card, software, this code."""
     born = asdict(birth(card))
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     code = hashlib.sha256()

@@ -47,8 +47,7 @@ SEQUENCES = (
     128, 132, 133, 160, 192, 256,
 )  # fmt: skip
 # On both sides of layout changes, and of 256, 512 and 1024, where each program of a short context has one
-# whole block (512 takes a tenth less than 511 and 518); otherwise no round numbers, because contexts are not
-# round.
+# whole block (512 takes a tenth less than 511 and 518); otherwise no round numbers: contexts are not round.
 CONTEXT = (
     131, 255, 256, 257, 511, 512, 513, 777, 1023, 1024, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
@@ -145,8 +144,7 @@ class Family:
         return op if small and op.work.hbm_bytes <= self.most_bytes else None
 
     def _is_measured(self, op: Op) -> bool:
-        """Whether an op is measured: among long ops only powers of two of sequences, because time is
-        proportional."""
+        """Whether an op is measured: of long ops only powers of two of sequences, as time is proportional."""
         batch = dict(op.shape).get("batch", 1)
         return op.work.hbm_bytes < SPARSE_BYTES or (isinstance(batch, int) and batch.bit_count() == 1)
 
@@ -169,9 +167,8 @@ class Family:
             yield from ((choice, dict(values)) for values in found)
 
     def _end(self, choice: Dims, values: Dims, axis: str) -> Dims | None:
-        """If the last value of a range makes an op too large, returns the largest value that does not,
-        because drawn shapes lie below it. Returns it only for the first value of the range, so that it occurs
-        once."""
+        """If the last value of a range makes an op too large, returns the largest possible value, because
+        drawn shapes lie below it. Only the first value of the range returns it, so that it occurs once."""
         known = self.ranges[axis]
 
         def too_large(value: int) -> bool:
@@ -217,8 +214,7 @@ def _decoders(*names: str) -> tuple[Decoder, ...]:
 def _launched(
     kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA), only: str = ""
 ) -> list[Dims]:
-    """Returns the dimensions of a kind of op in the decoders, without duplicates; `only`: ops of that
-    name."""
+    """Returns the dimensions of a kind of op in the decoders, each once; `only`: ops of that name."""
     found: dict[tuple[int, ...], Dims] = {}
     for model in _decoders(*names):
         for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
@@ -284,9 +280,8 @@ def _decoder() -> Iterator[Family]:
 def _both_sides(
     axis: str, step_bytes: Callable[[Dims], int], fixed_steps: float = 0.0
 ) -> Callable[[Dims, Dims], Iterator[Dims]]:
-    """Returns a function that yields the largest value of a range whose inputs stay in the cache, and the
-    next one, because time jumps between them. Inputs take `step_bytes` for each step and for `fixed_steps`
-    more."""
+    """Returns a function that yields the largest value whose inputs stay in the cache, and the next one,
+    because time jumps between them. Inputs take `step_bytes` for each step and for `fixed_steps` more."""
 
     def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
         kept = math.floor(KEPT_BYTES / step_bytes(choice) - fixed_steps)

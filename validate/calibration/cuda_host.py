@@ -142,8 +142,7 @@ def rounds(m: Machine, *, nodes: int) -> Program:
 
 
 def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
-    """Returns the times of verbs in a run of rounds with so many nodes and a host at its pace, and of their
-    graph."""
+    """Returns the times of verbs and of their graph in a run of rounds of such graphs, at the host's pace."""
     trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
     told_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == _told(nodes).name)
     return {**trace.verbs, TOLD_S: told_s}

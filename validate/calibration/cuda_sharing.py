@@ -33,8 +33,7 @@ from simcore.validate.machines.cuda.runs import this_machine
 from simcore.validate.timing.cuda_times import FAILURES
 
 LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
-# Every second one is for the fit. Of the quick ones, the fit gets the number that fills the card; the other
-# judges.
+# Every second one is for the fit: of the quick ones the number that fills the card; the other judges.
 STREAMS, QUICK_STREAMS = (1, 2, 4, 8, 16, 32), (1, 16, 2)
 # Longer tiles delay a step, and shorter ones wait for its programs; the law models neither.
 SIDES, QUICK_SIDES = (256, 512, 1024), (512, 256)
@@ -61,8 +60,7 @@ def shared_use_here(
     profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]
 ) -> tuple[SharedUse, list[str]]:
     """Returns the constants of this card, from the prices and verbs of the new profile, and notes. No case
-    begins after `end_s` (time.perf_counter). Raises ValueError if the measurements do not determine the
-    constants."""
+    begins after `end_s` (time.perf_counter). Raises ValueError if measurements do not determine constants."""
     rows, told = rows_here(profile, cases(quick=quick), end_s, say)
     try:
         found = fitted(rows, profile)

@@ -61,8 +61,7 @@ def profile_path(device: str) -> Path:
 
 
 def measured_on(processor: str, date: str, on: str, quick: bool, shapes: int) -> str:
-    """Describes a profile's origin for readers on any machine: the processor, and the day of an ISO
-    `date`."""
+    """Describes a profile's origin for readers anywhere: the processor, and the day of an ISO `date`."""
     day = date.partition("T")[0]
     return f"measured on one {processor}, {day}: calibrate --on {on}{' --quick' * quick}, {shapes} shapes"
 

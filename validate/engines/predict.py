@@ -206,8 +206,7 @@ def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
 
 
 def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
-    """Returns the figures of all rows with every op at the datasheet's rates, no time between ops, and no
-    prefix cached."""
+    """Returns all rows' figures with ops at the datasheet's rates, no time between them, no prefix cached."""
     plain = [replace(row, series=replace(cast(Any, row.series), distinct_prompts=None)) for row in rows]
     return predict_all([(row, 0.0) for row in plain], FLOOR, jobs)
 

@@ -115,9 +115,8 @@ class Row:
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
-    """Returns the dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and the number of other rows.
-    Raises InputError if the file is no such table, a number is invalid, or a row belongs to no known
-    series."""
+    """Returns the dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and the number of others.
+    Raises InputError if the file is no such table, a number is invalid, or a row is of no known series."""
     head, rows = read_cells(path)
     lines = [dict(zip(head, row, strict=True)) for row in rows]
     missing = [name for name in COLUMNS if name not in head]

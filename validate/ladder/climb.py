@@ -83,8 +83,7 @@ class Measuring(Protocol):
 @dataclass(frozen=True)
 class OpTimes:
     """Op times and their prices; prices for a replay with these times, and for ops that no run had; warnings.
-    `saved_s`: by trace and op, without place and name, the seconds by which the op is faster than these
-    prices."""
+    `saved_s`: by trace and op, without place and name, the seconds by which these prices are too high."""
 
     points: list[OpPoint]
     prices: Pricer

@@ -173,8 +173,7 @@ def numeric_error(
     op: Op, table: Mapping[str, Kernel] = TABLE, device: torch.device | str = "cpu"
 ) -> float | None:
     """Returns the largest relative error of an op's results, also those written in place, against its
-    reference in float64; the error of its parts if it has no kernel of its own. None if no part has a
-    kernel."""
+    reference in float64; that of its parts if it has no kernel of its own. None if no part has a kernel."""
     errors = [_error(unit, table[unit.kind], device) for unit in units(op) if unit.kind in table]
     return max(errors, default=None)
 
