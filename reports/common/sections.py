@@ -298,7 +298,7 @@ def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
 
 
 def comparison(run: Run) -> list[Section]:
-    """Compares predictions with published figures by role, so that fitted figures do not pass for predictions."""
+    """Compares with published figures by role, so that fitted figures do not pass for predictions."""
     run = without_fitted(run)
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:

@@ -135,8 +135,7 @@ def latency_over_context(
 
 
 def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
-    """Draws a variant's latency per token against context, a line for each batch. Takes token_latency_s
-    rows."""
+    """Draws a variant's latency per token against context, a line for each batch; token_latency_s rows."""
     figure = go.Figure()
     rows = latency.sort_values("context_tokens", kind="stable")
     batches = sorted(rows["batch"].unique())

@@ -94,8 +94,7 @@ def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
 
 
 def _place(run: Run) -> tuple[float, float]:
-    """Returns the answer's context and batch: the summary's, or else the longest context and largest
-    batch."""
+    """Returns the answer's context and batch: the summary's, or else the longest and there the largest."""
     if {"context_tokens", "batch"} <= run.best_at.keys():
         return run.best_at["context_tokens"], run.best_at["batch"]
     rows = run.metric("token_latency_s")

@@ -200,8 +200,7 @@ def window(blocks: Mapping[str, pd.DataFrame], most: int = EVENTS_AT_MOST) -> Wi
 
 
 def timelines(shown: Window) -> go.Figure:
-    """Draws blocks below each other on one time axis: a lane for every rank and stream, colours by op
-    kind."""
+    """Draws blocks below each other on one time axis: a lane for every rank and stream, colours by kind."""
     factor, unit = (1e3, "ms") if shown.end_s >= 1e-3 else (1e6, "µs")
     every = pd.concat(shown.blocks.values())
     took = every.assign(took=every["end_s"] - every["start_s"]).groupby("op_kind")["took"].sum()

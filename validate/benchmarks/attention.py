@@ -234,7 +234,7 @@ def _speculative_truth(of: SpeculativeCase, one: Inputs) -> Tensor:
 
 
 def _early_row(of: SpeculativeCase, mine: Speculating, bench: Bench, whole: Row) -> tuple[Row, float | None]:
-    """Returns when the early part is visible: in seconds from the kernel's start, and in shares of its time."""
+    """Returns when the early part is visible: seconds from the kernel's start, and share of its time."""
     row = cases.row_of(of, "early output visible", OWN, whole.error_bar)
     if whole.times is None:
         return replace(row, note="not measured: the kernel is not right"), None

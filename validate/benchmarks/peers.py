@@ -180,7 +180,7 @@ def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
 
 @cache
 def _xformers() -> tuple[Any, Any]:
-    # Its split-K kernel is Triton's and does not need the compiled extension; without it every call fails.
+    # Its split-K kernel is Triton's and needs no compiled extension; without one xFormers refuses all calls.
     common: Any = importlib.import_module("xformers.ops.fmha.common")
     common._built_with_cuda = True
     return importlib.import_module("xformers.ops.fmha"), importlib.import_module(

@@ -166,8 +166,7 @@ def fit(
     tries: int | None = None,
 ) -> Constants:
     """Returns the constants with the least sum of |log(measured / predicted)| and a reach of at most `most`,
-    found from `reach` on with at most `tries` simulations (default MOST_TRIES). Raises InputError without
-    rows."""
+    found from `reach` by at most `tries` simulations (or MOST_TRIES). Raises InputError without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 

@@ -96,7 +96,7 @@ PROMPTS = (
 )  # fmt: skip
 CACHED = (0, 48, 496, 2032, 8176)
 MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
-# Positions of a history or a column; few sequences.
+# Sequences that are sampled; positions of a history or a column; few sequences.
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (
     1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 192, 256, 384, 512,
