@@ -1,9 +1,9 @@
-"""A run directory becomes one self-contained HTML page.
+"""Writes one self-contained HTML page from a run directory.
 
     build(run_dir) -> run_dir / "report.html"
 
-A study adds its own sections and figures (a folder, as `decode/`) and one line in
-`STUDIES`; what every study shows alike is in `common/`.
+A new study adds a folder with its sections and figures (see `decode/`) and one line in `STUDIES`. Sections
+that every study shows are in `common/`.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,18 +39,18 @@ ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
 def build(run_dir: Path) -> Path:
     """Writes `report.html` into a run directory and returns its path.
 
-    The same files give the same bytes. A validation's ladder opens the page. Raises FileNotFoundError where
-    results.csv is missing, and there is no ladder either; every
-    other file is optional, and what it would have shown is left out. Raises ValueError, with one line
-    that names the file, where a file is there and cannot be read.
+    The same files give the same bytes. If the run is a validation, its ladder opens the page. Every file
+    except results.csv (or ladder.csv) is optional; without it the page leaves its section out. Raises
+    FileNotFoundError if both results.csv and ladder.csv are missing. Raises ValueError, one line that names
+    the file, if a file exists but cannot be read.
     """
     run = read_run(Path(run_dir))
     opening, sections = STUDIES.get(run.study, ANY_STUDY)
     if len(run.ladder):
         opening = sections_validation.opening
-    # What is compared in a validation was measured, not published, and stands with the ladder alone.
+    # A validation compares measured figures, not published ones; only the ladder shows them.
     alone = run if run.ladder.empty else replace(run, comparison=run.comparison.head(0))
-    # Ratios of figures that are next to nothing are beyond any number, which is no news of the run.
+    # Ratios of tiny figures overflow; numpy's warning would say nothing about the run.
     with np.errstate(all="ignore"):
         shown = [*sections_validation.sections(run), *sections(alone)]
         content = render(opening(run), shown)

@@ -1,4 +1,4 @@
-"""What a page is made of, and how it becomes one HTML file that loads nothing from anywhere."""
+"""The parts of a page, and their rendering into one HTML file that loads nothing from elsewhere."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ BUTTONS_AT_MOST = 6
 
 @dataclass(frozen=True)
 class Choice:
-    """One control above a plot: the reader takes one of its options."""
+    """One control above a plot, with which the reader picks one of several options."""
 
     name: str
     options: tuple[str, ...]
@@ -27,13 +27,13 @@ class Choice:
 
     @property
     def as_buttons(self) -> bool:
-        """Few options stand side by side; many go into a list."""
+        """Whether the options are shown as buttons: only if there are few; otherwise as a list."""
         return len(self.options) <= BUTTONS_AT_MOST
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, or one figure for every combination of the choices (by the options' positions)."""
+    """A figure, or one figure for each combination of choices, keyed by the positions of the options."""
 
     key: str
     describes: str
@@ -43,14 +43,14 @@ class Plot:
 
     @property
     def offered(self) -> list[tuple[int, Choice]]:
-        """The choices that leave something to choose, with their positions."""
+        """The choices with more than one option, with their positions."""
         return [(i, choice) for i, choice in enumerate(self.choices) if len(choice.options) > 1]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. `align` has a letter for each column: l or r; l for those beyond it. `wraps`: text
-    breaks into lines in every column but the first, so that all columns stay in sight."""
+    """Rows of text. `align` has a letter for each column, l or r; columns beyond its end are l. If `wraps`,
+    text breaks into lines in every column except the first, so that all columns stay visible."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -58,7 +58,7 @@ class Table:
     wraps: bool = False
 
     def side(self, column: int) -> str:
-        """The CSS class of a column."""
+        """Returns the CSS class of a column."""
         return "number" if self.align[column : column + 1] == "r" else "text"
 
 
@@ -73,7 +73,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Details:
-    """A part of a section that opens on a click: one of table, text and definitions."""
+    """A part of a section that opens on a click and holds a table, a text or definitions."""
 
     summary: str
     table: Table | None = None
@@ -84,7 +84,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence that says what to see, and what is to be seen."""
+    """A heading, a sentence that tells the reader what to look for, and the contents below it."""
 
     key: str
     heading: str
@@ -108,7 +108,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Opening:
-    """The top of the page. `machine`: what was measured on; `again`: what a run that is made again gives."""
+    """The top of the page. `machine`: how the run was measured; `again`: the result of a repeated run."""
 
     name: str
     about: str
@@ -132,7 +132,7 @@ def _plot(plot: Plot) -> dict[str, Any]:
 
 
 def page_data(sections: Sequence[Section]) -> str:
-    """What the page's script needs, as JSON that may stand inside a script element."""
+    """Returns the data of the page's script, as JSON that is safe inside a script element."""
     data = {
         "plots": {plot.key: _plot(plot) for section in sections for plot in section.plots},
         "templates": {"light": style.template(0), "dark": style.template(1)},
@@ -144,7 +144,7 @@ def page_data(sections: Sequence[Section]) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file of `templates/` as text."""
+    """Returns a file of `templates/` as text."""
     return resources.files("simcore.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -161,7 +161,7 @@ def _template() -> jinja2.Template:
 
 
 def render(opening: Opening, sections: Sequence[Section]) -> str:
-    """The page as HTML."""
+    """Returns the page as HTML."""
     return _template().render(
         opening=opening,
         sections=sections,

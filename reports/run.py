@@ -1,5 +1,5 @@
-"""Reads a run directory: whatever is missing becomes empty, so that figures never ask twice, and whatever
-is garbage is refused, so that no page is made of it."""
+"""Reads a run directory. A missing file becomes an empty frame, so that figures need no check for it. An
+invalid file is refused, so that no page shows garbage."""
 
 import csv
 import gzip
@@ -21,20 +21,20 @@ from pyarrow import parquet
 from simcore.input.files import MOST_TEXT, check_plain, parse_yaml, plain, read_text
 
 TEXT = ("study", "strategy", "label", "metric", "unit", "source")
-# Which device a row is of; runs of before there were several do not say.
+# The device of a row; runs from before several devices were possible lack it.
 DEVICE = "device"
 NUMBERS = ("value", "low", "high")
 SESSIONS = "sessions_per_s"
 COMPARED_TEXT = ("strategy", "metric", "role", "source")
 COMPARED_NUMBERS = ("reference", "predicted", "error_pct")
-# Where a range is published, `reference` is its nearest end.
+# If a range is published, `reference` is its nearest end.
 COMPARED_RANGE = ("reference_low", "reference_high")
 REQUEST_TEXT = ("label", "status")
 REQUEST_NUMBERS = (
     "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "replica", "request", "arrival_s",
     "scheduled_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "preemptions",
 )  # fmt: skip
-# Whether a request is among those that figures are of; not in files from before there was a choice.
+# Whether the figures include a request; older files lack this column.
 REQUEST_MARK = "measured"
 LEVEL_TEXT = ("label",)
 LEVEL_NUMBERS = (
@@ -42,7 +42,7 @@ LEVEL_NUMBERS = (
     "tokens",
 )  # fmt: skip
 TILING_CASE = ("layers", "channels", "tokens", "batch")
-# File of the tiling study -> its columns of text, and of numbers.
+# File of the tiling study -> its columns of text and of numbers.
 TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "steps": (("label",), (*TILING_CASE, "token", "end_s", "latency_s")),
     "tiles": (("implementation",), (*TILING_CASE, "side", "seconds", "low_s", "high_s", "chosen")),
@@ -54,8 +54,7 @@ TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "growth": (("label",), (*TILING_CASE, "mixer_flops", "mixer_hbm_bytes", "memory_bytes", "total_s")),
 }  # fmt: skip
 LADDER_TEXT = ("rung", "label", "what", "judged_by")
-# What a row of the ladder may be judged by, and what it is called; in files from before there was a choice
-# nothing says so.
+# The error by which a rung of the ladder is judged -> its name on the page; older files do not state it.
 ERRORS = {"median_pct": "median", "p95_pct": "95 %", "worst_pct": "worst"}
 LADDER_NUMBERS = ("n", "median_pct", "p95_pct", "worst_pct", "bound_pct", "passed")
 PRICE_TEXT = ("kind", "shape", "dtype", "source", "cache")
@@ -73,8 +72,7 @@ UNREADABLE = (
     OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, csv.Error, zlib.error, yaml.YAMLError,
     pa.ArrowException, RecursionError,
 )  # fmt: skip
-# What is read of one file at most: bytes of a Parquet file, its rows, bytes of a trace; and how much is said
-# of what is wrong in it.
+# Most bytes of a Parquet file, its rows, bytes of a trace, and characters of an error message.
 MOST_PARQUET, MOST_ROWS, MOST_TRACE, MOST_TOLD = 4_000_000_000, 20_000_000, 256_000_000, 150
 Parsed = TypeVar("Parsed")
 Names = tuple[str, ...]
@@ -82,7 +80,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Axes:
-    """What tells a study's cases apart: columns of its results and comparison beside those of every study."""
+    """The columns that identify cases of a study in results and comparison, besides those of every study."""
 
     text: Names = ()
     numbers: Names = ()
@@ -133,9 +131,9 @@ EVERY_AXIS = Axes(*(_of_every_study(part.name) for part in fields(Axes)))
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory in memory. Frames always have their columns, perhaps no rows; axes that only other
-    studies have are columns without values. `requests` and `levels` are the serving study's; `steps`,
-    `tiles`, `cells` and `growth` the tiling study's; `ladder`, `prices` and `traces` are a validation's."""
+    """A run directory in memory. Frames always have their columns, possibly no rows; axes of other studies
+    are columns without values. `requests` and `levels` belong to the serving study; `steps`, `tiles`, `cells`
+    and `growth` to the tiling study; `ladder`, `prices` and `traces` to a validation."""
 
     results: pd.DataFrame
     comparison: pd.DataFrame
@@ -156,7 +154,7 @@ class Run:
 
     @property
     def study(self) -> str:
-        """Which study this is: the summary's word, or else the scenario's, or else the results'."""
+        """The study's name from the summary, or else from the scenario, or else from the results."""
         return _study(self.summary, self.scenario, self.results)
 
     @property
@@ -166,33 +164,34 @@ class Run:
 
     @property
     def machine(self) -> str:
-        """What the run was made on: "sim", or the device whose times were measured."""
+        """The source of the times: "sim", or the name of the device on which they were measured."""
         return str(self.provenance.get("machine") or SIMULATED)
 
     @property
     def measured(self) -> bool:
-        """Whether the times are measured, not predicted."""
+        """Whether the times are measured instead of predicted."""
         return self.machine != SIMULATED
 
     @property
     def found(self) -> str:
-        """What the times are, in a word: "predicted" or "measured"."""
+        """The word for the times: "predicted" or "measured"."""
         return "measured" if self.measured else "predicted"
 
     @property
     def best_at(self) -> dict[str, float]:
-        """The place that the answer is about, by columns of the results, NaN for none; empty where the
+        """The case of the answer, by columns of the results, NaN if it has no value there; empty if the
         summary does not name it."""
         given = self.summary.get("best_at") or {}
         return {str(name): float("nan" if value is None else value) for name, value in given.items()}
 
     def ranked(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The rows of labels whose prices rest on the basis that most have: the others cannot be ranked."""
+        """Returns the rows without the labels that the summary lists as unranked: their prices rest on
+        another basis than most prices do."""
         out = [str(label) for label in self.summary.get("unranked") or ()]
         return rows[~rows["label"].isin(out)].reset_index(drop=True)
 
     def metric(self, name: str) -> pd.DataFrame:
-        """The rows of one metric that have a value, in the order of the file."""
+        """Returns the rows of one metric that have a value, in the order of the file."""
         rows = self._of_metric.get(name)
         return self.results.head(0) if rows is None else rows
 
@@ -204,7 +203,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Traces:
-    """One case of a validation, as it was predicted and as it was measured: an event an op."""
+    """One case of a validation, predicted and measured: one event for each op."""
 
     title: str = ""
     predicted: pd.DataFrame = field(default_factory=lambda: _nothing(EVENT_TEXT, EVENT_NUMBERS))
@@ -217,7 +216,7 @@ def _study(summary: Mapping[str, Any], scenario: Mapping[str, Any], results: pd.
 
 
 def extreme(rows: pd.DataFrame, by: "pd.Series[float]", largest: bool = True) -> "pd.Series[Any]":
-    """The first row where `by` is largest, or smallest; `rows` is not empty."""
+    """Returns the first row with the largest, or smallest, value of `by`. `rows` must not be empty."""
     return rows.iloc[int(by.to_numpy().argmax() if largest else by.to_numpy().argmin())]
 
 
@@ -249,7 +248,7 @@ def _cells(content: str) -> pd.DataFrame:
 
 
 def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
-    """Typed columns; of the axes only those that are `needed` must be there."""
+    """Returns typed columns; of the axes only the `needed` ones must exist."""
     there = [[name for name in names if name in cells.columns or name in needed] for names in (text, numbers)]
     return _unknown(cells.index, text, numbers).assign(
         **{str(name): column for name, column in _typed(cells, *there).items()}
@@ -259,7 +258,7 @@ def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers:
 def _results(cells: pd.DataFrame, axes: Axes, *, sessions: bool = False) -> pd.DataFrame:
     needed = (*TEXT, *NUMBERS, *axes.text, *axes.numbers)
     found = _with_axes(cells, needed, (*TEXT, DEVICE, *EVERY_AXIS.text), (*EVERY_AXIS.numbers, *NUMBERS))
-    # The files have one rate: that of sessions where requests are turns of them.
+    # The files have one rate; it is the rate of sessions if requests are the turns of sessions.
     return found.assign(**{SESSIONS: found["rate_per_s"] if sessions else np.nan})
 
 
@@ -292,7 +291,7 @@ def _object(content: str) -> dict[str, Any]:
 
 
 def _ladder(content: str) -> pd.DataFrame:
-    # An error of something that is no number at all is infinite, and is not shown as a number.
+    # The error of a value that is not finite is infinite; the page shows no number for it.
     cells = _with_answers(_cells(content).replace({"inf": None}), "passed")
     if "judged_by" not in cells.columns:
         cells = cells.assign(judged_by="")
@@ -303,7 +302,7 @@ def _ladder(content: str) -> pd.DataFrame:
 
 
 def _with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Cells in which a column of True and False, if it is there, is one of 1 and 0."""
+    """Returns the cells with a column of True and False, if it exists, converted to 1 and 0."""
     if name not in cells.columns:
         return cells
     answers = {"true": 1.0, "false": 0.0}
@@ -315,10 +314,10 @@ def _prices(content: str) -> pd.DataFrame:
 
 
 def _events(path: Path) -> tuple[str, pd.DataFrame]:
-    """The title of a Chrome trace, and its events."""
+    """Returns the title of a Chrome trace, and its events."""
     check_plain(path, MOST_TEXT)
     with gzip.open(path, "rb") as file:
-        # A few bytes may stand for any number.
+        # A few compressed bytes may expand to any size.
         content = file.read(MOST_TRACE + 1)
     if len(content) > MOST_TRACE:
         raise ValueError(f"holds more than {MOST_TRACE:,} bytes")
@@ -347,7 +346,7 @@ def _events(path: Path) -> tuple[str, pd.DataFrame]:
 
 
 def _traces(run_dir: Path) -> "Traces":
-    """Both timelines, where the predicted one is there: traces of other runs are for Perfetto alone."""
+    """Reads both timelines if the predicted one exists; a trace without it is for Perfetto only."""
     nothing = "", _nothing(EVENT_TEXT, EVENT_NUMBERS)
     title, predicted = _read(run_dir / "predicted_trace.json.gz", _events, nothing)
     if predicted.empty:
@@ -387,15 +386,15 @@ def _scenario(content: str) -> tuple[str, dict[str, Any]]:
 
 
 def _names(path: Path) -> set[str]:
-    """The columns of a Parquet file."""
+    """Returns the columns of a Parquet file."""
     check_plain(path, MOST_PARQUET)
-    # Arrow takes no path that is not UTF-8.
+    # Arrow accepts no path that is not UTF-8.
     with path.open("rb") as file:
         return set(parquet.read_schema(file).names)
 
 
 def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    """Some columns of a Parquet file; text as categories, since a file may have a million rows."""
+    """Reads some columns of a Parquet file; text as categories, because a file may have a million rows."""
     there = _names(path)
     missing = [name for name in (*text, *numbers) if name not in there]
     if missing:
@@ -415,15 +414,15 @@ def _parquet(path: Path, text: Sequence[str], numbers: Sequence[str]) -> pd.Data
 
 
 def _requests(path: Path) -> pd.DataFrame:
-    """The requests; where nothing marks those that figures are of, all are."""
+    """Reads the requests; in files without the mark, figures include all of them."""
     if REQUEST_MARK in _names(path):
         return _parquet(path, REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK))
     return _parquet(path, REQUEST_TEXT, REQUEST_NUMBERS).assign(**{REQUEST_MARK: 1.0})
 
 
 def _read(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
-    """What is in a file, or `otherwise` where there is no such file. Raises ValueError, with one line
-    that names the file, where it is not what it should be."""
+    """Parses a file; returns `otherwise` if the file does not exist. Raises ValueError, one line that names
+    the file, if its content is invalid."""
     if not path.is_symlink() and not path.exists():
         return otherwise
     try:
@@ -443,14 +442,14 @@ def _nothing(text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
 
 
 def _unknown(index: "pd.Index[Any]", text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    """Typed columns in which nothing is known."""
+    """Returns typed columns without values."""
     word, figure = pd.Series("", index, dtype=object).map(str), pd.Series(np.nan, index)
     return pd.DataFrame({**dict.fromkeys(text, word), **dict.fromkeys(numbers, figure)})
 
 
 def read_run(run_dir: Path) -> Run:
-    """Reads every file that a report shows. Raises FileNotFoundError where results.csv is missing and
-    ValueError where a file is not what it should be. A validation need have no results of its own."""
+    """Reads every file that a report shows. A validation needs no results.csv. Raises FileNotFoundError if
+    results.csv and ladder.csv are missing, and ValueError if a file is invalid."""
     if not any((run_dir / name).exists() for name in ("results.csv", "ladder.csv")):
         raise FileNotFoundError(f"{run_dir} holds no results.csv: it is not a run directory")
     no_scenario: tuple[str, dict[str, Any]] = ("", {})
@@ -470,7 +469,7 @@ def read_run(run_dir: Path) -> Run:
     no_results = pd.DataFrame(columns=[*TEXT, *NUMBERS], dtype=object)
     read = _read(run_dir / "results.csv", _text(results), _results(no_results, Axes()))
     axes = AXES.get(_study(summary, scenario, read), Axes())
-    # Steps of other studies have other columns.
+    # Other studies have steps with other columns.
     is_tiling = _study(summary, scenario, read) == "tiling"
     tilings = {
         name: rows(f"{name}.parquet", *columns) if is_tiling else _nothing(*columns)

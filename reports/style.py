@@ -1,7 +1,7 @@
-"""Every colour of the page, once for light and once for dark, and the plotly template of both.
+"""Every colour of the page, for the light and the dark theme, and the plotly template of each theme.
 
-Figures are drawn in the light colours; the page's script exchanges each for its dark partner
-(`dark_partners`), so a figure is stored once and looks right in both themes.
+Figures are drawn in light colours. The page's script replaces each by its dark partner (`dark_partners`), so
+a figure is stored once and suits both themes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +22,12 @@ PAGE: Mapping[str, tuple[str, str]] = {
     "danger-ground": ("#fdeeed", "#331c1b"),
 }
 
-# The baseline is grey and what is compared with it has a hue; more devices stand out more.
+# The baseline is grey and strategies compared with it have a hue; more devices have stronger shades.
 Shades = Sequence[tuple[str, str]]
 
 
 def _shades(light: str, dark: str) -> Shades:
-    """Shades of a hue from faint to strong, in both themes."""
+    """Returns shades of a hue from faint to strong, in both themes."""
     return list(zip(light.split(), dark.split(), strict=True))
 
 
@@ -60,8 +60,8 @@ SYMBOL: Mapping[str, str] = {
     "continuous_batching": "circle",
 }
 
-# Parts of a token's critical path, in the order in which they are stacked. "other": kinds that no part is
-# known of; parts that are too small to be seen stand together.
+# Parts of a token's critical path, in stacking order. "other": op kinds without a part. Parts that are too
+# small to see are merged.
 PART: Mapping[str, tuple[str, str]] = {
     "attention": ("#e09200", "#eda52f"),
     "projections": ("#56aee6", "#5fb2e8"),
@@ -76,7 +76,7 @@ PART: Mapping[str, tuple[str, str]] = {
     "parts below 1 %": ("#b7a7a0", "#6f625c"),
     "idle": ("#d3d7dc", "#434b55"),
 }
-# Every kind of op that a decoder's graphs hold, and what else a critical path is spent in.
+# Every op kind in a decoder's graphs, and every other kind of time on a critical path -> its part.
 PART_OF_KIND: Mapping[str, str] = {
     "decode_attention": "attention",
     "speculative_attention": "attention",
@@ -109,7 +109,7 @@ PART_OF_KIND: Mapping[str, str] = {
     "idle": "idle",
 }
 
-# From what was seen on hardware to what nobody has seen.
+# From values measured on hardware to values that nothing supports.
 PRICE_SOURCE: Mapping[str, tuple[str, str]] = {
     "measured": ("#0d4f86", "#9fd0fa"),
     "published": ("#2a7bbf", "#68afec"),
@@ -133,7 +133,7 @@ FAINT_OPACITY = 0.16
 
 
 def hues(strategies: Iterable[str]) -> dict[str, Shades]:
-    """The hue of each strategy of a run; those from outside take in turn the ones that no other has."""
+    """Returns the hue of each strategy of a run; strategies without their own take unused ones in turn."""
     names = list(strategies)
     found = {name: STRATEGY[name] for name in names if name in STRATEGY}
     left = [hue for hue in HUES if hue not in found.values()] or [OTHER_STRATEGY]
@@ -142,7 +142,7 @@ def hues(strategies: Iterable[str]) -> dict[str, Shades]:
 
 
 def ramp(strategy: str, count: int, hue: Shades | None = None) -> list[str]:
-    """So many light colours of a strategy's hue, from few devices to many."""
+    """Returns `count` light colours of a strategy's hue, from few devices to many."""
     shades = [light for light, _ in hue or STRATEGY.get(strategy, OTHER_STRATEGY)]
     if count == 1:
         return [shades[3]]
@@ -153,25 +153,25 @@ def ramp(strategy: str, count: int, hue: Shades | None = None) -> list[str]:
 
 
 def faint(colour: str) -> str:
-    """The same colour as a see-through fill."""
+    """Returns the same colour as a see-through fill."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {FAINT_OPACITY})"
 
 
 def dark_partners() -> dict[str, str]:
-    """Light colour -> dark colour, of every colour that a figure may hold."""
+    """Returns light colour -> dark colour for every colour that a figure may hold."""
     pairs = [INK, FAINT_INK, HOLLOW, *PART.values(), *PRICE_SOURCE.values(), *DIVERGING, *OTHER_STRATEGY]
     pairs += [pair for shades in STRATEGY.values() for pair in shades]
     return dict(pairs) | {faint(light): faint(dark) for light, dark in pairs}
 
 
 def variables(theme: int) -> dict[str, str]:
-    """CSS variables of a theme: 0 light, 1 dark."""
+    """Returns the CSS variables of a theme: 0 light, 1 dark."""
     return {f"--{name}": pair[theme] for name, pair in PAGE.items()}
 
 
 def template(theme: int) -> dict[str, Any]:
-    """What all figures of a theme have in common: 0 light, 1 dark."""
+    """Returns the settings that all figures of a theme share: 0 light, 1 dark."""
     colour = {name: pair[theme] for name, pair in PAGE.items()}
     axis = {
         "gridcolor": colour["line"],

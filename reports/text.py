@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers and names as text for the page."""
 
 import html
 import math
@@ -26,7 +26,7 @@ def known(value: Any) -> bool:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, thousands separated, never in powers of ten.
+    """Returns a number with `digits` significant digits, thousands separated, never in powers of ten.
 
     >>> significant(12.3456), significant(0.0123456), significant(123456.0), significant(float("nan"))
     ('12.3', '0.0123', '123,456', '–')
@@ -40,7 +40,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as "12.31 ms"."""
+    """Returns seconds as "12.31 ms"."""
     return f"{significant(seconds * 1e3, 4)}{GLUE}ms" if known(seconds) else NOTHING
 
 
@@ -49,7 +49,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def duration(seconds: float) -> str:
-    r"""Seconds in the unit that suits their size.
+    r"""Returns seconds in the unit that suits their size.
 
     >>> duration(0.0000021), duration(0.0042), duration(0.0)
     ('2.1\xa0µs', '4.2\xa0ms', '0\xa0s')
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def lasting(seconds: float) -> str:
-    r"""Seconds with three digits in the unit that suits their size.
+    r"""Returns seconds with three digits in the unit that suits their size.
 
     >>> lasting(1.234), lasting(0.0004567)
     ('1.23\xa0s', '457\xa0µs')
@@ -73,7 +73,7 @@ def lasting(seconds: float) -> str:
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    r"""A fraction as "62.5 %".
+    r"""Returns a fraction as "62.5 %".
 
     >>> percent(0.625), percent(1.0), percent(1 / 3)
     ('62.5\xa0%', '100\xa0%', '33.3\xa0%')
@@ -82,7 +82,7 @@ def percent(fraction: float, digits: int = 3) -> str:
 
 
 def scientific(value: float) -> str:
-    """A number of any size: "0.25", "8.0 × 10⁸".
+    """Returns a number of any size: "0.25", "8.0 × 10⁸".
 
     >>> scientific(0.25), scientific(8e8), scientific(3.2e-7)
     ('0.250', '8.0 × 10⁸', '3.2 × 10⁻⁷')
@@ -94,7 +94,7 @@ def scientific(value: float) -> str:
 
 
 def recorded(value: Any) -> str:
-    """A recorded value of any kind: numbers with at most four digits that count, whole ones in full.
+    """Returns a recorded value as text: numbers with at most four significant digits, integers in full.
 
     >>> recorded(5e10), recorded(5.679e-06), recorded(0.2746438), recorded(131072), recorded("a")
     ('5 × 10¹⁰', '5.679 × 10⁻⁶', '0.2746', '131,072', 'a')
@@ -115,7 +115,7 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 
 def of_any_device(label: str, device: str) -> str:
-    """A label without the device that it ends with, where a run has several.
+    """Returns a label without the device at its end, which runs on several devices append.
 
     >>> of_any_device("vanilla, h200-sxm", "h200-sxm")
     'vanilla'
@@ -124,12 +124,12 @@ def of_any_device(label: str, device: str) -> str:
 
 
 def strategy_name(strategy: str) -> str:
-    """A strategy's name in a sentence."""
+    """Returns a strategy's name as text."""
     return STRATEGY_NAMES.get(strategy, strategy.replace("_", " "))
 
 
 def signed(number: float, decimals: int) -> str:
-    """A number with its sign, the minus as wide as the plus."""
+    """Returns a number with its sign; the minus is as wide as the plus."""
     return f"{number:+.{decimals}f}".replace("-", "−")
 
 
@@ -139,28 +139,28 @@ def _decimals(points: float) -> int:
 
 
 def signed_percent(points: float) -> str:
-    """Percentage points with their sign: "+1.3 %", "−0.03 %"."""
+    """Returns percentage points with their sign: "+1.3 %", "−0.03 %"."""
     return f"{signed(points, _decimals(points))}{GLUE}%" if known(points) else NOTHING
 
 
 def size_percent(points: float) -> str:
-    """Percentage points without a sign: "1.3 %", "0.03 %"."""
+    """Returns percentage points without a sign: "1.3 %", "0.03 %"."""
     return f"{abs(points):.{_decimals(points)}f}{GLUE}%" if known(points) else NOTHING
 
 
 def times(ratio: float) -> str:
-    """A ratio as "1.24×"."""
+    """Returns a ratio as "1.24×"."""
     return f"{ratio:.2f}×" if known(ratio) else NOTHING
 
 
 def times_of(ratios: "pd.Series[float]") -> str:
-    """The range of some ratios: "1.24× to 1.31×", or "1.24×" where that is all of it."""
+    """Returns the range of some ratios: "1.24× to 1.31×", or "1.24×" if both ends are equal as text."""
     least, most = times(ratios.min()), times(ratios.max())
     return least if least == most else f"{least} to {most}"
 
 
 def tokens(count: float) -> str:
-    """A context length, in binary thousands where it is a whole number of them.
+    """Returns a context length, in binary thousands if it is a multiple of 1024.
 
     >>> tokens(1024), tokens(98304), tokens(1048576), tokens(1000)
     ('1K', '96K', '1M', '1,000')
@@ -175,14 +175,14 @@ def tokens(count: float) -> str:
 
 
 def interval(low: float, high: float, scale: float = 1.0) -> str:
-    """ "11.9 to 12.8", or nothing where there is no interval."""
+    """ "11.9 to 12.8", or empty without an interval."""
     if not (known(low) and known(high)) or low == high:
         return ""
     return f"{significant(low * scale, 4)} to {significant(high * scale, 4)}"
 
 
 def listed(parts: Iterable[str], at_most: int | None = None) -> str:
-    """ "a, b and c", or "a, b and 3 more" where there are more than `at_most`."""
+    """ "a, b and c", or "a, b and 3 more" if there are more than `at_most`."""
     items = list(parts)
     if at_most is not None and len(items) > at_most:
         items = [*items[: at_most - 1], f"{len(items) - at_most + 1} more"]
@@ -190,5 +190,5 @@ def listed(parts: Iterable[str], at_most: int | None = None) -> str:
 
 
 def in_figure(text: str) -> str:
-    """Text made safe for plotly, which reads some HTML in its labels."""
+    """Returns text escaped for plotly, which reads some HTML in its labels."""
     return html.escape(text, quote=False)

@@ -13,20 +13,20 @@ from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
 
 
 def check_out(path: Path | None) -> None:
-    """Raises InputError where a file could not be written: to be asked before what takes long."""
+    """Raises InputError if a file could not be written; programs call it before long work."""
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():
         why = "is a folder" if path.is_dir() else "its folder is not there"
         raise InputError(f"--out {path}: {why}")
-    # A file is put in its place at the end: no device is replaced so.
+    # The file replaces its target at the end; this cannot replace a device.
     if path.exists() and not path.is_file():
         raise InputError(f"--out {path}: is no plain file")
 
 
 def named(option: str, words: str, allowed: Collection[str], *, needed: bool = False) -> list[str]:
-    """The names with commas between that an option has. Raises InputError for one that is not allowed, and
-    for none where one is `needed`."""
+    """Returns the comma-separated names of an option. Raises InputError for a name that is not allowed, and
+    for an empty list if one is `needed`."""
     found = [word for word in words.split(",") if word]
     if needed and not found:
         raise InputError(f"{option}: names none; allowed: {', '.join(allowed)}")
@@ -37,12 +37,12 @@ def named(option: str, words: str, allowed: Collection[str], *, needed: bool = F
 
 
 def partial_of(path: Path) -> Path:
-    """Where lines are kept as they are measured, until what they are for is whole."""
+    """Returns the file that keeps lines as they are measured, until the result at `path` is complete."""
     return path.with_name(f".{path.name}-partial.csv")
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Rows of the same names as a CSV file, whole or not at all."""
+    """Writes rows with the same names as a CSV file, completely or not at all."""
     with file_draft(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -50,8 +50,7 @@ def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table for people: columns side by side, the first and the last to the left, the others to the
-    right."""
+    """Yields a table in plain text: the first and the last column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         middle = (text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True))
@@ -59,7 +58,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def markdown(lines: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A table of Markdown, its head first."""
+    """Yields a table in Markdown, with its head first."""
     for number, line in enumerate(lines):
         yield f"| {' | '.join(map(str, line))} |"
         if not number:
@@ -67,7 +66,7 @@ def markdown(lines: Sequence[Sequence[object]]) -> Iterator[str]:
 
 
 def run(main: Callable[..., None]) -> None:
-    """Runs a function as a program, its parameters being typer's."""
+    """Runs a function as a program; typer parses its parameters."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
     try:
@@ -78,7 +77,7 @@ def run(main: Callable[..., None]) -> None:
         code = failed(str(error), USAGE)
     except Exception as error:
         code = failed(*told(error))
-    # typer ends by itself with 130 after Ctrl-C.
+    # After Ctrl-C typer returns 130.
     if code == INTERRUPTED:
         note("interrupted")
     sys.exit(code or 0)

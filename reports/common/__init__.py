@@ -1,1 +1,1 @@
-"""What every study shows alike."""
+"""Sections and figures of every study."""

@@ -1,4 +1,4 @@
-"""The cases of a run: what is equal along the axis of a figure, as axes with their values."""
+"""The cases of a run: the constants along the axis of a figure, as axes with their values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ Case = tuple[tuple[str, Any], ...]
 
 
 def cases_of(frame: pd.DataFrame, axes: Sequence[str], *, unknown: bool = False) -> list[Case]:
-    """The cases of a frame in the order of their axes; axes that it does not have are left out, and so are
-    cases that are `unknown` in one of them, unless asked for."""
+    """Returns the cases of a frame in the order of their axes. Axes that the frame lacks are left out; cases
+    that are unknown in an axis also, unless `unknown`."""
     own = [axis for axis in axes if axis in frame.columns]
     if not own:
         return [()] if len(frame) else []
@@ -21,7 +21,7 @@ def cases_of(frame: pd.DataFrame, axes: Sequence[str], *, unknown: bool = False)
 
 
 def at(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
-    """The rows of a case, as far as the frame knows its axes."""
+    """Returns the rows of a case, by those of its axes that the frame has."""
     chosen = np.ones(len(frame), dtype=bool)
     for axis, value in case:
         if axis in frame.columns and frame[axis].notna().any():

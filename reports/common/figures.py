@@ -1,6 +1,6 @@
-"""What figures are made of, and those that every study has: errors and sources of prices.
+"""Building blocks of figures, and the figures of every study: errors and sources of prices.
 
-Figures follow the rules at the head of `decode/figures.py`. Texts are HTML-safe when they come here.
+Figures follow the rules at the head of `decode/figures.py`. Texts passed in are already HTML-safe.
 """
 
 import math
@@ -29,16 +29,16 @@ from simcore.reports.text import (
 
 HEIGHT_PX, NARROW_HEIGHT_PX, ROW_PX = 400, 320, 44
 TICKS_AT_MOST = 9
-# Names of rows stand left of the axis and need no margin of their own.
+# Plotly places the names of rows left of the axis itself; they need no margin.
 ROWS_MARGIN = {"l": 8, "r": 12, "t": 4, "b": 48}
 Layout = dict[str, Any]
-Axis = tuple[Layout, Layout]  # an axis, and what to overwrite on a narrow screen
+Axis = tuple[Layout, Layout]  # an axis, and its settings to overwrite on a narrow screen
 Lane = tuple[float, str]  # rank and stream
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy variant as every figure shows it."""
+    """A strategy variant, and how every figure draws it."""
 
     label: str
     strategy: str
@@ -48,13 +48,13 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The label made safe for plotly."""
+        """The label, escaped for plotly."""
         return in_figure(self.label)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a metric is shown: its name on the axis, its unit, and what a value is multiplied with."""
+    """How a metric is shown: its name on the axis, its unit, and the factor from value to unit."""
 
     name: str
     unit: str = ""
@@ -66,19 +66,19 @@ class Scale:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def text(self, value: float) -> str:
-        """A value with its unit."""
+        """Returns a value with its unit."""
         unit = f"\u00a0{self.unit}" if self.unit else ""
         return significant(value * self.factor) + unit
 
 
 def seconds(name: str, longest: float, seconds_from: float) -> Scale:
-    """A time in milliseconds, or in seconds where the longest is no shorter than that."""
+    """Returns the scale of a time: seconds if the longest is at least `seconds_from`, else milliseconds."""
     return Scale(name, "s") if longest >= seconds_from else Scale(name, "ms", 1e3)
 
 
 def variants(results: pd.DataFrame, by: Sequence[str] = ("devices", "groups", "label")) -> list[Variant]:
-    """The strategy variants of a study in the order of `style.STRATEGY`, those of one strategy in the order
-    of the columns `by`, which is few devices before many, or else in that of the file."""
+    """Returns the strategy variants of a study in the order of `style.STRATEGY`. Variants of one strategy are
+    sorted by the columns `by`, by default from few devices to many."""
     rows = results[results["label"] != ""].drop_duplicates(["strategy", "label"])
     rank = {name: i for i, name in enumerate(style.STRATEGY)}
     order = rows["strategy"].map(lambda name: rank.get(name, len(rank)))
@@ -94,7 +94,7 @@ def variants(results: pd.DataFrame, by: Sequence[str] = ("devices", "groups", "l
 
 
 def of_variants(rows: pd.DataFrame, shown: Sequence[Variant]) -> Iterator[tuple[Variant, pd.DataFrame]]:
-    """Each variant that has rows, with these."""
+    """Yields each variant that has rows, with its rows."""
     for variant in shown:
         own = rows[rows["label"] == variant.label]
         if len(own):
@@ -105,8 +105,8 @@ def of_variants(rows: pd.DataFrame, shown: Sequence[Variant]) -> Iterator[tuple[
 
 
 def spaced(places: Sequence[float], apart: float) -> list[float]:
-    """The places of an axis that may carry a label: at least this share of the axis apart, the last
-    one always among them."""
+    """Returns the places of an axis that get a label. Neighbours are at least this share of the axis apart,
+    and the last place always has a label."""
     if len(places) < 2 or places[-1] == places[0]:
         return list(places)
     length, kept = places[-1] - places[0], [places[-1]]
@@ -117,13 +117,13 @@ def spaced(places: Sequence[float], apart: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten that lie between two values, or just beyond."""
+    """Returns 1, 2 and 5 times the powers of ten between two values, or just beyond them."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     return [m * 10.0**d for d in decades for m in (1, 2, 5) if low * 0.8 <= m * 10.0**d <= high * 1.25]
 
 
 def whole_decades(ticks: Sequence[float]) -> list[float]:
-    """The powers of ten among ticks."""
+    """Returns the ticks that are powers of ten."""
     return [tick for tick in ticks if f"{tick:e}".startswith("1")]
 
 
@@ -133,7 +133,7 @@ def log_title(title: str) -> str:
 
 
 def log_axis(title: str, low: float, high: float, ticks: Sequence[float], text: str = ",.12g") -> Layout:
-    """An axis in powers of ten from `low` to `high`."""
+    """Returns a logarithmic axis from `low` to `high`."""
     return {
         "title": {"text": title},
         "type": "log",
@@ -144,15 +144,15 @@ def log_axis(title: str, low: float, high: float, ticks: Sequence[float], text: 
 
 
 def few_ticks(low: float, high: float) -> list[float]:
-    """Ticks of an axis in powers of ten, no more than there is room for."""
+    """Returns ticks of a logarithmic axis, at most `TICKS_AT_MOST`."""
     ticks = log_ticks(low, high)
     ticks = whole_decades(ticks) if len(ticks) > TICKS_AT_MOST else ticks
     return ticks[:: math.ceil(len(ticks) / TICKS_AT_MOST)]
 
 
 def values_axis(title: str, values: Iterable[float], log_from: float, top: float = math.inf) -> Layout:
-    """From zero, or in powers of ten where the largest value is `log_from` times the least. `top`: no value
-    can be above it."""
+    """Returns an axis from zero, or a logarithmic one if the largest value is at least `log_from` times the
+    smallest. `top`: upper bound of the values."""
     shown = [value for value in values if known(value)] or [0.0]
     low, high = min(shown), max(shown)
     if low <= 0 or high / low < log_from:
@@ -161,7 +161,7 @@ def values_axis(title: str, values: Iterable[float], log_from: float, top: float
 
 
 def positive_axis(title: str, values: Iterable[float], log_from: float, room: float = 1.2) -> Layout:
-    """The same of the positive values alone; in powers of ten it goes beyond them by the factor `room`."""
+    """Returns such an axis of the positive values; a logarithmic one exceeds them by the factor `room`."""
     shown = [value for value in values if known(value) and value > 0] or [1.0]
     if max(shown) < log_from * min(shown):
         return {"title": {"text": title}, "range": [0, max(shown) * 1.08]}
@@ -173,8 +173,8 @@ def places_axis(
     title: str, at: Sequence[float], base: float, apart: tuple[float, float], pad: float,
     text: Callable[[float], str],
 ) -> Axis:  # fmt: skip
-    """An axis with its labels at places, given by their logarithms to a base, or as they are where that is 0.
-    Labels are so much `apart`, on wide and on narrow screens; the axis goes on for `pad` at both ends."""
+    """Returns an axis with labels at places: their logarithms to `base`, or the places themselves if `base`
+    is 0. `apart`: least distance of labels on wide and narrow screens; `pad`: the axis beyond both ends."""
     unit = math.log10(base) if base else 1.0
     wide, narrow = ([base**place if base else place for place in spaced(at, share)] for share in apart)
     axis = {
@@ -188,19 +188,19 @@ def places_axis(
 
 
 def rows_axis(names: Sequence[str]) -> Layout:
-    """An upright axis of rows from top to bottom whose names may repeat."""
+    """Returns a vertical axis of rows from top to bottom; names may repeat."""
     ticks = {"tickvals": list(range(len(names))), "ticktext": list(names)}
     return {**ticks, "range": [max(1, len(names)) - 0.5, -0.5], "showgrid": False}
 
 
 def named_axis(names: Sequence[str], **more: Any) -> Layout:
-    """An upright axis of rows from top to bottom, which traces call by their names."""
+    """Returns a vertical axis of rows from top to bottom; traces refer to rows by name."""
     last = {"range": [len(names) - 0.5, -0.5]}
     return {"categoryorder": "array", "categoryarray": list(names), **last, "showgrid": False, **more}
 
 
 def in_two_lines(label: str) -> str:
-    """A label as the name of a row, broken at its first comma."""
+    """Returns a label as the name of a row, with a line break at its first comma."""
     return in_figure(label).replace(", ", ",<br>", 1)
 
 
@@ -210,14 +210,14 @@ def in_two_lines(label: str) -> str:
 def laid_out(
     figure: go.Figure, narrow: Layout | None = None, meta: Layout | None = None, **layout: Any
 ) -> go.Figure:
-    """A figure of lines that the key switches off. `narrow`: what to overwrite on a narrow screen."""
+    """Lays out a figure whose lines the key switches off. `narrow`: overwrites for a narrow screen."""
     narrow = {"height": NARROW_HEIGHT_PX, **(narrow or {})}
     meta = {"toggles": True, "narrow": narrow, **(meta or {})}
     return figure.update_layout(**{"height": HEIGHT_PX, "meta": meta, **layout})
 
 
 def in_rows(figure: go.Figure, rows: int, *, foot_px: int = 64, **layout: Any) -> go.Figure:
-    """A figure of so many rows, as high as they need."""
+    """Lays out a figure of `rows` rows, as high as they need."""
     height = foot_px + ROW_PX * max(1, rows)
     return figure.update_layout(**{"height": height, "margin": ROWS_MARGIN, **layout})
 
@@ -225,14 +225,14 @@ def in_rows(figure: go.Figure, rows: int, *, foot_px: int = 64, **layout: Any) -
 def rule(
     figure: go.Figure, pair: tuple[str, str], *, x: float | None = None, y: float = 0.0, **line: Any
 ) -> None:
-    """A line across the figure, upright at `x` or level at `y`, in the light colour of a pair."""
+    """Draws a line across the figure, vertical at `x` or horizontal at `y`, in the light colour of a pair."""
     ends = {"x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper"}
     level = {"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}
     figure.add_shape(type="line", line={"color": pair[0], **line}, **(level if x is None else ends))
 
 
 def once_in_key(figure: go.Figure) -> None:
-    """Of all traces of a group the first stands in the key."""
+    """Shows only the first trace of each group in the key."""
     seen: set[str] = set()
     for trace in figure.data:
         group = trace.legendgroup or trace.name
@@ -241,7 +241,7 @@ def once_in_key(figure: go.Figure) -> None:
 
 
 def by_text(*lines: str) -> str:
-    """Lines of a hover, without those that are empty."""
+    """Joins the lines of a hover text and drops empty ones."""
     return "<br>".join(line for line in lines if line)
 
 
@@ -249,18 +249,18 @@ def by_text(*lines: str) -> str:
 
 
 def small(values: Any) -> NDArray[np.float32]:
-    """Numbers of 4 bytes, which plotly writes in a fifth of the space of decimal text."""
+    """Converts numbers to 4 bytes each, a fifth of the space of decimal text in plotly's output."""
     return np.asarray(values, dtype=np.float32)
 
 
 def _told(x: Any, y: Any, name: str, hover: Sequence[str]) -> dict[str, Any]:
-    """What every trace has that says something of each of its points."""
+    """Returns the fields of every trace that has a hover text for each point."""
     x, y = (values.tolist() if isinstance(values, pd.Series) else values for values in (x, y))
     return {"x": x, "y": y, "name": name, "hoverinfo": "text", "hovertext": hover}
 
 
 def hollow(colour: str, which: Iterable[Any]) -> list[str]:
-    """A colour for each mark: those told to be hollow have none."""
+    """Returns a colour for each mark; marks in `which` are hollow."""
     return [style.HOLLOW[0] if empty else colour for empty in which]
 
 
@@ -268,7 +268,7 @@ def line(
     x: Any, y: Any, variant: Variant, template: str, *, width: float = 2, shape: str | None = None,
     opacity: float | None = None,
 ) -> go.Scatter:  # fmt: skip
-    """A line of many points for a variant, with a template for what is told of each."""
+    """Returns a line of many points for a variant; `template` makes the hover text of each point."""
     return go.Scatter(
         x=small(x),
         y=small(y),
@@ -284,7 +284,7 @@ def dotted(
     x: Any, y: Any, name: str, colour: str, hover: Sequence[str], *, symbol: str | None = None,
     size: float = 6, dash: str | None = None, **more: Any,
 ) -> go.Scatter:  # fmt: skip
-    """A line with a mark at every point and a text for each."""
+    """Returns a line with a mark and a text at every point."""
     marker = {"size": size, "color": colour, "symbol": symbol}
     look = {"mode": "lines+markers", "line": {"color": colour, "width": 2, "dash": dash}, "marker": marker}
     return go.Scatter(**_told(x, y, name, hover) | look | more)
@@ -294,27 +294,27 @@ def marks(
     x: Any, y: Any, name: str, colour: str, hover: Sequence[str], *, fill: Any = None,
     rim: float = 1.5, marker: Mapping[str, Any] | None = None, **more: Any,
 ) -> go.Scatter:  # fmt: skip
-    """Marks with a rim of their colour and a text for each; `fill`: their inside, where that differs."""
+    """Returns marks with a rim of their colour and a text for each; `fill`: colour inside, if it differs."""
     inside = {"color": colour if fill is None else fill, "line": {"color": colour, "width": rim}}
     look = {"mode": "markers", "line": {"color": colour}, "marker": {"size": 8, **inside, **(marker or {})}}
     return go.Scatter(**_told(x, y, name, hover) | look | more)
 
 
 def bars(x: Any, y: Any, name: str, colour: str, hover: Sequence[str], **more: Any) -> go.Bar:
-    """Level bars with a text for each."""
+    """Returns horizontal bars with a text for each."""
     look = {"orientation": "h", "marker": {"color": colour, "line": {"width": 0}}}
     return go.Bar(**_told(x, y, name, hover) | look | more)
 
 
 def area(x: Sequence[float], y: Sequence[float], name: str, colour: str, **more: Any) -> go.Scatter:
-    """An area in a see-through colour."""
+    """Returns an area in a see-through colour."""
     look = {"mode": "lines", "fill": "toself", "fillcolor": style.faint(colour)}
     edge = {"line": {"width": 0, "color": colour}, "hoverinfo": "skip"}
     return go.Scatter(**{"x": x, "y": y, "name": name} | look | edge | more)
 
 
 def bar_ends(totals: Sequence[float], names: Sequence[str], texts: Sequence[str]) -> go.Scatter:
-    """What stacked bars add up to, at their ends."""
+    """Returns the sums of stacked bars as text at their ends."""
     return go.Scatter(
         x=totals, y=names, mode="text", text=[f" {text}" for text in texts], textposition="middle right",
         cliponaxis=False, showlegend=False, hoverinfo="skip",
@@ -328,7 +328,7 @@ def whisker(
     factor: float = 1.0,
     **look: Any,
 ) -> Layout:
-    """The bar of an interval through a mark; none where an end is not known."""
+    """Returns the bar of an interval through a mark, without length if an end is unknown."""
     above, below = ((end * factor).clip(lower=0).fillna(0.0).tolist() for end in (high - value, value - low))
     return {"type": "data", "array": above, "arrayminus": below, **look}
 
@@ -338,8 +338,8 @@ def whisker(
 
 @dataclass(frozen=True)
 class Block:
-    """A timeline: what it says above its lanes, their names, its rows, and what makes bars of these on an
-    upright axis."""
+    """A timeline: its heading, the names of its lanes, its rows, and the function that makes bars of the rows
+    on a given vertical axis."""
 
     heading: str
     lanes: Mapping[Lane, str]
@@ -348,7 +348,7 @@ class Block:
 
 
 def timelines(blocks: Sequence[Block], lane_px: int, heading_px: int, x_axis: Layout) -> go.Figure:
-    """Timelines below each other on one time axis, with a lane for every rank and stream."""
+    """Draws timelines below each other on one time axis, with a lane for every rank and stream."""
     foot_px = 52
     inner = sum(lane_px * max(1, len(block.lanes)) + heading_px for block in blocks)
     figure, top = go.Figure(), 1.0
@@ -373,7 +373,7 @@ def timelines(blocks: Sequence[Block], lane_px: int, heading_px: int, x_axis: La
 
 
 def spans(rows: pd.DataFrame, name: str, axis: str, hover: Sequence[str], **more: Any) -> go.Bar:
-    """Bars of a timeline. `rows`: start, took and lane, each a number."""
+    """Returns the bars of a timeline. `rows` has the numbers start, took and lane."""
     inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     at = {"base": rows["start"].tolist(), "legendgroup": name, "yaxis": axis}
     return bars(rows["took"], rows["lane"], name, "", hover, **at, **inside, **more)
@@ -385,7 +385,7 @@ Cells = Sequence[Sequence[float]]
 def speed_up_cells(
     values: Cells, hover: Sequence[Sequence[str]], text: Callable[[float], str], **more: Any
 ) -> go.Heatmap:
-    """Speed-ups as a map: blue above 1, brown below, on a scale of powers."""
+    """Draws speed-ups as a map: blue above 1, brown below, on a logarithmic scale."""
     rows, columns = len(hover), len(hover[0]) if hover else 0
     return go.Heatmap(
         x=list(range(columns)),
@@ -401,11 +401,11 @@ def speed_up_cells(
     )
 
 
-# -- predicted against published, and where prices are from ----------------------------------------
+# -- predicted against published, and sources of prices --------------------------------------------
 
 
 def compared_place(row: Mapping[Any, Any]) -> list[str]:
-    """Who and where a compared figure is of: strategy, devices, and whichever other axes the study has."""
+    """Returns the place of a compared figure: strategy, devices, and the study's other axes."""
     devices = row["devices"]
     if not known(devices):
         devices = row["ranks"] * (row["groups"] if known(row["groups"]) else 1)
@@ -440,10 +440,11 @@ def _error_hover(row: Mapping[Any, Any], found: str) -> str:
 
 
 def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "predicted") -> go.Figure:
-    """Error of every compared figure, a row for each role in the order of `roles` (role -> its name).
+    """Draws the error of every compared figure, a row for each role in the order of `roles` (role -> its
+    name).
 
-    `found`: what is compared is "predicted" or "measured". Rows of the role "fitted" are hollow: the
-    model has seen those figures.
+    `found`: whether the compared figures are "predicted" or "measured". Rows of the role "fitted" are hollow,
+    because the model was fitted to these figures.
     """
     figure = go.Figure()
     rows = comparison[comparison["error_pct"].notna()]
@@ -476,7 +477,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "pre
 def price_shares(
     shares: Mapping[str, Mapping[str, float]], title: str = "share of the predicted device time"
 ) -> go.Figure:
-    """Share of the time, or what else the title says, by where it is from: row name -> source -> fraction."""
+    """Draws the share of the time, or of the title's quantity, by source: row name -> source -> fraction."""
     figure = go.Figure()
     sources = [s for s in style.PRICE_SOURCE if any(row.get(s, 0) > 0 for row in shares.values())]
     sources += sorted({s for row in shares.values() for s in row} - set(style.PRICE_SOURCE))

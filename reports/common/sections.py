@@ -1,4 +1,4 @@
-"""Sections that every study has: errors against published figures, price sources, the scenario as run."""
+"""Sections of every study: errors against published figures, price sources, the scenario as run."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,9 +34,9 @@ ROLES: Mapping[str, str] = {
     "derived": "derived from the source",
     FITTED: "fitted, not a prediction",
 }
-# Studies of single operators: their times differ too much to be added up.
+# Studies of single operators count cases, because their times differ too much to add up.
 SHARES_OF_CASES = ("linear_attention", "decode_attention")
-# Keys of a measured run's provenance, in the order in which they are told.
+# Keys of a measured run's provenance, in the order of the text.
 MACHINE: Sequence[tuple[str, str]] = [
     ("processor", "{}"), ("threads", "threads: {}"), ("torch", "torch {}"), ("date", "{}"),
     ("runs", "runs: {}"), ("cache", "cache: {}"), ("how", "{}"),
@@ -52,7 +52,7 @@ MEASURED_AGAIN = "Times are measured: another run gives others."
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page, without key figures: these are the study's own."""
+    """Returns the top of the page without key figures, which each study adds."""
     return Opening(
         name=run.name,
         about=_about(run),
@@ -65,7 +65,7 @@ def opening(run: Run) -> Opening:
 
 
 def machine_text(run: Run) -> str:
-    """What a measured run was measured on and how, as far as its provenance tells; nothing of any other."""
+    """Describes the machine and the method of a measured run, from its provenance; empty for a prediction."""
     if not run.measured:
         return ""
     told = [(text, run.provenance.get(key)) for key, text in MACHINE]
@@ -74,7 +74,7 @@ def machine_text(run: Run) -> str:
 
 
 def sections(run: Run) -> list[Section]:
-    """What can be said of any run, whatever its study."""
+    """Returns the sections that exist for any study."""
     return [*comparison(run), *prices(run), as_run(run, [])]
 
 
@@ -92,13 +92,13 @@ def _named(thing: Any) -> str:
 
 
 def _command(run: Run) -> str:
-    # The scenario beside the page has every setting in it; how the run was called is in the provenance.
+    # The scenario beside the page contains every setting; the provenance contains the original command.
     verb, on = "run" if run.ladder.empty else "validate", f" --on {run.machine}" if run.measured else ""
     return f"python -m simcore {verb} scenario.yaml{on}" if run.scenario_text else ""
 
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """A nested mapping as rows: ("versions › python", "3.11")."""
+    """Flattens a nested mapping into rows: ("versions › python", "3.11")."""
     if isinstance(tree, dict):
         return [row for key, value in tree.items() for row in flat(value, (*path, str(key)))]
     if isinstance(tree, list):
@@ -114,26 +114,26 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
 
 @cache
 def _texts(name: str) -> dict[str, dict[str, dict[str, str]]]:
-    """What stands in a file of `templates/`: group -> key -> part -> text."""
+    """Reads a file of `templates/`: group -> key -> part -> text."""
     texts: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(asset(name))
     return texts
 
 
 def formulas(*groups: str, of: Callable[[str], bool] = lambda metric: True) -> list[Definition]:
-    """The formulas of groups of `templates/formulas.yaml`, `of` some metrics or of all. A metric's formula in
-    a later group takes the place of the one before."""
+    """Returns the formulas of groups of `templates/formulas.yaml`, only of the metrics that `of` accepts. A
+    later group overrides an earlier one."""
     texts = _texts("formulas.yaml")
     found = {metric: text for group in groups for metric, text in texts[group].items()}
     return [Definition(**text) for metric, text in found.items() if of(metric)]
 
 
 def share_formula(run: Run) -> list[Definition]:
-    """What a share of the section on sources is of."""
+    """Returns the definition of a share in the section on sources."""
     return formulas("sources", of=lambda word: word == run.found)
 
 
 def error_formulas(run: Run) -> list[Definition]:
-    """The formula of the error of compared figures, where there are any."""
+    """Returns the formula of the error of compared figures, if there are any."""
     return formulas("errors", of=lambda word: word == run.found) if len(run.comparison) else []
 
 
@@ -143,17 +143,17 @@ Option = tuple[str, Any]
 Dimension = tuple[str, Sequence[Option], int]
 Row = Mapping[Any, Any]
 Draw = Callable[..., go.Figure]
-Column = tuple[str, str, Callable[[Any], str]]  # its heading, its side (l or r), what it says of a row
+Column = tuple[str, str, Callable[[Any], str]]  # heading, side (l or r), text of a row
 
 
 def opening_on(name: str, options: Sequence[Option], wanted: Callable[[Any], bool]) -> Dimension:
-    """A dimension that opens on the first option that is wanted, or else on the last one."""
+    """Returns a dimension that opens on the first option that `wanted` accepts, or else on the last."""
     opens = (i for i, (_, option) in enumerate(options) if wanted(option))
     return name, options, next(opens, len(options) - 1)
 
 
 def plot(key: str, describes: str, dimensions: Sequence[Dimension], draw: Draw, heading: str = "") -> Plot:
-    """A figure for each combination of choices."""
+    """Draws a figure for each combination of choices."""
     choices = tuple(Choice(name, tuple(text for text, _ in options), at) for name, options, at in dimensions)
     places = itertools.product(*(range(len(options)) for _, options, _ in dimensions))
     made = {place: draw(*(dimensions[i][1][at][1] for i, at in enumerate(place))) for place in places}
@@ -161,27 +161,27 @@ def plot(key: str, describes: str, dimensions: Sequence[Dimension], draw: Draw, 
 
 
 def drawn(key: str, describes: str, figure: go.Figure, heading: str = "") -> Plot:
-    """A figure without choices."""
+    """Returns a plot without choices."""
     return Plot(key, describes, {(): figure}, heading=heading)
 
 
 def section(study: str, key: str, words: Mapping[str, Any] | None = None, /, **parts: Any) -> Section:
-    """A section with the texts of `templates/sections.yaml`, in whose braces `words` are put. Notes of the
-    caller stand before its own."""
+    """Returns a section with the texts of `templates/sections.yaml`, whose braces `words` fill. The caller's
+    notes precede the section's own note."""
     texts = {name: text.format_map(words or {}) for name, text in _texts("sections.yaml")[study][key].items()}
     note = [texts.pop("note")] if "note" in texts else []
     return Section(**{"key": key, **texts, **parts, "notes": [*parts.get("notes", ()), *note]})
 
 
 def tabled(rows: Iterable[Any], *columns: Column, wraps: bool = False) -> Table:
-    """A table with a line for each row."""
+    """Returns a table with a line for each row."""
     lines = [[says(row) for _, _, says in columns] for row in rows]
     heads, sides = [head for head, _, _ in columns], "".join(side for _, side, _ in columns)
     return Table(heads, lines, sides, wraps)
 
 
 def without_empty_columns(table: Table) -> Table:
-    """The table without columns that have no text in any row."""
+    """Returns the table without columns that are empty in all rows."""
     kept = [i for i in range(len(table.head)) if any(row[i] for row in table.rows)]
     sides = table.align.ljust(len(table.head), "l")
     lines = [[row[i] for i in kept] for row in table.rows]
@@ -191,17 +191,17 @@ def without_empty_columns(table: Table) -> Table:
 
 
 def field(name: str) -> Callable[[Row], str]:
-    """What a column of text says."""
+    """Returns a function that reads a text column of a row."""
     return lambda row: str(row[name])
 
 
 def shows(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
-    """A number of a row, shown, whether it is known or not."""
+    """Returns a function that formats a number of a row, known or not."""
     return lambda row: show(row[name])
 
 
 def if_known(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
-    """A number of a row, shown; nothing where it is not known."""
+    """Returns a function that formats a number of a row; empty if it is unknown."""
     return lambda row: show(row[name]) if known(row[name]) else ""
 
 
@@ -220,7 +220,7 @@ def _place(row: Any) -> str:
 
 
 def error_summary(rows: pd.DataFrame) -> Table:
-    """Count, median, and worst error of every role; what was fitted stands last."""
+    """Returns count, median and worst error of every role; fitted figures are last."""
     of = {name: rows[rows["role"] == role] for role, name in _roles(rows).items()}
     worst = {name: extreme(own, own["error_pct"].abs()) for name, own in of.items()}
     return tabled(
@@ -247,13 +247,13 @@ def _compared(rows: pd.DataFrame, found: str) -> Table:
 
 
 def predictions(run: Run) -> pd.DataFrame:
-    """The compared figures that the model has not seen: fitted ones are left out."""
+    """Returns the compared figures except those to which the model was fitted."""
     rows = run.comparison[run.comparison["error_pct"].notna()]
     return rows[rows["role"] != FITTED]
 
 
 def accuracy(run: Run) -> Tile | None:
-    """How far off the predictions of published figures are; None where nothing is compared."""
+    """Returns a tile with the error of predictions of published figures; None if nothing is compared."""
     rows = predictions(run)
     if rows.empty:
         return None
@@ -266,7 +266,7 @@ def accuracy(run: Run) -> Tile | None:
 
 
 def without_fitted(run: Run) -> Run:
-    """The run with its compared figures; what was measured was fitted to none of them."""
+    """Removes the role "fitted" from a measured run, because no measurement is fitted to a figure."""
     if not run.measured:
         return run
     roles = run.comparison["role"].replace(FITTED, SEEN)
@@ -298,7 +298,7 @@ def _compared_lead(rows: pd.DataFrame, ahead: pd.DataFrame) -> str:
 
 
 def comparison(run: Run) -> list[Section]:
-    """Predicted against published, by role, so that what was fitted never passes for a prediction."""
+    """Compares with published figures by role, so that fitted figures do not pass for predictions."""
     run = without_fitted(run)
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
@@ -315,7 +315,7 @@ def comparison(run: Run) -> list[Section]:
     return [section("every study", "published", {"found": run.found.capitalize()}, **parts)]
 
 
-# -- where prices are from -------------------------------------------------------------------------
+# -- sources of prices -----------------------------------------------------------------------------
 
 
 def _shares(run: Run) -> dict[str, dict[str, float]]:
@@ -344,14 +344,14 @@ def _most_extrapolated(run: Run) -> tuple[float, str]:
 
 
 def _shared(run: Run) -> str:
-    """What the shares of the sources are shares of."""
+    """Returns the quantity that the sources share."""
     if run.study in SHARES_OF_CASES:
         return "cases"
     return "device time" if run.measured else "predicted device time"
 
 
 def prices(run: Run) -> list[Section]:
-    """How much of the time rests on which kind of price, or was measured, with a flag above 5 %."""
+    """Shows the share of time for each kind of price or measurement; flags extrapolation above 5 %."""
     shares = _shares(run)
     if not shares:
         return []
@@ -381,7 +381,7 @@ def prices(run: Run) -> list[Section]:
 
 
 def as_run(run: Run, told: Sequence[Definition]) -> Section:
-    """The scenario, the formulas of what the page prints, and what the run was made with."""
+    """Shows the scenario, the formulas of the printed metrics, and the provenance of the run."""
     details = []
     if told:
         details.append(Details("Formulas of every metric", definitions=told))

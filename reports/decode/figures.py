@@ -1,8 +1,8 @@
-"""Figures of the decode study: data frames in, plotly figures out. Nothing here reads a file.
+"""Figures of the decode study: data frames in, plotly figures out. This module reads no file.
 
 Figures carry light colours, no titles (headings are HTML) and no legend (the page's script draws it).
-`layout.meta` tells that script what plotly cannot: `narrow` (layout paths to overwrite on a small
-screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zoomed).
+`layout.meta` holds settings for that script which plotly lacks: `narrow` (layout paths to overwrite on a
+small screen), `toggles` (the key switches lines off) and `zooms` (axes that may be zoomed).
 """
 
 import itertools
@@ -33,7 +33,7 @@ RARE_BELOW = 0.01
 RARE = "parts below 1 %"
 ATTENTION = ("speculative_attention", "decode_attention")
 SHORTEST_SPAN_S = 1e-12
-# The hue of lines that are batches.
+# The hue of lines that stand for batches.
 BATCHES_AS = "alspec"
 READ_ONCE = "weights and KV read once"
 CELLS_WITH_NUMBERS = (10, 12)
@@ -41,12 +41,12 @@ LANE_PX, HEADING_PX = 26, 34
 
 
 def at_hit_rate(rows: pd.DataFrame, hit_rate: float | None) -> pd.DataFrame:
-    """Rows of one hit rate, with those of strategies that do not speculate; None: all rows."""
+    """Returns the rows of one hit rate and of strategies that do not speculate; None: all rows."""
     return rows if hit_rate is None else rows[rows["hit_rate"].isna() | (rows["hit_rate"] == hit_rate)]
 
 
 def _over_context(figure: go.Figure, latency: pd.DataFrame, bound: Sequence[float] = ()) -> go.Figure:
-    """Lays out latencies against context; `bound`: other values that the axis has to hold, in ms."""
+    """Lays out latencies against context. `bound`: other values in ms that the axis must include."""
     logs = [math.log2(context) for context in sorted(latency["context_tokens"].unique())]
     pad = max(0.03 * (logs[-1] - logs[0]), 0.1)
     x_axis, narrow = common.places_axis("context (tokens)", logs, 2, (0.045, 0.11), pad, tokens)
@@ -88,7 +88,7 @@ def _latency_line(rows: pd.DataFrame, variant: Variant) -> go.Scatter:
 
 
 def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
-    """From the fewest hits to the most; its two edges are data, the area between them is not."""
+    """Returns a band from the fewest hits to the most; only its two edges are data."""
     rates = rows["hit_rate"].dropna()
     ends = [rows[rows["hit_rate"] == rate] for rate in (rates.max(), rates.min())]
     span = f"{percent(rates.min())} to {percent(rates.max())} hits"
@@ -104,7 +104,7 @@ def _latency_band(rows: pd.DataFrame, variant: Variant) -> list[go.Scatter]:
 
 
 def _read_once(rows: pd.DataFrame) -> go.Scatter:
-    """The least latency: weights and KV cache read once."""
+    """Returns the least latency: weights and KV cache read once."""
     rows = rows.sort_values("context_tokens", kind="stable")
     contexts = rows["context_tokens"]
     hover = [
@@ -120,9 +120,9 @@ def _read_once(rows: pd.DataFrame) -> go.Scatter:
 def latency_over_context(
     latency: pd.DataFrame, shown: Sequence[Variant], read_once: pd.DataFrame, hit_rate: float | None = None
 ) -> go.Figure:
-    """Latency per token against context, a line for each variant; hit_rate None: a band from the
-    fewest hits to the most. `latency`: token_latency_s rows of one batch; `ends`, where it has that column:
-    what the low and the high end are. `read_once`: read_once_s rows, drawn as they are."""
+    """Draws latency per token against context, a line for each variant. hit_rate None: a band from the fewest
+    hits to the most. `latency`: token_latency_s rows of one batch; its optional column `ends` names the
+    interval from low to high. `read_once`: read_once_s rows, drawn unchanged."""
     figure = go.Figure()
     rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
     for variant, own in common.of_variants(rows, shown):
@@ -135,8 +135,7 @@ def latency_over_context(
 
 
 def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
-    """Latency per token of one variant against context, a line for each batch. `latency`: token_latency_s
-    rows."""
+    """Draws a variant's latency per token against context, a line for each batch; token_latency_s rows."""
     figure = go.Figure()
     rows = latency.sort_values("context_tokens", kind="stable")
     batches = sorted(rows["batch"].unique())
@@ -148,7 +147,7 @@ def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
 
 
 def _rows(figure: go.Figure, count: int, longest: float, more_px: int = 0, **layout: Any) -> go.Figure:
-    """Lays out rows of bars, each `more_px` higher than others' rows."""
+    """Lays out rows of bars, each `more_px` higher than the default row."""
     axis = {"title": {"text": "latency per token (ms)"}, "range": [0, longest * 1.15 or 1], "nticks": 6}
     meta = {"narrow": {"xaxis.range": [0, longest * 1.32 or 1], "xaxis.nticks": 4}}
     y_axis = {"autorange": "reversed", "showgrid": False}
@@ -158,7 +157,7 @@ def _rows(figure: go.Figure, count: int, longest: float, more_px: int = 0, **lay
 
 
 def latency_bars(latency: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
-    """Latency per token where there is only one context: a bar for each variant and hit rate."""
+    """Draws latency per token at a single context: a bar for each variant and hit rate."""
     figure, names = go.Figure(), 0
     for variant in shown:
         own = latency[latency["label"] == variant.label].sort_values("hit_rate", kind="stable")
@@ -184,8 +183,8 @@ def latency_bars(latency: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
 
 
 def by_part(critical_path: pd.DataFrame) -> pd.DataFrame:
-    """Critical-path rows with the part of the token that each op kind belongs to; parts that are
-    below 1 % of every variant's latency stand together."""
+    """Adds to critical-path rows the part of the token of each op kind; merges the parts that are below 1 %
+    of every variant's latency."""
     rows = critical_path.assign(
         part=critical_path["op_kind"].map(lambda k: style.PART_OF_KIND.get(k, "other"))
     )
@@ -221,9 +220,9 @@ def _part_bar(part: str, kinds_of: Mapping[str, Kinds], totals: Mapping[str, flo
 
 
 def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
-    """What a token's latency consists of: one stacked bar for each variant.
+    """Draws the parts of a token's latency: one stacked bar for each variant.
 
-    `parts`: critical_path_s rows of one context, batch and hit rate. The bar's end is their sum.
+    `parts`: critical_path_s rows of one context, batch and hit rate. The end of a bar is their sum.
     """
     rows = by_part(parts)
     kinds: dict[str, dict[str, Kinds]] = {part: {} for part in style.PART}
@@ -247,8 +246,8 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
 
 
 def _segment(spans: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Spans that take time, in microseconds since the first priority exchange, and how long the
-    segment is."""
+    """Returns the spans that take time, in microseconds since the first priority exchange, and the length of
+    the segment in microseconds."""
     exchanges = spans.loc[spans["op_kind"] == "exchange_priority", "start_s"]
     start = exchanges.min() if len(exchanges) else spans["start_s"].min()
     end = exchanges.max() if len(exchanges) and exchanges.max() > start else spans["end_s"].max()
@@ -258,7 +257,7 @@ def _segment(spans: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _sender(spans: pd.DataFrame) -> float:
-    """The group that attends first: it sends its speculation, and the others go on with it."""
+    """Returns the group that attends first. The other groups continue with its speculation."""
     attends = spans[spans["op_kind"].isin(ATTENTION) & (spans["state"] == "run")]
     if attends.empty:
         return math.nan
@@ -266,7 +265,7 @@ def _sender(spans: pd.DataFrame) -> float:
 
 
 def _lanes(spans: pd.DataFrame) -> dict[Lane, str]:
-    """(rank, stream) of every lane with its name, top to bottom: who sends, its wire, who goes on."""
+    """Returns (rank, stream) of every lane with its name, top to bottom: sender, its wire, receivers."""
     one_each, sender = spans["tensor"].nunique() < 2, _sender(spans)
     keys = spans[["group", "tensor", "rank", "stream"]].drop_duplicates()
     keys = keys.assign(below=keys["stream"] != "main", receives=keys["group"] != sender)
@@ -326,8 +325,8 @@ def _outcomes(spans: pd.DataFrame) -> list[str]:
 
 
 def timeline(spans: pd.DataFrame) -> go.Figure:
-    """One layer, from one priority exchange to the next, a lane for every rank and its wire, who sends
-    above who goes on; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one case."""
+    """Draws one layer, from one priority exchange to the next, with a lane for every rank and its wire,
+    sender above receivers; a hit above a miss on one time axis (ALSpec Figure 6). `spans`: of one case."""
     spans = spans.assign(stream=spans["stream"].where(spans["state"] != "wire", "wire"))
     found = [(outcome, *_segment(spans[spans["outcome"] == outcome])) for outcome in _outcomes(spans)]
     blocks, seen = [], pd.concat([rows for _, rows, _ in found]) if found else pd.DataFrame()
@@ -343,14 +342,14 @@ def timeline(spans: pd.DataFrame) -> go.Figure:
     return common.timelines(blocks, LANE_PX, HEADING_PX, x_axis)
 
 
-# -- where speculation pays ------------------------------------------------------------------------
+# -- speed-up of speculation -----------------------------------------------------------------------
 
 
 def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:
-    """Speed-up of each speculating variant over tensor parallelism on as many devices.
+    """Returns the speed-up of each speculating variant over tensor parallelism on as many devices.
 
-    In: token_latency_s rows. Out: label, device, devices, context_tokens, batch, hit_rate, ratio; no rows
-    where tensor parallelism did not run on as many of the same device.
+    In: token_latency_s rows. Out: label, device, devices, context_tokens, batch, hit_rate, ratio; no rows if
+    tensor parallelism did not run on as many of the same device.
     """
     keys = [DEVICE, "devices", "context_tokens", "batch"]
     latency = latency[latency["value"] > 0]
@@ -362,8 +361,8 @@ def same_devices_ratio(latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def _break_even(values: Cells) -> list[go.Scatter]:
-    """The border between cells where either is faster. It follows the cells' edges, since where it
-    runs within a cell is not known, and so it crosses no number."""
+    """Returns the border between cells where speculation is faster and where it is slower. The border follows
+    the edges of cells, because its course within a cell is unknown; so it crosses no number."""
     xs: list[float | None] = []
     ys: list[float | None] = []
     for row, line in enumerate(values):
@@ -406,9 +405,9 @@ def _map_axis(names: Sequence[str], title: str, apart: float) -> Layout:
 
 
 def speed_up_map(ratio: pd.DataFrame, devices: float, limit: float) -> go.Figure:
-    """Speed-up over tensor parallelism on as many devices, by context and hit rate; break-even is
-    the neutral colour and a line. `ratio`: `same_devices_ratio` of one variant and batch; `limit`:
-    the ratio of the strongest colour, the same for all maps of a page."""
+    """Draws speed-up over tensor parallelism on as many devices, by context and hit rate; break-even is the
+    neutral colour and a line. `ratio`: `same_devices_ratio` of one variant and batch; `limit`: the ratio of
+    the strongest colour, the same for all maps of a page."""
     grid = ratio.pivot_table(index="hit_rate", columns="context_tokens", values="ratio", dropna=False)
     rates, contexts = (axis.to_numpy(dtype=float).tolist() for axis in (grid.index, grid.columns))
     values = [[float(v) for v in row] for row in grid.to_numpy(dtype=float)]

@@ -1,4 +1,4 @@
-"""The decode study: how long a token takes, what it consists of, and when speculation pays."""
+"""The decode study: latency of a token, its parts, and the conditions under which speculation pays."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ PLACES_SHOWN = 4
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page with up to five key figures."""
+    """Returns the top of the page with up to five key figures."""
     made = (
         _fastest(run), _best_tensor(run), _gain(run), _communication(run), _of_bound(run),
         common.accuracy(run),
@@ -42,7 +42,7 @@ def opening(run: Run) -> Opening:
 
 
 def sections(run: Run) -> list[Section]:
-    """The decode study's sections, in the order of the page."""
+    """Returns the decode study's sections, in the order of the page."""
     return [
         *_latency(run),
         *_critical_path(run),
@@ -56,7 +56,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def formulas(run: Run) -> list[Definition]:
-    """Formulas of the metrics that this run has, and of no others."""
+    """Returns the formulas of the metrics that this run has."""
     present = set(run.results["metric"])
     present |= {"crossover"} if any(m.startswith("crossover_") for m in present) else set()
     present |= {"speedup_over_tensor_parallel"} if len(_ratios(run)) else set()
@@ -75,7 +75,7 @@ def _values(rows: pd.DataFrame, column: str) -> list[float]:
 
 
 def _batches(run: Run, rows: pd.DataFrame) -> common.Dimension:
-    """The batches of these rows; opens on the one that the answer is about."""
+    """Returns the batches of these rows as a choice that opens on the batch of the answer."""
     options = [(f"{b:.0f}" if known(b) else "", b) for b in _values(rows, "batch") or [math.nan]]
     _, wanted = _place(run)
     return common.opening_on("Batch", options, lambda batch: batch == wanted)
@@ -94,8 +94,7 @@ def _at(rows: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
 
 
 def _place(run: Run) -> tuple[float, float]:
-    """The context and batch that the answer is about: those of the summary, or else the longest context, the
-    largest batch there."""
+    """Returns the answer's context and batch: the summary's, or else the longest and there the largest."""
     if {"context_tokens", "batch"} <= run.best_at.keys():
         return run.best_at["context_tokens"], run.best_at["batch"]
     rows = run.metric("token_latency_s")
@@ -104,13 +103,13 @@ def _place(run: Run) -> tuple[float, float]:
 
 
 def _there(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the context and batch that the answer is about."""
+    """Returns the rows at the context and batch of the answer."""
     context, batch = _place(run)
     return _at(_at(rows, "context_tokens", context), "batch", batch).reset_index(drop=True)
 
 
 def _at_place(run: Run) -> str:
-    """That context, and the batch where the run has several: " at 128K tokens, batch 8"."""
+    """Returns the answer's context, and its batch if the run has several: " at 128K tokens, batch 8"."""
     context, batch = _place(run)
     several = run.metric("token_latency_s")["batch"].nunique() > 1
     parts = [f"{tokens(context)} tokens"] if known(context) else []
@@ -124,7 +123,7 @@ def _longest(run: Run) -> pd.DataFrame:
 
 
 def _beside(run: Run, others: pd.DataFrame) -> pd.DataFrame:
-    """The latencies at the place that the answer is about, with the values of another metric as `other`."""
+    """Returns the latencies at the place of the answer, with the values of another metric as `other`."""
     others = others[[*CASE, "value"]].rename(columns={"value": "other"})
     return _longest(run).merge(others, on=CASE)
 
@@ -175,7 +174,7 @@ def _communication(run: Run) -> Tile | None:
 
 
 def _of_bound(run: Run) -> Tile | None:
-    """What share of the speed of reading weights and KV cache once the fastest token reaches."""
+    """Returns the least latency (weights and KV cache read once) as a share of the fastest token's."""
     joined = _beside(run, _there(run, _read_once(run)))
     if joined.empty:
         return None
@@ -186,7 +185,7 @@ def _of_bound(run: Run) -> Tile | None:
 
 # -- latency ---------------------------------------------------------------------------------------
 
-# Measured or not -> what the low and the high end of a latency are.
+# Whether measured -> the meaning of a latency's low and high end.
 INTERVALS: Mapping[bool, str] = {False: "90 % interval", True: "range of the runs"}
 TABLE_METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
     ("tokens_per_s_per_user", "tokens/s per user", lambda v: significant(v, 3)),
@@ -226,7 +225,7 @@ def _all_figures(run: Run) -> Table:
 
 
 def _if_priced(run: Run) -> list[str]:
-    """What the fastest of the cases that take something as free needs where nothing is."""
+    """Describes the fastest case with free ops, with its latency if nothing is free."""
     joined = _beside(run, _there(run, run.metric("latency_if_priced_s")))
     if joined.empty:
         return []
@@ -236,15 +235,14 @@ def _if_priced(run: Run) -> list[str]:
 
 
 def _read_once(run: Run) -> pd.DataFrame:
-    """The bounds that are drawn: none where there is one context, and a line for each of many variants would
-    hide what it bounds."""
+    """Returns the bounds to draw: none for a single context, or if many lines would hide the latencies."""
     rows = run.metric("read_once_s")
     crowded = rows["label"].nunique() > 1 or rows["context_tokens"].nunique() < 2
     return rows.head(0) if crowded else rows
 
 
 def _one_line_a_batch(rows: pd.DataFrame) -> bool:
-    """Whether batches are all that tells one line from another."""
+    """Whether lines differ only in their batch."""
     return bool(rows["label"].nunique() < 2 and rows["hit_rate"].isna().all() and rows["batch"].nunique() > 1)
 
 
@@ -351,7 +349,7 @@ def _timeline(run: Run) -> list[Section]:
 
     dimensions: list[common.Dimension] = [("Case", cases, 0), ("Ranks", ranks, 0)]
     plot = common.plot("timeline", "timeline of one layer on every rank", dimensions, draw)
-    # Of several devices one is shown, and its case says which.
+    # A run on several devices shows one of them, named in its case.
     which = [f"Shown: {cases[0][0]}."] if len(cases) == 1 and run.results[DEVICE].nunique() > 1 else []
     both = {"hit", "miss"} <= set(spans["outcome"])
     texts = {} if both else {"heading": "One layer on every rank", "lead": ""}
@@ -396,12 +394,12 @@ CROSSOVERS: Sequence[tuple[str, str, Callable[[float], str]]] = [
 ]
 
 
-Place = tuple[float, float]  # context and hit rate, nan where the crossover is not at one
+Place = tuple[float, float]  # context and hit rate, nan for the axis of the crossover
 
 
 @dataclass(frozen=True)
 class _Crossing:
-    """Crossovers of one strategy with the same answer, and where they were searched."""
+    """Crossovers of one strategy with the same answer, and the places of the search."""
 
     name: str
     label: str
@@ -412,7 +410,7 @@ class _Crossing:
 
 
 def _crossings(run: Run) -> list[_Crossing]:
-    """Places with the same answer share an entry, and so do batches with the same places."""
+    """Merges places with the same answer into one entry, and batches with the same places likewise."""
     entries: list[_Crossing] = []
     for metric, name, show in CROSSOVERS:
         rows = run.results[run.results["metric"] == metric]
@@ -481,7 +479,7 @@ def _crossover(run: Run) -> list[Section]:
 
 
 def _unique(table: Table) -> Table:
-    """The table with each line once."""
+    """Returns the table with each line once."""
     lines = dict.fromkeys(tuple(row) for row in table.rows)
     return common.without_empty_columns(replace(table, rows=[list(line) for line in lines]))
 

@@ -1,8 +1,8 @@
-"""Figures of the studies of single operators: data frames in, plotly figures out. Nothing here reads a file.
+"""Figures of the studies of single operators: data frames in, plotly figures out. This module reads no file.
 
-Figures follow the rules at the head of `decode/figures.py`. A method keeps its hue wherever it is drawn; in
-separate torch ops it is dashed. Predictions are lines, published figures marks: hollow where they were used
-for fitting.
+Figures follow the rules at the head of `decode/figures.py`. A method keeps its hue in all figures; as
+separate torch ops it is dashed. Predictions are lines, published figures marks, hollow if the model was
+fitted to them.
 """
 
 import math
@@ -31,7 +31,7 @@ from simcore.reports.text import (
 )
 from simcore.reports.tiling.figures import log_axis, powers_axis
 
-# Between two rows of texts above a figure.
+# Distance between two rows of texts above a figure.
 CROSSING_ROW_PX = 14
 Look = tuple[str, str, str]  # light colour, dash, symbol
 LOOKS: Mapping[str, Look] = {
@@ -48,18 +48,18 @@ LOOKS: Mapping[str, Look] = {
     "flash_attention_2": (style.GREY[3][0], "solid", "circle"),
     "flash_decoding": (style.BLUE[3][0], "solid", "diamond"),
 }
-# Methods of a reader's own, in turn.
+# Looks of methods from outside, in turn.
 OTHER_LOOKS: Sequence[Look] = [
     (style.GREEN[4][0], "dash", "circle"),
     (style.RED[4][0], "dot", "square"),
     (style.OCHRE[4][0], "dash", "diamond"),
 ]
-# Of the height of an axis: from the longest time to the first cross, and from cross to cross.
+# Shares of an axis' height: from the longest time to the first cross, and from cross to cross.
 ROOM_ABOVE, STEP_ABOVE = 0.09, 0.026
 
 
 def looks(strategies: Sequence[str]) -> dict[str, Look]:
-    """The look of each method, known or not, in the order of `LOOKS`."""
+    """Returns the look of each method, known or not, in the order of `LOOKS`."""
     rank = {name: i for i, name in enumerate(LOOKS)}
     ordered = sorted(dict.fromkeys(strategies), key=lambda name: (rank.get(name, len(rank)), name))
     others = [name for name in ordered if name not in LOOKS]
@@ -72,13 +72,13 @@ def _name(rows: pd.DataFrame) -> str:
 
 
 def _method(rows: pd.DataFrame) -> str:
-    """The name of a method, on whichever device."""
+    """Returns the name of a method without its device."""
     first = rows.iloc[0]
     return in_figure(of_any_device(str(first["label"]), str(first[DEVICE]))) or _name(rows)
 
 
 def places_axis(names: Mapping[float, str], title: str) -> Axis:
-    """An axis of named places, and what to overwrite of it on a narrow screen."""
+    """Returns an axis of named places, and its settings to overwrite on a narrow screen."""
     places = list(names)
     words = {place: in_figure(name).replace(" × ", "<br>× ") for place, name in names.items()}
     few = places[:: max(1, math.ceil(len(places) / 4))]
@@ -127,8 +127,8 @@ def _published(rows: pd.DataFrame, look: Look, name: str, found: str) -> go.Scat
 
 
 def _crosses(out: pd.DataFrame, shown: Mapping[str, Look], ends: Sequence[float]) -> list[go.Scatter]:
-    """A cross for each method that runs out of memory, above all times; those of a place above each other.
-    `ends`: powers of ten at which the axis of the times ends."""
+    """Returns a cross for each method that runs out of memory, above all times; crosses of one place are
+    stacked. `ends`: powers of ten at which the axis of the times ends."""
     height = ends[1] - ends[0]
     made: list[go.Scatter] = []
     taken: dict[float, int] = {}
@@ -163,11 +163,12 @@ def method_times(
     axis: Axis,
     found: str = "predicted",
 ) -> go.Figure:
-    """Time of each method over places: lines `found` (predicted or measured), marks published, crosses out
-    of memory, and a line at every crossing of the fastest (place -> text).
+    """Draws the time of each method over places: lines `found` (predicted or measured), marks published,
+    crosses out of memory, and a line at every crossing of the fastest (place -> text).
 
-    `rows`: strategy, label, place, at (the place in words), value, low, high, source, perhaps splits; `out`:
-    those without a value; `published`: the same places with reference, predicted, error_pct, role, source.
+    `rows`: strategy, label, place, at (the place in words), value, low, high, source, optionally splits;
+    `out`: rows without a value; `published`: the same places with reference, predicted, error_pct, role,
+    source.
     """
     shown = looks([*rows["strategy"], *out["strategy"]])
     figure = go.Figure()
@@ -182,7 +183,7 @@ def method_times(
     y_axis = log_axis("time of a call (ms)", times_ms, room=1.3)
     if len(out) and y_axis.get("type") == "log":
         _out_of_memory(figure, _crosses(out, shown, y_axis["range"]), y_axis)
-    # Neighbours can be close: their texts stand in two rows by turns.
+    # Neighbours can be close, so their texts alternate between two rows.
     for i, (place, text) in enumerate(sorted(crossings.items())):
         _crossing(figure, place, text, i % 2 * CROSSING_ROW_PX, log=axis[0].get("type") == "log")
     margin = {"l": 56, "r": 26, "t": 10 + 16 * min(len(crossings), 2), "b": 48}
@@ -190,7 +191,7 @@ def method_times(
 
 
 def _out_of_memory(figure: go.Figure, crosses: Sequence[go.Scatter], axis: Layout) -> None:
-    """Draws the crosses, with a line between them and the times, and makes room for them."""
+    """Draws the crosses with a line between them and the times, and makes room for them."""
     figure.add_traces(crosses)
     low, high = axis["range"]
     highest = max(math.log10(y) for trace in crosses for y in trace.y)
@@ -209,7 +210,7 @@ def _crossing(figure: go.Figure, place: float, text: str, above_px: int, log: bo
 
 
 def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> Axis:
-    """The axis of lengths, in powers of two."""
+    """Returns the axis of lengths, in powers of two."""
     return powers_axis("length (tokens)", sorted(lengths) or [1.0], apart)
 
 
@@ -217,8 +218,8 @@ def lengths_axis(lengths: Sequence[float], apart: float = 0.12) -> Axis:
 
 
 def memory(rows: pd.DataFrame, axis: Axis) -> go.Figure:
-    """Peak memory of each method over places; a cross where it is more than the device has. `rows`: strategy,
-    label, place, at, value, out (whether it runs out of memory)."""
+    """Draws peak memory of each method over places, with a cross if it exceeds the device's memory. `rows`:
+    strategy, label, place, at, value, out (whether it runs out of memory)."""
     figure, (size, unit) = go.Figure(), (1e9, "GB") if rows["value"].max() >= 1e9 else (1e6, "MB")
     for strategy, (colour, dash, symbol) in looks(list(rows["strategy"])).items():
         own = rows[(rows["strategy"] == strategy) & (rows["value"] > 0)].sort_values("place", kind="stable")
@@ -248,7 +249,8 @@ def memory(rows: pd.DataFrame, axis: Axis) -> go.Figure:
 def errors(
     comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
 ) -> go.Figure:
-    """Error of every compared figure, by role, in the looks of the methods; `place`: where a row is."""
+    """Draws the error of every compared figure by role, in the looks of the methods; `place`: returns the
+    place of a row as text."""
     figure = common.errors(comparison, roles, found)
     rows = comparison[comparison["error_pct"].notna()]
     shown = looks(list(rows["strategy"]))
@@ -272,5 +274,5 @@ def _time(value: float) -> str:
 
 
 def length_text(value: float) -> str:
-    """A length in words: "2K tokens"."""
+    """Returns a length as text: "2K tokens"."""
     return f"{tokens(value)}\u00a0tokens"

@@ -1,7 +1,7 @@
-"""The studies `linear_attention` and `decode_attention`: which method of an operator is fastest where.
+"""The studies `linear_attention` and `decode_attention`: the fastest method of an operator in each case.
 
-A setting is what is equal along the axis of a figure (batch, decay, heads); a place is a point of that axis:
-a length, or a batch and a context where a study gives each batch its own.
+A setting is the part of a case that is constant along the axis of a figure (batch, decay, heads). A place is
+a point of that axis: a length, or a batch and a context if the study gives each batch its own contexts.
 """
 
 import math
@@ -53,14 +53,14 @@ LONGER = (
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page with up to five key figures."""
+    """Returns the top of the page with up to five key figures."""
     of = Methods(run)
     made = (_fastest(of), _ahead(of), common.accuracy(of.published), _same_best(of), _memory_right(run))
     return replace(common.opening(run), tiles=[tile for tile in made if tile])
 
 
 def sections(run: Run) -> list[Section]:
-    """The sections of both studies, in the order of the page."""
+    """Returns the sections of both studies, in the order of the page."""
     of = Methods(run)
     return [
         *_times(of),
@@ -72,7 +72,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def formulas(run: Run) -> list[Definition]:
-    """Formulas of the metrics that this run has, and of no others."""
+    """Returns the formulas of the metrics that this run has."""
     groups = ["operators", *(["operators, measured"] if run.measured else [])]
     found = common.formulas(*groups, of=set(run.results["metric"]).__contains__)
     return found + common.error_formulas(run)
@@ -83,33 +83,33 @@ def formulas(run: Run) -> list[Definition]:
 
 @dataclass(frozen=True)
 class View:
-    """How the cases of a run are laid out: the axes of a setting, the column of lengths, and the names of
-    the places by (batch, length) where a batch has its own; empty where lengths are the places."""
+    """The layout of a run's cases: the axes of a setting, the column of lengths, and the place of each pair
+    (batch, length) if each batch has its own lengths; empty if lengths are the places."""
 
     axes: tuple[str, ...]
     length: str
     places: Mapping[tuple[float, float], float]
 
     def place(self, rows: pd.DataFrame) -> "list[float]":
-        """Where on the axis each row is; NaN for a row of no place."""
+        """Returns the position of each row on the axis; NaN if the row has no place."""
         if not self.places:
             return [float(value) for value in rows[self.length]]
         pairs = zip(rows["batch"], rows[self.length], strict=True)
         return [self.places.get((float(b), float(n)), math.nan) for b, n in pairs]
 
     def at(self, row: Mapping[Any, Any]) -> str:
-        """A row's place and setting in words."""
+        """Returns a row's place and setting as text."""
         batch = f"batch\u00a0{row['batch']:,.0f}" if known(row["batch"]) else ""
         decay = _decay(row["decay"]) if known(row.get("decay")) else ""
         length = figures.length_text(row[self.length]) if known(row[self.length]) else ""
         return ", ".join(part for part in (length, batch, decay) if part)
 
     def setting(self, row: Any) -> str:
-        """A row's setting in words."""
+        """Returns a row's setting as text."""
         return setting_text(tuple((axis, row[axis]) for axis in self.axes))
 
     def axis(self, rows: pd.DataFrame, apart: float = 0.12) -> Axis:
-        """The axis of the places of these rows, with labels so far `apart` from each other."""
+        """Returns the axis of the places of these rows, with labels at least `apart` from each other."""
         if not self.places:
             return figures.lengths_axis(rows[self.length].dropna().unique().tolist(), apart)
         names = {place: f"{b:,.0f} × {tokens(n)}" for (b, n), place in self.places.items()}
@@ -121,7 +121,7 @@ def _decay(value: float) -> str:
 
 
 def view(run: Run) -> View:
-    """The layout of a run: a batch that has hardly any lengths of its own is part of the place."""
+    """Returns the layout of a run. Batch is part of the place if batches typically have a single length."""
     rows = run.results[run.results["metric"].isin([LATENCY, OUT])]
     length = "context_tokens" if run.study == "decode_attention" else "length"
     varied = tuple(axis for axis in AXES if axis in rows and rows[axis].nunique() > 1)
@@ -140,7 +140,7 @@ def setting_text(setting: Case) -> str:
 
 
 def _heading(setting: Case) -> str:
-    """A setting as a heading: the names of devices stay as they are."""
+    """Returns a setting as a heading; names of devices keep their case."""
     text = setting_text(setting)
     return text if setting and setting[0][0] == DEVICE else text.capitalize()
 
@@ -153,13 +153,13 @@ def _axis_text(axis: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Methods:
-    """A run of these studies with what many of its sections ask of it, each worked out once."""
+    """A run of these studies with tables that several sections use, each computed once."""
 
     run: Run
 
     @cached_property
     def view(self) -> View:
-        """How its cases are laid out."""
+        """The layout of its cases."""
         return view(self.run)
 
     @cached_property
@@ -170,20 +170,19 @@ class Methods:
 
     @cached_property
     def latencies(self) -> pd.DataFrame:
-        """Latencies with their place and, where there are, the splits that were chosen."""
+        """Latencies with their place and, if the run has them, the chosen splits."""
         rows = self.placed(self.run.metric(LATENCY))
         return self.beside(rows, self.run.metric("splits"), "strategy", splits="value")
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The latencies that can be ranked with the others of their place and setting: of those of other
-        devices `Run.ranked` says more."""
+        """The latencies that can be ranked within place and setting; `Run.ranked` does so across devices."""
         joined = self.beside(self.latencies, self.run.metric(NOT_RANKED), "label", out="metric")
         return joined[joined["out"].isna()].drop(columns="out").reset_index(drop=True)
 
     @cached_property
     def out(self) -> pd.DataFrame:
-        """What runs out of memory, with the remark of its latency that is not there."""
+        """Cases that run out of memory, with the remark of their missing latency."""
         out = self.placed(self.run.metric(OUT))
         missing = self.run.results[(self.run.results["metric"] == LATENCY) & self.run.results["value"].isna()]
         out = out[out["value"] > 0].drop(columns="source")
@@ -191,7 +190,7 @@ class Methods:
 
     @cached_property
     def published(self) -> Run:
-        """The run with its compared latencies alone."""
+        """The run with its compared latencies only."""
         run = common.without_fitted(self.run)
         rows = run.comparison[run.comparison["metric"] == LATENCY]
         return replace(run, comparison=rows.reset_index(drop=True))
@@ -202,14 +201,14 @@ class Methods:
         return self.placed(self.published.comparison)
 
     def placed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Rows that have a place, with it and its words."""
+        """Returns the rows that have a place, with the place as number and text."""
         words = [self.view.at(row) for row in rows.to_dict("records")]
         at_words = pd.Series(words, index=rows.index, dtype=object)
         rows = rows.assign(place=self.view.place(rows), at=at_words)
         return rows[rows["place"].notna()]
 
     def beside(self, rows: pd.DataFrame, others: pd.DataFrame, by: str, **named: str) -> pd.DataFrame:
-        """Rows with columns of other rows (name -> theirs) of the same place and setting, and of the same
+        """Adds columns of other rows (name -> their name) with the same place and setting, and the same
         strategy or label."""
         keys = [by, *self.view.axes, "place"]
         own = self.placed(others)[[*keys, *named.values()]].drop_duplicates(keys)
@@ -220,12 +219,12 @@ class Methods:
 
 
 def _keys(rows: pd.DataFrame) -> list[str]:
-    """What tells settings and places of these rows apart."""
+    """Returns the columns that identify setting and place of these rows."""
     return [*(axis for axis in AXES if axis in rows.columns and rows[axis].notna().any()), "place"]
 
 
 def _best(rows: pd.DataFrame, column: str = "value") -> dict[tuple[Any, ...], str]:
-    """(setting and place) -> the fastest method there."""
+    """Returns (setting and place) -> the fastest method there."""
     rows = rows[rows[column].notna()]
     first = rows.loc[rows.groupby(_keys(rows), sort=True)[column].idxmin()]
     return dict(zip(first[_keys(rows)].itertuples(index=False, name=None), first["strategy"], strict=True))
@@ -241,8 +240,8 @@ def _fastest(of: Methods) -> Tile | None:
 
 
 def _where_answered(of: Methods, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the place that the answer is about: that of the summary, or else the most tokens and the
-    largest batch."""
+    """Returns the rows at the place of the answer, from the summary, or else those with the longest length
+    and its largest batch."""
     there = at(rows, tuple(of.run.best_at.items()))
     if of.run.best_at and len(there):
         return there.reset_index(drop=True)
@@ -253,7 +252,7 @@ def _where_answered(of: Methods, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ahead(of: Methods) -> Tile | None:
-    """How far the methods are apart at a place of one device, where there are two of them."""
+    """Returns the largest ratio between the methods at one place, if there are exactly two methods."""
     rows = of.ranked
     if rows["strategy"].nunique() != 2:
         return None
@@ -268,7 +267,7 @@ def _ahead(of: Methods) -> Tile | None:
 
 
 def _agreement(of: Methods) -> tuple[int, int]:
-    """At how many places the method predicted to be fastest is the published one, and of how many."""
+    """Returns the number of places whose predicted fastest method is the published one, and of all places."""
     rows = of.compared
     if rows.empty:
         return 0, 0
@@ -296,7 +295,7 @@ def _memory_right(run: Run) -> Tile | None:
 
 
 def _crossings(of: Methods, setting: Case) -> dict[float, str]:
-    """Lengths at which the fastest method changes: the crossovers of neighbours that are fastest in turn."""
+    """Returns lengths at which the fastest method changes: crossovers of methods fastest in turn."""
     if of.view.places:
         return {}
     crossover = at(of.run.metric("crossover_tokens"), setting)
@@ -329,7 +328,7 @@ def _panels(of: Methods) -> list[Plot]:
 
 
 def _best_table(of: Methods) -> Table:
-    """The fastest method at each place, a column a setting."""
+    """Returns the fastest method at each place, a column for each setting."""
     rows = of.ranked
     names = dict(zip(rows["place"], _place_names(rows, of.view), strict=True))
 
@@ -376,8 +375,7 @@ def _ratio(place: Beside) -> str:
 
 
 def _side_by_side(of: Methods) -> Table:
-    """Every place of every setting with the times of all methods, the splits, and the published times
-    beside."""
+    """Returns every place of every setting with the methods' times, the splits, and the published times."""
     rows, shown, places = of.latencies, of.view, []
     axes = [*shown.axes, "place"]
     for _, group in rows.groupby(axes, sort=True):
@@ -398,7 +396,7 @@ def _side_by_side(of: Methods) -> Table:
 
 
 def _method_names(rows: pd.DataFrame) -> dict[str, str]:
-    """Strategy -> the name of the method, on whichever device."""
+    """Returns strategy -> name of the method without its device."""
     names = map(of_any_device, rows["label"], rows[DEVICE])
     return dict(zip(rows["strategy"], names, strict=True))
 
@@ -471,7 +469,7 @@ def _memory(of: Methods) -> list[Section]:
         own = at(rows, setting)
         return figures.memory(own, of.view.axis(own, 0.05))
 
-    # The setting in which most methods run out of it says most.
+    # Opens on the setting in which most methods run out of memory.
     opens = int(np.argmax([int(at(rows, setting)["out"].sum()) for setting in found]))
     options = [("Setting", [(setting_text(s), s) for s in found], opens)]
     plot = common.plot("memory", "memory of each method", options, draw)
@@ -490,8 +488,8 @@ def _errors_of(rows: pd.DataFrame) -> tuple[str, str, str]:
 
 
 def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, found: str = "predicted") -> Table:
-    """Count, median and worst error of each method (or table): what was predicted, then what was fitted, then
-    how many cells are out of memory, or not, as published."""
+    """Returns count, median and worst error of each method (or table): first of predictions, then of fitted
+    figures; then the number of cells that run out of memory, or not, as published."""
     lines = []
     for key in dict.fromkeys([*rows[by], *memory[by]]):
         own, cells = rows[rows[by] == key], memory[memory[by] == key]
@@ -503,12 +501,12 @@ def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, found: str = 
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with who each is of: its label, or else its method."""
+    """Names each row by its label, or else by its method."""
     return rows.assign(name=rows["label"].where(rows["label"] != "", rows["strategy"]))
 
 
 def _table_of(source: str) -> str:
-    """The table of a figure; of one that several tables print, the first."""
+    """Returns the table of a figure; the first one if several tables print it."""
     first = source.partition("; ")[0]
     return first.rpartition(",")[0] or first
 
@@ -548,7 +546,7 @@ def _wrong_memory(run: Run, shown: View) -> list[str]:
 
 
 def _roles(rows: pd.DataFrame) -> dict[str, str]:
-    """Role -> its name; what was fitted stands last."""
+    """Returns role -> its name; fitted figures are last."""
     ordered = sorted(dict.fromkeys(rows["role"]), key=lambda role: role == common.FITTED)
     return {role: common.ROLES.get(role, role) for role in ordered}
 
@@ -560,7 +558,7 @@ def _compared(of: Methods) -> list[Section]:
     memory = run.comparison[run.comparison["metric"] == OUT]
     if not found:
         return []
-    # Which methods fit is a finding only where some did not.
+    # Whether a method fits is a finding only if some do not.
     memory = memory if memory["reference"].nunique() > 1 else memory.head(0)
     order = {name: i for i, name in enumerate(figures.looks(list(rows["strategy"])))}
     ordered = rows.assign(rank=rows["strategy"].map(order)).sort_values("rank", kind="stable")

@@ -1,4 +1,4 @@
-"""Figures of the serving study: data frames in, plotly figures out. Nothing here reads a file.
+"""Figures of the serving study: data frames in, plotly figures out. This module reads no file.
 
 Figures follow the rules at the head of `decode/figures.py`: light colours, no titles, the page draws the key.
 """
@@ -27,12 +27,12 @@ Floats = NDArray[np.float64]
 
 
 def seconds(name: str, longest: float, seconds_from: float = SECONDS_FROM) -> Scale:
-    """A time in milliseconds, or in seconds where the longest is no shorter than that."""
+    """Returns the scale of a time: seconds if the longest is at least `seconds_from`, else milliseconds."""
     return common.seconds(name, longest, seconds_from)
 
 
 def limit_text(limit_s: float) -> str:
-    """A limit as it was given, not rounded to so many digits: "500 ms"."""
+    """Returns a limit as given, without rounding: "500 ms"."""
     scale = seconds("", limit_s)
     return f"{recorded(limit_s * scale.factor)}\u00a0{scale.unit}"
 
@@ -52,9 +52,10 @@ def _places_axis(title: str, places: Sequence[float]) -> common.Axis:
 
 
 def curve(values: Floats, points: int = CURVE_POINTS) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Empirical distribution function: (values, percent of all that are no larger), at most so many points.
+    """Returns the empirical distribution function, (values, percent of values no larger), at most `points`
+    points.
 
-    A sample of n has the steps k/n; of a larger one these are its quantiles at evenly spaced shares.
+    A sample of n has the steps k/n; a larger sample is represented by quantiles at evenly spaced shares.
     """
     ordered = np.sort(values[np.isfinite(values)])
     if not len(ordered):
@@ -66,7 +67,7 @@ def curve(values: Floats, points: int = CURVE_POINTS) -> tuple[NDArray[np.float3
 def distributions(
     samples: Mapping[str, Floats], shown: Sequence[Variant], name: str, bound_s: float | None
 ) -> go.Figure:
-    """Distribution of a latency for each variant, with its SLO as a dashed line. `samples`: label -> s."""
+    """Draws each variant's distribution of a latency; the SLO is a dashed line. `samples`: label -> s."""
     curves = {v.label: curve(samples[v.label]) for v in shown if len(samples.get(v.label, ()))}
     ends = [float(x[i]) for x, _ in curves.values() if len(x) for i in (0, len(x) // 50, -1)]
     scale = seconds(name, max(ends, default=0.0))
@@ -118,7 +119,7 @@ def _line(
 
 
 def _reach(rows: pd.DataFrame, factor: float) -> list[float]:
-    """What the value axis has to hold: every value, and of the intervals what is not far beyond them."""
+    """Returns the values that the axis must include: every value, and interval ends unless far beyond."""
     values = (rows["value"] * factor).tolist()
     highest = max((value for value in values if known(value)), default=0.0)
     beyond = (rows["high"] * factor).clip(upper=highest * BAND_REACH)
@@ -126,7 +127,7 @@ def _reach(rows: pd.DataFrame, factor: float) -> list[float]:
 
 
 def _floor(axis: Layout) -> float:
-    """The least value on an axis."""
+    """Returns the lowest value of an axis."""
     return 10 ** axis["range"][0] if axis.get("type") == "log" else 0.0
 
 
@@ -139,8 +140,8 @@ def against(
     axis_text: Callable[[float], str],
     top: float = math.inf,
 ) -> go.Figure:
-    """A metric against an axis (column, title) with these places, a line and the band of its interval for
-    each variant. It may have no row: no case has a goodput without a steady state."""
+    """Draws a metric against an axis (column, title) with these places, a line and the band of its interval
+    for each variant. Rows may be empty: without a steady state no case has a goodput."""
     column, title = axis
     y_axis = _values_axis(scale, _reach(rows, scale.factor), top)
     rows = rows.sort_values(column, kind="stable")
@@ -166,7 +167,7 @@ def over_time(
     scale: Scale,
     steps: bool = True,
 ) -> go.Figure:
-    """A level over time, a line for each variant. `levels`: label -> rows with t_s and the level."""
+    """Draws a level over time, a line for each variant. `levels`: label -> rows with t_s and the level."""
     ends = [float(own["t_s"].max()) for own in levels.values() if len(own)]
     clock = seconds("time since the start", max(ends, default=0.0), 1.0)
     highest = max((float(own[column].max()) for own in levels.values() if len(own)), default=0.0)
@@ -183,9 +184,9 @@ def over_time(
     return laid_out(figure, FEW_TICKS, {"zooms": ["xaxis"]}, height=340, xaxis=x_axis, yaxis=y_axis)
 
 
-# -- one bar a request -----------------------------------------------------------------------------
+# -- one bar for each request ----------------------------------------------------------------------
 
-# Name, from, until, and a colour of its own: shades of a strategy's hue can be the same.
+# Name, start, end, and a fixed colour, because shades of a strategy's hue can be equal.
 STAGES = (
     ("waiting", "arrival_s", "scheduled_s", style.OCHRE[0][0]),
     ("prompt, to the first token", "scheduled_s", "first_token_s", style.INK[0]),
@@ -215,8 +216,8 @@ def _stage_bar(rows: pd.DataFrame, stage: int, clock: Scale, zero_s: float) -> g
 
 
 def gantt(rows: pd.DataFrame) -> go.Figure:
-    """One bar a request, in the order of arrival: waiting, then its prompt, then its tokens (Flover,
-    Figure 1). `rows`: requests of one case."""
+    """Draws one bar for each request in order of arrival: waiting, then prefill, then decode (Flover, Figure
+    1). `rows`: requests of one case."""
     start_s = float(rows["arrival_s"].min()) if len(rows) else 0.0
     end_s = float(rows[["arrival_s", "finish_s"]].max().max()) if len(rows) else 1.0
     clock = seconds("time since the first arrival shown", end_s - start_s, 1.0)
@@ -247,12 +248,12 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
     )
 
 
-# -- who keeps the SLO -----------------------------------------------------------------------------
+# -- attainment of the SLO -------------------------------------------------------------------------
 
 
 def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[str], title: str) -> go.Figure:
-    """Share of requests within the SLO: a group of bars for each place, a bar for each variant. `rows`: with
-    `place` (one of `places`), label, value, low, high."""
+    """Draws the share of requests within the SLO: a group of bars for each place, a bar for each variant.
+    `rows`: with `place` (one of `places`), label, value, low, high."""
     figure, scale = go.Figure(), Scale("", "%", 100.0)
     for variant, own in common.of_variants(rows, shown):
         above, below = (own["high"].clip(upper=1.0) - own["value"], own["value"] - own["low"].clip(lower=0.0))
@@ -310,9 +311,9 @@ def compared(
     scale: Scale,
     found: str = "predicted",
 ) -> go.Figure:
-    """What is `found` (predicted or measured) as lines with the bands of their intervals, published figures
-    as marks, against an axis (column, title). A column of text has no lines. `rows`: compared figures of one
-    metric."""
+    """Draws `found` (predicted or measured) figures as lines with the bands of their intervals, published
+    figures as marks, against an axis (column, title). An axis of text has no lines. `rows`: compared figures
+    of one metric."""
     column, title = axis
     rows = rows.assign(value=rows["predicted"])
     named = not pd.api.types.is_numeric_dtype(rows[column])

@@ -1,7 +1,7 @@
-"""The serving study: which way of serving keeps its promises, how requests fare in it, and why.
+"""The serving study: which strategies keep their SLOs, the course of requests in each, and the reasons.
 
-A point is a workload on so many devices; a case is a strategy at a point. Axes that do not vary in a run are
-not spoken of.
+A point is a workload on a number of devices; a case is a strategy at a point. The page omits axes that do not
+vary in a run.
 """
 
 import math
@@ -26,7 +26,7 @@ from simcore.reports.serving import figures
 from simcore.reports.text import counted, known, listed, percent, recorded, significant, times
 
 AXES: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    # Before the rate, which it is.
+    # Precedes the rate, because it is that rate.
     SESSIONS: ("offered rate (sessions/s)", lambda v: f"{recorded(v)}\u00a0sessions/s"),
     "rate_per_s": ("offered rate (requests/s)", lambda v: f"{recorded(v)}\u00a0requests/s"),
     "devices": ("devices", lambda v: counted(round(v), "device")),
@@ -34,12 +34,12 @@ AXES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "prompt_tokens": ("mean prompt (tokens)", lambda v: f"{recorded(v)}\u00a0prompt tokens"),
     "output_tokens": ("mean output (tokens)", lambda v: f"{recorded(v)}\u00a0output tokens"),
 }
-# In the Parquet files prompt_tokens and output_tokens are those of one request.
+# In the Parquet files prompt_tokens and output_tokens belong to a single request.
 AXIS_IN_FILES = {SESSIONS: "rate_per_s", "prompt_tokens": "prompt_mean", "output_tokens": "output_mean"}
 GANTT_REQUESTS = 48
 BY_PRICES = "_by_prices"
 WHOLE_RUN = "_whole_run"
-# How the source of an interval begins that is no interval over repetitions.
+# Prefix of the source of an interval that does not come from repetitions.
 BY_ORDER = "one replica; 95 % interval"
 ROWS_SHOWN = 12
 SIDE_BY_SIDE = 6
@@ -82,7 +82,7 @@ Columns = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Served:
-    """A run of this study with what many of its sections ask of it, each worked out once."""
+    """A run of this study with tables that several sections use, each computed once."""
 
     run: Run
 
@@ -104,7 +104,7 @@ class Served:
 
     @cached_property
     def figures(self) -> dict[Case, dict[Any, Row]]:
-        """What is known of each case, points before strategies: metric -> its row."""
+        """The rows of each case, points before strategies: metric -> its row."""
         found: dict[Case, dict[Any, Row]] = {}
         rows = self.run.results[self.run.results["value"].notna()]
         for point in self.points:
@@ -117,9 +117,9 @@ class Served:
 
     @cached_property
     def best(self) -> Case:
-        """Label and point that the answer is about: the point of the summary, or else the one with the
-        heaviest load, and there the strategy that the summary names, or that the answer names first, or else
-        the one that keeps the most promises, or is the quickest."""
+        """Label and point of the answer. The point is the summary's, or else the one with the heaviest load.
+        The label is the summary's best, or else the first in the answer's text, or else the one with the
+        highest SLO attainment, or the quickest one."""
         named = self.run.best_at
         given = (p for p in self.points if p and all(a in named and _same([v], named[a]).all() for a, v in p))
         point = next(given, None) or heaviest(self.run.results, self.points)
@@ -132,12 +132,12 @@ class Served:
 
     @cached_property
     def best_values(self) -> dict[str, float]:
-        """The figures of the case that the answer is about, by metric."""
+        """The figures of the answer's case, by metric."""
         return {metric: row["value"] for metric, row in self.figures.get(self.best, {}).items()}
 
     @cached_property
     def scales(self) -> dict[str, Scale]:
-        """How each metric is shown: all figures of a latency in one unit, whichever percentile they are."""
+        """The scale of each metric; all percentiles of a latency share one unit."""
         rows = self.run.results
         largest = rows.groupby("metric")["value"].max()
         families = {name: name.split("_", 1)[0] for name in largest.index if name.endswith("_s")}
@@ -149,27 +149,27 @@ class Served:
         }
 
     def scale(self, metric: str) -> Scale:
-        """How a metric is shown, whether the run has it or not."""
+        """Returns the scale of a metric, even if the run lacks it."""
         return self.scales.get(metric) or scale_of(metric)
 
     def dimension(self, having: Iterable[Case]) -> common.Dimension:
-        """The points that some cases are at, opening on the one that the answer is about."""
+        """Returns the points of some cases as a choice that opens on the answer's point."""
         there = {point for _, point in having}
         found = [(point_text(point), point) for point in self.points if point in there]
         return common.opening_on("Workload", found, lambda point: point == self.best[1])
 
     def at_best(self, point: Point) -> str:
-        """ " at 8 requests/s", of a point."""
+        """Returns a point as text: " at 8 requests/s"."""
         return f" at {point_text(point)}" if point else ""
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page with up to six key figures."""
+    """Returns the top of the page with up to six key figures."""
     return replace(common.opening(run), tiles=[*_tiles(Served(run)), *filter(None, [common.accuracy(run)])])
 
 
 def sections(run: Run) -> list[Section]:
-    """The serving study's sections, in the order of the page."""
+    """Returns the serving study's sections, in the order of the page."""
     of = Served(run)
     cases, levels = _cases(of, run.requests), _thin_levels(of)
     return [
@@ -188,7 +188,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def formulas(run: Run) -> list[Definition]:
-    """Formulas of the metrics that this run has, and of no others."""
+    """Returns the formulas of the metrics that this run has."""
     present = set(run.results["metric"])
     of_window = ["serving, of a window"] if "window_begin_s" in present else []
     found = common.formulas("latencies of serving", of=lambda n: any(m.startswith(f"{n}_") for m in present))
@@ -199,7 +199,7 @@ def formulas(run: Run) -> list[Definition]:
 
 
 def scale_of(metric: str, largest: float = 0.0) -> Scale:
-    """How a metric is shown, by its name and its largest value."""
+    """Returns the scale of a metric by its name and its largest value."""
     metric, largest = metric.removesuffix(WHOLE_RUN), largest if known(largest) else 0.0
     latency = re.fullmatch(r"(\w+)_(mean|p50|p90|p95|p99)_s", metric)
     if latency and latency[1] in LATENCIES:
@@ -214,9 +214,9 @@ def scale_of(metric: str, largest: float = 0.0) -> Scale:
 
 
 def varied(rows: pd.DataFrame) -> tuple[str, ...]:
-    """The axes along which these rows differ, without those that follow from the ones before them."""
+    """Returns the axes along which these rows differ, without axes determined by earlier ones."""
     kept: list[str] = []
-    # Published figures say nothing of sessions.
+    # Published figures have no column of sessions.
     axes = [axis for axis in AXES if axis in rows.columns]
     apart, places = 1, rows[axes].drop_duplicates()
     for axis in axes:
@@ -227,19 +227,19 @@ def varied(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def points(rows: pd.DataFrame) -> list[Point]:
-    """The points of these rows, in the order of their axes."""
+    """Returns the points of these rows, in the order of their axes."""
     return [*cases_of(rows, varied(rows), unknown=True)] or [()]
 
 
 def _same(column: Any, value: float) -> NDArray[np.bool_]:
-    # A value that went through a CSV file may differ in its last digit from the one in a Parquet file.
+    # A value from a CSV file may differ in its last digit from the one in a Parquet file.
     values = np.asarray(column, dtype=float)
     same: NDArray[np.bool_] = np.isclose(values, value, rtol=1e-6, atol=0.0, equal_nan=True)
     return same
 
 
 def at(rows: pd.DataFrame, point: Point) -> pd.DataFrame:
-    """The rows at a point."""
+    """Returns the rows at a point."""
     chosen = np.ones(len(rows), dtype=bool)
     for axis, value in point:
         chosen &= _same(rows[axis], value)
@@ -252,7 +252,7 @@ def point_text(point: Point) -> str:
 
 
 def _cases(of: Served, frame: pd.DataFrame) -> dict[Case, NDArray[np.intp]]:
-    """Label and point of the results -> positions of the case's rows in a frame of a Parquet file."""
+    """Returns label and point of the results -> positions of the case's rows in a frame of a Parquet file."""
     found: dict[Case, NDArray[np.intp]] = {}
     labels = set(of.run.results["label"])
     names = [AXIS_IN_FILES.get(axis, axis) for axis, _ in of.points[0]]
@@ -267,7 +267,7 @@ def _cases(of: Served, frame: pd.DataFrame) -> dict[Case, NDArray[np.intp]]:
 
 
 def _repeated(rows: pd.DataFrame) -> bool:
-    """Whether intervals are those of repetitions: one run has some, too, by the order of its requests."""
+    """Whether some intervals come from repetitions; a single run has others, by the order of its requests."""
     alone = rows["source"].astype(str).str.startswith(BY_ORDER)
     return bool(((rows["low"] < rows["high"]) & ~alone).any())
 
@@ -276,7 +276,7 @@ def _repeated(rows: pd.DataFrame) -> bool:
 
 
 def heaviest(rows: pd.DataFrame, every: Sequence[Point]) -> Point:
-    """The point with the most tokens a second for each device, or else with the most requests."""
+    """Returns the point with the most tokens a second for each device, or else with the most requests."""
     length = rows["prompt_tokens"].fillna(0.0) + rows["output_tokens"].fillna(0.0)
     load = (rows["rate_per_s"].fillna(0.0) * length / rows["devices"].fillna(1.0)).round(9)
     last = rows.assign(load=load).sort_values(["load", "requests"], kind="stable").tail(1)
@@ -332,7 +332,7 @@ MORE = (
 
 
 def _with_interval(row: Row, scale: Scale) -> str:
-    """ "12.3 ± 0.4"; an interval that is not even about its middle in full."""
+    """Returns "12.3 ± 0.4"; an asymmetric interval is given in full."""
     value = significant(row["value"] * scale.factor)
     low, high = row["low"], row["high"]
     if not (known(low) and known(high)) or low == high:
@@ -356,7 +356,7 @@ def _column(of: Served, metric: str, name: str) -> common.Column:
 
 
 def _table(of: Served, columns: Columns, at_points: Sequence[Point]) -> Table:
-    """A row a case, those of a point together."""
+    """Returns a row for each case, grouped by point."""
     metrics = {metric for metric, _ in columns}
     cases = [
         case
@@ -370,7 +370,7 @@ def _table(of: Served, columns: Columns, at_points: Sequence[Point]) -> Table:
 
 
 def _side_by_side(of: Served, columns: Columns, point: Point) -> Table:
-    """A column a strategy, a row a metric; a row a strategy where that would be too wide."""
+    """Returns a column for each strategy and a row for each metric; if too wide, a row for each strategy."""
     table = _table(of, columns, [point])
     if len(table.rows) > SIDE_BY_SIDE:
         return table
@@ -403,7 +403,7 @@ WINDOW = (
 
 
 def _measured_note(of: Served) -> list[str]:
-    """What was measured of the runs, and what was cut of the one that the answer is about."""
+    """Describes the measured part of the runs, and the part cut off in the answer's run."""
     values, (label, _) = of.best_values, of.best
     if "window_requests" not in values:
         return []
@@ -427,7 +427,7 @@ def _compared(of: Served) -> list[Section]:
     main = _side_by_side(of, MAIN, point)
     if not main.rows:
         return []
-    # What the intervals of the prices make of the figures, where a run has tried them.
+    # Intervals of figures due to the intervals of prices, if the run has them.
     priced = [name for name in dict.fromkeys(of.run.results["metric"]) if name.endswith(BY_PRICES)]
     windowed = len(of.run.metric("window_begin_s")) > 0
     tables: list[tuple[str, Columns, bool]] = [
@@ -457,7 +457,7 @@ SAMPLES: Sequence[tuple[str, str, str]] = [
 
 
 def _latencies(requests: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """Seconds of every request by the name of their SLO, NaN where it has none."""
+    """Returns the seconds of every request by the name of their SLO, NaN if it has none."""
     columns = ("arrival_s", "first_token_s", "finish_s", "output_tokens")
     arrival, first, finish, count = (requests[name].to_numpy(dtype=float) for name in columns)
     per_token = (finish - first) / np.where(count > 1, count - 1, np.nan)
@@ -496,7 +496,7 @@ def _distributions(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[S
     return [common.section("serving", "distributions", which, plots=[plot])]
 
 
-# -- metrics against what varies -------------------------------------------------------------------
+# -- metrics against varied axes -------------------------------------------------------------------
 
 TRENDS = (
     ("TTFT p99", "ttft_p99_s"), ("TPOT p50", "tpot_p50_s"), ("TPOT p99", "tpot_p99_s"),
@@ -506,7 +506,7 @@ TRENDS = (
 
 
 def _others(rows: pd.DataFrame, axis: str, wanted: Point) -> common.Dimension:
-    """What is held while an axis varies: the points of all other axes."""
+    """Returns the points of the other axes, constant while one axis varies."""
     axes = [name for name in varied(rows) if name != axis]
     found = [(point_text(p), p) for p in cases_of(rows, axes, unknown=True) or [()]]
     best = tuple((name, value) for name, value in wanted if name != axis)
@@ -553,7 +553,7 @@ LEVELS = (
 
 
 def _thinned(rows: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many rows, the first and the last among them."""
+    """Returns at most `most` rows, including the first and the last."""
     rows = rows.sort_values("t_s", kind="stable")
     return rows.iloc[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
 
@@ -580,11 +580,11 @@ def _over_time(
     return [common.section("serving", key, {"zoom": common.ZOOM}, plots=[plot])]
 
 
-# -- one bar a request -----------------------------------------------------------------------------
+# -- one bar for each request ----------------------------------------------------------------------
 
 
 def _window(requests: pd.DataFrame, rows: NDArray[np.intp]) -> tuple[pd.DataFrame, int]:
-    """Requests of the first repetition that stand side by side in the middle of the run, and of how many."""
+    """Returns requests of the first repetition from the middle of the run, and the number of all."""
     replica = requests["replica"].to_numpy()[rows]
     rows = rows[replica == replica.min()] if np.isfinite(replica).any() else rows
     rows = rows[np.argsort(requests["arrival_s"].to_numpy()[rows], kind="stable")]
@@ -611,14 +611,14 @@ def _gantt(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[Section]:
     return [common.section("serving", "requests", {"some": some, "zoom": common.ZOOM}, plots=[plot])]
 
 
-# -- who keeps the SLO -----------------------------------------------------------------------------
+# -- attainment of the SLO -------------------------------------------------------------------------
 
 SLOS = (("every SLO", "slo_attainment", ""), ("TTFT", "slo_attainment_ttft", "ttft_s"),
         ("TPOT", "slo_attainment_tpot", "tpot_s"), ("E2E", "slo_attainment_e2e", "e2e_s"))  # fmt: skip
 
 
 def _promises(run: Run) -> list[tuple[str, str]]:
-    """(metric, what it takes) of every SLO of the run."""
+    """Returns (metric, name and limit as text) of every SLO of the run."""
     found = []
     for name, metric, bound in SLOS:
         limit = _bound(run, bound)
@@ -696,7 +696,7 @@ def _flover(of: Served) -> list[Section]:
 
 
 def _published(run: Run) -> list[Section]:
-    """What every study has, with the published figures and the predictions before it."""
+    """Returns the section of every study, preceded by figures of published values and predictions."""
     rows = run.comparison[run.comparison["reference"].notna() & run.comparison["predicted"].notna()]
     found = common.comparison(run)
     if rows.empty or not found:

@@ -1,7 +1,7 @@
-"""Figures of the tiling study: data frames in, plotly figures out. Nothing here reads a file.
+"""Figures of the tiling study: data frames in, plotly figures out. This module reads no file.
 
 Figures follow the rules at the head of `decode/figures.py`: light colours, no titles, the page draws the key.
-The triangle is Flash Inference's Figure 1, drawn from what the launches of a run cover:
+The triangle is Flash Inference's Figure 1, drawn from the areas that the launches of a run cover:
 
     a launch = inputs [a, b] x outputs [c, d]               a rectangle
              = inputs [a, b] x distances [p, q]             input i goes to outputs i + p .. i + q
@@ -36,7 +36,7 @@ TRIANGLE_PX, NARROW_TRIANGLE_PX = 420, 340
 RARE_BELOW = 0.002
 ROW_NAME_AT_MOST = 18
 LOG_SCALE_FROM = 4.0
-# Room on the right for half of the last label, without which it is not drawn.
+# Room on the right for half of the last label; without it plotly omits the label.
 MARGIN = {"l": 56, "r": 24, "t": 12, "b": 48}
 
 # -- colours: the baselines are grey and ochre, Algorithm 1 has a hue for each kind of tile --------------
@@ -59,16 +59,16 @@ PLAIN_STRATEGIES = tuple(HUES)
 
 
 def shades(hue: style.Shades, count: int) -> list[str]:
-    """So many light colours of a hue, faint to strong, and over again where it has not as many."""
+    """Returns `count` light colours of a hue, up to three from strong to faint; beyond five they repeat."""
     steps = {1: [3], 2: [3, 1], 3: [4, 2, 0]}.get(count, [4, 2, 0, 3, 1])
     return [hue[steps[i % len(steps)]][0] for i in range(count)]
 
 
 def variants(results: pd.DataFrame) -> list[Variant]:
-    """The strategy variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed form."""
+    """Returns the variants of a run: lazy, eager, Algorithm 1, then its general and its relaxed form."""
     found = common.variants(results, by=())
     rank = {name: i for i, name in enumerate(PLAIN_STRATEGIES)}
-    # What mixes implementations comes last, so that it is drawn over those that it mixes.
+    # A mixture of implementations comes last, so that it is drawn over its parts.
     found = sorted(found, key=lambda v: (rank.get(v.strategy, len(rank)), _tiles_of(v) is None))
     coloured: list[Variant] = []
     for strategy in dict.fromkeys(v.strategy for v in found):
@@ -83,7 +83,7 @@ def variants(results: pd.DataFrame) -> list[Variant]:
 
 
 def _tiles_of(variant: Variant) -> str | None:
-    """The one implementation of a variant's tiles, where its label says it: "fractal, fft"."""
+    """Returns the single implementation of a variant's tiles, if its label names it: "fractal, fft"."""
     words = variant.label.replace(" ", "_").split(",_")
     own = [word for word in words if word in IMPLEMENTATION]
     return own[0] if variant.strategy == "fractal" and own else None
@@ -93,14 +93,14 @@ def _tiles_of(variant: Variant) -> str | None:
 
 
 def log_axis(title: str, values: Sequence[float], room: float = 1.2) -> Layout:
-    """An axis in powers of ten that holds all positive values, or from zero where they are close together;
-    `title` ends in its unit: "time (ms)"."""
+    """Returns a logarithmic axis of all positive values, or one from zero if they are close together; `title`
+    ends in its unit: "time (ms)"."""
     return common.positive_axis(title, values, LOG_SCALE_FROM, room)
 
 
 def powers_axis(title: str, places: Sequence[float], apart: float = 0.05) -> Axis:
-    """An axis of lengths or sides, evenly spaced in powers, and what to overwrite on a narrow
-    screen; labels are `apart` of the axis from each other."""
+    """Returns a logarithmic axis of lengths or sides, and its settings to overwrite on a narrow screen;
+    labels are at least the share `apart` of the axis from each other."""
     logs = [math.log10(place) for place in places]
     pad = 0.04 * (logs[-1] - logs[0]) or 0.1
     named = f"{title}, log scale" if "(" not in title else common.log_title(title)
@@ -108,7 +108,7 @@ def powers_axis(title: str, places: Sequence[float], apart: float = 0.05) -> Axi
 
 
 def positions_axis(length: float) -> dict[str, Any]:
-    """An axis of positions from 0 to the length, with a label at every quarter."""
+    """Returns an axis of positions from 0 to the length, with a label at every quarter."""
     quarters = [round(length * i / 4) for i in range(5)]
     return {
         "title": {"text": "position (tokens)"},
@@ -143,7 +143,7 @@ def row_name(label: str) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of launch in the triangle: what it is called and its light colour."""
+    """A kind of launch in the triangle: its name and its light colour."""
 
     name: str
     colour: str
@@ -159,7 +159,7 @@ PLAIN_KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(op_kind: str, side: int) -> Kind:
-    """What a launch is in the triangle; tiles are told apart by their side."""
+    """Returns the kind of a launch in the triangle; tiles differ by their side."""
     if op_kind.endswith("_cell"):
         return CELL
     if op_kind in PLAIN_KINDS:
@@ -170,8 +170,8 @@ def kind_of(op_kind: str, side: int) -> Kind:
 
 
 def outline(cell: Mapping[Any, Any], last: int) -> tuple[list[float], list[float]]:
-    """Corners (inputs, outputs) of an area: a rectangle, or the steps of a parallelogram cut off after
-    output `last`. A contribution takes the square of half a position around it."""
+    """Returns the corners (inputs, outputs) of an area: a rectangle, or the steps of a parallelogram cut off
+    after output `last`. A contribution takes the square of half a position around it."""
     first, end = int(cell["first_input"]), int(cell["last_input"])
     if known(cell["first_lag"]):
         low, high = int(cell["first_lag"]), int(cell["last_lag"])
@@ -224,8 +224,8 @@ def _area(cell: Mapping[Any, Any], last: int) -> go.Scatter:
 
 
 def triangle(cells: pd.DataFrame) -> go.Figure:
-    """Which launch accounts for which contribution: input positions across, output positions down (Flash
-    Inference, Figure 1). `cells`: the areas of one strategy and layer; hovering names the launch."""
+    """Draws the launch of each contribution: input positions across, output positions down (Flash Inference,
+    Figure 1). `cells`: the areas of one strategy and layer; the hover text names the launch."""
     last = int(cells[["last_input", "last_output"]].max().max()) if len(cells) else 0
     areas = [_area(cell, last) for cell in cells.to_dict("records")]
     order = [CELL.name, *(kind.name for kind in PLAIN_KINDS.values())]
@@ -250,7 +250,7 @@ def triangle(cells: pd.DataFrame) -> go.Figure:
 
 
 def _swatch(area: go.Scatter) -> go.Bar:
-    """An entry of the key: bars have a box of their colour there."""
+    """Returns an entry of the key; bars have a box of their colour there."""
     marker = {"color": area.fillcolor, "line": {"width": 0}}
     return go.Bar(x=[None], y=[None], name=area.name, marker=marker, hoverinfo="skip")
 
@@ -259,13 +259,13 @@ def _swatch(area: go.Scatter) -> go.Bar:
 
 
 def _stretches(rows: pd.DataFrame, most: int) -> list[np.ndarray[Any, Any]]:
-    """Row numbers in stretches of equal length, at most so many stretches."""
+    """Returns row numbers in at most `most` stretches of equal length."""
     return [part for part in np.array_split(np.arange(len(rows)), min(most, max(1, len(rows)))) if len(part)]
 
 
 def cumulative(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.Figure:
-    """Time since the start when each position is done, a line for each variant, of at most so many points
-    (Flash Inference, Figures 2a and 2b). `steps`: of one case."""
+    """Draws the time since the start at which each position is done, a line of at most `most` points for each
+    variant (Flash Inference, Figures 2a and 2b). `steps`: of one case."""
     longest = float(steps["end_s"].max())
     scale = common.seconds("time since the start", longest, 1.0)
     figure = go.Figure()
@@ -279,14 +279,14 @@ def cumulative(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.F
 
 
 def latency_over_position(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.Figure:
-    """Latency of each token over its position, of every stretch the slowest (Flash Inference, Figure 3b).
+    """Draws the latency of tokens over position, the slowest of each stretch (Flash Inference, Figure 3b).
     `steps`: of one case."""
     figure = go.Figure()
     timed = steps[steps["latency_s"] > 0].sort_values("token", kind="stable")
     for variant, own in common.of_variants(timed, shown):
         latency = own["latency_s"].to_numpy()
         slowest = own.iloc[[part[int(latency[part].argmax())] for part in _stretches(own, most)]]
-        # Spikes of single implementations stand behind those of their mixture.
+        # Spikes of single implementations are behind those of their mixture.
         look: Layout = {"width": 1.25, "opacity": 1.0 if _tiles_of(variant) is None else 0.5}
         told = "position %{x:,.0f}: %{y:,.4g} ms"
         figure.add_trace(common.line(slowest["token"], slowest["latency_s"] * 1e3, variant, told, **look))
@@ -308,9 +308,9 @@ def _tile_hover(row: Mapping[Any, Any]) -> str:
 
 
 def tile_costs(tiles: pd.DataFrame) -> go.Figure:
-    """Time of one tile of all layers by its side, a line for each implementation.
+    """Draws the time of one tile of all layers by its side, a line for each implementation.
 
-    As Flash Inference's Figure 3a. The cheapest of each side is the Pareto front; what hybrid takes is
+    As Flash Inference's Figure 3a. The cheapest at each side form the Pareto front; hybrid's choices are
     ringed. `tiles`: of one case."""
     rows = tiles[tiles["seconds"] > 0].sort_values("side", kind="stable")
     rows = rows.assign(ms=rows["seconds"] * 1e3)
@@ -348,7 +348,7 @@ def _share_hover(label: str, name: str, value: float, total: float) -> str:
 
 
 def shares(seconds: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """What the whole generation consists of: a stacked bar for each variant. `seconds`: label -> part -> s,
+    """Draws the parts of the whole generation: a stacked bar for each variant. `seconds`: label -> part -> s,
     in the order of the rows."""
     totals = {label: sum(own.values()) for label, own in seconds.items()}
     names, longest = [row_name(label) for label in totals], max(totals.values(), default=0.0)
@@ -377,8 +377,8 @@ SPEED_UPS: Sequence[tuple[str, str, str]] = [
 def speed_ups(
     rows: pd.DataFrame, shown: Sequence[Variant], ends: str = "at the ends of the prices"
 ) -> go.Figure:
-    """Speed-up over lazy with its interval, whose `ends` are told in words: end to end, and of the mixer
-    alone (Flash Inference, Figure 2). `rows`: results of one case."""
+    """Draws the speed-up over lazy with its interval, described by `ends`: end to end, and of the mixer alone
+    (Flash Inference, Figure 2). `rows`: results of one case."""
     rows = rows[rows["value"] > 0]
     labels = [v.label for v in shown if (rows["label"] == v.label).any()]
     figure, reach = go.Figure(), [1.0]
@@ -399,7 +399,7 @@ def speed_ups(
 
 
 def _speed_axis(values: Sequence[float]) -> dict[str, Any]:
-    """The axis of speed-ups, with half of its labels on a narrow screen."""
+    """Returns the axis of speed-ups, with half of its labels on a narrow screen."""
     axis = log_axis("speed-up over lazy (×)", values)
     narrow = {f"xaxis.{part}": axis[part][::2] for part in ("tickvals", "ticktext") if part in axis}
     return {"xaxis": axis, "meta": {"narrow": {**narrow, "xaxis.title.text": "speed-up over lazy (×)"}}}
@@ -417,10 +417,10 @@ def _speed_up_hover(row: Mapping[Any, Any], name: str, ends: str) -> str:
 def ranges(
     rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
 ) -> go.Figure:
-    """Predictions as marks on the range that is published for all of them, a row for each metric.
+    """Draws predictions as marks on the published range of each metric, a row for each metric.
 
-    Marks are filled inside and hollow outside. `rows`: compared figures; `names`: metric -> its name;
-    `place`: where a row is."""
+    Marks are filled inside the range and hollow outside. `rows`: compared figures; `names`: metric -> its
+    name; `place`: returns the place of a row."""
     figure, colour = go.Figure(), style.BLUE[3][0]
     for metric, name in names.items():
         own = rows[rows["metric"] == metric]
@@ -457,7 +457,7 @@ def _range(low: float, high: float, name: str) -> go.Scatter:
 
 
 def growth(rows: pd.DataFrame, shown: Sequence[Variant], metric: str, scale: Scale) -> go.Figure:
-    """A figure of the whole generation against its length, both in powers. `rows`: of one case."""
+    """Draws a figure of the whole generation against its length, both logarithmic. `rows`: of one case."""
     rows = rows[(rows[metric] > 0) & rows["tokens"].notna()].sort_values("tokens", kind="stable")
     figure, told = go.Figure(), in_figure(scale.name)
     for variant, own in common.of_variants(rows, shown):
@@ -482,7 +482,7 @@ def speed_up_map(
     titles: tuple[str, str],
     limit: float,
 ) -> go.Figure:
-    """Speed-up over lazy for every case of a sweep.
+    """Draws the speed-up over lazy for every case of a sweep.
 
     `values` by row and column, `names` of the rows and of the columns, `titles` of both axes; `limit`: the
     speed-up of the strongest colour."""

@@ -1,6 +1,7 @@
-"""The tiling study: how a long convolution is decoded, what each order of its contributions costs, and why.
+"""The tiling study: methods to decode a long convolution, the cost of each order of contributions, and
+reasons.
 
-A case is a model, a batch and a length; what does not vary in a run is not spoken of.
+A case is a model, a batch and a length; the page omits axes that do not vary in a run.
 """
 
 import math
@@ -55,12 +56,12 @@ ENDS: Mapping[str, str] = {
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page with up to six key figures."""
+    """Returns the top of the page with up to six key figures."""
     return replace(common.opening(run), tiles=[*_tiles(run), *filter(None, [_inside(run)])])
 
 
 def sections(run: Run) -> list[Section]:
-    """The tiling study's sections, in the order of the page."""
+    """Returns the tiling study's sections, in the order of the page."""
     return [
         *_triangle(run),
         *_over_positions(run, "cumulative", "time since the start", "end_s", figures.cumulative),
@@ -77,7 +78,7 @@ def sections(run: Run) -> list[Section]:
 
 
 def formulas(run: Run) -> list[Definition]:
-    """Formulas of the metrics that this run has, and of no others."""
+    """Returns the formulas of the metrics that this run has."""
     groups = ["tiling", *(["tiling, measured"] if run.measured else [])]
     found = common.formulas("long convolution")
     found += common.formulas(*groups, of=set(run.results["metric"]).__contains__)
@@ -104,8 +105,8 @@ def case_text(case: Case) -> str:
 
 
 def _answered(run: Run) -> Case:
-    """The case that is shown first: of those that most strategies have (some may not fit into memory) the
-    longest, of those the largest model, of those the largest batch."""
+    """Returns the case shown first: among the cases of most strategies (some may not fit into memory) the
+    longest, then the largest model, then the largest batch."""
     rows = run.metric("total_s")
     every, order = cases_of(rows, _axes(run)), ("tokens", "layers", "channels", "batch")
 
@@ -117,7 +118,7 @@ def _answered(run: Run) -> Case:
 
 
 def _dimension(run: Run, frame: pd.DataFrame, axes: Sequence[str] | None = None) -> common.Dimension:
-    """The cases of a frame along some axes, or all, opening on the one that the answer is about."""
+    """Returns the cases of a frame along some or all axes as a choice that opens on the answer's case."""
     wanted = dict(_answered(run))
     found = [(case_text(case), case) for case in cases_of(frame, _axes(run) if axes is None else axes)]
     return common.opening_on("Case", found, lambda case: all(wanted.get(a) == value for a, value in case))
@@ -132,7 +133,7 @@ def _value(rows: pd.DataFrame, label: str, metric: str) -> float:
 
 
 def _best(run: Run, rows: pd.DataFrame) -> str:
-    """The strategy that the answer names first, or else the quickest."""
+    """Returns the strategy that the answer names first, or else the quickest."""
     answer = str(run.summary.get("answer") or "")
     total = run.ranked(rows[(rows["metric"] == "total_s") & rows["value"].notna()])
     if total.empty:
@@ -164,7 +165,7 @@ def _tiles(run: Run) -> list[Tile]:
 
 
 def _areas(cells: pd.DataFrame) -> bytes:
-    """What is equal for strategies that cover the triangle alike, whatever their tiles are computed by."""
+    """Returns a key of the areas that a strategy covers, independent of the implementation of its tiles."""
     places = [
         "launch",
         *(f"{end}_{what}" for what in ("input", "output", "lag") for end in ("first", "last")),
@@ -215,7 +216,7 @@ def _over_positions(run: Run, key: str, what: str, column: str, draw: Draw) -> l
 
 
 def _choices(tiles: pd.DataFrame) -> str:
-    """What hybrid takes: "flash_conv up to side 64, flash_fft from 128"."""
+    """Returns hybrid's choices: "flash_conv up to side 64, flash_fft from 128"."""
     chosen = tiles[tiles["chosen"] > 0].sort_values("side", kind="stable")
     stretches: list[tuple[str, float, float]] = []
     for name, side in zip(chosen["implementation"].astype(str), chosen["side"], strict=True):
@@ -232,7 +233,7 @@ def _choices(tiles: pd.DataFrame) -> str:
 
 
 def _priced_by(run: Run) -> str:
-    """Whose prices the tiles have."""
+    """Returns the source of the tiles' prices."""
     profile = run.provenance.get("profile")
     name = profile.get("name") if isinstance(profile, dict) else profile
     if not run.measured:
@@ -333,7 +334,7 @@ def _shares(run: Run) -> list[Section]:
 
 
 def _map(rows: pd.DataFrame, axes: Sequence[str], limit: float) -> go.Figure:
-    """One metric of one strategy: the batch (or else the last axis) across, all others down."""
+    """Draws one metric of one strategy: the batch (or else the last axis) across, all other axes down."""
     across = "batch" if "batch" in axes else axes[-1]
     down = [axis for axis in axes if axis != across]
     columns, lines = cases_of(rows, [across]), cases_of(rows, down)
@@ -396,8 +397,8 @@ GROWTH: Sequence[tuple[str, str, tuple[tuple[float, str], ...]]] = [
 
 
 def slope(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """Least squares of log2 value against log2 length, from `SLOPE_FROM` on where two or more are as long;
-    NaN where there are fewer than two."""
+    """Returns the least-squares slope of log2 value against log2 length, over lengths from `SLOPE_FROM` on if
+    there are at least two; NaN with fewer than two lengths."""
     known_ones = [(n, v) for n, v in zip(lengths, values, strict=True) if known(n) and known(v) and v > 0]
     long = [(n, v) for n, v in known_ones if n >= SLOPE_FROM]
     used = long if len({n for n, _ in long}) > 1 else known_ones
@@ -434,7 +435,7 @@ def _growth(run: Run) -> list[Section]:
     metrics = [(name, metric) for metric, name, _ in GROWTH if (run.growth[metric] > 0).any()]
     if not metrics or run.growth["tokens"].nunique() < 2:
         return []
-    # The length is the axis here, and no part of a case.
+    # Length is the axis here, so it is no part of a case.
     dimension = _dimension(run, run.growth, [axis for axis in _axes(run) if axis != "tokens"])
     shown = figures.variants(run.results)
     scales = {metric: _growth_scale(metric, run.growth[metric]) for _, metric in metrics}
@@ -458,7 +459,7 @@ COMPARED: Mapping[str, str] = {"speedup_over_lazy": "end to end", "mixer_speedup
 
 
 def _ranges(run: Run) -> dict[str, pd.DataFrame]:
-    """Metric -> compared figures of which a range is published."""
+    """Returns metric -> compared figures with a published range."""
     rows = run.comparison[
         run.comparison[["reference_low", "reference_high", "predicted"]].notna().all(axis=1)
     ]
@@ -475,7 +476,7 @@ def _inside_text(rows: pd.DataFrame) -> str:
 
 
 def _inside(run: Run) -> Tile | None:
-    """How many of the end-to-end speed-ups are inside the published range; else the median error."""
+    """Returns the number of end-to-end speed-ups inside the published range, or else the median error."""
     found = _ranges(run).get("speedup_over_lazy")
     if found is None:
         return common.accuracy(run)
@@ -494,7 +495,7 @@ def _range_table(found: Mapping[str, pd.DataFrame], word: str) -> Table:
 
 
 def _published(run: Run) -> list[Section]:
-    """Speed-ups beside the ranges that are published for them; what every study has where there are none."""
+    """Shows speed-ups beside their published ranges; without ranges, the section of every study."""
     found = _ranges(run)
     if not found:
         return common.comparison(run)
@@ -556,7 +557,7 @@ METRICS: Sequence[tuple[str, str, Callable[[float], str]]] = [
 
 
 def _table(run: Run, cases: Sequence[Case]) -> Table:
-    """A row a strategy and case; the time of the whole with its interval."""
+    """Returns a row for each strategy and case; the time of the whole with its interval."""
     found = []
     for case in cases:
         rows = at(run.results, case)

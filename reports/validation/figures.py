@@ -1,8 +1,8 @@
-"""Figures of a validation: data frames in, plotly figures out. Nothing here reads a file.
+"""Figures of a validation: data frames in, plotly figures out. This module reads no file.
 
 scatter     predicted over measured seconds of single ops, both axes alike: the diagonal is a right price,
             and the band around it holds where measured / (1 + bound) <= predicted <= measured (1 + bound)
-timelines   one case as predicted above the same as measured, from the first launch of each on one axis
+timelines   one case predicted above the same case measured, each from its first launch on one axis
 """
 
 import math
@@ -20,11 +20,11 @@ from simcore.reports.text import in_figure, known, lasting, percent, signed_perc
 
 SCATTER_PX, NARROW_SCATTER_PX = 440, 360
 TICKS_AT_LEAST = 4
-# Axes of a kind whose times are all alike still hold so many times the least.
+# Least ratio of the ends of an axis, for kinds whose times are all alike.
 LEAST_REACH = 6.0
-# More points than this have no room for interval bars.
+# With more points there is no room for interval bars.
 BARS_AT_MOST = 40
-# Ops of one timeline, and lanes of it.
+# Ops and lanes of one timeline.
 EVENTS_AT_MOST, LANES_AT_MOST = 400, 12
 LANE_PX, HEADING_PX = 40, 30
 OTHER = "other"
@@ -35,8 +35,8 @@ OWN_COLOURS = (
 
 
 def looks(kinds: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """What each kind of op is called in a key, and its light colour: the part of a decoder that it is, or its
-    own name; the last ones together where colours run out."""
+    """Returns the name in the key and the light colour of each kind of op: the part of a decoder, or its own
+    name; the last kinds share an entry if colours run out."""
     found, own = {}, iter(OWN_COLOURS)
     for kind in dict.fromkeys(kinds):
         part = style.PART_OF_KIND.get(kind)
@@ -79,8 +79,8 @@ def _scale(rows: pd.DataFrame) -> _Scale:
 
 
 def scatter(rows: pd.DataFrame, bound_pct: float) -> go.Figure:
-    """Predicted over measured times. `rows`: positive seconds, their intervals, a kind and the text of the
-    hover; those not held out are hollow. Interval bars where they have room."""
+    """Draws predicted over measured times. `rows`: positive seconds, their intervals, a kind and the hover
+    text; rows that are not held out are hollow. Interval bars appear if there is room."""
     scale = _scale(rows)
     figure = go.Figure(_band(scale, bound_pct))
     ends = [scale.low, scale.high]
@@ -135,7 +135,7 @@ def _spread(low: float, high: float) -> str:
 
 
 def price_hover(row: Mapping[Any, Any]) -> str:
-    """What is told of the price of an op."""
+    """Returns the hover text of the price of an op."""
     times = f", {row['n']:,.0f} times" if known(row["n"]) else ""
     cache = f", cache {row['cache']}" if row["cache"] else ""
     off = 100.0 * (row["predicted_s"] / row["measured_s"] - 1.0)
@@ -154,7 +154,7 @@ def price_hover(row: Mapping[Any, Any]) -> str:
 
 
 def case_hover(name: str, row: Mapping[Any, Any]) -> str:
-    """What is told of a figure of a case."""
+    """Returns the hover text of a figure of a case."""
     return "<br>".join(
         [
             f"<b>{in_figure(name)}</b>",
@@ -170,8 +170,8 @@ def case_hover(name: str, row: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True)
 class Window:
-    """What of two timelines is shown: events in seconds since the first of each, cut at `end_s`, and how many
-    there are in all and how long."""
+    """The visible part of two timelines: events in seconds since the first of each, cut at `end_s`, with the
+    number and the length of all."""
 
     blocks: Mapping[str, pd.DataFrame]
     end_s: float
@@ -180,12 +180,12 @@ class Window:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether the window includes everything."""
         return all(len(rows) == self.events[name] for name, rows in self.blocks.items())
 
 
 def window(blocks: Mapping[str, pd.DataFrame], most: int = EVENTS_AT_MOST) -> Window:
-    """The first stretch of all blocks in which none has more than so many events."""
+    """Returns the longest first stretch in which no block has more than `most` events."""
     moved = {}
     for name, rows in blocks.items():
         begun_s = rows["start_s"].min()
@@ -200,8 +200,7 @@ def window(blocks: Mapping[str, pd.DataFrame], most: int = EVENTS_AT_MOST) -> Wi
 
 
 def timelines(shown: Window) -> go.Figure:
-    """Each block below the other on one time axis: a lane for every rank and stream, ops as parts of it by
-    their kind."""
+    """Draws blocks below each other on one time axis: a lane for every rank and stream, colours by kind."""
     factor, unit = (1e3, "ms") if shown.end_s >= 1e-3 else (1e6, "µs")
     every = pd.concat(shown.blocks.values())
     took = every.assign(took=every["end_s"] - every["start_s"]).groupby("op_kind")["took"].sum()
@@ -224,7 +223,7 @@ def timelines(shown: Window) -> go.Figure:
 
 
 def _lanes(rows: pd.DataFrame) -> dict[Lane, str]:
-    """(rank, stream) of each lane, and its name; those beyond the room for them are left out."""
+    """Returns (rank, stream) of each lane with its name, without lanes for which there is no room."""
     keys = sorted(set(zip(rows["rank"], rows["stream"], strict=True)))[:LANES_AT_MOST]
     several = len({rank for rank, _ in keys}) > 1
     return {

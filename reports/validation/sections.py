@@ -1,11 +1,11 @@
-"""A validation: predicted against measured, rung by rung, so that errors never cancel unseen.
+"""A validation: predicted against measured, rung by rung, so that errors do not cancel unseen.
 
     0 numerics    kernels against their references
-    1 prices      op times of shapes that nothing was fitted to
-    2 schedules   the simulator fed with measured op times, against the wall clock
+    1 prices      op times of shapes to which nothing was fitted
+    2 schedules   the simulator with measured op times, against the wall clock
     3 end to end  predicted prices against the wall clock
 
-A rung holds where the error that its bound is about stays under the bound.
+A rung holds if the error that it is judged by is within the bound.
 """
 
 import math
@@ -49,21 +49,21 @@ LADDER_NOTE = (
 
 
 def opening(run: Run) -> Opening:
-    """The top of the page: whether the ladder holds, then what the run itself says."""
+    """Returns the top of the page: whether the ladder holds, then the run's own answer."""
     found = common.opening(run)
     tiles = [_tile(str(rung), rows) for rung, rows in judged(run.ladder).groupby("rung", sort=True)]
     return replace(found, answer=" ".join(filter(None, [verdict(run.ladder), found.answer])), tiles=tiles)
 
 
 def sections(run: Run) -> list[Section]:
-    """The ladder, and predicted beside measured where the run has both; nothing where there is no ladder."""
+    """Returns the ladder, and predicted beside measured figures if any; empty without a ladder."""
     if run.ladder.empty:
         return []
     return [_ladder(run), *prices(run), *_timelines(run), *_measured(run)]
 
 
 def judged(ladder: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have to pass; all others are what those are made of."""
+    """Returns the rows that must pass; the other rows are their parts."""
     return ladder[ladder["passed"].notna()]
 
 
@@ -74,7 +74,7 @@ def rung_name(rung: str) -> str:
 
 
 def verdict(ladder: pd.DataFrame) -> str:
-    """Whether all rungs hold, and which do not."""
+    """States whether all rungs hold, and which do not."""
     rungs = judged(ladder).groupby("rung", sort=True)
     failed = [rung_name(str(rung)) for rung, rows in rungs if not rows["passed"].all()]
     if failed:
@@ -91,7 +91,8 @@ def _pct(value: float) -> str:
 
 
 def _judged_by(row: Row) -> tuple[str, float]:
-    """What a row is judged by; where it does not say, the worst error of a kernel, the median of all else."""
+    """Returns the error by which a row is judged; if the row does not name it, the worst for kernels,
+    otherwise the median."""
     numeric = str(row["rung"]).removesuffix(".0") == "0"
     column = row.get("judged_by") or ("worst_pct" if numeric else "median_pct")
     return ERRORS[column], row[column]
@@ -100,7 +101,7 @@ def _judged_by(row: Row) -> tuple[str, float]:
 def _tile(rung: str, rows: pd.DataFrame) -> Tile:
     records = rows.to_dict("records")
     failed = [row for row in records if not row["passed"]]
-    # What has failed is what is shown; of several rows of one error the largest.
+    # Shows the failed rows; among several rows of one error the largest.
     name, _ = _judged_by((failed or records)[0])
     largest = max(error for word, error in map(_judged_by, failed or records) if word == name)
     where = f"{name} error {_pct(largest)}" if known(largest) else "nothing was compared"
@@ -130,7 +131,7 @@ def _table(ladder: pd.DataFrame) -> Table:
 
 
 def _beyond(row: Row) -> str:
-    """An error that is no number, as that of what was predicted to take no time."""
+    """Describes an error that is not finite, as for a prediction of no time."""
     return "∞" if known(row["n"]) and row["n"] > 0 else ""
 
 
@@ -149,9 +150,10 @@ def _hover(row: Row) -> str:
 
 
 def against_bounds(ladder: pd.DataFrame) -> go.Figure:
-    """Errors as a share of their bound: a bar for what is judged, green or red, a mark for the worst.
+    """Draws errors as a share of their bound: a bar for each judged error, green or red, a mark for the
+    worst.
 
-    Rungs differ in what their bounds are, so only shares of them may stand on one axis.
+    Bounds differ between rungs, so only shares of them can share an axis.
     """
     records = ladder[ladder["bound_pct"] > 0].to_dict("records")
     hover = [_hover(row) for row in records]
@@ -168,7 +170,7 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     told = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
     figure.add_scatter(x=worst, y=list(range(len(records))), mode="markers", marker=mark, **told)
     rule(figure, style.INK, x=100, width=1.5, dash="dash")
-    # A few wild ones would leave no room for the rest; the table has them.
+    # A few outliers would leave no room for the rest; the table shows them.
     seen = [*filter(known, shares), *(value for value in worst if known(value) and value < 400)]
     reach = max([120.0, *(value * 1.05 for value in seen)])
     axis = {"text": "error as a share of its bound (%)"}
@@ -213,7 +215,7 @@ def _broken(row: Row) -> str:
 
 
 def _off_pct(rows: pd.DataFrame) -> "pd.Series[float]":
-    """By how many % the larger of predicted and measured exceeds the smaller, as the ladder has it."""
+    """Returns by how many % the larger of predicted and measured exceeds the smaller, as in the ladder."""
     pair = rows[["predicted_s", "measured_s"]]
     return 100.0 * (pair.max(axis=1) / pair.min(axis=1) - 1.0)
 
@@ -241,8 +243,8 @@ def _inside(rows: pd.DataFrame) -> str:
 
 
 def error_table(rows: pd.DataFrame) -> Table:
-    """Errors by kind and number format: of held-out shapes alone, those of others only counted. An interval
-    that 90 % of the measured times should be in is one that says how sure a price is."""
+    """Returns errors by kind and number format, of held-out shapes only; other shapes are only counted. The
+    interval of a price should contain 90 % of the measured times."""
     groups = [
         (key, group[group["held_out"] == 1.0].reset_index(drop=True), group)
         for key, group in rows.groupby(["kind", "dtype"], sort=True)
@@ -263,7 +265,7 @@ def error_table(rows: pd.DataFrame) -> Table:
 
 
 def prices(run: Run) -> list[Section]:
-    """Predicted against measured times of single ops, and how far off each kind is."""
+    """Shows predicted against measured times of single ops, and the error of each kind."""
     rows = run.prices[(run.prices["predicted_s"] > 0) & (run.prices["measured_s"] > 0)]
     if rows.empty:
         return []
@@ -283,7 +285,7 @@ def prices(run: Run) -> list[Section]:
 
 
 def _bound(run: Run, rung: str) -> float:
-    """The bound of a rung's median error; not a number where it has none."""
+    """Returns the bound of a rung's median error; NaN if it has none."""
     rows = judged(run.ladder).to_dict("records")
     own = [row for row in rows if str(row["rung"]).startswith(rung) and _judged_by(row)[0] == "median"]
     return float(own[0]["bound_pct"]) if own else math.nan
@@ -304,7 +306,7 @@ def _prices_lead(rows: pd.DataFrame) -> str:
 
 
 def _timelines(run: Run) -> list[Section]:
-    """One case as predicted above the same as measured."""
+    """Shows one case predicted above the same case measured."""
     traces = run.traces
     blocks = {"predicted": traces.predicted, "measured": traces.measured}
     if any(rows.empty for rows in blocks.values()):
@@ -323,8 +325,8 @@ def _timelines(run: Run) -> list[Section]:
 
 
 def side_by_side(rows: pd.DataFrame, names: Sequence[str]) -> go.Figure:
-    """Predicted and measured seconds of each case, a pair of bars with the name of the case. `rows`: compared
-    figures in seconds."""
+    """Draws predicted and measured seconds of each case, a pair of bars with the name of the case. `rows`:
+    compared figures in seconds."""
     longest = float(rows[["predicted", "reference"]].max().max())
     scale, figure = seconds("time", longest, 1.0), go.Figure()
     pairs = (("predicted", "predicted", style.BLUE[3][0]), ("reference", "measured", style.GREY[1][0]))
@@ -339,7 +341,7 @@ def side_by_side(rows: pd.DataFrame, names: Sequence[str]) -> go.Figure:
 
 
 def _names(rows: pd.DataFrame) -> "pd.Series[str]":
-    """The label of each row with whichever axes vary."""
+    """Returns the label of each row with the axes that vary."""
     apart = [name for name in EVERY_AXIS.compared_numbers if name not in ("low", "high")]
     apart = [name for name in apart if rows[name].nunique() > 1]
 
@@ -351,7 +353,7 @@ def _names(rows: pd.DataFrame) -> "pd.Series[str]":
 
 
 def _over(rows: pd.DataFrame, names: Sequence[str], bound_pct: float) -> go.Figure:
-    """Predicted over measured seconds of cases, too many for bars."""
+    """Draws predicted over measured seconds of cases, if there are too many for bars."""
     found = pd.DataFrame({
         "kind": [str(of) or strategy_name(s) for of, s in zip(rows["label"], rows["strategy"], strict=True)],
         "predicted_s": rows["predicted"], "low_s": rows["low"], "high_s": rows["high"],

@@ -17,8 +17,9 @@ full speed beside one bound by memory. Three laws:
                          memory traffic
     ... with tail_overlap_s l    also, kernels of several streams enter the device one after another, first
                          come, first served: a waiting kernel begins when all blocks of the one before have
-                         begun, l seconds (the tail of one kernel, the start of the next) before the next kernel of
-                         the same stream could. So kernels of a1, a2, .. seconds on n streams go in rounds,
+                         begun, l seconds (the tail of one kernel, the start of the next) before the
+                         next kernel of the same stream could. So kernels of a1, a2, .. seconds on n streams
+                         go in rounds,
                          one kernel of each stream per round (`in_rounds`):
 
                              round = a1 + a2 + .. - (n - 1) l        rate_i = a_i / round

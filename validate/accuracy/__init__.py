@@ -1,1 +1,1 @@
-"""How good a profile is: at shapes it was not made of, against another, against others' tables."""
+"""Accuracy of a profile: at shapes not used for it, against another profile, against others' tables."""

@@ -1,11 +1,11 @@
-"""Several graphs at a time on a CUDA card: how much they slow each other down, against the simulated machine.
+"""Measures how much concurrent graphs on a CUDA card slow each other down, and compares with the simulator.
 
     python -m simcore.validate.accuracy.contention --profile local --out rows.csv --fit
     python -m simcore.validate.accuracy.contention --measured rows.csv       judges rows again, without a card
 
-Cases and programs are those of `contention_cases`; the profile has the constants of the law that
-they are held against. --fit takes them from the rows instead (`contention_fit`), judges by those
-that had no part in it, and writes them into the profile. A calibration measures a part of this.
+Cases and programs are in `contention_cases`; the law's constants come from the profile. With --fit they are
+fitted to a part of the rows (`contention_fit`), judged by the other rows, and written into the profile. A
+calibration measures a part of this.
 """
 
 import math
@@ -58,12 +58,12 @@ from simcore.validate.calibration.cuda import this_card
 from simcore.validate.machines.cuda.runs import this_machine
 from simcore.validate.program import aligned, check_out, named, partial_of, run, write_csv
 
-# What a case may have at most; else as many as a context has tokens.
+# Upper bounds of a case; MOST_TOKENS bounds its context.
 MOST_BATCH, MOST_COUNT, MOST_SIDE, MOST_LAYERS, MOST_TOKENS = 512, 256, 4096, 32, 1 << 17
 
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
-    """The table for people."""
+    """Yields the printed table."""
     table = [["case", "of", "alone", "together", "predicted", "error", "role"]]
     for each in found:
         row = each.row
@@ -85,7 +85,7 @@ _Seconds = Annotated[float, Field(ge=LEAST_S, le=1e3)]
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class _Line:
-    """A line of a file of `write`, but for what was predicted."""
+    """A line of a file of `write`, without the prediction."""
 
     kind: Kind
     batch: Annotated[int, Field(ge=1, le=MOST_BATCH)]
@@ -116,17 +116,17 @@ class _Line:
 
     @property
     def case(self) -> Case:
-        """What was measured."""
+        """Returns the measured case."""
         return Case(**{name: getattr(self, name) for name in CASE})
 
     @property
     def row(self) -> Row:
-        """How long it took."""
+        """Returns the measured times."""
         return Row(self.case, self.stream, *(getattr(self, name) for name in TIMES))
 
 
 def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path: Path) -> None:
-    """All of it as a file, each row with its birth record, whole or not at all."""
+    """Writes all rows, each with its birth record, to a file, completely or not at all."""
     rows = []
     for each, born in zip(found, births, strict=True):
         row = each.row
@@ -137,8 +137,8 @@ def write(found: Sequence[Judged], models: Models, births: Sequence[Birth], path
 
 
 def read(path: Path) -> tuple[list[Row], int, list[Birth]]:
-    """Rows that `write` has written, of how many layers the decoder was, and their birth records. Raises
-    InputError where they are none, or a case has not one row of each of its streams."""
+    """Returns the rows of a file of `write`, the number of layers of the decoder, and the birth records.
+    Raises InputError if the file is invalid, or if a case lacks the one row for each of its streams."""
     found, births = read_rows(path, _Line)
     streams: dict[Case, list[str]] = {}
     for line in found:
@@ -174,7 +174,7 @@ def _profile_of(device: str, name: str) -> FittedProfile | None:
 
 
 def _folder(device: str, name: str) -> Path:
-    """The folder of a profile, as `load_profile` finds it."""
+    """Returns the folder of a profile by the rules of `load_profile`."""
     if not is_path(name, ".yaml"):
         return PROFILES / device / name
     return Path(name).parent if name.endswith(".yaml") else Path(name)
@@ -245,18 +245,18 @@ def main(
 
 
 def _device(named: str | None, *, measures: bool) -> str:
-    """The device of the catalogue. Raises InputError where there is no card to measure, or to say which."""
+    """Returns the catalogue's device. Raises InputError if the card to measure or to name is missing."""
     if named is not None and not measures:
         return named
     if not measures and not torch.cuda.is_available():
         raise InputError("--device: is needed with --measured where there is no card")
-    # Where a device is named, too: without a card nothing is measured.
+    # This also runs for a named device, because a measurement needs a card.
     here = this_card()
     return named or here
 
 
 def _of_one_card(births: Sequence[Birth], profile: FittedProfile | None, where: str) -> None:
-    """Raises InputError where a row is of another card than a profile."""
+    """Raises InputError if a row and the profile are of different cards."""
     if profile is None or profile.birth is None:
         return
     for i, born in enumerate(births, 1):
@@ -268,8 +268,8 @@ def _of_one_card(births: Sequence[Birth], profile: FittedProfile | None, where: 
 def _measured_here(
     cases: Sequence[Case], models: Models, device: Device, repeats: int, out: Path | None
 ) -> tuple[list[Row], list[Birth]]:
-    """Rows of this card with their birth records; kept beside `out` as they come, whatever becomes of the
-    next case."""
+    """Returns rows of this card with their birth records; a partial file at `out` keeps them as they come, in
+    case a later case fails."""
     rows: list[Row] = []
     real, card = this_machine(repeats), measure_card(lambda text: None)
     born = {name: str(value) for name, value in asdict(birth(card)).items() if name in BORN}
@@ -284,7 +284,7 @@ def _measured_here(
 
 
 def _whose(profile: FittedProfile | None, births: Sequence[Birth], fitting: bool) -> str:
-    """Where constants come from, in words."""
+    """Describes the origin of the constants."""
     shared = profile.contention if profile else None
     if fitting:
         return "fitted to the rows of role fit"
@@ -309,13 +309,13 @@ def _compared(
     elif shared is not None:
         constants = Constants(shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share)
     else:
-        # What the law was before anybody measured: nothing is held, nothing shared.
+        # The law before any measurement: no holding back, no reuse of reads.
         constants = Constants(math.inf, 0.0, bandwidth_share)
     return constants, judged(rows, models, device, constants, fitting)
 
 
 def _each(births: Sequence[Birth], name: str) -> str:
-    """What they say, where it differs one after the other."""
+    """Returns the records' values of a field, each distinct value once."""
     return ", ".join(dict.fromkeys(born[name] for born in births))
 
 

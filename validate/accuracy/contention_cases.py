@@ -1,11 +1,11 @@
-"""Graphs that run at the same time on one device: the programs, written once, and what a case takes.
+"""Concurrent graphs on one device: their programs, written once for both machines, and the time of a case.
 
     streams   n instances decode the same number of tokens, each on its stream; per token
     beside    one long-convolution tile after the other on "side", token steps on "main"; each by itself
 
-All that a stream does is one captured graph, and all are released by one launch (HOLD): the host has no part
-in it. What a graph takes alone is measured by the same program with nothing beside it, and is the
-price on the simulated machine: what is compared is contention only.
+All work of a stream is one captured graph, and one launch (HOLD) releases all streams, so the host has no
+effect. The same program measures each graph alone; that time is its price on the simulated machine, so the
+comparison concerns contention only.
 
     seconds = (last end - first start on the streams) / graphs on one of them
 """
@@ -32,10 +32,10 @@ SHARED: Kind = "shared weights"
 OWN: Kind = "own weights"
 BESIDE: Kind = "beside"
 KINDS: tuple[Kind, ...] = (SHARED, OWN, BESIDE)
-# Replays of what holds everybody back: more than a machine queues ahead, so that the last ones still run
-# while the others are queued.
+# Replays of the holding graph: more than a machine queues ahead, so that the last ones still run while the
+# streams are queued.
 HOLD, HELD_ON = 4, "hold"
-# Graphs of a stream while it is timed, alone and beside others.
+# Timed graphs of a stream, alone and beside others.
 STEPS, MOST_STEPS = 12, 64
 MAIN, SIDE = "main", "side"
 CONTEXT, POSITION = "context", "position"
@@ -43,8 +43,8 @@ CONTEXT, POSITION = "context", "position"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What runs together. Instances: `count`, of which each decodes `steps` tokens at `context`. Beside: a
-    tile of `side` by `method` in a batch of `batch` sequences, `tiles` times, beside `steps` token steps."""
+    """Concurrent work. Instances: each of `count` decodes `steps` tokens at `context`. Beside: a tile of
+    `side` by `method` in a batch of `batch` sequences, `tiles` times, beside `steps` token steps."""
 
     kind: Kind
     batch: int
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """For tables."""
+        """Returns the case as text for tables."""
         if self.kind == BESIDE:
             return (
                 f"{self.tiles} x {self.method} of {self.side} beside {self.steps} steps, batch {self.batch}"
@@ -67,19 +67,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What the cases are of: the layers of a decoder, and a long convolution (its tokens go by the tile)."""
+    """The models of the cases: layers of a decoder, and a long convolution as long as the tile needs."""
 
     config: DecoderConfig
     dtypes: Dtypes
     convolution: LongConvolution
 
     def instances(self, case: Case) -> Instances:
-        """The decoders of a case."""
+        """Returns the decoders of a case."""
         decoder = Decoder(self.config, batch=case.batch, dtypes=self.dtypes, outside=False)
         return Instances(decoder, case.count, case.kind == OWN)
 
     def tiled(self, case: Case) -> LongConvolution:
-        """The long convolution of a case: room for the tile, what it writes, and steps behind."""
+        """Returns the long convolution of a case, with room for the tile, its outputs, and later steps."""
         method = cast(Implementation, case.method)
         tiles = ((case.side, method),)
         return replace(self.convolution, batch=case.batch, tokens=4 * case.side, tiles=tiles)
@@ -87,7 +87,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a stream does: a graph, in which what is timed stands several times over."""
+    """All work of a stream: a graph that repeats the timed graph."""
 
     stream: str
     graph: Graph
@@ -95,7 +95,7 @@ class Job:
 
 
 def jobs(case: Case, models: Models) -> list[Job]:
-    """What runs at the same time in a case."""
+    """Returns the concurrent jobs of a case."""
     if case.kind != BESIDE:
         made, sizes = models.instances(case), ((CONTEXT, case.context),)
         return [Job(made.stream(i), _over(made.graph(i), case.steps), sizes) for i in range(case.count)]
@@ -110,39 +110,39 @@ def jobs(case: Case, models: Models) -> list[Job]:
 
 @cache
 def _over(graph: Graph, times: int) -> Graph:
-    """A graph so many times over; the same object for equal ones, which a machine knows at once."""
+    """Repeats a graph; equal arguments return the same object, which a machine recognizes at once."""
     return replace(graph, name=f"{graph.name} x {times}", ops=graph.ops * times)
 
 
 def program(m: Machine, held: Job, all_: Sequence[Job]) -> Program:
-    """All jobs at the same time, from the moment on that what holds them back has ended."""
+    """Launches all jobs; they start together when the holding graph ends."""
     hold = _launch(m, held, HELD_ON, HOLD)
     tickets = [_launch(m, job, job.stream, 1, hold) for job in all_]
     yield m.wait(*tickets)
 
 
 def _launch(m: Machine, job: Job, stream: str, times: int, *after: Ticket) -> Ticket:
-    """Each replay at the same place: what one costs does not change."""
+    """Launches replays at one unchanged position, so that their cost stays the same."""
     sizes = dict(job.sizes)
     still = dict.fromkeys(sizes, 0)
     return m.launch(job.graph, stream=stream, after=after, sizes=sizes, advance=still, repeat=times)
 
 
 def seconds_of(trace: Trace, case: Case, stream: str = "") -> float:
-    """Seconds of a graph on a stream, or (left out) of all instances' graphs together; see the head."""
+    """Returns the seconds of a graph on a stream, or by default of all instances' graphs; see the head."""
     spans = [s for s in trace.spans if s.stream != HELD_ON and stream in ("", s.stream)]
     times = case.tiles if stream == SIDE else case.steps
     return (max(s.end_s for s in spans) - min(s.start_s for s in spans)) / times
 
 
 def streams_of(case: Case) -> tuple[str, ...]:
-    """What is timed by itself: all instances together, or each of the two."""
+    """Returns the streams timed separately: all instances together, or each of the two streams."""
     return (MAIN, SIDE) if case.kind == BESIDE else ("",)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What runs cases, and what the simulated machine has to know of the device."""
+    """The machine that runs cases, and the device's data for the simulated machine."""
 
     price: Pricer
     roofline: Roofline
@@ -150,7 +150,7 @@ class Device:
     start: Start = simulated
 
     def run(self, case: Case, models: Models, rates: Rates | None = None) -> Trace:
-        """One run of a case."""
+        """Runs a case once."""
         all_ = jobs(case, models)
         beside = case.kind == BESIDE
         setup = Setup(
@@ -159,7 +159,7 @@ class Device:
             roofline=self.roofline,
             overheads=self.overheads,
             title=case.text,
-            # Graphs of other sizes are captured anew, so that their runs warm up by themselves.
+            # With other sizes graphs are captured anew, so each set of sizes gets its own warm-up.
             holds={CONTEXT: case.context, "tokens": 1, "steps": case.steps, "tiles": case.tiles},
         )
         if rates is not None:
@@ -170,8 +170,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case measured: seconds of a graph on `stream` (empty: on all of them together) alone and beside the
-    others, each the median of `n` runs, which lay between `least_s` and `most_s`."""
+    """A measured case: seconds of a graph on `stream` (empty: on all together), alone and beside the others,
+    each the median of `n` runs; runs beside others lie between `least_s` and `most_s`."""
 
     case: Case
     stream: str
@@ -183,7 +183,7 @@ class Row:
 
 
 def alone_of(case: Case) -> list[tuple[str, Case]]:
-    """What has to be measured alone before a case, by stream."""
+    """Returns the cases to measure alone before a case, by stream."""
     if case.kind != BESIDE:
         return [("", replace(case, count=1, kind=SHARED))]
     return [
@@ -193,7 +193,7 @@ def alone_of(case: Case) -> list[tuple[str, Case]]:
 
 
 def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
-    """The case with so many tiles and steps that both streams work about as long, and long enough."""
+    """Returns the case with tiles and steps that keep both streams busy about equally and long enough."""
     if case.kind != BESIDE:
         return case
     step_s, tile_s = alone_s[MAIN], alone_s[SIDE]
@@ -209,8 +209,8 @@ def measured(
     say: Callable[[str], None],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row]:
-    """Each case, as it is measured, with what its graphs take alone, which is measured once; none more when
-    it `is_over`."""
+    """Yields each case as it is measured, with the time of its graphs alone, which is measured once. Stops
+    when it `is_over`."""
     known: dict[tuple[str, Case], float] = {}
     for asked in cases:
         if is_over():
@@ -232,11 +232,11 @@ def measured(
 def predicted(
     case: Case, alone_s: Mapping[str, float], models: Models, device: Device, rates: Rates
 ) -> Trace:
-    """The same program on the simulated machine, its graphs as expensive as they were alone."""
+    """Runs the same program on the simulated machine, with the times of graphs alone as their prices."""
     prices: dict[Op, Price] = {}
     for job in jobs(case, models):
         sizes = dict(job.sizes)
-        # A job has the same ops again and again.
+        # A job repeats the same ops.
         bare = {id(op): op.at(sizes).without_place for op in {id(op): op for op in job.graph.ops}.values()}
         seconds = {key: device.price(op).seconds for key, op in bare.items()}
         times = case.tiles if job.stream == SIDE else case.steps

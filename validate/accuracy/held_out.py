@@ -1,12 +1,12 @@
-"""Rung 1 on a CUDA card by itself: prices of a profile against times of shapes that it was not made of.
+"""Rung 1 on a CUDA card by itself: a profile's prices against times of shapes that were not used for it.
 
     python -m simcore.validate.accuracy.held_out --count 100 --seed 7 --out prices.csv
     python -m simcore.validate.accuracy.held_out --count 100 --seed 7 --measured prices.csv --device h200-sxm
 
-Shapes are drawn by the seed from the ranges that a calibration covers (`cuda_grid`), kind by kind,
-measured as a calibration measures, and priced. Of each kind: how many, median, 95th percentile and worst
-error, its shape, and the share of times that lie inside their price's 90 % interval. The second judges the
-times of an earlier run, by prices as they are now, and needs no card.
+The seed draws shapes kind by kind from the ranges of a calibration (`cuda_grid`); they are measured as in a
+calibration, and priced. The table has, for each kind, the count, median, 95th percentile and worst error, the
+shape of the worst, and the share of times inside the 90 % interval of their price. The second command judges
+the times of an earlier run by current prices, and needs no card.
 """
 
 import time
@@ -49,7 +49,7 @@ from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.compile_ahead import as_compiled
 
 COMPILING_S = 120.0
-# How many times as many shapes are drawn to find those again that were drawn before.
+# Factor of shapes drawn in order to find all shapes of an earlier run again.
 TIMES_AS_MANY = 4
 LEAST_COVER, MOST_COVER = 0.85, 0.95
 
@@ -65,7 +65,7 @@ class Tried:
 
     @property
     def error_pct(self) -> float:
-        """By how much the larger of price and median exceeds the smaller."""
+        """The percentage by which the larger of price and median exceeds the smaller."""
         return off_pct(self.price.seconds, self.point.median_s)
 
     @property
@@ -75,14 +75,14 @@ class Tried:
 
 
 def held_out(kinds: Sequence[str], count: int, seed: int, profile: AnyProfile) -> list[Op]:
-    """So many ops of each family, none of which a profile was made of, or checked by."""
+    """Draws `count` ops of each family that were neither fitted nor checked by the profile."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {(point.kind, tuple(point.dimensions.items()), point.dtype) for point in points}
     return [op for op in drawn(kinds, count, seed, known) if card_measure.has_format(op)]
 
 
 def tried(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, card: Card) -> Iterator[Tried]:
-    """Each shape that can be measured, with its price."""
+    """Yields each shape that can be measured, with its price."""
     floor = roofline(spec)
     for op in shapes:
         try:
@@ -93,7 +93,7 @@ def tried(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, card: Card) -> 
 
 
 def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
-    """A row for each kind, and one for all of them; `covered`: the share of times inside intervals."""
+    """Returns a row for each kind, and one for all; `covered`: the share of times inside intervals."""
     groups: dict[str, list[Tried]] = {}
     for one in found:
         op = one.point.op
@@ -107,19 +107,19 @@ def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
 
 
 def told_apart(found: Sequence[Tried], profile: AnyProfile) -> list[Tried]:
-    """Those that a card can tell from every shape that prices were made of (`interpolation.place`)."""
+    """Returns the shapes that a card can tell from every fitted shape (`interpolation.place`)."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {point.place for point in points if point.role == "fit"}
     return [one for one in found if place_of(one.point.op) not in known]
 
 
 def met(row: dict[str, Any]) -> bool:
-    """Whether a kind's prices are as good as they have to be."""
+    """Whether a kind's prices meet the bars."""
     return is_close(row) and LEAST_COVER <= row["covered"] <= MOST_COVER
 
 
 def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Sequence[Kept]) -> list[Tried]:
-    """Those shapes that rows are of, by their times. Raises InputError where a row is of another one."""
+    """Returns the shapes of the rows with the rows' times. Raises InputError if a row's shape is missing."""
     left = {row.key: row for row in rows}
     floor, found = roofline(spec), list[Tried]()
     for op in shapes:
@@ -135,8 +135,8 @@ def tried_before(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, rows: Se
 
 
 def read_run(path: Path) -> tuple[list[Kept], Birth]:
-    """The lines of a file of `write`, and their birth record. Raises InputError where it is none, has a shape
-    twice, or times of several births."""
+    """Returns the lines of a file of `write`, and their birth record. Raises InputError if the file is
+    invalid, has a shape twice, or has times of several births."""
     rows, births = read_rows(path, Kept)
     for number, born in enumerate(births, 2):
         for name in BORN:
@@ -152,8 +152,7 @@ def read_run(path: Path) -> tuple[list[Kept], Birth]:
 def _judged_again(
     rows: Sequence[Kept], born: Birth, shapes: Iterable[Op], spec: DeviceSpec, of: AnyProfile, where: Path
 ) -> list[Tried]:
-    """Rows that a profile was not made of, nor checked by. Raises InputError where they are of another
-    card."""
+    """Judges rows that the profile neither used nor checked. Raises InputError if the card is another."""
     if isinstance(of, FittedProfile) and of.birth is not None and of.birth.processor != born["device"]:
         raise InputError(f"{where}: device: is {born['device']}, that of the profile {of.birth.processor}")
     points = of.points if isinstance(of, FittedProfile) else ()
@@ -166,7 +165,7 @@ def _judged_again(
 
 
 def write(found: Sequence[Tried], born: Birth, path: Path) -> None:
-    """All of it as a file, whole or not at all, with the birth record of its times."""
+    """Writes all rows with the birth record of their times to a file, completely or not at all."""
     rows = [
         {
             "kind": one.point.op.kind,
@@ -189,10 +188,10 @@ def write(found: Sequence[Tried], born: Birth, path: Path) -> None:
 
 
 def _measured_here(shapes: list[Op], spec: DeviceSpec, price: Pricer) -> tuple[list[Tried], Birth]:
-    """Each shape measured on this card, and the birth record."""
+    """Measures each shape on this card; returns also the birth record."""
     take_memory_in_segments()
     card = measure_card(lambda text: None)
-    # As in a calibration: a card that is loaded and then not has to rest each time.
+    # Order as in a calibration: a card that alternates between load and rest must rest each time.
     shapes = sorted(shapes, key=lambda op: card_measure.loads(op, roofline(spec)))
     ready = as_compiled(shapes, lambda op: op, time.perf_counter() + COMPILING_S)
     found, born = list(tried(ready, spec, price, card)), asdict(birth(card))
@@ -226,7 +225,7 @@ def main(
     else:
         every, born = read_run(again)
         rows = [row for row in every if row.kind in asked]
-        # Some were not drawn then, for the grid or the profile had them: the next were.
+        # A run skips shapes of the grid or of its profile and draws the next ones instead.
         shapes = drawn(asked, TIMES_AS_MANY * count, seed, beside_grid=False)
         found = _judged_again(rows, born, shapes, spec, of, again) if rows else []
     if not found:
@@ -238,7 +237,7 @@ def main(
 
 
 def _told(found: Sequence[Tried], of: AnyProfile) -> bool:
-    """Prints the table and what it comes to; whether every kind is as good as it has to be."""
+    """Prints the table and its summary; returns whether every kind meets the bars."""
     rows = summary(found)
     for line in error_lines(rows):
         typer.echo(line)

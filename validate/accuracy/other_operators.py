@@ -1,13 +1,13 @@
-"""Prices of a profile beside operator times that others measured on the same card.
+"""Compares a profile's prices with operator times from elsewhere on the same card.
 
     python -m simcore.validate.accuracy.other_operators DIR --device h200-sxm
 
-DIR holds tables of aiconfigurator (Apache-2.0): latency in ms of cuBLAS products, of FlashAttention as vLLM
-calls it, of NCCL's collectives, each its own file. Compared is what is the same op: products in bf16 and fp8
-of matrices that the profile was measured at, attention in bf16 with as many heads, collectives of as many
-numbers. By sizes, the ratio theirs / ours: median, and the middle 80 %. Times that are shorter than the
-datasheet's peak allows are no times of that op, and prices beyond what was measured are guesses: both are
-counted, and compared with nothing.
+DIR holds tables of aiconfigurator (Apache-2.0), each its own file: latency in ms of cuBLAS products, of
+FlashAttention as called by vLLM, and of NCCL's collectives. Only equal ops are compared: products in bf16 and
+fp8 of matrices that the profile was measured at, attention in bf16 with the same heads, collectives of the
+same count. By size: the ratio theirs / ours, its median and middle 80 %. A time shorter than the datasheet's
+peak allows cannot be of that op, and a price beyond the measured range is a guess; both are counted and not
+compared.
 """
 
 import re
@@ -33,14 +33,14 @@ from simcore.validate.program import markdown, run
 
 # The largest size of each band of a table: rows, tokens, numbers.
 BANDS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 1 << 15, 1 << 16, 1 << 17, 1 << 20, 1 << 24)
-# Of products: rows, and MB of weights.
+# For products: rows, and MB of weights.
 ROWS, WEIGHTS_MB = (16, 64, 256, 1024, 8192), (0, 15, 30, 60, 120)
 BEYOND = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """One op as others measured it: `size` is what their table goes by here, in `bands`."""
+    """One op measured elsewhere; `size`: the dimension by which its table is split into `bands`."""
 
     table: str
     op: Op
@@ -50,7 +50,7 @@ class Other:
 
 
 def products(lines: Sequence[Line]) -> Iterator[Other]:
-    """Products x W: those of matrices that models have in that format, apart by what those take."""
+    """Yields products x W of matrices that models have in that format, split by the size of W."""
     known = {(op.dtype, op["n"], op["k"]) for op in grid(["matmul"])}
     for line in lines:
         op = gemm_op(line)
@@ -63,20 +63,20 @@ def products(lines: Sequence[Line]) -> Iterator[Other]:
 
 
 def decoding(lines: Sequence[Line]) -> Iterator[Other]:
-    """Decode attention over isl + step tokens."""
+    """Yields decode attention over isl + step tokens."""
     for line, op in _attention(lines, prompts=False):
         table = f"decode attention bf16, {op['kv_heads']} KV heads, tokens cached in all"
         yield Other(table, op, op["batch"] * op["context"], latency_s(line))
 
 
 def prompts(lines: Sequence[Line]) -> Iterator[Other]:
-    """Attention of prompts of isl tokens, without any cached before."""
+    """Yields attention of prompts of isl tokens, without cached tokens."""
     for line, op in _attention(lines, prompts=True):
         yield Other("prefill attention bf16, tokens", op, op["tokens"], latency_s(line))
 
 
 def _attention(lines: Sequence[Line], *, prompts: bool) -> Iterator[tuple[Line, Op]]:
-    """Attention in bf16 of as many heads as models have."""
+    """Yields attention in bf16 with the heads of a model."""
     known = {(op["q_heads"], op["kv_heads"], op["head_dim"]) for op in grid(["rotary"])}
     for line in lines:
         op = plain_attention(line, prompts=prompts)
@@ -87,7 +87,7 @@ def _attention(lines: Sequence[Line], *, prompts: bool) -> Iterator[tuple[Line, 
 
 
 def collectives(lines: Sequence[Line]) -> Iterator[Other]:
-    """Collectives of numbers of 2 bytes: message_size counts numbers (int8 ones take half the time)."""
+    """Yields collectives of 2-byte numbers: message_size counts numbers (int8 ones take half the time)."""
     for line in lines:
         op = collective_op(line, TENSOR)
         if op and line.get("backend", "graph").endswith("graph"):
@@ -105,7 +105,7 @@ READERS: dict[str, Callable[[Sequence[Line]], Iterator[Other]]] = {
 
 
 def read(folder: Path) -> list[Other]:
-    """All ops of the tables in a folder that can be compared. Raises InputError where there are none."""
+    """Returns all comparable ops of the tables in a folder. Raises InputError if there are none."""
     found: list[Other] = []
     for path in sorted(folder.glob("*.parquet")):
         reader = next((READERS[name] for name in READERS if path.stem.endswith(name)), None)
@@ -120,8 +120,8 @@ def read(folder: Path) -> list[Other]:
 
 
 def ratios(others: Sequence[Other], price: Pricer, floor: Roofline) -> list[dict[str, Any]]:
-    """A row for each table and band of sizes: n, ratio of theirs to ours (None where n is 0), and of the
-    others how many prices are extrapolated, how many times cannot be true."""
+    """Returns a row for each table and band of sizes: n, ratio of theirs to ours (None if n is 0), the number
+    of extrapolated prices and of impossible times among the others."""
     groups: dict[tuple[str, int], list[Other]] = {}
     for other in others:
         band = next((most for most in other.bands if other.size <= most), BEYOND)
@@ -130,7 +130,7 @@ def ratios(others: Sequence[Other], price: Pricer, floor: Roofline) -> list[dict
 
 
 def _by_numbers(key: tuple[str, int]) -> tuple[list[tuple[str, int]], int]:
-    """Numbers within a name in their order: 15 MB before 120."""
+    """Sorts numbers within a name by value: 15 MB before 120."""
     parts = re.findall(r"(\D*)(\d*)", key[0])
     return [(text, int(number or 0)) for text, number in parts], key[1]
 
@@ -146,7 +146,7 @@ def _row(table: str, band: int, others: Sequence[Other], price: Pricer, floor: R
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
+    """Yields the rows as a table in Markdown."""
     table: list[list[object]] = [
         ["what", "up to", "n", "theirs / ours: median", "middle 80 %", "extrapolated", "cannot be true"]
     ]

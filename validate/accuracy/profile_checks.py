@@ -1,12 +1,12 @@
-"""How far off a measured profile's prices are, by the shapes that its calibration measured to check them.
+"""Errors of a measured profile's prices at the shapes that its calibration measured to check them.
 
     python -m simcore.validate.accuracy.profile_checks h200-sxm [--profile local]
 
     error = 100 (max(price, measured) / min(price, measured) - 1)        in percent
 
-No card is needed. Of each kind of op: how many shapes, median, 95th percentile and worst error, and the shape
-of the worst. No price is made of these shapes, but the intervals are: how many lie inside says nothing here
-(`simcore.validate.accuracy.held_out` measures others).
+No card is needed. For each kind of op: number of shapes, median, 95th percentile and worst error, and the
+shape of the worst. Prices do not use these shapes, but intervals do, so the share inside the intervals would
+prove nothing here (`simcore.validate.accuracy.held_out` measures other shapes).
 """
 
 import math
@@ -27,7 +27,7 @@ Errors = Mapping[str, Sequence[tuple[float, Measured]]]
 
 
 def by_kind(profile: FittedProfile) -> Errors:
-    """Errors in percent and their shapes, by kind and dtype."""
+    """Returns errors in percent with their shapes, by kind and dtype."""
     found: dict[str, list[tuple[float, Measured]]] = {}
     for point, off in profile.errors():
         name = label(point.kind, point.dtype, point.dimensions)

@@ -1,11 +1,11 @@
-"""Fits to the tables of two papers: which profile rows follow from which published cells.
+"""Fits to the tables of two papers: the profile rows that follow from published cells.
 
     point = (launches, floor_s, published seconds) of a cell whose `fitted_by` names the profile
     row   = simcore.devices.fit.fit_two(points of one method in one table)
 
-LeetDecoding's cells have the plain floor, Flash-Decoding's the floor of the waves of their blocks. The number
-of splits of Flash-Decoding is the cheapest one by the very fit that is being made: fitted, chosen anew, and
-so on until it stays the same.
+LeetDecoding's cells have the plain floor, Flash-Decoding's the floor of the waves of their blocks.
+Flash-Decoding uses the number of splits that is cheapest by the fit itself, so fit and choice alternate until
+the choice is stable.
 
     python -m simcore.validate.accuracy.published_fits     writes fits.csv of both profiles anew
 """
@@ -34,10 +34,10 @@ A100, FLASH_DECODING = "a100-sxm-80gb", "flash-decoding-table"
 LEETDECODING_TABLES = ("3", "4", "5", "6", "9")
 # Methods that write masks with decay.
 MASKED = frozenset({"vanilla", "recursion", "block_based", "lightning_torch"})
-# LeetDecoding's Listing 1 (the tables do not say it); Flash-Decoding's "inputs in f16".
+# From LeetDecoding's Listing 1 (the tables do not state it); Flash-Decoding's "inputs in f16".
 LEETDECODING_DTYPE = "fp32"
 FLASH_DECODING_DTYPE = "fp16"
-# Chosen splits settle after one or two rounds.
+# The choice of splits settles after one or two rounds.
 MOST_ROUNDS = 10
 FORM: Mapping[str, Literal["floor", "waves"]] = {LEETDECODING: "floor", FLASH_DECODING: "waves"}
 
@@ -45,7 +45,7 @@ Cell = Mapping[str, str]
 
 
 def cells(name: str) -> list[Cell]:
-    """The lines of a file of published figures."""
+    """Returns the lines of a file of published figures."""
     with (PUBLISHED / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -60,7 +60,7 @@ def _fit_row(
 
 
 def leetdecoding_op(cell: Cell) -> Op:
-    """The op that a cell is of. Masks with decay are made row by row: the paper's times say so."""
+    """Returns the op of a cell. The paper's times show that masks with decay are made row by row."""
     sizes = {name: int(cell[name]) for name in ("batch", "heads", "length", "rank", "dim")}
     return linear_attention_op(
         cell["method"],
@@ -73,7 +73,7 @@ def leetdecoding_op(cell: Cell) -> Op:
 
 
 def leetdecoding_fits() -> list[FitRow]:
-    """A row for each method and table; FleetAttention's of Table 9 are those of Tables 3 to 6 once more."""
+    """Returns a row for each method and table; skips FleetAttention in Table 9, a repeat of Tables 3 to 6."""
     floor = roofline(load_device(A6000))
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for table in LEETDECODING_TABLES:
@@ -91,7 +91,7 @@ def leetdecoding_fits() -> list[FitRow]:
         own = ";atomic=0" if method == NOT_ATOMIC else ""
         lengths = ", ".join(cell["length"] for cell in found)
         source = f"{found[0]['source']}, at lengths {lengths}"
-        # How masks with decay are made says how many launches they are, where there are masks.
+        # The way in which masks with decay are made determines the number of launches.
         masked = ";mask_by_rows=1" if decay == "1" and method in MASKED else ""
         sizes = "".join(f";{name}={found[0][name]}" for name in ("heads", "rank", "dim"))
         where = f"batch={batch};decay={decay}{masked}{sizes};states=0;dtype={LEETDECODING_DTYPE}{own}"
@@ -103,7 +103,7 @@ def leetdecoding_fits() -> list[FitRow]:
 
 
 def flash_decoding_op(cell: Cell) -> Op:
-    """The op that a cell is of, Flash-Decoding's with one split."""
+    """Returns the op of a cell, Flash-Decoding's with one split."""
     return method_op(
         cell["method"],
         batch=int(cell["batch"]),
@@ -116,7 +116,7 @@ def flash_decoding_op(cell: Cell) -> Op:
 
 
 def flash_decoding_fits() -> list[FitRow]:
-    """A row for each of FlashAttention-2 and Flash-Decoding, from every second row of the table."""
+    """Returns a row for each of FlashAttention-2 and Flash-Decoding, from every second row of the table."""
     spec = load_device(A100)
     rows = []
     for method in ("flash_attention_2", "flash_decoding"):
@@ -130,7 +130,7 @@ def flash_decoding_fits() -> list[FitRow]:
 
 
 def _settled(spec: DeviceSpec, method: str, found: Sequence[Cell]) -> FitRow:
-    """The fit whose own choice of splits its points were made with. Raises InputError where none settles."""
+    """Returns the fit whose choice of splits is that of its points. Raises InputError if none settles."""
     base = [flash_decoding_op(cell) for cell in found]
     heads = ";".join(f"{name}={base[0][name]}" for name in ("q_heads", "kv_heads", "head_dim"))
     where = f"{heads};dtype={FLASH_DECODING_DTYPE}"
@@ -164,7 +164,7 @@ def _alone(row: FitRow, device: str) -> FittedProfile:
 
 
 def rounded(row: FitRow) -> FitRow:
-    """A row with its numbers to 6 digits: what the file holds."""
+    """Returns a row with its numbers rounded to 6 digits, as in the file."""
     numbers = {name: float(f"{getattr(row, name):.6g}") for name in Fit.__dataclass_fields__ if name != "n"}
     return FitRow(**{**asdict(row), **numbers})
 

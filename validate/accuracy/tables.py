@@ -1,4 +1,4 @@
-"""Files of measured rows, and what errors come to: what the programs of this folder share."""
+"""Files of measured rows and summaries of errors, shared by the programs of this folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -15,16 +15,16 @@ from simcore.validate.program import aligned
 T = TypeVar("T")
 
 Birth = Mapping[str, str]
-# What prices are held to, by kind of op: the median of their errors, and the 95th percentile, in percent.
+# Bars of prices by kind of op: the median and the 95th percentile of their errors, in percent.
 MEDIAN_PCT, P95_PCT = 3.0, 10.0
 MOST_DECODED = 512
 
 
 def read_rows(path: Path, kind: type[T]) -> tuple[list[T], list[Birth]]:
-    """The lines of a CSV file as a `kind`, and the birth record of each.
+    """Returns the lines of a CSV file as a `kind`, and the birth record of each.
 
-    `kind` is a pydantic dataclass that makes numbers of strings; columns that it has defaults for are not
-    read. Raises InputError where a line or column is missing, or a value is wrong.
+    `kind` is a pydantic dataclass that converts strings to numbers; columns for fields with defaults are not
+    read. Raises InputError if a line or column is missing, or a value is wrong.
     """
     head, lines = read_cells(path)
     names = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
@@ -42,13 +42,13 @@ def read_rows(path: Path, kind: type[T]) -> tuple[list[T], list[Birth]]:
 
 
 def label(kind: str, dtype: str, shape: Mapping[str, int]) -> str:
-    """What ops are judged together: products of prompts apart from those of steps that decode."""
+    """Returns the group in which an op is judged; products of prompts and of decode steps are separate."""
     prompts = " of prompts" if kind == "matmul" and shape["m"] > MOST_DECODED else ""
     return f"{kind} {dtype}{prompts}"
 
 
 def errors_row(kind: str, errors_pct: Sequence[float], shapes: Sequence[str]) -> dict[str, Any]:
-    """What the errors of a kind come to, and the shape of the worst."""
+    """Summarizes the errors of a kind, with the shape of the worst."""
     worst_pct = max(errors_pct)
     return {
         "kind": kind,
@@ -61,12 +61,12 @@ def errors_row(kind: str, errors_pct: Sequence[float], shapes: Sequence[str]) ->
 
 
 def is_close(row: Mapping[str, Any]) -> bool:
-    """Whether the prices of a kind are as close as they have to be."""
+    """Whether the prices of a kind meet the bars."""
     return bool(row["median_pct"] < MEDIAN_PCT and row["p95_pct"] < P95_PCT)
 
 
 def error_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The table for people; `covered`, the share inside intervals, where rows have it."""
+    """Yields the printed table; rows may have `covered`, the share inside intervals."""
     table = [["kind", "n", "median", "p95", "worst", "inside", "worst shape"]]
     for row in rows:
         pcts = (f"{row[f'{name}_pct']:.2f} %" for name in ("median", "p95", "worst"))

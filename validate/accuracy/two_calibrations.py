@@ -1,10 +1,9 @@
-"""How well two calibrations of a card agree: the same shapes, measured twice.
+"""Compares two calibrations of a card: the same shapes, measured twice.
 
     python -m simcore.validate.accuracy.two_calibrations DIR DIR [--out rows.csv]
 
-By kind of op: how many shapes both have, the median of second / first, and between what the middle 90 % of
-them lie. Shapes that a card cannot tell apart (`simcore.devices.interpolation.coordinates`) count as the
-same.
+For each kind of op: the number of common shapes, the median of second / first, and the range of its middle
+90 %. Shapes that a card cannot tell apart (`simcore.devices.interpolation.coordinates`) count as equal.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ Row = dict[str, Any]
 
 
 def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]]:
-    """second / first at the shapes that both have, by kind and dtype."""
+    """Returns second / first at the common shapes, by kind and dtype."""
     known = {point.place: point.median_s for point in first.points}
     found: dict[str, list[float]] = {}
     for point in second.points:
@@ -37,7 +36,7 @@ def ratios(first: FittedProfile, second: FittedProfile) -> dict[str, list[float]
 
 
 def rows(found: Mapping[str, list[float]], first: FittedProfile, second: FittedProfile) -> list[Row]:
-    """A row a kind, all kinds together last, with both profiles' birth records."""
+    """Returns a row for each kind and a last one for all, with both profiles' birth records."""
     every = [ratio for each in found.values() for ratio in each]
     born = {f"{name}_{key}": value for name, of in (("first", first), ("second", second))
             for key, value in _born(of).items()}  # fmt: skip

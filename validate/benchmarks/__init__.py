@@ -1,1 +1,1 @@
-"""Kernels, checked, then timed beside public ones on a CUDA device."""
+"""Checks kernels, then times them beside public ones on a CUDA device."""

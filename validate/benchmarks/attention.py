@@ -1,6 +1,6 @@
-"""The benchmark's parts about attention: decode attention beside its peers, and speculative attention.
+"""Benchmarks of attention: decode attention beside its peers, and speculative attention.
 
-When the early part of speculative attention is visible is seen by a kernel that waits for it, beside it.
+A kernel that waits for the early part of speculative attention shows when that part becomes visible.
 """
 
 import statistics
@@ -50,12 +50,12 @@ from simcore.validate.benchmarks.timing import CUDA, event, one_line, wait
 FP8 = torch.float8_e4m3fn
 EARLY_RUNS, EARLY_WARM_UPS = 40, 3
 THRESHOLD = 0.1
-# Bytes of K and V in float64 that the reference is given at once.
+# Most bytes of K and V in float64 for one call of the reference.
 TRUTH_BYTES = 4 << 30
 
 
 def inputs_of(case: Case, generator: torch.Generator) -> Inputs:
-    """Random numbers for one set of buffers; pages of a sequence lie anywhere."""
+    """Returns random numbers for one set of buffers; a sequence's pages lie in random order."""
     dtype, stored = DTYPES[case.dtype], FP8 if case.stored == "fp8" else DTYPES[case.stored]
 
     def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -80,7 +80,7 @@ def inputs_of(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def options(case: Case, one: Inputs) -> dict[str, Any]:
-    """What decode attention is told beside the tensors."""
+    """Returns the arguments of decode attention besides the tensors."""
     return {
         "block_table": one.table,
         "sinks": case.sinks,
@@ -91,12 +91,12 @@ def options(case: Case, one: Inputs) -> dict[str, Any]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float64; fp8 by way of fp32, which holds all of it."""
+    """Converts to float64; fp8 via fp32, which represents it exactly."""
     return (x.float() if x.dtype == FP8 else x).double()
 
 
 def in_float64(run: Callable[..., Any], case: Case, one: Inputs, **more: Any) -> list[Any]:
-    """What a reference gives in float64, some sequences at a time."""
+    """Returns a reference's results in float64, computed for some sequences at a time."""
     each = max(1, TRUTH_BYTES * case.batch // (8 // cases.DTYPE_BYTES[case.stored] * case.kv_bytes))
     k, v = (wide(one.k), wide(one.v)) if case.page else (one.k, one.v)
     found = []
@@ -111,18 +111,18 @@ def in_float64(run: Callable[..., Any], case: Case, one: Inputs, **more: Any) ->
 
 
 def truth_of(case: Case, one: Inputs) -> Tensor:
-    """Decode attention in float64."""
+    """Returns decode attention in float64."""
     return torch.cat(in_float64(reference_decode_attention, case, one))
 
 
 def chosen(one: Inputs) -> DecodeConfig:
-    """The layout that our kernels choose themselves."""
+    """Returns the layout that our kernels choose themselves."""
     table, scales = one.table, (one.k_scale, one.v_scale)
     return config_for(one.q, cache(one.q, one.k, one.v, one.lengths, table, scales))
 
 
 def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
-    """Our kernel with the layout that it chooses itself."""
+    """Returns our kernel with the layout that it chooses itself."""
     config = chosen(sets[0])
     space = workspace(sets[0].q, case.kv_heads, config)
     calls = [
@@ -133,19 +133,19 @@ def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
 
 
 def fill_with_nan(*outputs: Tensor) -> None:
-    """So that what is not written is wrong."""
+    """Fills outputs with NaN, so that an unwritten number counts as wrong."""
     for x in outputs:
         x.fill_(float("nan"))
 
 
 def attention_case(case: Case, bench: Bench, *, beside: bool = True) -> Compared:
-    """Decode attention; `beside`: the peers."""
+    """Runs a case of decode attention; `beside`: whether with the peers."""
     sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     truths = [truth_of(case, sets[0])]
     truths.append(truth_of(case, sets[-1]) if len(sets) > 1 else truths[0])
 
     def ways() -> Iterator[Way]:
-        # By map, so that it is made where it is caught if that fails.
+        # `map` defers the construction to the place that catches its errors.
         yield Way("", map(partial(own_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
         for peer in bench.peers if beside else ():
             yield Way(peer.name, peer.candidates(case, sets), version=peer.version)
@@ -156,7 +156,7 @@ def attention_case(case: Case, bench: Bench, *, beside: bool = True) -> Compared
 
 @dataclass(slots=True)
 class Speculating:
-    """What one speculative case runs: room for what a launch leaves, and one call a set."""
+    """A speculative case: buffers for a launch's outputs, and one call for each set."""
 
     case: Case
     into: Speculation
@@ -166,12 +166,12 @@ class Speculating:
 
 
 def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
-    """Our speculative kernel with the layout that it chooses itself beside decode attention's."""
+    """Returns our speculative kernel with the layout that it chooses itself for decode attention."""
     case, q = of.case, sets[0].q
     config = chosen(sets[0])
     workers = early_workers(2 * of.ends, case.context, config)
     into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
-    # On the device, as in a captured step: numbers would be one more kernel each.
+    # On the device, as in a captured step; numbers would add a kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")
     told: dict[str, Any] = {
         "sinks": ends,
@@ -187,7 +187,7 @@ def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
 
 
 def speculative_case(of: SpeculativeCase, bench: Bench) -> Compared:
-    """One speculative shape: beside plain decode attention, and when its early part is visible."""
+    """Runs one speculative shape: its time beside plain decode attention, and the time of its early part."""
     case, bar = of.case, cases.ERROR_BARS[of.case.dtype]
     sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     mine, calls = speculating(of, sets), cases.calls_of(len(sets))
@@ -207,7 +207,7 @@ def speculative_case(of: SpeculativeCase, bench: Bench) -> Compared:
 def _captured(
     row: Row, mine: Speculating, pairs: Sequence[Tensor], calls: int, poison: Callable[[], object]
 ) -> Entry:
-    """Both outputs are put side by side to be compared; what is timed is captured without that."""
+    """Checks both outputs, stacked into one tensor; the timed graph is captured without the stacking."""
 
     def both(call: Callable[[], Speculation]) -> Tensor:
         left = call()
@@ -227,14 +227,14 @@ def _captured(
 
 
 def _speculative_truth(of: SpeculativeCase, one: Inputs) -> Tensor:
-    """Exact and early in float64: [2, batch, q_heads, d]."""
+    """Returns exact and early output in float64: [2, batch, q_heads, d]."""
     ends = {"sinks": of.ends, "window": of.ends, "threshold": THRESHOLD}
     found = in_float64(reference_speculative_attention, of.case, one, **ends)
     return torch.cat([torch.stack((some[0], some[1])) for some in found], 1)
 
 
 def _early_row(of: SpeculativeCase, mine: Speculating, bench: Bench, whole: Row) -> tuple[Row, float | None]:
-    """When the early part is visible, in seconds from the start of the kernel, and as a share of its time."""
+    """Returns when the early part is visible: seconds from the kernel's start, and share of its time."""
     row = cases.row_of(of, "early output visible", OWN, whole.error_bar)
     if whole.times is None:
         return replace(row, note="not measured: the kernel is not right"), None
@@ -257,17 +257,17 @@ def _early_row(of: SpeculativeCase, mine: Speculating, bench: Bench, whole: Row)
 
 
 def early_seconds(mine: Speculating, runs: int) -> list[tuple[float, float]]:
-    """(early part visible, kernel ended) after the kernel's start, in seconds, run by run.
+    """Returns (early part visible, kernel ended) in seconds after the kernel's start, run by run.
 
-    A kernel that waits for the early part is launched first, on a stream of its own, so that it looks for it
-    all the time. The other kernel is queued, between its two events, behind one that does nothing, so that no
-    launch by the host comes between. Raises RuntimeError where what was received is not the early part.
+    A kernel that waits for the early part starts first, on its own stream, and polls all the time. The
+    measured kernel is queued between its two events behind a kernel that does nothing, so that no launch by
+    the host falls between them. Raises RuntimeError if the received data is not the early part.
     """
     case, into = mine.case, mine.into
     x = torch.empty(case.batch, case.q_heads * case.head_dim, dtype=into.early.dtype, device="cuda")
     receiving, sending = CUDA.Stream(), CUDA.Stream()
     take = partial(receive, into.early, into.arrived, x)
-    # All is compiled and loaded before anything waits: loading a kernel may have to wait for the device.
+    # Everything is compiled and loaded before a kernel waits: loading may have to wait for the device.
     wait()
     mine.calls[0]()
     into.arrived.fill_(case.q_heads)
@@ -289,7 +289,7 @@ def early_seconds(mine: Speculating, runs: int) -> list[tuple[float, float]]:
                 mine.calls[run % len(mine.calls)]()
                 after.record()
         except BaseException:
-            # Nothing would ever come: whoever waits is let go.
+            # The early part would never arrive; this releases the waiting kernel.
             with torch.cuda.stream(sending):
                 into.arrived.fill_(case.q_heads)
             raise

@@ -1,11 +1,11 @@
-"""What the benchmark of the kernels measures and what it has to reach; nothing here needs a GPU.
+"""Cases and goals of the kernel benchmark; this module needs no GPU.
 
-    floor     = bytes that have to be moved / read bandwidth measured on the same card
+    floor     = bytes that must be moved / read bandwidth measured on the same card
     ratio     = time of the fastest peer / our time           > 1: ours is faster
     geomean   = exp(mean log ratio)
-    cold      = between two uses of a buffer at least 3 L2 caches of others are read
+    cold      = between two uses of a buffer, at least 3 L2 caches of other buffers are read
 
-A version whose error is above its bar has no time: it is written down as wrong.
+A version whose error is above its bar gets no time; its row says that it is wrong.
 """
 
 import math
@@ -21,17 +21,17 @@ from simcore.validate.program import aligned
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # ||out - truth|| / ||truth||, truth in fp64, by the dtype of the output.
 ERROR_BARS: Mapping[str, float] = {"bf16": 4e-3, "fp16": 1e-3, "fp32": 1e-5}
-# Of others' kernels only so much: that they compute the same thing.
+# Bar of peers' kernels, which only has to show that they compute the same.
 PEER_ERROR_BAR = 2e-2
-# A buffer is used again once so many L2 caches of others were read; one that is itself so many need not wait.
+# L2 caches of other buffers read before a buffer is used again; a buffer of L2_ALONE caches needs none.
 L2_BETWEEN, L2_ALONE = 3, 4
 LEAST_CALLS = 24
-# What our own implementation and its version are called in tables.
+# Names of our own implementation and its version in tables.
 OURS, OWN = "ours", "simcore"
 
 
 class Shape(Protocol):
-    """A case of any kind of op; `str` is its name."""
+    """A case of any kind of op; `str` returns its name."""
 
     @property
     def op(self) -> str:
@@ -39,17 +39,17 @@ class Shape(Protocol):
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its dimensions, as in tables."""
+        """Returns its dimensions, as in tables."""
 
     @property
     def hbm_bytes(self) -> int:
-        """The least to be moved."""
+        """The fewest bytes that must be moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape of decode attention. `kv_dtype`: of K and V where it is not that of q; `page`: tokens of a
-    page, 0 where the cache is contiguous; `sinks` and `window` in tokens, or None for all tokens."""
+    """One shape of decode attention. `kv_dtype`: of K and V if it differs from q's; `page`: tokens of a page,
+    0 for a contiguous cache; `sinks` and `window` in tokens, or None for all tokens."""
 
     batch: int
     q_heads: int
@@ -87,12 +87,12 @@ class Case:
 
     @property
     def hbm_bytes(self) -> int:
-        """The least to be moved: K and V of the attended tokens and q read, the output written."""
+        """The fewest bytes that must be moved: attended K and V and q read, the output written."""
         return self.read_bytes + 2 * self.batch * self.q_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {
             "batch": self.batch,
             "q_heads": self.q_heads,
@@ -105,14 +105,14 @@ class Case:
 
     @property
     def layout(self) -> str:
-        """In words, how the cache lies and what of it is attended."""
+        """Describes the cache's layout and the attended tokens."""
         words = f"pages of {self.page}" if self.page else "contiguous"
         if self.attended < self.context:
             words += f", {self.sinks or 0} sinks, window {self.window or 0}"
         return words
 
     def __str__(self) -> str:
-        # Only what sets it apart from bf16, contiguous, all tokens, 128 to a head is named.
+        # Names only the differences from bf16, contiguous, all tokens, head dimension 128.
         words = [self.dtype] if self.dtype != "bf16" else []
         words += [f"KV {self.kv_dtype}"] if self.kv_dtype else []
         words += [f"d {self.head_dim}"] if self.head_dim != 128 else []
@@ -120,7 +120,7 @@ class Case:
         return f"{self.batch} x {self.q_heads}/{self.kv_heads} x {self.context} {', '.join(words)}".rstrip()
 
 
-# Batch, query heads, KV heads, context: where the fastest public kernels were measured before.
+# Batch, query heads, KV heads, context: shapes of earlier measurements of the fastest public kernels.
 ANCHORS = tuple(
     Case(*shape)
     for shape in (
@@ -138,7 +138,7 @@ ANCHORS = tuple(
         (1, 16, 2, 65536),
     )
 )
-# Two of them have a bar of their own: one sequence of one KV head, and one of eight.
+# Two anchors with their own bars: one sequence with one KV head, and one with eight.
 NARROW, LONG = Case(1, 4, 1, 131072), Case(1, 32, 8, 131072)
 # The micro-benchmark of Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): the same KV bytes in nine shapes,
 # then twice as many.
@@ -162,7 +162,7 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeCase:
-    """Attention that gives its first and last `ends` tokens' part early, beside plain decode attention."""
+    """Attention that returns its first and last `ends` tokens' part early, beside plain decode attention."""
 
     case: Case
     ends: int
@@ -170,12 +170,12 @@ class SpeculativeCase:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**self.case.columns, "ends": self.ends}
 
     @property
     def hbm_bytes(self) -> int:
-        """Those of decode attention."""
+        """The bytes of decode attention."""
         return self.case.hbm_bytes
 
     def __str__(self) -> str:
@@ -198,7 +198,7 @@ SPECULATIVE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y [rows, n] = x [rows, k] W [k, n]; `width`: how many cards share the model."""
+    """y [rows, n] = x [rows, k] W [k, n]; `width`: number of cards that share the model."""
 
     name: str
     width: int
@@ -209,7 +209,7 @@ class Projection:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         sizes = {"rows": self.rows, "k": self.k, "columns": self.n}
         return {"name": self.name, "width": self.width, **sizes, "dtype": "bf16"}
 
@@ -238,7 +238,7 @@ PROJECTIONS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer, token by token."""
+    """A decoder layer in a token step."""
 
     batch: int
     context: int
@@ -251,24 +251,24 @@ class Layer:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
-        """All matrices and the cache, bf16, once."""
+        """All matrices and the cache once, bf16."""
         heads, kv = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         matrices = self.hidden * (heads + 2 * kv) + heads * self.hidden + 3 * self.hidden * self.intermediate
         return 2 * (matrices + 2 * self.batch * self.context * kv)
 
 
 LAYER = Layer(1, 8192, 4096, 32, 8, 128, 14336)
-# bf16 is rounded to nine times on the way.
+# The layer rounds to bf16 nine times.
 LAYER_ERROR_BAR = 2e-2
 
 
 def rotation(set_bytes: int, l2_bytes: int) -> int:
-    """Sets of buffers to go round, so that none is in the L2 cache when its turn comes again.
+    """Returns the number of sets of buffers with which no set is in the L2 cache at its next turn.
 
     >>> rotation(4_000_000, 60_000_000), rotation(67_000_000, 60_000_000), rotation(537_000_000, 60_000_000)
     (46, 4, 1)
@@ -279,7 +279,7 @@ def rotation(set_bytes: int, l2_bytes: int) -> int:
 
 
 def calls_of(sets: int, least: int = LEAST_CALLS) -> int:
-    """Calls in one graph: whole rounds of the sets, so many that the graph's own start counts little.
+    """Returns the calls in one graph: whole rounds of the sets, so many that the graph's own start is small.
 
     >>> calls_of(1), calls_of(46), calls_of(5)
     (24, 46, 25)
@@ -288,7 +288,7 @@ def calls_of(sets: int, least: int = LEAST_CALLS) -> int:
 
 
 def least_calls(call_s: float, graph_s: float) -> int:
-    """Calls that make a graph at least so long, but no more than of short ones and no fewer than two.
+    """Returns the calls of a graph that lasts at least `graph_s`, between two and the number for short calls.
 
     >>> least_calls(1e-6, 1e-3), least_calls(3e-4, 1e-3), least_calls(1.0, 1e-3)
     (24, 4, 2)
@@ -297,13 +297,13 @@ def least_calls(call_s: float, graph_s: float) -> int:
 
 
 def cold(sets: int, set_bytes: int) -> str:
-    """The column `cache_state`."""
+    """Returns the text of the column `cache_state`."""
     return f"cold: rotated over {sets} sets of {set_bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one call: median, 10th and 90th percentile over n replays, and both rounds' medians."""
+    """Seconds of one call: median, 10th and 90th percentile over n replays, and each round's median."""
 
     median_s: float
     p10_s: float
@@ -314,12 +314,12 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """How far the medians of the two rounds lie apart, relative."""
+        """The relative difference between the medians of the two rounds."""
         return abs(self.first_s - self.second_s) / min(self.first_s, self.second_s)
 
 
 def times(rounds: Sequence[Sequence[float]]) -> Times:
-    """Of seconds a call, replay by replay, in rounds that others' rounds lay between."""
+    """Summarizes seconds of a call, replay by replay, in rounds between those of other implementations."""
     every = [seconds for each in rounds for seconds in each]
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(every, (10, 50, 90)))
     first_s, *_, second_s = (statistics.median(each) for each in rounds)
@@ -328,8 +328,8 @@ def times(rounds: Sequence[Sequence[float]]) -> Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one implementation does in one case. `version`: package and version, OWN of ours; `times`: None
-    where it failed or is wrong; `note` says so."""
+    """The result of one implementation in one case. `version`: package and version, OWN for ours; `times`:
+    None if it failed or is wrong; `note` states why."""
 
     op: str
     implementation: str
@@ -346,22 +346,22 @@ class Row:
 
     @property
     def wrong(self) -> bool:
-        """It ran, and what it gave is off by more than its bar, or no number."""
+        """Whether it ran with an error above its bar, or NaN."""
         return self.error is not None and not self.error <= self.error_bar
 
     @property
     def median_s(self) -> float | None:
-        """Seconds of a call, where it has a time."""
+        """Seconds of a call; None without a time."""
         return None if self.times is None else self.times.median_s
 
     @property
     def label(self) -> str:
-        """What it is called among others of its case."""
+        """Its name among the implementations of its case."""
         return self.op if self.implementation == OURS else self.implementation.removeprefix(f"{OURS}, ")
 
 
 def row_of(of: Shape, implementation: str, version: str, error_bar: float) -> Row:
-    """A row without times."""
+    """Returns a row without times."""
     return Row(
         op=of.op,
         implementation=implementation,
@@ -374,7 +374,7 @@ def row_of(of: Shape, implementation: str, version: str, error_bar: float) -> Ro
 
 
 def timed(row: Row, found: Times, cache_state: str) -> Row:
-    """A row with its times, or without and marked where its error is above the bar."""
+    """Returns a row with its times, or marked and without them if its error is above the bar."""
     if row.wrong or row.error is None:
         return replace(row, times=None, note=row.note or f"WRONG: error {row.error}")
     return replace(row, times=found, cache_state=cache_state)
@@ -382,7 +382,7 @@ def timed(row: Row, found: Times, cache_state: str) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Where and when figures were measured; clocks as found, in MHz."""
+    """Device, software and time of a measurement; clocks as found, in MHz."""
 
     device: str
     driver: str
@@ -396,12 +396,12 @@ class Birth:
     node_s: float
 
 
-# What each row of a table has of it.
+# The fields of a birth record in each row of a table.
 BORN = ("device", "driver", "torch", "triton", "date_utc", "sm_clock_mhz", "memory_clock_mhz")
 
 
 def cells(row: Row, birth: Birth) -> dict[str, object]:
-    """A line of a table."""
+    """Returns a line of a table."""
     return {
         "op": row.op,
         "implementation": row.implementation,
@@ -419,7 +419,7 @@ def cells(row: Row, birth: Birth) -> dict[str, object]:
 
 
 def file_name(device: str, part: str, family: str = "decode") -> str:
-    """The file of a part about a family of kernels.
+    """Returns the file name of a part about a family of kernels.
 
     >>> file_name("NVIDIA H200", "anchors")
     'h200_decode_kernels_anchors.csv'
@@ -430,8 +430,8 @@ def file_name(device: str, part: str, family: str = "decode") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One case: our row, the peers' rows, and the floor in seconds; `rest`: our other ways, which are slower.
-    `early`: the share of its time after which what is given early is there, where there is such."""
+    """One case: our row, the peers' rows, and the floor in seconds; `rest`: our other, slower ways. `early`:
+    the share of the kernel's time after which its early part is visible, if it has one."""
 
     name: str
     ours: Row
@@ -442,7 +442,7 @@ class Compared:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All of them."""
+        """All rows."""
         return (self.ours, *self.rest, *self.peers)
 
     @property
@@ -457,18 +457,18 @@ class Compared:
         return None if self.ours.median_s is None else self.ours.median_s / self.floor_s
 
     def __str__(self) -> str:
-        # The best peer over ours, ours over the floor, and every way's microseconds.
+        # The best peer over ours, ours over the floor, and the microseconds of each way.
         times = ", ".join(f"{row.label} {cell(row)}" for row in self.rows)
         ratio, floor = number(self.ratio, ".2f"), number(self.over_floor, ".2f")
         return f"{self.name}: {ratio} times as fast, {floor} of the floor; {times}"
 
 
-# -- what has to be reached ------------------------------------------------------------------------------
+# -- goals -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One thing to reach: what was found, in words, and whether that is enough; None: it was not measured."""
+    """One goal: the result in words, and whether it suffices; None: not measured."""
 
     name: str
     found: str
@@ -491,7 +491,7 @@ def bar(
     most: float = math.inf,
     below: float = math.inf,
 ) -> Bar:
-    """A bar that each figure has to meet: the worst of them, and where. One that is missing meets nothing."""
+    """Returns a bar for all figures, with the worst figure and its place. A missing figure fails it."""
     if not figures:
         return Bar(name, "not measured", None)
     known = {at: value for at, value in figures.items() if value is not None}
@@ -505,8 +505,8 @@ def bar(
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the cases of a part have to reach, from `least` to `most`: a figure of each case, and of which
-    cases. Where ours is wrong a figure is missing, and the goal not met."""
+    """A range from `least` to `most` for a figure of each of some cases. If ours is wrong, the figure is
+    missing and the goal is not met."""
 
     name: str
     figure: Callable[[Compared], float | None] = lambda one: one.ratio
@@ -516,33 +516,33 @@ class Goal:
     most: float = math.inf
 
     def bar(self, found: Iterable[Compared]) -> Bar:
-        """What was reached."""
+        """Returns the result."""
         figures = {one.name: self.figure(one) for one in found if self.of(one)}
         return bar(self.name, figures, self.form, least=self.least, most=self.most)
 
 
 def within(column: str, least: float, most: float = math.inf) -> Callable[[Compared], bool]:
-    """Cases with a dimension in a range."""
+    """Selects cases with a dimension in a range."""
     return lambda one: least <= float(str(one.ours.shape[column])) <= most
 
 
 def called(*names: str) -> Callable[[Compared], bool]:
-    """Cases of these names."""
+    """Selects cases by name."""
     return lambda one: one.name in names
 
 
 def our_us(one: Compared) -> float | None:
-    """Our microseconds."""
+    """Returns our time in microseconds."""
     return None if one.ours.median_s is None else 1e6 * one.ours.median_s
 
 
 def bandwidth_share(one: Compared) -> float | None:
-    """The share of the read bandwidth that ours reaches."""
+    """Returns our share of the read bandwidth."""
     return 1.0 / one.over_floor if one.over_floor else None
 
 
 def _is_compared(one: Compared) -> bool:
-    """Where no peer was measured nothing is compared."""
+    """Whether a case counts: a peer was measured, or ours has no time and therefore fails."""
     return one.ratio is not None or one.ours.times is None
 
 
@@ -564,7 +564,7 @@ SPECULATIVE_GOALS = (
 
 
 def anchor_bars(found: Sequence[Compared]) -> list[Bar]:
-    """What the twelve anchor shapes have to reach together, and each."""
+    """Returns the bars of the twelve anchor shapes, together and one by one."""
     counted = [one.ratio for one in found if _is_compared(one)]
     known = [ratio for ratio in counted if ratio is not None]
     mean = statistics.geometric_mean(known) if len(known) == len(counted) and known else None
@@ -574,7 +574,7 @@ def anchor_bars(found: Sequence[Compared]) -> list[Bar]:
 
 
 def table_bars(found: Sequence[Compared]) -> list[Bar]:
-    """Flash-Decoding's shapes up to 65,536 tokens: the same bytes, about the same time."""
+    """Returns the bar of Flash-Decoding's shapes up to 65,536 tokens: equal bytes, about equal times."""
     seconds = {one.name: one.ours.median_s for one in found[:FLAT_ROWS]}
     least_s = min((s for s in seconds.values() if s), default=math.nan)
     over = {at: s and s / least_s for at, s in seconds.items()} if len(found) >= FLAT_ROWS else {}
@@ -582,32 +582,32 @@ def table_bars(found: Sequence[Compared]) -> list[Bar]:
 
 
 def layer_bars(executed: Times | None, skipped: Times | None) -> list[Bar]:
-    """A layer whose gate is 0 has to cost less than 15 % of one that runs."""
+    """Returns the bar of a skipped layer: with gate 0 it costs less than 15 % of an executed one."""
     share = skipped.median_s / executed.median_s if executed and skipped else None
     return [bar("a skipped layer under 15 % of an executed one", {"one layer": share}, ".1%", below=0.15)]
 
 
-# -- tables for people -----------------------------------------------------------------------------------
+# -- printed tables --------------------------------------------------------------------------------------
 
 
 def micro(found: Times | None, missing: str = "-") -> str:
-    """A median in microseconds."""
+    """Returns a median in microseconds."""
     return missing if found is None else f"{1e6 * found.median_s:.1f}"
 
 
 def cell(row: Row) -> str:
-    """A row's time, or in a word why it has none."""
+    """Returns a row's time, or a word for its absence."""
     return micro(row.times, "WRONG" if row.wrong else "-")
 
 
 def number(value: float | None, form: str) -> str:
-    """A number, or a dash."""
+    """Returns a number, or a dash."""
     return "-" if value is None else format(value, form)
 
 
 def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
-    """The table of a part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: between the two
-    rounds."""
+    """Yields the table of a part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: between
+    the two rounds."""
     peers = list(dict.fromkeys(row.label for one in found for row in one.peers))
     lines = [["case", "ours", "TB/s", "%", *peers, "ratio", "/floor", "+-", "error", "config"]]
     for one in found:
@@ -629,7 +629,7 @@ def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
 
 
 def summary(found: Sequence[Compared]) -> str:
-    """Geometric mean and worst of the ratios of a part."""
+    """Returns geometric mean and worst of a part's ratios."""
     known = {one.name: one.ratio for one in found if one.ratio is not None}
     if not known:
         return "no ratio to a peer"

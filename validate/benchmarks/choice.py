@@ -1,18 +1,18 @@
-"""The benchmark's parts about choices by price: `method="auto"` of linear attention, Hybrid's tiles.
+"""Benchmarks of choices by price: `method="auto"` of linear attention, Hybrid's tiles.
 
-    regret = time of what was chosen / time of the fastest - 1
+    regret = time of the choice / time of the fastest - 1
 
 A part measures the ways at a training set of shapes, writes them as a profile of granularity measured
-(`interpolation`) and reads that back. Then it draws other shapes, lets the choices of the product go by
-the profile's prices there, and measures the ways. One is left out where the datasheet's price
-(`simcore.devices.price`, no profile) is more than SLOW times the best time found, for it will not be the
-fastest; one that is chosen is measured in any case. Our own kernels are checked against float64 each time.
+(`interpolation`) and reads it back. Then it draws other shapes, lets the product choose by the profile's
+prices, and measures the ways. It skips a way whose datasheet price (`simcore.devices.price`, no profile) is
+more than SLOW times the best time so far, because that way will not be the fastest; a chosen way is always
+measured. Each time our own kernels are checked against float64.
 
 auto      bf16 with decay: our kernels, and torch's methods
 hybrid    fp32: our direct sum and our transform, torch's transform and its depthwise convolution
 
-Sides are powers of two and of few sizes, so that those drawn are trained ones, with other layers, batches and
-channels; what is drawn of sequences is of other lengths too.
+Drawn sides are trained ones, because sides are few powers of two, but with other layers, batches and
+channels; drawn sequences also have other lengths.
 """
 
 import math
@@ -51,15 +51,15 @@ from simcore.validate.timing.cuda_times import GRAPH_S, MOST_SETS, calls_over, o
 DRAWN = 200
 SLOW = 2.0
 MEDIAN_REGRET, P95_REGRET = 0.02, 0.10
-# Of one way in one shape.
+# For one way in one shape.
 MOST_BYTES = 16 << 30
 ROUNDS = 2
 # ||out - truth|| / ||truth|| of our own kernels, truth in float64.
 ERROR_BARS = {"fp32": 1e-5, "bf16": 1e-2}
 CACHE = f"cold: rotated over {MOST_SETS} sets at most"
-# One kernel by two names: measured once, by the second.
+# One kernel with two names is measured once, under the second.
 SAME = {"linear_attention_causal_dot_product": "linear_attention_lightning"}
-# Kinds whose kernel is our own: it may not fail.
+# Kinds with our own kernel, which may not fail.
 OWN = frozenset({*SAME.values(), "linear_attention_fleet", "tile_flash_conv", "tile_flash_fft"})
 
 
@@ -68,10 +68,10 @@ class Case(Protocol):
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """The op of each way by its name, those first that are fast as a rule."""
+        """Returns the op of each way by its name, usually fast ones first."""
 
     def choice(self, price: Pricer) -> str:
-        """The way that the product takes by these prices."""
+        """Returns the way that the product chooses by these prices."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Tile:
 
     @cached_property
     def ops(self) -> Mapping[str, Op]:
-        """By implementation."""
+        """The ops by implementation."""
         names: tuple[Implementation, ...] = ("flash_fft", "flash_conv", "fft", "conv")
         return {f"tile_{name}": self._lanes.tile(name, self.side, self.side) for name in names}
 
     def choice(self, price: Pricer) -> str:
-        """Hybrid's, of a generation that has one tile of this side."""
+        """Returns Hybrid's choice for a generation with one tile of this side."""
         lanes = dict.fromkeys(sides(2 * self.side), self._lanes)
         return f"tile_{dict(cheapest(lanes, 2 * self.side, price))[self.side]}"
 
@@ -101,7 +101,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Linear attention over whole sequences, rank and dim the same; `device`: of the tensors."""
+    """Linear attention over whole sequences, rank equal to dim; `device`: of the tensors."""
 
     batch: int
     heads: int
@@ -112,27 +112,27 @@ class Sequences:
 
     @cached_property
     def ops(self) -> Mapping[str, Op]:
-        """By method."""
+        """The ops by method."""
         q = self._tokens
         order = ("lightning", *(method for method in METHODS if method != "lightning"))
         return {method: op_of(method, q, q, decay=True) for method in order}
 
     def choice(self, price: Pricer) -> str:
-        """That of method="auto"."""
+        """Returns the choice of method="auto"."""
         q, decay = self._tokens, torch.ones(self.heads, device=self.device)
         return chosen_method(q, q, q, decay, device_name=self.device_name, price=price).method
 
     @property
     def _tokens(self) -> Tensor:
-        """Of this shape and without memory of its own."""
+        """A tensor of this shape without memory of its own."""
         one = torch.zeros((), dtype=torch.bfloat16, device=self.device)
         return one.expand(self.batch, self.heads, self.length, self.width)
 
 
-# -- which shapes ----------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------------------
 
 SIDES = tuple(1 << power for power in range(15))
-# Channels that shapes are drawn from are few: what is compiled for each takes longer than measuring it.
+# Few channels are drawn, because compilation for each takes longer than its measurement.
 LAYERS, BATCHES, CHANNELS, DRAWN_CHANNELS = (4, 12, 36), (1, 4), (256, 768), (256, 512, 768)
 MOST_NUMBERS = 1 << 26
 PAIRS = ((1, 8), (1, 32), (2, 16), (4, 8), (4, 32))
@@ -141,7 +141,7 @@ WIDTHS = (64, 128)
 
 
 def trained_tiles() -> list[Tile]:
-    """The training set of tiles."""
+    """Returns the training set of tiles."""
     found = (Tile(*shape) for shape in product(LAYERS, BATCHES, CHANNELS, SIDES))
     return [tile for tile in found if _fits(tile)]
 
@@ -151,7 +151,7 @@ def _fits(tile: Tile) -> bool:
 
 
 def drawn_tiles(count: int, seed: int = SEED) -> list[Tile]:
-    """Tiles that are in no training set."""
+    """Returns tiles outside the training set."""
     draw, known, found = random.Random(seed), set(trained_tiles()), list[Tile]()
     while len(found) < count:
         layers, batch = draw.randint(LAYERS[0], LAYERS[-1]), draw.randint(BATCHES[0], BATCHES[-1])
@@ -163,13 +163,13 @@ def drawn_tiles(count: int, seed: int = SEED) -> list[Tile]:
 
 
 def trained_sequences(device: str, device_name: str) -> list[Sequences]:
-    """The training set of sequences."""
+    """Returns the training set of sequences."""
     shapes = product(PAIRS, LENGTHS, WIDTHS)
     return [Sequences(*pair, length, width, device, device_name) for pair, length, width in shapes]
 
 
 def drawn_sequences(count: int, device: str, device_name: str, seed: int = SEED) -> list[Sequences]:
-    """Sequences that are in no training set; lengths are drawn by their logarithm."""
+    """Returns sequences outside the training set, with log-uniform lengths."""
     draw, known, found = random.Random(seed), set(trained_sequences(device, device_name)), list[Sequences]()
     while len(found) < count:
         length = round(math.exp(draw.uniform(math.log(LENGTHS[0]), math.log(LENGTHS[-1]))))
@@ -181,13 +181,13 @@ def drawn_sequences(count: int, device: str, device_name: str, seed: int = SEED)
     return found
 
 
-# -- measuring, whatever by ------------------------------------------------------------------------------
+# -- measuring with any clock ----------------------------------------------------------------------------
 
 Clock = Callable[[Op], Times | None]  # None: it could not be measured
 
 
 def measured(case: Case, clock: Clock, datasheet: Pricer, chosen: str | None = None) -> dict[str, Times]:
-    """The times of the ways that may be fastest; see the head of this file."""
+    """Returns the times of the ways that may be fastest; see the head of this file."""
     found, by_kind, best_s = dict[str, Times](), dict[str, Times | None](), math.inf
     for way, op in case.ops.items():
         if way != chosen and datasheet(op).seconds > SLOW * best_s:
@@ -205,7 +205,7 @@ def measured(case: Case, clock: Clock, datasheet: Pricer, chosen: str | None = N
 def trained(
     shapes: Sequence[Case], clock: Clock, datasheet: Pricer, floor: Roofline
 ) -> Iterator[tuple[Case, str, Point]]:
-    """A point of each way that may be fastest at each shape."""
+    """Yields a point for each way that may be fastest at each shape."""
     for case in shapes:
         for way, times in measured(case, clock, datasheet).items():
             op = case.ops[way]
@@ -216,7 +216,7 @@ def trained(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A drawn shape: what was chosen, the times of the ways, and what they were predicted to be."""
+    """A drawn shape: the chosen way, the times of the ways, and their predictions."""
 
     case: Case
     way: str
@@ -230,21 +230,21 @@ class Chosen:
 
     @property
     def regret(self) -> float | None:
-        """See the head of this file; None where what was chosen could not be measured."""
+        """See the head of this file; None if the choice could not be measured."""
         if self.way not in self.times:
             return None
         return self.times[self.way].median_s / self.times[self.best].median_s - 1.0
 
 
 def chosen(case: Case, clock: Clock, datasheet: Pricer, price: Pricer) -> Chosen:
-    """The choice by a price at a shape, and how fast all ways are there."""
+    """Returns the choice by a price at a shape, with the times of the ways."""
     way = case.choice(price)
     predicted = {name: price(op).seconds for name, op in case.ops.items()}
     return Chosen(case, way, measured(case, clock, datasheet, way), predicted)
 
 
 def regret_bars(name: str, found: Sequence[Chosen]) -> list[Bar]:
-    """Whether choices by price cost little; a choice that cannot be measured meets nothing."""
+    """Returns whether choices by price cost little; a choice that cannot be measured fails."""
     regrets = [one.regret for one in found if one.regret is not None]
     at = f"{len(regrets)} of {len(found)} shapes"
     bars = []
@@ -259,7 +259,7 @@ def regret_bars(name: str, found: Sequence[Chosen]) -> list[Bar]:
 
 
 def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth, target: Path) -> None:
-    """A profile of granularity measured, in a folder that `load_profile` reads."""
+    """Writes a profile of granularity measured into a folder that `load_profile` reads."""
     profile = FittedProfile(
         name=name,
         title=f"{birth.processor}, kernels of this project and torch's",
@@ -267,7 +267,7 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
         "captured graphs",
         device=device,
         granularity="measured",
-        # What a captured graph costs around a kernel is in its time already.
+        # The time of a captured graph already includes its cost around a kernel.
         fits=fits(points, {}, 0.0, CACHE),
         overheads={},
         birth=birth,
@@ -281,7 +281,7 @@ def write_profile(name: str, device: str, points: Sequence[Point], birth: Birth,
 
 
 def clock_of(bench: Bench) -> Clock:
-    """Times ops as the table runs them, in captured graphs over rotated buffers."""
+    """Returns a clock that times an op's kernel of `TABLE` in captured graphs over rotated buffers."""
 
     def clock(op: Op) -> Times | None:
         try:
@@ -299,8 +299,7 @@ def clock_of(bench: Bench) -> Clock:
 
 
 def _timed(op: Op, bench: Bench) -> Times | None:
-    """In a graph of one call for each set of buffers, whole rounds of them; None where they would take too
-    much memory."""
+    """Times an op in a graph of whole rounds over the sets of buffers; None if they need too much memory."""
     if op.kind.startswith("linear_attention") and memory_bytes(op) > MOST_BYTES:
         return None
     kernel = TABLE[op.kind]
@@ -308,13 +307,13 @@ def _timed(op: Op, bench: Bench) -> Times | None:
     if op.kind in OWN:
         _check(op, sets[0])
     calls, took_s = calls_over(kernel, op, sets)
-    # A graph of calls so long needs few replays, and by all of them a method of 90 ms would take minutes.
+    # A graph of such long calls needs few replays; all replays of a method of 90 ms would take minutes.
     graph, quick = capture(calls), bench.quick or took_s > GRAPH_S
     return cases.times([replayed(graph, len(calls), quick=quick) for _ in range(ROUNDS)])
 
 
 def _check(op: Op, operands: Sequence[Tensor]) -> None:
-    """Raises ValueError where a kernel of ours is off by more than its bar."""
+    """Raises ValueError if the error of our kernel is above its bar."""
     linear = op.kind.startswith("linear_attention")
     reference = TABLE["linear_attention_lightning" if linear else op.kind].reference
     found = TABLE[op.kind].run(op, *(x.clone() for x in operands))
@@ -329,14 +328,14 @@ def _check(op: Op, operands: Sequence[Tensor]) -> None:
 
 
 def auto(bench: Bench) -> list[Bar]:
-    """The part `auto`."""
+    """Runs the part `auto`."""
     device = default_device(torch.device("cuda"))
     drawn = drawn_sequences(DRAWN, "cuda", device)
     return _part("auto", "linear_attention", device, trained_sequences("cuda", device), drawn, bench)
 
 
 def hybrid(bench: Bench) -> list[Bar]:
-    """The part `hybrid`."""
+    """Runs the part `hybrid`."""
     device = default_device(torch.device("cuda"))
     return _part("hybrid", "convolution", device, trained_tiles(), drawn_tiles(DRAWN), bench)
 
@@ -377,7 +376,7 @@ def _times(point: Point) -> Times:
 
 
 def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None = None) -> Row:
-    """A line of a part's table; `role`: trained, drawn, or drawn and chosen."""
+    """Returns a line of a part's table; `role`: trained, drawn, or drawn and chosen."""
     shape = {"shape": shape_text(op), "dtype": op.dtype, "role": role, "predicted_s": predicted_s}
     return Row(
         op=op.kind,
@@ -393,7 +392,7 @@ def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None 
 
 
 def lines(found: Sequence[Chosen]) -> list[str]:
-    """How often each way was chosen and was fastest, how far prices were off, and the worst choices."""
+    """Describes how often each way was chosen and fastest, the errors of prices, and the worst choices."""
     ways = dict.fromkeys(way for one in found for way in one.times)
     told = []
     for way in ways:

@@ -1,11 +1,11 @@
-"""The benchmark's parts about long convolutions: square tiles beside torch's ways, and the baselines' rows.
+"""Benchmarks of long convolutions: square tiles beside torch's ways, and the rows of the baselines.
 
     tile      z_(U+v) += sum over u of  y_u k_(U+v-u)          bytes: y and taps read, z read and written
     lazy      z_t     += sum over i < t of  y_i k_(t-i)        bytes: y and taps read
     eager     z_(t+j) += y_t k_j                               bytes: taps read, z read and written
 
-for all layers and channels at once, one sequence, fp32. torch's ways are what Flash Inference compares
-(section 4.1): a transform with the spectra cached, a depthwise convolution, the sum as it stands, compiled.
+for all layers and channels at once, one sequence, fp32. torch's ways are those that Flash Inference compares
+(section 4.1): a transform with cached spectra, a depthwise convolution, and the plain sum, compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,15 +41,15 @@ from simcore.validate.benchmarks.peers import Candidate
 from simcore.validate.benchmarks.run import TORCH, Bench, Trial, Way, compare
 
 WORD = 4
-# Sides up to here are tried as direct sums too.
+# Largest side that is also tried as a direct sum.
 DIRECT_SIDE = 128
-# As products of Toeplitz and Hankel matrices, whose work grows with the square of the side, up to here.
+# Largest side tried as products of Toeplitz and Hankel matrices, whose work is quadratic in the side.
 TOEPLITZ_SIDE = 512
-# torch's sums, whose work grows like that too, up to here: there they take 3 (compiled) and 8 times (as a
-# convolution) as long as its transforms on an H200. Transforms from here on, where they still take 5 times as
-# long as sums.
+# Largest side of torch's sums, whose work also grows with the square: there they take 3 (compiled) and 8
+# times (as a convolution) as long as its transforms on an H200. Smallest side of transforms, which still take
+# 5 times as long as sums there.
 SUM_SIDE, TRANSFORM_SIDE = 512, 16
-# A graph need not be longer than this by its floor.
+# Length of a graph, by its floor, that always suffices.
 GRAPH_S = 2e-3
 ERROR_BARS = {"direct": 1e-5, "transform": 1e-5, "row": 1e-5, "column": 1e-5}
 ERROR_BARS |= {"toeplitz tf32x3": 1e-5, "toeplitz tf32": 1e-3, "toeplitz bf16": 1e-2}
@@ -68,7 +68,7 @@ class Tile:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "dtype": "fp32"}
 
     @property
@@ -82,7 +82,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One position of a baseline: `kind` "lazy" or "eager", over so many others."""
+    """One position of a baseline: `kind` "lazy" or "eager", over `positions` other positions."""
 
     kind: str
     layers: int
@@ -91,24 +91,24 @@ class Line:
 
     @property
     def op(self) -> str:
-        """As in tables."""
+        """The name in tables."""
         return f"{self.kind} position"
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "dtype": "fp32"}
 
     @property
     def hbm_bytes(self) -> int:
-        """Lazy reads two numbers a position, eager reads two and writes one."""
+        """Lazy reads two numbers for each position; eager reads two and writes one."""
         return WORD * self.layers * self.channels * self.positions * (2 if self.kind == "lazy" else 3)
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.layers} x {self.channels} at {self.positions}"
 
 
-# The longest first: a run that is cut short has them.
+# Longest first, so that a run that is cut short includes them.
 TILES = tuple(Tile(*model, 1 << power) for model in reversed(MODELS) for power in reversed(range(15)))
 LINES = tuple(
     Line(kind, *model, positions) for kind in ("lazy", "eager") for model in MODELS for positions in POSITIONS
@@ -116,7 +116,7 @@ LINES = tuple(
 
 
 class Operands(NamedTuple):
-    """One set of buffers: y, taps from lag 0 on, z, and what was in z before."""
+    """One set of buffers: y, taps from lag 0 on, z, and the earlier contents of z."""
 
     y: Tensor
     taps: Tensor
@@ -124,14 +124,14 @@ class Operands(NamedTuple):
     before: Tensor
 
 
-Add = Callable[[], Tensor]  # adds to the z of one set, and gives it
+Add = Callable[[], Tensor]  # adds to the z of one set, and returns it
 Ways = Iterator[Way]
 
 
 def drawn(
     layers: int, channels: int, inputs: int, lags: int, outputs: int, generator: torch.Generator
 ) -> Operands:
-    """Random numbers; taps fall off, so that all outputs are of one size."""
+    """Returns random numbers; taps decay, so that all outputs have a similar size."""
 
     def normal(positions: int) -> Tensor:
         size = layers, 1, positions, channels
@@ -143,7 +143,7 @@ def drawn(
 
 
 def tile_truth(one: Operands) -> Tensor:
-    """The tile in float64, by a transform so long that nothing wraps, layer by layer."""
+    """Returns the tile in float64, layer by layer, by a transform long enough that nothing wraps."""
     side = one.y.shape[2]
     order = 4 * side
     found = []
@@ -154,7 +154,7 @@ def tile_truth(one: Operands) -> Tensor:
 
 
 def line_truth(kind: str, one: Operands) -> Tensor:
-    """A baseline's position in float64, layer by layer."""
+    """Returns a baseline's position in float64, layer by layer."""
     found = []
     for y, taps, z in zip(one.y.double(), one.taps.double(), one.before.double(), strict=True):
         more = (y * taps[:, 1:].flip(1)).sum(1, keepdim=True) if kind == "lazy" else y * taps[:, 1:]
@@ -166,19 +166,19 @@ def line_truth(kind: str, one: Operands) -> Tensor:
 
 
 def by_transform(y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
-    """The cyclic transform of order 2 side with cached spectra (App. C)."""
+    """Computes the cyclic transform of order 2 side with cached spectra (App. C)."""
     side = y.shape[2]
     both = torch.fft.irfft(torch.fft.rfft(y, 2 * side, dim=2) * cached, 2 * side, dim=2)
     return z.add_(both[:, :, side:])
 
 
 def turned(taps: Tensor) -> Tensor:
-    """Taps as the weights of a depthwise convolution: [layers channels, 1, 2 side - 1]."""
+    """Returns taps as the weights of a depthwise convolution: [layers channels, 1, 2 side - 1]."""
     return taps[:, 0, 1:].flip(1).transpose(1, 2).flatten(0, 1)[:, None].contiguous()
 
 
 def by_convolution(y: Tensor, weight: Tensor, z: Tensor) -> Tensor:
-    """A depthwise convolution with `turned` taps."""
+    """Computes a depthwise convolution with `turned` taps."""
     layers, batch, side, channels = y.shape
     rows = functional.pad(y.permute(1, 0, 3, 2).reshape(batch, layers * channels, side), (side - 1,) * 2)
     made = functional.conv1d(rows, weight, groups=layers * channels)
@@ -186,18 +186,18 @@ def by_convolution(y: Tensor, weight: Tensor, z: Tensor) -> Tensor:
 
 
 def by_sum(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """The sum as it stands, over windows of the taps."""
+    """Computes the plain sum over windows of the taps."""
     windows = taps[:, :, 1:].unfold(2, y.shape[2], 1)
     return z.add_((windows * y.flip(2).transpose(2, 3)[:, :, None]).sum(-1))
 
 
 def by_row(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Lazy: all inputs before a position."""
+    """Lazy: sums all inputs before a position."""
     return z.add_((y * taps[:, :, 1:].flip(2)).sum(2, keepdim=True))
 
 
 def by_column(y: Tensor, taps: Tensor, z: Tensor) -> Tensor:
-    """Eager: all outputs behind a position."""
+    """Eager: adds to all outputs behind a position."""
     return z.addcmul_(y, taps[:, :, 1:])
 
 
@@ -220,13 +220,13 @@ def _compiled(add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tens
 
 
 def positions_last(sets: Sequence[Operands]) -> list[Operands]:
-    """The same with the positions of a channel beside each other, as torch's transforms and convolutions
-    would have them: views of the same shapes."""
+    """Returns views of the same shapes with the positions of a channel adjacent in memory, which suits
+    torch's transforms and convolutions."""
     return [Operands(*(x.mT.contiguous().mT for x in one)) for one in sets]
 
 
 def torch_tiles(sets: Sequence[Operands], side: int, order: str = "") -> Ways:
-    """torch's ways to make a tile; `order`: of the operands in memory."""
+    """Yields torch's ways to make a tile; `order`: of the operands in memory."""
     taps = [one.taps for one in sets]
     if side >= TRANSFORM_SIDE:
         cached = [torch.fft.rfft(k, dim=2) for k in taps]
@@ -238,7 +238,7 @@ def torch_tiles(sets: Sequence[Operands], side: int, order: str = "") -> Ways:
 
 
 def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
-    """Our tiles: by the sum; in each precision as products of Toeplitz matrices; by transforms."""
+    """Yields our tiles: by the sum; in each precision as products of Toeplitz matrices; by transforms."""
     later = [one.taps[:, :, 1:] for one in sets]
     if side <= DIRECT_SIDE:
         yield _ours("direct", "", _calls(direct_tile, sets, later))
@@ -258,7 +258,7 @@ def own_tiles(sets: Sequence[Operands], side: int) -> Ways:
 
 
 def lines_ways(sets: Sequence[Operands], kind: str) -> Ways:
-    """Ours and torch's ways to a baseline's position."""
+    """Yields our way and torch's ways to a baseline's position."""
     taps, later = [one.taps for one in sets], [one.taps[:, :, 1:] for one in sets]
     if kind == "lazy":
         config = row_config_for(sets[0].y, sets[0].taps)
@@ -292,9 +292,9 @@ def _compared(
     bench: Bench,
     others_sets: Sequence[Operands] = (),
 ) -> Compared:
-    """`truths`: of the first and last set; `others_sets`: the same numbers otherwise laid out.
+    """`truths`: of the first and last set; `others_sets`: the same numbers in another memory layout.
 
-    What is checked begins with z as it was; in a graph each set's z is added to several times."""
+    Checks begin with the initial z; in a graph each set's z is added to several times."""
     calls = cases.calls_of(len(sets), cases.least_calls(bench.floor_s(of), GRAPH_S))
     in_graph = sets[-1].before + calls // len(sets) * (truths[-1] - sets[-1].before)
 
@@ -307,7 +307,7 @@ def _compared(
 
 
 def tile_case(of: Tile, bench: Bench) -> Compared:
-    """Our tiles and torch's, these in both orders of memory."""
+    """Compares our tiles with torch's, torch's in both memory orders."""
     shape = of.layers, of.channels, of.side, 2 * of.side, of.side
     sets = bench.rotated(partial(drawn, *shape), of.hbm_bytes)
     last = positions_last(sets)
@@ -320,7 +320,7 @@ def tile_case(of: Tile, bench: Bench) -> Compared:
 
 
 def line_case(of: Line, bench: Bench) -> Compared:
-    """A baseline's position, ours and torch's."""
+    """Compares our and torch's ways to a baseline's position."""
     inputs, outputs = (of.positions, 1) if of.kind == "lazy" else (1, of.positions)
     shape = of.layers, of.channels, inputs, of.positions + 1, outputs
     sets = bench.rotated(partial(drawn, *shape), of.hbm_bytes)

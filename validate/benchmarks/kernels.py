@@ -1,10 +1,10 @@
 """`python -m simcore.validate.benchmarks.kernels`: kernels on a CUDA device, beside the fastest public ones.
 
-anchors      decode attention at the shapes where the public kernels were measured, bf16
+anchors      decode attention at shapes of earlier measurements of the public kernels, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
-speculative  attention that gives its first and last tokens' part early, against plain decode attention, and
-             when that part is visible to a kernel that waits for it
+speculative  attention with an early output from its first and last tokens, against plain decode attention,
+             and when a kernel that waits for the early output sees it
 projections  few rows times the matrices of Llama 3.1 8B, against cuBLAS
 layer        a decoder layer executed, and skipped by its gate
 tiles        square tiles of long convolutions, sides 1 to 16384, beside torch's ways, fp32
@@ -13,14 +13,14 @@ linear_attention   causal linear attention with decay over sequences, beside fla
 linear_step  one token of it
 token_step   one token of a long-convolution model, all layers, beside torch's kernels
 slot_moves   moved slots of K and V in all layers, beside torch's copies
-auto         what method="auto" of linear attention costs by measured prices, over the fastest method
-hybrid       what Hybrid's tiles cost by measured prices, over the fastest implementation
+auto         cost of method="auto" of linear attention by measured prices, over the fastest method
+hybrid       cost of Hybrid's tiles by measured prices, over the fastest implementation
 
-Every version is first compared with float64, its output filled with NaN before; one that is wrong gets no
-time. Versions of one case take turns, twice over, so that a drift of the clocks hits all alike. Writes one
-table a part. Parts run in the order given; FlashInfer compiles its kernels in the background meanwhile.
+Every version is first compared with float64, after its output was filled with NaN; a wrong one gets no time.
+Versions of one case take turns twice, so that a drift of the clocks affects all alike. Each part writes one
+table. Parts run in the given order; FlashInfer compiles its kernels in the background meanwhile.
 
-Exit code: 0, 1 where one of our kernels was wrong or failed, 2 without a CUDA device.
+Exit code: 0, 1 if one of our kernels was wrong or failed, 2 without a CUDA device.
 """
 
 import json
@@ -87,7 +87,7 @@ BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
 
 
 def card_of(path: Path | None) -> Card:
-    """What the card reaches: measured, or as another process of the same run has found it."""
+    """Returns the card's rates: measured, or from the file of another process of the same run."""
     if path is not None and path.exists():
         return Card(**json.loads(path.read_text(encoding="utf-8")))
     card = measure_card(say)
@@ -97,7 +97,7 @@ def card_of(path: Path | None) -> Card:
 
 
 def peers_of(parts: Sequence[str], without: Sequence[str]) -> list[Peer]:
-    """The peers that are here, where a part needs them; FlashInfer begins to compile."""
+    """Returns the installed peers if a part needs them; starts FlashInfer's compilation."""
     dtypes = [dtype for part, dtype in (("anchors", "bf16"), ("table", "fp16")) if part in parts]
     peers = present(PEERS, without, say) if dtypes else []
     if any(peer.name == "FlashInfer" for peer in peers):
@@ -106,7 +106,7 @@ def peers_of(parts: Sequence[str], without: Sequence[str]) -> list[Peer]:
 
 
 def run_parts(parts: Sequence[str], bench: Bench) -> bool:
-    """All parts in this process: whether all of our own kernels were right."""
+    """Runs all parts in this process; returns whether all of our own kernels were right."""
     born, card = bench.birth, bench.card
     say(f"{born.device}, driver {born.driver}, torch {born.torch}, triton {born.triton}")
     say(
@@ -128,8 +128,8 @@ def run_parts(parts: Sequence[str], bench: Bench) -> bool:
 
 
 def run_apart(parts: Sequence[str], options: Sequence[str], seconds: float) -> bool:
-    """Each part in a process of its own, ended after so many seconds: one that hangs or breaks the device
-    takes no other with it."""
+    """Runs each part in its own process with a time limit, so that a part that hangs or breaks the device
+    affects no other."""
     all_right = True
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
@@ -169,7 +169,7 @@ def main(
     if not torch.cuda.is_available():
         raise InputError("a CUDA device is needed; there is none here")
     take_memory_in_segments()
-    # Where each part has its process, what compiles goes on beside the parts that do not need it.
+    # If each part has its own process, compilation continues beside the parts that do not need it.
     peers = peers_of(asked, left_out)
     if apart is not None:
         options = ["--out", str(out), *(["--quick"] if quick else [])]

@@ -1,11 +1,11 @@
-"""The benchmark's parts about causal linear attention beside flash-linear-attention: sequences, one token.
+"""Benchmarks of causal linear attention beside flash-linear-attention: sequences, and one token.
 
     out_i = q_i S_i,  S_i = gamma S_(i-1) + k_i^T v_i       bytes: q, k, v read, out written, each number once
     one token                                              bytes: the state read and written
 
-bf16 with states in fp32, 32 heads of 128, one decay a head, of sequences from 2048 tokens on also ones close
-to 1: rows that a state has forgotten are not read for it, and then none is. All are given [batch, length,
-heads, 128], which is how flash-linear-attention lays its tensors out.
+bf16 with states in fp32, 32 heads of 128, one decay for each head. Sequences from 2048 tokens on also get
+decays close to 1: a kernel may skip rows that a state has forgotten, and then there are none. All get
+[batch, length, heads, 128], flash-linear-attention's own layout.
 """
 
 import gc
@@ -34,14 +34,14 @@ from simcore.validate.benchmarks.timing import capture, one_line, replayed, vers
 HEADS, WIDTH = 32, 128
 FASTER, STEP_FASTER, STEP_SHARE = 1.8, 1.15, 0.85
 ERROR_BAR = 1e-2
-# Head by head where a sequence is longer: in float64 they would not fit beside each other.
+# Longer sequences are computed head by head, because all heads in float64 would not fit into memory.
 LONGEST_TOGETHER = 1 << 17
 COPIED_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """So many sequences of one length; decays lie between `least_decay` and 1."""
+    """Sequences of one length; decays lie between `least_decay` and 1."""
 
     batch: int
     length: int
@@ -50,7 +50,7 @@ class Sequences:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"}
 
     @property
@@ -65,14 +65,14 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of so many sequences."""
+    """One token of each of several sequences."""
 
     batch: int
     op: ClassVar[str] = "linear_attention_step"
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "heads": HEADS, "rank": WIDTH, "dim": WIDTH, "dtype": "bf16"}
 
     @property
@@ -84,7 +84,7 @@ class Token:
         return f"one token of {self.batch}"
 
 
-# A state of 100,000 tokens has forgotten none of them: 0.99999^100000 is above 2^-2.
+# A state of 100,000 tokens still includes all of them: 0.99999^100000 is above 2^-2.
 LASTING = 0.99999
 SHORT, LONG = (64, 128, 512), ((1, 100000), (1, 32768), (1, 8192), (1, 2048), (16, 2048))
 SEQUENCES = (
@@ -95,8 +95,8 @@ TOKENS = tuple(Token(batch) for batch in (1, 16, 64))
 
 
 class Operands(NamedTuple):
-    """q, k, v, out [batch, length, heads, width]; decay [heads]; of one token also its state, fp32 [batch,
-    heads, width, width], and what that was before."""
+    """q, k, v, out [batch, length, heads, width]; decay [heads]; for one token also its state, fp32 [batch,
+    heads, width, width], and the state before."""
 
     q: Tensor
     k: Tensor
@@ -110,7 +110,7 @@ class Operands(NamedTuple):
 def drawn(
     batch: int, length: int, generator: torch.Generator, *, with_state: bool, least_decay: float = 0.9
 ) -> Operands:
-    """Random numbers; keys are scaled so that outputs stay of one size."""
+    """Returns random numbers; keys are scaled so that outputs keep their size."""
     device = generator.device
 
     def normal(*size: int) -> Tensor:
@@ -125,7 +125,7 @@ def drawn(
 
 
 def truth(one: Operands) -> Tensor:
-    """In float64: [batch, length, heads, width]."""
+    """Returns the result in float64: [batch, length, heads, width]."""
     state = one.before if len(one.before) else None
     each = HEADS if one.q.shape[1] <= LONGEST_TOGETHER else 1
     found = []
@@ -139,28 +139,28 @@ def truth(one: Operands) -> Tensor:
 
 
 def own_sequences(one: Operands) -> Tensor:
-    """Ours, by chunks."""
+    """Runs our kernel for sequences, by chunks."""
     q, k, v, out = (x.transpose(1, 2) for x in one[:4])
     chunked_linear_attention(q, k, v, one.decay, out=out)
     return one.out
 
 
 def own_token(one: Operands) -> Tensor:
-    """Ours, one token."""
+    """Runs our kernel for one token."""
     linear_attention_step(one.q[:, 0], one.k[:, 0], one.v[:, 0], one.state, one.decay, out=one.out[:, 0])
     return one.out
 
 
 def fla(name: str) -> Callable[..., Any]:
-    """A function of flash-linear-attention. Raises ImportError where it is not there."""
+    """Returns a function of flash-linear-attention. Raises ImportError if it does not exist."""
     found: Callable[..., Any] = getattr(importlib.import_module("fla.ops.simple_gla"), name)
     return found
 
 
 def tune_again() -> None:
-    """Has flash-linear-attention choose its layouts anew, for the next shape. Its autotuners know nothing of
-    a sequence's length and keep what was fastest at the first: tuned on 64 tokens, on an H200 it once took
-    1.4 times as long for 32768 as another time."""
+    """Makes flash-linear-attention choose its layouts anew for the next shape. Its autotuners ignore a
+    sequence's length and keep the fastest layout of the first shape: tuned on 64 tokens, it once took 1.4
+    times as long for 32768 on an H200."""
     with suppress(ImportError, AttributeError):
         fla("chunk_simple_gla")
     for found in gc.get_objects():
@@ -170,7 +170,7 @@ def tune_again() -> None:
 
 
 def fla_ways(sets: Sequence[Operands], names: Sequence[str]) -> Iterator[Way]:
-    """flash-linear-attention's functions that are here."""
+    """Yields the functions of flash-linear-attention that exist here."""
     version = f"fla {version_of('fla-core')}"
     for name in names:
         try:
@@ -203,14 +203,15 @@ def _compared(
 
 
 def _after(one: Operands, tokens: int) -> Tensor:
-    """The output of the last of so many equal tokens, in float64: ours carry their state on in place."""
+    """Returns the output of the last of `tokens` equal tokens in float64, because our kernel updates its
+    state in place."""
     q, k, v = (x.expand(-1, tokens, -1, -1).transpose(1, 2).double() for x in one[:3])
     out, _ = causal_linear_attention(q, k, v, one.decay.double(), "block_based", one.before.double())
     return out[:, :, -1:].transpose(1, 2)
 
 
 def sequences_case(of: Sequences, bench: Bench) -> Compared:
-    """Whole sequences."""
+    """Runs a case of whole sequences."""
     tune_again()
     draw = partial(drawn, of.batch, of.length, with_state=False, least_decay=of.least_decay)
     sets = bench.rotated(draw, of.hbm_bytes)
@@ -220,7 +221,7 @@ def sequences_case(of: Sequences, bench: Bench) -> Compared:
 
 
 def token_case(of: Token, bench: Bench) -> Compared:
-    """One token."""
+    """Runs a case of one token."""
     tune_again()
     sets = bench.rotated(partial(drawn, of.batch, 1, with_state=True), of.hbm_bytes)
     in_graph = _after(sets[-1], cases.calls_of(len(sets)) // len(sets))
@@ -235,7 +236,7 @@ def _is_long(one: Compared, *, lasting: bool) -> bool:
 
 
 def copied_share(one: Compared) -> float | None:
-    """The share of what torch copies: a state is read and written, as much of one as of the other."""
+    """Returns our share of torch's copy bandwidth; a state is read and written in equal parts."""
     return one.ours.hbm_bytes / one.ours.median_s / copied_bytes_per_s() if one.ours.median_s else None
 
 
@@ -255,8 +256,8 @@ TOKEN_GOALS = (
 
 
 def copied_bytes_per_s() -> float:
-    """Bytes that torch reads and writes a second, far more of them than the L2 cache holds: by a copy, or by
-    a kernel that turns signs, whichever is faster."""
+    """Returns the bytes that torch reads and writes in a second, far beyond the L2 cache: by a copy or by a
+    kernel that flips signs, whichever is faster."""
     x = torch.zeros(COPIED_BYTES // 4, dtype=torch.float32, device="cuda")
     y = torch.empty_like(x)
     ways = (lambda: y.copy_(x), lambda: torch.neg(x, out=y))

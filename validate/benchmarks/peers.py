@@ -1,7 +1,7 @@
-"""Others' kernels of decode attention, called as their authors have it, for the same inputs as ours.
+"""Peers: public kernels of decode attention, called as their authors intend, on the same inputs as ours.
 
-Each is optional: one that cannot be imported, or fails in a case, is noted and left out. Where one has
-settings or layouts to choose from, it gives several candidates and the fastest of them counts.
+Each is optional: a peer that cannot be imported, or that fails in a case, is noted and left out. A peer with
+settings or layouts yields several candidates, and the fastest counts.
 """
 
 import importlib
@@ -30,8 +30,7 @@ Attend = Callable[[], Tensor]
 
 class Inputs(NamedTuple):
     """One set of buffers: q, out [batch, q_heads, d]; k, v [batch, kv_heads, context, d], or [pages, page,
-    kv_heads, d] with table [batch, pages of a sequence]; lengths [batch]; scales fp32 [kv_heads] of an fp8
-    cache."""
+    kv_heads, d] with table [batch, pages of a sequence]; lengths [batch]; fp8 scales fp32 [kv_heads]."""
 
     q: Tensor
     k: Tensor
@@ -44,7 +43,7 @@ class Inputs(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One way to call a kernel: its settings, for each set of buffers a call that gives its output, and the
+    """One way to call a kernel: its settings, a call for each set of buffers that returns its output, and the
     settings in short."""
 
     config: str
@@ -54,7 +53,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`candidates` raises whatever the peer raises; `ready` imports it."""
+    """A public kernel. `candidates` raises the peer's own errors; `ready` imports it."""
 
     name: str
     package: str
@@ -63,7 +62,7 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """Package and version."""
+        """Returns package and version."""
         return f"{self.package} {version_of(self.package)}".strip()
 
 
@@ -93,19 +92,19 @@ FLASHINFER_HEAD_DIM = 128
 
 @cache
 def _flashinfer() -> Any:
-    """The package; what it compiles goes into a scratch folder unless the environment names another."""
+    """Imports the package; it compiles into a scratch folder unless the environment names another."""
     major, minor = torch.cuda.get_device_capability()
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}" + ("a" if major == 9 else ""))
     folder = Path(tempfile.gettempdir()) / f"flashinfer-{os.getuid()}"
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(folder))
-    # It calls ninja by name, which stands beside the interpreter in a virtual environment.
+    # It calls ninja by name, which is beside the interpreter in a virtual environment.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     return importlib.import_module("flashinfer")
 
 
 def compile_ahead(dtypes: Sequence[str], say: Callable[[str], None]) -> None:
-    """Begins to compile FlashInfer's kernels in the background, which takes about a minute on many cores.
-    Whoever needs them waits by FlashInfer's own lock."""
+    """Starts to compile FlashInfer's kernels in the background, which takes about a minute on many cores.
+    FlashInfer's own lock makes their users wait."""
     try:
         _flashinfer()
         modules: Any = importlib.import_module("flashinfer.jit.attention.modules")
@@ -120,7 +119,7 @@ def compile_ahead(dtypes: Sequence[str], say: Callable[[str], None]) -> None:
         return
 
     def build(spec: Any) -> None:
-        # What fails here fails again, and is noted, where it is needed.
+        # A failure here occurs again, and is noted, when the kernel is needed.
         with suppress(Exception):
             spec.build(verbose=False)
 
@@ -134,8 +133,8 @@ def _flashinfer_space() -> Tensor:
 
 
 def _flashinfer_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candidate]:
-    """Its decode wrapper on tensor cores, over a cache in pages that lie one after another: [pages, page,
-    kv_heads, d]. Planned as for a captured graph, and as for one launch."""
+    """Yields its decode wrapper on tensor cores, over a cache of consecutive pages: [pages, page, kv_heads,
+    d]. Planned as for a captured graph, and as for one launch."""
     wrapper_of: Any = _flashinfer().BatchDecodeWithPagedKVCacheWrapper
     rows = [tuple(x.transpose(1, 2).contiguous() for x in (one.k, one.v)) for one in sets]
     for page, for_graphs in ((16, True), (64, True), (16, False)):
@@ -181,7 +180,7 @@ def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
 
 @cache
 def _xformers() -> tuple[Any, Any]:
-    # Its split-K kernel is Triton's and needs none of its compiled extension, without which it refuses all.
+    # Its split-K kernel is Triton's and needs no compiled extension; without one xFormers refuses all calls.
     common: Any = importlib.import_module("xformers.ops.fmha.common")
     common._built_with_cuda = True
     return importlib.import_module("xformers.ops.fmha"), importlib.import_module(
@@ -190,8 +189,8 @@ def _xformers() -> tuple[Any, Any]:
 
 
 def splits_to_try(case: Case, processors: int) -> list[tuple[int, int, int]]:
-    """Splits, tokens of a block and stages to try by hand: about 1, 2 and 4 programs a multiprocessor,
-    splits a power of two and no shorter than a block.
+    """Returns splits, tokens of a block and stages to try by hand: about 1, 2 and 4 programs for each
+    multiprocessor, with splits a power of two and no shorter than a block.
 
     >>> splits_to_try(Case(1, 4, 1, 131072), 132)
     [(128, 128, 3), (256, 64, 3), (512, 64, 2)]
@@ -206,7 +205,7 @@ def splits_to_try(case: Case, processors: int) -> list[tuple[int, int, int]]:
 
 
 def _xformers_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candidate]:
-    """Its Triton split-K kernel: as it chooses itself, and with splits set by hand."""
+    """Yields its Triton split-K kernel: with its own choice, and with splits set by hand."""
     fmha, splitk = _xformers()
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     operators = [("its defaults", splitk.FwOp)]
@@ -216,7 +215,7 @@ def _xformers_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candida
     group = case.q_heads // case.kv_heads
 
     def attend(one: Inputs, operator: Any) -> Tensor:
-        # [batch, tokens, kv_heads, group, d]; stride 0 along the group is how it knows that K is shared.
+        # [batch, tokens, kv_heads, group, d]; stride 0 along the group tells the kernel that K is shared.
         q = one.q.view(case.batch, 1, case.kv_heads, group, case.head_dim)
         k, v = (x.transpose(1, 2).unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (one.k, one.v))
         out: Tensor = fmha.memory_efficient_attention_forward(q, k, v, op=operator)
@@ -235,7 +234,7 @@ PEERS = (
 
 
 def present(peers: Sequence[Peer], without: Sequence[str], say: Callable[[str], None]) -> list[Peer]:
-    """Those that can be imported; one line for each that cannot."""
+    """Returns the peers that can be imported; says one line for each of the others."""
     found = []
     for peer in peers:
         if peer.name in without:

@@ -1,4 +1,4 @@
-"""The driver of all benchmarks: calls are checked, captured, and timed in turns; rows are saved, and judged.
+"""The driver of all benchmarks: checks, captures and times calls in turns; saves and judges rows.
 
 checked   ||out - truth|| / ||truth|| under its bar, truth in float64; outputs filled with NaN before
 captured  one call for each set of buffers, checked once more as replayed
@@ -25,14 +25,14 @@ from simcore.validate.program import write_csv
 T = TypeVar("T")
 
 ROUNDS = 2
-# Every run draws the same numbers, so that runs can be compared.
+# Every run draws the same numbers, so that runs are comparable.
 SEED = 0
 TORCH = f"torch {torch.__version__}"
 
 
 @dataclass(slots=True)
 class Bench:
-    """One run: the card, what is asked for, and what went wrong with our own kernels."""
+    """One run: the card, the options, and the failures of our own kernels."""
 
     card: Card
     birth: Birth
@@ -42,28 +42,28 @@ class Bench:
     failed: list[str] = field(default_factory=list)
 
     def save(self, part: str, rows: Sequence[Row], family: str = "decode") -> None:
-        """Writes what a part has so far; `family`: of kernels."""
+        """Writes a part's rows so far; `family`: of kernels."""
         self.out.mkdir(parents=True, exist_ok=True)
         lines = [cases.cells(row, self.birth) for row in rows]
         write_csv(lines, self.out / cases.file_name(self.birth.device, part, family))
 
     def judge(self, row: Row) -> None:
-        """Notes one of our own rows that has no time."""
+        """Notes one of our own rows if it has no time."""
         if row.times is None:
             self.failed.append(f"{row.op} {' '.join(str(v) for v in row.shape.values())}: {row.note}")
 
     def floor_s(self, of: Shape) -> float:
-        """Seconds that moving a case's bytes takes."""
+        """Returns the seconds that moving a case's bytes takes."""
         return of.hbm_bytes / self.card.read_bytes_per_s
 
     def rotated(self, draw: Callable[[torch.Generator], T], set_bytes: int) -> list[T]:
-        """As many sets of buffers as keep each of them out of the cache."""
+        """Returns enough sets of buffers to keep each of them out of the cache until its turn."""
         generator = torch.Generator(device="cuda").manual_seed(SEED)
         return [draw(generator) for _ in range(cases.rotation(set_bytes, self.card.l2_bytes))]
 
 
 def say(text: str) -> None:
-    """One line, at once."""
+    """Prints one line at once."""
     print(text, flush=True)
 
 
@@ -72,18 +72,18 @@ def say(text: str) -> None:
 
 @dataclass(slots=True)
 class Entry:
-    """One implementation in one case: its row, and its captured calls where it is right."""
+    """One implementation in one case: its row, and its captured calls if it is right."""
 
     row: Row
     graph: torch.cuda.CUDAGraph | None = None
     calls: int = 1
-    # What the graph reads and writes: it holds pointers alone.
+    # The graph's tensors, because a graph holds only pointers.
     keeps: object = None
     rounds: list[list[float]] = field(default_factory=list)
 
 
 def relative_error(out: Tensor, truth: Tensor) -> float:
-    """||out - truth|| / ||truth||; NaN where out has one."""
+    """Returns ||out - truth|| / ||truth||; NaN if `out` has one."""
     return float((out.double().reshape(truth.shape) - truth).norm() / truth.norm())
 
 
@@ -95,8 +95,8 @@ def tried(
     poison: Callable[[], object],
     in_graph: Tensor | None = None,
 ) -> Entry:
-    """The fastest right one of some candidates, captured; `truths` of the first and last set of buffers.
-    `in_graph`: that of the last call in the graph, where it is another, for what adds to what is there."""
+    """Captures the fastest right candidate; `truths` of the first and last set of buffers. `in_graph`: the
+    truth of the graph's last call, if it differs because calls add to earlier contents."""
     best, best_s, problem = Entry(row), float("inf"), replace(row, note="nothing to try")
     try:
         for candidate in candidates:
@@ -122,7 +122,7 @@ def captured(
     poison: Callable[[], object],
     in_graph: Tensor | None = None,
 ) -> Entry:
-    """A candidate whose first and last call are right by themselves, and the last in the graph too."""
+    """Captures a candidate if its first and last call are right alone, and the last also in the graph."""
     try:
         row = replace(row, config=candidate.config, brief=candidate.brief)
         row = replace(row, error=_worst_error(candidate, truths, poison))
@@ -145,7 +145,7 @@ def captured(
 
 
 def nan_last(error: float) -> float:
-    """A key that puts NaN behind all numbers."""
+    """Sort key that puts NaN behind all numbers."""
     return float("inf") if isnan(error) else error
 
 
@@ -158,7 +158,7 @@ def _worst_error(candidate: Candidate, truths: Sequence[Tensor], poison: Callabl
 
 
 def take_turns(entries: Sequence[Entry], cache_state: str, *, quick: bool) -> list[Row]:
-    """Times entries side by side, in rounds; their rows."""
+    """Times entries in alternating rounds; returns their rows."""
     for _ in range(ROUNDS):
         for entry in entries:
             if entry.graph is not None:
@@ -177,8 +177,8 @@ def take_turns(entries: Sequence[Entry], cache_state: str, *, quick: bool) -> li
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One implementation of a case. `name`: empty for the only one of ours; `version`: package and version;
-    `in_graph`: as `tried` has it."""
+    """One implementation of a case. `name`: empty if it is our only one; `version`: package and version;
+    `in_graph`: see `tried`."""
 
     name: str
     candidates: Iterable[Candidate]
@@ -188,15 +188,14 @@ class Way:
 
     @property
     def label(self) -> str:
-        """In tables."""
+        """The name in tables."""
         return self.name if self.version != OWN else ", ".join(filter(None, (OURS, self.name)))
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A case ready to run: ours and the peers' ways; `truths` of the first and last set of buffers; what is
-    done before each check; how many sets there are, of how many bytes each. `calls`: of a graph, as many as
-    cases.calls_of has it if left out."""
+    """A case ready to run: our and the peers' ways; `truths` of the first and last set of buffers; a function
+    called before each check; number of sets, bytes of each. `calls`: of a graph, default cases.calls_of."""
 
     ways: Iterable[Way]
     truths: Sequence[Tensor]
@@ -208,7 +207,7 @@ class Trial:
 
 
 def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
-    """All ways, checked, then timed in turns. Of ours with the least error bar the fastest counts."""
+    """Checks all ways, then times them in turns. Of our ways with the lowest error bar the fastest counts."""
     calls, entries = trial.calls or cases.calls_of(trial.sets), []
     for way in trial.ways:
         row = cases.row_of(of, way.label, way.version, way.error_bar)
@@ -228,19 +227,19 @@ def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
 
 
 class Part(Protocol):
-    """What --parts names."""
+    """A part that --parts can name."""
 
     @property
     def name(self) -> str:
-        """In --parts."""
+        """The name in --parts."""
 
     def run(self, bench: Bench) -> list[Bar]:
-        """Measures, saves, and says what was reached."""
+        """Measures, saves, and returns the bars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A part that compares in a way of its own."""
+    """A part with its own way of comparison."""
 
     name: str
     run: Callable[[Bench], list[Bar]]
@@ -248,9 +247,9 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Cases of one kind beside peers. `measure`: compares in one case; `goals`: what each case has to reach,
-    `bars`: what all of them have to, together; `family`: of kernels, and `file`: in the table's name (the
-    part's, if left out); `tabled`: whether a table for people comes at the end."""
+    """Cases of one kind beside peers. `measure`: compares in one case; `goals`: for each case, `bars`: for
+    all cases together; `family`: of kernels, and `file`: in the table's name (default the part's name);
+    `tabled`: whether to print a table at the end."""
 
     name: str
     cases: Sequence[Shape]
@@ -262,7 +261,7 @@ class Benchmark:
     tabled: bool = False
 
     def run(self, bench: Bench) -> list[Bar]:
-        """All cases, a line each; saved after each."""
+        """Runs all cases; prints a line and saves after each."""
         found = list[Compared]()
         for of in self.cases:
             try:
@@ -291,13 +290,13 @@ class Benchmark:
 
 
 def free() -> None:
-    """Gives the memory of the last case back, and what was compiled for it: of one function torch compiles no
-    more than a few shapes, and a peer would fail at the next."""
+    """Frees the memory of the last case, and compiled functions: torch compiles one function for only a few
+    shapes, and a peer would fail at the next."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def brief(config: Any) -> str:
-    """A layout's numbers, a slash between two."""
+    """Returns a layout's numbers, separated by slashes."""
     return "/".join(str(value) for value in astuple(config))

@@ -1,4 +1,4 @@
-"""The benchmark's parts about the rest of a decoding step: projections against cuBLAS, and a whole layer."""
+"""Benchmarks of the rest of a decode step: projections against cuBLAS, and a whole layer."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -37,7 +37,7 @@ from simcore.validate.benchmarks.timing import capture, replayed
 
 
 def projection_case(of: cases.Projection, bench: Bench) -> Compared:
-    """Ours and cuBLAS, each with W row by row and column by column."""
+    """Compares ours and cuBLAS, each with W stored by rows and by columns."""
     weight_bytes = 2 * of.k * of.n
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     draw = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
@@ -65,7 +65,7 @@ def projection_case(of: cases.Projection, bench: Bench) -> Compared:
 
 
 def layer_parts(of: cases.Layer) -> tuple[Buffers, LayerWeights, LayerCache]:
-    """A layer of random matrices, its cache full but for room, and the buffers around it."""
+    """Returns a layer of random matrices, its cache with just enough free room, and the buffers around it."""
     generator = torch.Generator(device="cuda").manual_seed(SEED)
 
     def random(*shape: int) -> Tensor:
@@ -91,7 +91,7 @@ def layer_parts(of: cases.Layer) -> tuple[Buffers, LayerWeights, LayerCache]:
 
 
 def layer_error(of: cases.Layer, gate: Tensor) -> tuple[float, bool]:
-    """How far an executed layer is off, and whether a skipped one has left everything as it was."""
+    """Returns the error of an executed layer, and whether a skipped one left everything unchanged."""
     buffers, weights, cache = layer_parts(of)
     doubled = LayerWeights(*(getattr(weights, each.name).double() for each in fields(weights)))
     truth = reference_layer_step(
@@ -113,7 +113,7 @@ def layer_error(of: cases.Layer, gate: Tensor) -> tuple[float, bool]:
 
 
 def layer(bench: Bench) -> list[Bar]:
-    """The part `layer`: Llama 3.1 8B's, one sequence."""
+    """Runs the part `layer`: Llama 3.1 8B's, one sequence."""
     of = cases.LAYER
     gate = torch.ones(1, dtype=torch.int32, device="cuda")
     error, same = layer_error(of, gate)

@@ -1,9 +1,9 @@
-"""Times of captured calls on a CUDA device, and what the card itself reaches.
+"""Times of captured calls on a CUDA device, and the rates that the card itself reaches.
 
-    seconds a call = (event after - event before a replay of the graph) / calls in the graph
+    seconds of a call = (event after - event before a replay of the graph) / calls in the graph
 
 A graph holds one call for each set of buffers. Replays are queued behind a kernel that only waits, so that
-the host is ahead of the device and no gap of its making is counted; a gap between two nodes of a graph is.
+the host is ahead of the device and its gaps do not count; a gap between two nodes of a graph does count.
 """
 
 import math
@@ -22,20 +22,20 @@ from simcore.validate.timing.reading_kernels import nothing_kernel, read_kernel
 
 LEAST_REPLAYS, LEAST_S, MOST_REPLAYS = 20, 0.03, 400
 QUICK_REPLAYS, QUICK_S = 5, 0.001
-# Long enough for the host to queue some replays; well under a millisecond. How long it may be at most where
-# other processes slow the host down. Of graphs of LONG_S the host queues one while the one before it runs.
+# Long enough for the host to queue some replays, and well under a millisecond; the most if other processes
+# slow the host down. A host queues a graph of LONG_S while the graph before it runs.
 WAIT_CYCLES, MOST_WAIT_CYCLES = 600_000, 10_000_000
 LONG_S = 2e-4
 READ_BYTES = 1 << 32
 
 Call = Callable[[], object]
-# Its classes of streams and events are not typed.
+# torch's classes of streams and events are not typed.
 CUDA: Any = torch.cuda
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The device: its L2 cache, multiprocessors, the most that reads reached and by what, one empty node."""
+    """The device: L2 cache, multiprocessors, best read rate and its kernel, time of an empty node."""
 
     l2_bytes: int
     processors: int
@@ -45,7 +45,7 @@ class Card:
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """A graph of these calls, the first of which is run once before, so that all is compiled and loaded."""
+    """Captures calls as a graph. Runs the first call before, so that everything is compiled and loaded."""
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -55,7 +55,7 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             for call in calls:
                 call()
     except BaseException:
-        # A capture that fails leaves its own stream as the current one.
+        # A failed capture leaves its own stream as the current one.
         torch.cuda.set_stream(stream)
         raise
     graph.replay()
@@ -64,7 +64,7 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def replayed(graph: torch.cuda.CUDAGraph, calls: int, *, quick: bool = False) -> list[float]:
-    """Seconds a call, replay by replay."""
+    """Returns seconds of a call, replay by replay."""
     least, least_s = (QUICK_REPLAYS, QUICK_S) if quick else (LEAST_REPLAYS, LEAST_S)
     (replay_s,) = replays_s(graph, 1)
     replays = min(MOST_REPLAYS, max(least, math.ceil(least_s / replay_s)))
@@ -72,8 +72,8 @@ def replayed(graph: torch.cuda.CUDAGraph, calls: int, *, quick: bool = False) ->
 
 
 def once_s(call: Call) -> float:
-    """Seconds of one call outside a graph, after one that compiles it, behind a kernel that waits: as far as
-    the host is ahead by then, what its launches cost is not counted."""
+    """Returns seconds of one call outside a graph, after a call that compiles it, behind a kernel that waits.
+    If the host is ahead by then, the cost of its launches does not count."""
     call()
     before, after = event(), event()
     wait()
@@ -85,9 +85,9 @@ def once_s(call: Call) -> float:
 
 
 def replays_s(graph: torch.cuda.CUDAGraph, replays: int, *, ahead: bool = False) -> list[float]:
-    """Seconds of each of so many replays. `ahead`: short graphs anew, behind a wait of twice as long, where
-    that was over before all of them were queued: the device then waits for the host, within a replay. Raises
-    ValueError where no wait is long enough."""
+    """Returns seconds of each replay. `ahead`: if the wait ended before all replays of a short graph were
+    queued, the device waited for the host within a replay; then all are measured again behind a wait of twice
+    the length. Raises ValueError if no wait is long enough."""
     cycles = WAIT_CYCLES
     while cycles <= MOST_WAIT_CYCLES:
         found, late = _replayed_behind(cycles, graph, replays)
@@ -98,7 +98,7 @@ def replays_s(graph: torch.cuda.CUDAGraph, replays: int, *, ahead: bool = False)
 
 
 def _replayed_behind(cycles: int, graph: torch.cuda.CUDAGraph, replays: int) -> tuple[list[float], bool]:
-    """Seconds of replays behind a wait, and whether that was over before all were queued."""
+    """Returns seconds of replays behind a wait, and whether it ended before all were queued."""
     marks, waited = [(event(), event()) for _ in range(replays)], event()
     wait(cycles)
     waited.record()
@@ -112,7 +112,7 @@ def _replayed_behind(cycles: int, graph: torch.cuda.CUDAGraph, replays: int) -> 
 
 
 def event() -> torch.cuda.Event:
-    """One that takes the time."""
+    """Returns an event with timing."""
     made: torch.cuda.Event = CUDA.Event(enable_timing=True)
     return made
 
@@ -122,12 +122,12 @@ def _is_over(passed: Any) -> bool:
 
 
 def wait(cycles: int = WAIT_CYCLES) -> None:
-    """A kernel that does nothing for a while, so that what is queued behind it follows without gaps."""
+    """Runs a kernel that does nothing for a while, so that work queued behind it follows without gaps."""
     CUDA._sleep(cycles)
 
 
 def _readers(x: torch.Tensor, processors: int) -> dict[str, Call]:
-    """Ways to read all of x [many], bf16."""
+    """Returns ways to read all of x [many], bf16."""
     out = torch.empty(64 * processors, dtype=torch.float32, device=x.device)
     wide = x.view(torch.float32)
     ways: dict[str, Call] = {
@@ -155,7 +155,7 @@ def _readers(x: torch.Tensor, processors: int) -> dict[str, Call]:
 
 
 def measure_card(say: Callable[[str], None], read_bytes: int = READ_BYTES) -> Card:
-    """Reads far more than the L2 cache holds, in several ways, the best of which counts; empty kernels."""
+    """Reads far more than the L2 cache in several ways, of which the best counts; times empty kernels."""
     properties: Any = torch.cuda.get_device_properties(0)
     processors = int(properties.multi_processor_count)
     # Whole rows for every way to read.
@@ -181,7 +181,7 @@ def measure_card(say: Callable[[str], None], read_bytes: int = READ_BYTES) -> Ca
 
 
 def birth(card: Card) -> Birth:
-    """Where and when this is; what nvidia-smi does not say is left empty."""
+    """Returns place and time of the measurement; fields that nvidia-smi lacks are empty."""
     fields = "driver_version,clocks.sm,clocks.mem"
     try:
         found = subprocess.run(
@@ -209,7 +209,7 @@ def birth(card: Card) -> Birth:
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package, or nothing."""
+    """Returns the version of an installed package, or an empty string."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -217,6 +217,6 @@ def version_of(package: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Returns an error in one line."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:120]}" if words else type(error).__name__

@@ -1,10 +1,10 @@
-"""The benchmark's parts about one token of all layers, and about moved cache slots, beside torch's kernels.
+"""Benchmarks of one token of all layers, and of moved cache slots, beside torch's kernels.
 
     token step   for each layer the red cell and the block       bytes: each matrix read once
-    slot moves   cache[to] = cache[from] in every cache          bytes: what moves, read and written
+    slot moves   cache[to] = cache[from] in every cache          bytes: the slots, read and written
 
-Matrices, activations and taps are bf16. Each step of a graph is at a place of its own, a model's position:
-what a step leaves is what another one there would take for sums, and gates make more and more of it."""
+Matrices, activations and taps are bf16. Each step of a graph has its own place, a position of a model: a
+second step there would read the first one's results as sums, and gates would amplify them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,17 +27,17 @@ from simcore.validate.benchmarks.cases import Compared, Goal, called, our_us
 from simcore.validate.benchmarks.peers import Candidate
 from simcore.validate.benchmarks.run import SEED, TORCH, Bench, Trial, Way, brief, compare
 
-# Positions of a model: a graph of one model has no more steps.
+# Positions of a model; a graph has at most this many steps of one model.
 ROOM = cases.LEAST_CALLS
 FASTER = 3.0
 ERROR_BAR = 1e-2
-# What an H200 has to reach, by layers and channels, for one sequence.
+# Most microseconds of an H200 for one sequence, by layers and channels.
 BARS_US = {(18, 256): 60.0, (36, 768): 150.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of so many sequences."""
+    """One token of each of several sequences."""
 
     layers: int
     channels: int
@@ -47,12 +47,12 @@ class Step:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
-        """All matrices, bf16: [2 D, D] and [D, 2 D] of an mlp, [D, D] of a gate, a layer."""
+        """All matrices, bf16: in each layer [2 D, D] and [D, 2 D] of an mlp, [D, D] of a gate."""
         return 2 * self.layers * self.channels**2 * (4 if self.block == "mlp" else 1)
 
     def __str__(self) -> str:
@@ -65,8 +65,8 @@ STEPS = tuple(
 
 
 class Operands(NamedTuple):
-    """One model: a [layers + 1, batch, ROOM, channels], taps [layers, 1, 1, channels], matrices, and what was
-    in a before."""
+    """One model: a [layers + 1, batch, ROOM, channels], taps [layers, 1, 1, channels], matrices, and the
+    earlier contents of a."""
 
     a: Tensor
     taps: Tensor
@@ -75,7 +75,7 @@ class Operands(NamedTuple):
 
 
 def drawn(of: Step, generator: torch.Generator) -> Operands:
-    """Random numbers whose size a layer keeps."""
+    """Returns random numbers whose size a layer preserves."""
 
     def normal(*size: int, scale: float = 1.0) -> Tensor:
         x = torch.randn(size, generator=generator, device=generator.device)
@@ -92,19 +92,19 @@ def drawn(of: Step, generator: torch.Generator) -> Operands:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A model and a position of it."""
+    """A model and one of its positions."""
 
     model: Operands
     position: int
 
 
 def places(sets: Sequence[Operands], calls: int) -> list[Place]:
-    """So many, models in turn."""
+    """Returns `calls` places, models in turn."""
     return [Place(sets[i % len(sets)], i // len(sets)) for i in range(calls)]
 
 
 def truth(at: Place) -> Tensor:
-    """The last level after a step, in float64; a is rounded after it."""
+    """Returns the last level after a step, in float64; a is rounded after it."""
     one, a = at.model, at.model.before.double()
     matrices = [matrix.double() for matrix in one.matrices]
     reference_token_step(a, one.taps.double(), matrices, at.position)
@@ -112,7 +112,7 @@ def truth(at: Place) -> Tensor:
 
 
 def by_kernels(levels: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """The step as torch runs it, a handful of kernels a layer; levels [layers + 1, batch, channels]."""
+    """Runs the step as torch does, with several kernels a layer; levels [layers + 1, batch, channels]."""
     y = levels[0]
     for layer in range(len(taps)):
         z = levels[layer + 1]
@@ -127,7 +127,7 @@ def by_kernels(levels: Tensor, taps: Tensor, matrices: Sequence[Tensor]) -> Tens
 
 
 def torch_calls(run: Callable[..., Tensor], steps: Sequence[Place]) -> Candidate:
-    """torch's."""
+    """Returns torch's calls."""
 
     def call(at: Place) -> Tensor:
         one = at.model
@@ -137,7 +137,7 @@ def torch_calls(run: Callable[..., Tensor], steps: Sequence[Place]) -> Candidate
 
 
 def own_calls(steps: Sequence[Place]) -> Candidate:
-    """Ours."""
+    """Returns our calls."""
     first = steps[0].model.a
     config = config_for(first)
     positions = torch.arange(ROOM, dtype=torch.int32, device=first.device)
@@ -152,7 +152,7 @@ def own_calls(steps: Sequence[Place]) -> Candidate:
 
 
 def step_case(of: Step, bench: Bench) -> Compared:
-    """Ours, torch's kernels one by one, and compiled."""
+    """Compares ours, torch's kernels one by one, and torch's compiled."""
     sets = bench.rotated(partial(drawn, of), of.hbm_bytes)
     steps = places(sets, cases.calls_of(len(sets)))
     compiled: Callable[..., Tensor] = torch.compile(by_kernels, fullgraph=True, dynamic=False)
@@ -187,7 +187,7 @@ STEP_GOALS = (
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """So many slots of K and V of a decoder's layers."""
+    """Moved slots of K and V in a decoder's layers."""
 
     layers: int
     slots: int
@@ -199,12 +199,12 @@ class Moves:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Its shape, as in tables."""
+        """Returns its shape, as in tables."""
         return {**asdict(self), "dtype": "bf16"}
 
     @property
     def hbm_bytes(self) -> int:
-        """bf16, read and written."""
+        """Bytes read and written in bf16."""
         return 2 * 2 * 2 * self.layers * self.moved * self.kv_heads * self.tokens * self.head_dim
 
     def __str__(self) -> str:
@@ -215,7 +215,7 @@ MOVES = tuple(Moves(32, 32, 8, tokens, 128, moved) for tokens in (128, 1024) for
 
 
 def moves_case(of: Moves, bench: Bench) -> Compared:
-    """Ours, and torch's copies cache by cache."""
+    """Compares ours with torch's copies, cache by cache."""
     generator = torch.Generator(device="cuda").manual_seed(SEED)
     size = of.slots, of.kv_heads, of.tokens, of.head_dim
     caches = [

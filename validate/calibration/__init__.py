@@ -1,1 +1,1 @@
-"""What ops cost on a device: grids of shapes, measuring, fitting, the profile."""
+"""Costs of ops on a device: grids of shapes, measurement, fit, profile."""

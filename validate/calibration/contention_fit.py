@@ -1,14 +1,14 @@
-"""The two constants by which graphs share a device (`sim.contention`), fitted to rows that were measured.
+"""Fits the two constants of the contention law (`sim.contention`), by which graphs share a device, to rows.
 
-    tail_overlap_s, bandwidth_share = the least sum of |log(measured / predicted)| over every second number of
-                                      streams or side of each kind; the others judge them
-    bandwidth_share <= what reading alone reaches, as the profile's birth record has it
+    tail_overlap_s, bandwidth_share = argmin of the sum of |log(measured / predicted)| over every second number
+                      of streams or side of each kind; the other rows judge the constants
+    bandwidth_share          <= the share that reading alone reaches, from the profile's birth record
     error           = larger / smaller of measured and predicted - 1
 
-What runs together costs on the simulated machine what it was measured to cost alone; so the error is that of
-the law. By squares one tile that it is 30 to 35 % off at, whatever its constants, took all streams 5 % off
-with it, and tiles in the median from 4.3 to 2.8 %; the criterion was chosen knowing those rows. `reuse_s` is
-0: graphs take as long with weights in common as with their own.
+On the simulated machine each graph costs its measured time alone, so the error is the error of the law. A fit
+by squares followed one tile that is 30 to 35 % off for any constants: it moved all streams 5 % off and the
+median of tiles from 4.3 to 2.8 %. The criterion was chosen with these rows in view. `reuse_s` is 0: graphs
+take as long with shared weights as with their own.
 """
 
 import math
@@ -41,56 +41,53 @@ from simcore.validate.accuracy.contention_cases import (
 )
 from simcore.validate.ladder.rungs import off_pct
 
-# Where a law is further off in the median, it is none.
+# A law with a larger median error is discarded.
 MOST_PCT = 8.0
 MODEL, DTYPES = "llama-3.1-8b", Dtypes("bf16", "bf16", "bf16")
 # Flash Inference's synthetic setting.
 CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
-# Where a search for constants begins, how often each may simulate all cases.
+# Starting points of a search for constants, and the most simulations of all cases from each.
 STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
 LEAST_S = 1e-9
-# In the birth record of a card's profile.
+# Key in the birth record of a card's profile.
 READS = "read_bytes_per_s"
 
 
 def models_of(layers: int) -> Models:
-    """What the cases are of: so many layers of the decoder, and the long convolution."""
+    """Returns the models of the cases: a decoder of `layers` layers, and the long convolution."""
     return Models(replace(load_config(MODELS / f"{MODEL}.json"), layers=layers), DTYPES, CONVOLUTION)
 
 
 def simulated_on(spec: DeviceSpec, profile: FittedProfile | None) -> Device:
-    """The simulated machine by a profile's prices, by which a graph's time is shared out, and verbs."""
+    """Returns the simulated machine with a profile's verbs and prices; ops share a graph's time by prices."""
     overheads = replace(spec.overheads, **(profile.overheads if profile else {}))
     return Device(pricer(spec, profile=profile), roofline(spec), overheads)
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Those of `simcore.sim.contention.shared_reads`."""
+    """The constants of `simcore.sim.contention.shared_reads`."""
 
     tail_overlap_s: float
     reuse_s: float
     bandwidth_share: float
 
     def rates(self, case: Case) -> Rates:
-        """The law. Only instances of one model find in the cache what others have read."""
+        """Returns the law for a case. Only instances of one model reuse reads of each other in the cache."""
         reuse_s = self.reuse_s if case.kind == SHARED else 0.0
         return shared_reads(reuse_s, self.bandwidth_share, self.tail_overlap_s)
 
     @property
     def text(self) -> str:
-        """For people."""
-        tail, share = (
-            f"tail_overlap_s {self.tail_overlap_s:.3g}",
-            f"bandwidth_share {self.bandwidth_share:.3f}",
-        )
-        return f"{tail}, reuse_s {self.reuse_s:.3g}, {share}"
+        """Returns the constants for display."""
+        overlap = f"tail_overlap_s {self.tail_overlap_s:.3g}, reuse_s {self.reuse_s:.3g}"
+        return f"{overlap}, bandwidth_share {self.bandwidth_share:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row with what the simulated machine takes. `role`: "alone" where nothing ran beside, "fit" where
-    constants were fitted to it, "measured" before anything is predicted, else "judged"."""
+    """A row with its time on the simulated machine. `role`: "alone" for a row with nothing beside it, "fit"
+    if constants were fitted to it, "measured" before the prediction, else "judged"."""
 
     row: Row
     role: str
@@ -98,14 +95,14 @@ class Judged:
 
     @property
     def error_pct(self) -> float:
-        """By how much the larger of measured and predicted exceeds the smaller."""
+        """The percentage by which the larger of measured and predicted exceeds the smaller."""
         return off_pct(self.predicted_s, self.row.together_s)
 
 
 def cases_of(
     streams: Sequence[int], contexts: Sequence[int], sides: Sequence[int], methods: Sequence[str], batch: int
 ) -> list[Case]:
-    """All cases, kind by kind."""
+    """Returns all cases, kind by kind."""
     found = [
         Case(kind, batch, count=count, context=context)
         for kind in (SHARED, OWN)
@@ -117,7 +114,7 @@ def cases_of(
 
 
 def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:
-    """What the simulated machine takes for each row; rows of one case are of one run."""
+    """Returns the simulated time of each row; rows of one case share a run."""
     traces: dict[tuple[Case, tuple[float, ...]], Any] = {}
     alone: dict[Case, dict[str, float]] = {}
     for row in rows:
@@ -133,8 +130,8 @@ def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constan
 
 
 def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
-    """What each row is for: with `fitting`, every second case of a kind is fitted to. Tiles of one side are
-    one case, however they are computed: they may take as long, so that one would not judge the other."""
+    """Returns the role of each row; with `fitting`, every second case of a kind is for the fit. Tiles of one
+    side are one case for all methods: their times may be alike, so one would not judge the other."""
     seen: dict[str, list[tuple[int, ...]]] = {}
     found = []
     for row in rows:
@@ -150,12 +147,12 @@ def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
 
 
 def role_is(role: str, rows: Sequence[Row]) -> list[Row]:
-    """The rows that are for this where constants are fitted."""
+    """Returns the rows that have this role in a fit."""
     return [row for row, found in zip(rows, roles(rows, True), strict=True) if found == role]
 
 
 def most_reach(spec: DeviceSpec, profile: FittedProfile | None) -> float:
-    """What share of the memory's bandwidth graphs reach together at most: as much as one that only reads."""
+    """Returns the largest share of the memory's bandwidth that graphs reach together: that of a pure read."""
     birth = profile.birth if profile else None
     reads = (birth.rates if birth else {}).get(READS) or math.inf
     return min(1.0, reads / spec.hbm_bytes_per_s)
@@ -169,9 +166,9 @@ def fit(
     most: float = 1.0,
     tries: int | None = None,
 ) -> Constants:
-    """The constants with the least sum of |log(measured / predicted)|, of a bandwidth_share of `most` at
-    most. A search begins at `bandwidth_share` and takes so many `tries` (MOST_TRIES, if left out). Raises
-    InputError without rows."""
+    """Returns the constants with the least sum of |log(measured / predicted)| and a bandwidth_share of `most` at
+    most, found from `bandwidth_share` by at most `tries` simulations (or MOST_TRIES). Raises InputError without
+    rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
@@ -197,13 +194,13 @@ def fit(
 def judged(
     rows: Sequence[Row], models: Models, device: Device, constants: Constants, fitting: bool
 ) -> list[Judged]:
-    """All rows with their roles and predictions."""
+    """Returns all rows with their roles and predictions."""
     seconds = together_s(rows, models, device, constants)
     return [Judged(*each) for each in zip(rows, roles(rows, fitting), seconds, strict=True)]
 
 
 def medians(found: Sequence[Judged]) -> dict[str, float]:
-    """The median error of what is judged, by kind, then of all."""
+    """Returns the median error of the judged rows, by kind, then over all."""
     by_kind: dict[str, list[float]] = {}
     for each in found:
         if each.role == "judged":
@@ -215,7 +212,7 @@ def medians(found: Sequence[Judged]) -> dict[str, float]:
 
 
 def shared_use(constants: Constants, found: Sequence[Judged], processor: str, date: str) -> SharedUse:
-    """What a profile has of it. Raises ValueError where nothing judges the constants."""
+    """Returns the profile's entry of contention. Raises ValueError if no row judges the constants."""
     errors = medians(found)
     if not errors:
         raise ValueError("there is no case that judges the constants of contention")

@@ -1,7 +1,7 @@
-"""Fits a price profile of this machine: two constants for each kind of op and dtype, and what the host costs.
+"""Fits a price profile of this machine: two constants for each kind of op and dtype, and the host's costs.
 
     seconds = launches * kernel_s + floor_s / efficiency          (simcore.devices.fit)
-    seconds = median of the kernel (cpu_times) + what the machine spends around it (cpu_host)
+    seconds = median of the kernel (cpu_times) + the machine's time around it (cpu_host)
 
 Torch computes on one thread, here as in runs.
 """
@@ -33,7 +33,7 @@ from simcore.validate.timing.cpu_times import CACHE, Clock, measure, rates
 
 __all__ = ["NAME", "calibrate", "processor", "profile_path"]
 
-# Seconds that the measurements of all shapes take together.
+# Total time of measuring all shapes, in seconds.
 TOTAL_S, QUICK_S = 24.0, 4.0
 
 
@@ -48,11 +48,11 @@ def calibrate(
     total_s: float | None = None,
     clock: Clock = time.perf_counter,
 ) -> FittedProfile:
-    """Measures, fits and writes the profile folder `target`, whole or not at all.
+    """Measures, fits and writes the profile folder `target`, completely or not at all.
 
-    `table`: the kernels; `shapes`: the ops to measure, `cpu_grid` of all kinds if left out; `total_s`:
-    what that takes, about, by the `clock`. Raises InputError where the device is no CPU, or `target` holds
-    anything but an earlier calibration.
+    `table`: the kernels; `shapes`: the ops to measure, by default `cpu_grid` of all kinds; `total_s`:
+    approximate time for it, by the `clock`. Raises InputError if the device is no CPU, or if `target` holds
+    anything except an earlier calibration.
     """
     if device != "cpu":
         raise InputError(f"--on {device}: only cpu can be calibrated")
@@ -64,7 +64,7 @@ def calibrate(
     )
     progress("runs of small models", len(points), len(shapes))
     op_s, launch_s, wait_s = host_costs()
-    # What kernels take alone comes first: what is around them is what runs take besides.
+    # The kernels' own times come first; the rest of an op's time in a run is the cost around the kernel.
     alone = _profile(device, quick, points, fits(points, {}, 0.0, CACHE))
     around_s = operand_costs(pricer(spec, profile=alone)) if table is TABLE else {}
     versions = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
@@ -80,7 +80,7 @@ def calibrate(
 
 
 def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[FitRow, ...]) -> FittedProfile:
-    """A profile that has fits and its name only."""
+    """Returns a profile with its name and fits only."""
     return FittedProfile(
         name=NAME,
         title=f"{processor()}, {torch.get_num_threads()} thread of torch",
@@ -93,7 +93,7 @@ def _profile(device: str, quick: bool, points: Sequence[Point], found: tuple[Fit
 
 
 def processor() -> str:
-    """The name of the processor, as the system has it."""
+    """Returns the system's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The shapes at which a calibration measures each kind of op: those of models that a CPU can run.
+"""The shapes at which a calibration measures each kind of op: shapes of models that a CPU can run.
 
-Hidden sizes 64 to 512, batches and prompts of 1 to 256 rows, contexts of 16 to 4096 tokens, tile sides of
-1 to 1024. Sides are powers of two and a few more; what a scenario launches lies between them.
+Hidden sizes 64 to 512, batches and prompts of 1 to 256 rows, contexts of 16 to 4096 tokens, tile sides of 1
+to 1024. Sides are powers of two and a few others; the shapes of scenarios lie between them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Dims = Mapping[str, int]
 
 
 def _dims(names: str, *values: Sequence[int]) -> tuple[Dims, ...]:
-    """Dimensions that go together: a name for each of the numbers."""
+    """Returns groups of dimensions that vary together: a name for each number."""
     return tuple(dict(zip(names.split(), each, strict=True)) for each in values)
 
 
@@ -35,7 +35,7 @@ WEIGHTS = _dims(
 )
 VOCAB = (256, 1024, 8192)
 SIDES = (1, 2, 4, 16, 64, 256, 1024)
-# Of tiles and rows of long convolutions.
+# For tiles and rows of long convolutions.
 LANES = _dims("layers batch channels", (1, 1, 64), (4, 2, 64), (2, 1, 256))
 STATES = (1, 4)
 LINEAR = _dims("batch heads rank dim", (1, 2, 16, 16), (4, 4, 32, 32), (1, 8, 64, 64))
@@ -48,8 +48,8 @@ DTYPES = ("fp32", "bf16")
 
 
 def _over(make: Callable[..., Op], **axes: Sequence[Any]) -> Shapes:
-    """An op of each combination of values, the last axis running fastest; a value may be several dimensions
-    that go together."""
+    """Returns a function that makes an op for each combination of values, with the last axis fastest. A value
+    may set several dimensions."""
 
     def shapes(dtype: str) -> Iterator[Op]:
         for values in product(*axes.values()):
@@ -61,7 +61,7 @@ def _over(make: Callable[..., Op], **axes: Sequence[Any]) -> Shapes:
     return shapes
 
 
-# -- ops some of whose dimensions follow from others ---------------------------------------------------------
+# -- ops with dependent dimensions ---------------------------------------------------------------------------
 
 
 def _matmul(dtype: str) -> Iterator[Op]:
@@ -70,7 +70,7 @@ def _matmul(dtype: str) -> Iterator[Op]:
 
 
 def speculative(*, context: int, **shape: Any) -> Op:
-    """With the first and last 128 tokens' part early, or of all, half of them each."""
+    """Attention whose early part is the first and last 128 tokens, or both halves of a shorter context."""
     return ops.speculative_attention(context=context, chunk=min(128, context // 2), **shape)
 
 
@@ -84,7 +84,7 @@ def _prefill(*, tokens: int, past: int, **shape: Any) -> Op:
 
 
 def square_tile(implementation: conv.Implementation) -> Callable[..., Op]:
-    """Makes tiles of as many outputs as inputs, by their `side`."""
+    """Returns a function that makes tiles with as many outputs as inputs, by their `side`."""
     return lambda *, side, **shape: conv.tile(implementation, side=side, outputs=side, **shape)
 
 
@@ -124,7 +124,7 @@ DECODER: Mapping[str, Shapes] = {
     "kv_copy": _over(ops.kv_copy, tokens=(16, 64, 256), width=(128, 512, 2048)),
     "sample": _over(ops.sample, tokens=(1, 4, 16), vocab=VOCAB),
 }
-# Half precision has no transforms on a CPU, and few fast kernels: the torch machine computes these in fp32.
+# A CPU has no half-precision transforms and few fast kernels, so the torch machine computes these in fp32.
 SINGLE: Mapping[str, Shapes] = {
     "conv_row": _over(conv.conv_row, lanes=LANES, inputs=SIDES),
     "conv_column": _over(conv.conv_column, lanes=LANES, outputs=SIDES),
@@ -156,8 +156,8 @@ KINDS = frozenset({*DECODER, *SINGLE})
 
 
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
-    """The ops to measure of those kinds for which shapes are known, in every dtype; `quick`: every third of
-    them, and the last one."""
+    """Returns the ops to measure of those kinds that have shapes here, in each dtype of the kind; `quick`:
+    every third op, and the last."""
     found: list[Op] = []
     for kind, shapes in {**DECODER, **SINGLE}.items():
         for dtype in DTYPES if kind in DECODER else DTYPES[:1]:

@@ -1,14 +1,14 @@
-"""What the torch machine spends besides kernels: on a launch, on a wait, and on finding an op's operands.
+"""The torch machine's time besides kernels: for a launch, for a wait, and for finding an op's operands.
 
-The first two from ops that do nothing, by runs that differ in one thing only:
+Launch and wait come from ops that do nothing, from pairs of runs with a single difference:
 
     op_s      one more op in a graph
-    launch_s  one more launch of many that are queued, less its op
-    wait_s    waiting for each launch, not only for the last
+    launch_s  one more of many queued launches, less its op
+    wait_s    a wait for each launch instead of only the last
 
-The last from small models of every study: what their ops take in a run, less what the kernels are known to
-take by themselves; of each kind the median over its shapes. States look up buffers, cut views and convert
-number formats there, all in Python, so a constant for each kind is enough.
+The operands come from small models of every study: the time of their ops in a run, less the known time of the
+kernel alone; for each kind the median over its shapes. States look up buffers, cut views and convert number
+formats in Python, so one constant for each kind is enough.
 """
 
 import time
@@ -38,7 +38,7 @@ from simcore.validate.machines.cpu.machine import State, TorchRun
 from simcore.validate.timing.op_times import op_times
 
 MODEL = Path(__file__).resolve().parents[2] / "scenarios" / "models" / "tiny-llama.json"
-# Launches of one run by which host costs are told apart, and how often it is repeated.
+# Launches of one run that measures host costs, and repetitions.
 LAUNCHES, REPEATS = 200, 5
 
 
@@ -67,7 +67,7 @@ NOTHING = Op("nothing", "nothing", (), "fp32", _no_work)
 
 
 def host_costs() -> tuple[float, float, float]:
-    """op_s, launch_s and wait_s of the torch machine; see the head of this file. None is below 0."""
+    """Returns op_s, launch_s and wait_s of the torch machine (see the head of this file), each at least 0."""
     one, many = Graph("one", (NOTHING,)), Graph("many", (NOTHING,) * (LAUNCHES + 1))
 
     def queued(graph: Graph, launches: int) -> Callable[[Machine], Program]:
@@ -102,8 +102,8 @@ def _median_s(program: Callable[[Machine], Program]) -> float:
 
 
 def operand_costs(price: Pricer, traces: Iterable[Trace] | None = None) -> dict[str, float]:
-    """Seconds by kind of op that a run takes longer than `price`, which is the kernel's alone; not below 0.
-    `traces`: real runs (small models of every study, if left out)."""
+    """Returns, by kind of op, the seconds of a run beyond `price`, the time of the kernel alone; at least 0.
+    `traces`: real runs (default: small models of every study)."""
     over: dict[str, list[float]] = {}
     for op, seconds in op_times(sample_runs() if traces is None else traces).items():
         if op.kind in TABLE:
@@ -112,7 +112,7 @@ def operand_costs(price: Pricer, traces: Iterable[Trace] | None = None) -> dict[
 
 
 def sample_runs() -> Iterator[Trace]:
-    """Runs of small models on the torch machine."""
+    """Yields runs of small models on the torch machine."""
     for weights in ("fp32", "bf16"):
         dtypes = Dtypes(weights, weights)
         yield from (_decoded(dtypes), _served(dtypes))

@@ -1,13 +1,13 @@
-"""Measures what ops cost on a CUDA card, and writes the profile by which they are priced.
+"""Measures the costs of ops on a CUDA card and writes the profile with their prices.
 
     a line for each kind of op         two constants                       simcore.devices.fit
     and for each matrix, each set of
-    heads, ... that models have        two constants, corrected by what
-                                       was measured near an op's shape     simcore.devices.interpolation
-    intervals                          by shapes drawn besides, by kind
+    heads, ... that models have        two constants, corrected by         simcore.devices.interpolation
+                                       measurements near an op's shape
+    intervals                          from additional drawn shapes, by kind
 
-What was measured is kept beside the profile until it is whole: a calibration that was interrupted goes on
-where it stopped, on the same card with the same software.
+A file keeps the measurements until the profile is complete, so that an interrupted calibration continues on
+the same card with the same software.
 """
 
 import csv
@@ -69,19 +69,18 @@ from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.compile_ahead import as_compiled
 
 CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
-# Between two shapes more is measured where a price there would be further off than this (a logarithm), so
-# often at most, and for so long a kind.
+# Refinement: a price between two shapes may be off by this (a logarithm) before more shapes are measured;
+# most halvings; seconds for each kind.
 REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
-# Shapes of a kind that only say how far off prices are; drawn by a seed of their own.
+# Shapes of a kind that only check prices, drawn by their own seed.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Seconds, and at most which share of all, that are left for what verbs cost, kernels take in graphs, and
-# graphs take beside each other.
+# Seconds, at most this share of all, reserved for costs of verbs, kernels in graphs and contention.
 ENDING_S, ENDING_SHARE = 75.0, 0.3
-# Of the time of measuring: by then, what is not compiled is compiled where it is measured.
+# Share of the measuring time after which kernels are compiled at the time of their measurement.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
-# What decides how long an op takes here, and what its floor is.
+# The code that determines an op's time here, and its floor.
 SOURCES = (PACKAGE, PACKAGE / "kernels", PACKAGE / "validate")
 
 
@@ -93,9 +92,9 @@ def calibrate_card(
     table: Mapping[str, Kernel] = TABLE,
     within_s: float,
 ) -> tuple[Path, FittedProfile]:
-    """Measures, fits and writes the profile folder `target` (the device's own, if left out), whole or not at
-    all; gives both. Shapes whose turn does not come `within_s` are left out, and noted. Raises InputError
-    where there is no CUDA card, or the catalogue has not got it."""
+    """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
+    all; returns both. Shapes that are not reached `within_s` are left out and noted. Raises InputError if
+    there is no CUDA card, or if the catalogue lacks it."""
     begun_s = time.perf_counter()
     device = this_card()
     target = target or profile_path(device)
@@ -117,7 +116,7 @@ def calibrate_card(
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     notes = (*profile.notes, memory, *told)
     profile = replace(profile, notes=notes, contention=_contention(target, device))
-    # Whatever becomes of the rest, what has been measured so far is a profile.
+    # The profile of the measurements so far is safe even if the rest fails.
     write_whole(profile, points, target)
     partial_of(target).unlink(missing_ok=True)
     if _shares(table):
@@ -130,8 +129,8 @@ def calibrate_card(
 def _overheads(
     floor: Roofline, card: Card, progress: Progress, *, graphs: bool
 ) -> tuple[dict[str, float], list[str]]:
-    """What verbs cost and, if `graphs`, kernels in them, after all else: other processes have ended then, and
-    the host is known well; and what is to be told of it."""
+    """Measures the costs of verbs and, if `graphs`, of kernels in graphs; returns also notes. It runs last:
+    other processes have ended by then, and the host's pace is well known."""
     costs, told = dict[str, float](), list[str]()
     progress("the host, and kernels in graphs", 0, 1)
     try:
@@ -150,8 +149,7 @@ def _overheads(
 def _shared_use(
     profile: FittedProfile, quick: bool, progress: Progress, end_s: float
 ) -> tuple[SharedUse | None, list[str]]:
-    """How graphs share the card, and what is to be told of it; as the profile has it already where that
-    cannot be measured."""
+    """Measures how graphs share the card; returns also notes. On failure keeps the earlier constants."""
     cases, done = len(card_sharing.cases(quick=quick)), itertools.count(1)
     progress("graphs beside each other: case", 0, cases)
 
@@ -168,7 +166,7 @@ def _shared_use(
 
 
 def _contention(target: Path, device: str) -> SharedUse | None:
-    """What is known of contention by the profile that stood here."""
+    """Returns the contention constants of the profile that `target` held before."""
     try:
         before = load_profile(device, str(target / "profile.yaml"))
     except InputError:
@@ -177,7 +175,7 @@ def _contention(target: Path, device: str) -> SharedUse | None:
 
 
 def this_card() -> str:
-    """The device of the catalogue that the CUDA card here is. Raises InputError where there is none."""
+    """Returns the catalogue's name of this CUDA card. Raises InputError if there is none."""
     if not torch.cuda.is_available():
         raise InputError("--on cuda: torch finds no CUDA device here")
     try:
@@ -195,15 +193,15 @@ def profile_of(
     left_out: int = 0,
     quick: bool = False,
 ) -> FittedProfile:
-    """The profile that measured points make. `failed`: what could not be measured; `left_out`: how many
-    shapes there was no time for."""
+    """Returns the profile of measured points. `failed`: ops that could not be measured; `left_out`: the
+    number of shapes for which no time was left."""
     return FittedProfile(
         name=NAME,
         title=f"{born.processor}, kernels of this project and torch's, in captured graphs",
         source=measured_on(born.processor, born.date, "cuda", quick, len(points)),
         device=device,
         granularity="measured",
-        # What a captured graph costs around a kernel is in its time already.
+        # The time of a captured graph already includes its cost around a kernel.
         fits=fits(points, {}, 0.0, CACHE, own_line),
         overheads=dict(costs),
         birth=born,
@@ -213,8 +211,8 @@ def profile_of(
 
 
 def own_line(op: Op) -> Iterator[str]:
-    """The dimensions that models choose, where a kind has such: ops that have them in common get a line."""
-    # What ALIKE tells apart is in every line's condition.
+    """Yields the dimensions that models choose, if any; ops that share them get their own line."""
+    # Every line's condition already includes ALIKE.
     if names := [name for name in _own_lines().get(op.kind, ()) if name not in ALIKE]:
         yield ";".join(f"{name}={op[name]}" for name in names)
 
@@ -230,8 +228,8 @@ def _own_lines() -> Mapping[str, Sequence[str]]:
 
 
 class Measuring:
-    """What is measured, kept in a file as it comes; what the file has from an interrupted calibration is not
-    measured again. `failed`: one line for each op that could not be measured; `floor`: of the device."""
+    """Measurements, written to a file as they come; the file's measurements of an interrupted calibration are
+    reused. `failed`: one line for each op that could not be measured; `floor`: of the device."""
 
     def __init__(self, device: str, path: Path, table: Mapping[str, Kernel], card: Card) -> None:
         self.found: dict[Key, Point] = {}
@@ -245,25 +243,25 @@ class Measuring:
 
     @property
     def goes_on(self) -> bool:
-        """Whether an interrupted calibration has left something."""
+        """Whether an interrupted calibration left measurements."""
         return bool(self._left)
 
     @property
     def nothing_works(self) -> bool:
-        """Whether many shapes of several kinds have failed and none has not: it is not the shapes."""
+        """Whether many shapes of several kinds failed and none succeeded: the shapes are not the cause."""
         kinds = {kind for kind, _, _ in self.failed}
         return not self.found and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
 
     def known(self, op: Op) -> Point | None:
-        """What was measured of an op."""
+        """Returns the measured point of an op."""
         return self.found.get(key_of(op))
 
     def is_left(self, op: Op) -> bool:
-        """Whether an interrupted calibration has measured an op already."""
+        """Whether an interrupted calibration has already measured an op."""
         return key_of(op) in self._left
 
     def one(self, op: Op, role: Role = "fit") -> Point | None:
-        """The point of an op, measured unless it is there; None where that failed."""
+        """Returns the point of an op, measured if it is new; None if that failed."""
         key = key_of(op)
         if key in self.found or key in self.failed:
             return self.found.get(key)
@@ -285,10 +283,9 @@ class Measuring:
 def measure_all(
     kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
 ) -> int:
-    """What graphs that share the card are made of, as far as it is not in the grid (to compile it then would
-    take the time that they have); the grid and the shapes that only check, kind by kind, what has to be
-    compiled when it has been; then what lies between points of the grid where that has to be known. Gives how
-    many shapes there was no time for before `end_s`."""
+    """Measures, in this order: ops of graphs that share the card and are not in the grid, so that later they
+    need no compilation; the grid and the check shapes, kind by kind, as they are compiled; shapes between
+    points of the grid if necessary. Returns the number of shapes not reached before `end_s`."""
     shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
     first = shared_shapes(kinds, quick, shapes)
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
@@ -308,16 +305,15 @@ def measure_all(
     for i, family in enumerate(refined):
         progress(f"{family.kind}, between what was measured: kind", i, len(refined))
         now_s = time.perf_counter()
-        # What one kind does not need is for those after it.
+        # Time that one kind leaves is for the later kinds.
         _refine(family, measuring, now_s + min(REFINING_S, (end_s - now_s) / (len(refined) - i)))
     return 0
 
 
 def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> Iterator[tuple[Op, Role]]:
-    """Kind by kind, the one with most shapes last, and after all those what loads the card; in any order, so
-    that what there is no time for lies between what was measured, and what is left takes as long as what is
-    done. What only checks comes together, at another time than what it checks: what changes with time is an
-    error of prices too."""
+    """Yields shapes kind by kind, the largest kind last, then those that load the card, each group shuffled.
+    So shapes not reached lie between measured ones, and the remaining time can be estimated. Check shapes
+    form their own group, measured at another time, because drift over time is also an error of prices."""
     groups: dict[tuple[bool, str], list[tuple[Op, Role]]] = {}
     for op, role in shapes:
         groups.setdefault((loads(op), op.kind if role == "fit" else role), []).append((op, role))
@@ -327,37 +323,37 @@ def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> I
 
 
 def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
-    """The grid, and the shapes that only check, in number formats that the card has."""
+    """Returns the grid and the check shapes, in number formats that the card supports."""
     shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
     shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
     return [(op, role) for op, role in shapes if card_measure.has_format(op)]
 
 
 def _shares(kinds: Collection[str]) -> bool:
-    """Whether graphs that share the card can be run with these kinds of op."""
+    """Whether these kinds of op suffice for graphs that share the card."""
     return {op.kind for op in card_sharing.ops(quick=True)} <= {*kinds}
 
 
 def shared_shapes(
     kinds: Collection[str], quick: bool, shapes: Iterable[tuple[Op, Role]]
 ) -> list[tuple[Op, Role]]:
-    """What graphs that share the card are made of, and is not among the shapes."""
+    """Returns the ops of graphs that share the card, except those among the shapes."""
     known = {key_of(op) for op, _ in shapes}
     each = card_sharing.ops(quick=quick) if _shares(kinds) else []
     return [(op, "fit") for op in each if key_of(op) not in known]
 
 
 At = tuple[int, Point]
-# Makes the op of a value along one dimension, all else the same.
+# Makes the op for a value of one dimension, with all others fixed.
 Make = Callable[[int], Op | None]
 
 
 def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
-    """Measures in the middle of two shapes that differ in one dimension, and where that is not what they say,
-    in the middle of both halves."""
+    """Measures midway between two shapes that differ in one dimension; if interpolation misses that time,
+    also midway in both halves."""
     for axis in family.refined:
         lines = [*_lines_along(family, axis, measuring)]
-        # In any order: there may not be time for all of them.
+        # In random order, because time may not suffice for all.
         random.Random(CHECK_SEED).shuffle(lines)
         for points, make in lines:
             constants = fit_two([(p.launches, p.floor_s, p.median_s) for _, p in points])
@@ -372,8 +368,8 @@ def _refine(family: Family, measuring: Measuring, end_s: float) -> None:
 
 
 def _between(make: Make, low: int, high: int, measuring: Measuring) -> At | None:
-    """The point in the middle of two values, or next to it: what only checks is not fitted to, and says
-    nothing of what is."""
+    """Returns the point midway between two values, or next to it. A check shape does not count, because no
+    price is fitted to it."""
     middle = round(math.sqrt(low * high))
     for value in (middle, middle + 1, middle - 1):
         op = make(value) if low < value < high else None
@@ -384,7 +380,7 @@ def _between(make: Make, low: int, high: int, measuring: Measuring) -> At | None
 
 
 def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[tuple[list[At], Make]]:
-    """Measured points along one dimension, all else the same, where there are several."""
+    """Yields measured points along one dimension, with all others fixed, if there are several."""
     found: dict[tuple[object, ...], tuple[list[At], Make]] = {}
     for choice, values in family.places():
         op = family.at(choice, values)
@@ -405,14 +401,14 @@ def _at(
 
 
 def _off(constants: Fit, low: At, high: At, middle: At) -> float:
-    """log(measured / what `simcore.devices.interpolation` has between two points); 0 where they say nothing
-    of it."""
+    """Returns log(measured / interpolated by `simcore.devices.interpolation` between two points); 0 if they
+    do not determine it."""
     near = correction(constants, [as_read(low[1]), as_read(high[1])])
     return near.error(constants, as_read(middle[1])) or 0.0
 
 
 def _identity(card: Card) -> dict[str, str]:
-    """What has to be the same for measurements to go on: the card, its software, and ours."""
+    """Returns the properties that a calibration needs unchanged to continue: card, software, this code."""
     born = asdict(birth(card))
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     code = hashlib.sha256()
@@ -423,7 +419,7 @@ def _identity(card: Card) -> dict[str, str]:
 
 
 def _read_partial(path: Path, card: Card) -> dict[Key, Kept]:
-    """The lines that an interrupted calibration of the same card has left; none where it cannot be read."""
+    """Reads the lines of an interrupted calibration of the same card; none if the file is unreadable."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         if json.loads(first) != _identity(card):
@@ -431,7 +427,7 @@ def _read_partial(path: Path, card: Card) -> dict[Key, Kept]:
     except (OSError, ValueError):
         return {}
     found, whole = dict[Key, Kept](), [first]
-    # The last line may have been cut off.
+    # The last line may be cut off.
     for line in (line for line in lines if line.endswith("\n")):
         kept = _kept(next(csv.reader([line])))
         if kept is not None:
@@ -442,7 +438,7 @@ def _read_partial(path: Path, card: Card) -> dict[Key, Kept]:
 
 
 def _kept(line: Sequence[str]) -> Kept | None:
-    """A line of the file; None where it is none."""
+    """Parses a line of the file; None if it is invalid."""
     row = dict(zip(COLUMNS, line, strict=False))
     names = {field.name for field in fields(Kept)}
     try:
@@ -465,7 +461,7 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
 def _notes(
     points: Sequence[Point], failed: Sequence[str], left_out: int, rates: Mapping[str, float]
 ) -> Iterator[str]:
-    """What a reader should know."""
+    """Yields notes for the reader of the profile."""
     yield f"operands come from {CACHE}; the column cache says which"
     for name in ("bf16", "fp8"):
         if under_load := rates.get(card_measure.loaded(name)):

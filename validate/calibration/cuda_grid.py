@@ -1,14 +1,14 @@
-"""The shapes of a CUDA card: those at which a calibration measures, and others of the same ranges.
+"""The shapes of a CUDA card: those that a calibration measures, and others from the same ranges.
 
-A family is one kind of op. Some dimensions of it are taken as models have them (`choices`: the matrices of
-Llama 3.1 8B and 70B on 1 to 8 ranks and of CodeLlama 34B on one, say), the others lie in a range, of which
-`ranges` names the values that are measured:
+A family is one kind of op. Some of its dimensions come from models (`choices`: for example the matrices of
+Llama 3.1 8B and 70B on 1 to 8 ranks and of CodeLlama 34B on one). The others lie in a range; `ranges` lists
+the values that are measured:
 
     grid(...)     choices x ranges
-    drawn(...)    a choice, and of each range any number in it, by its logarithm: none of them in the grid
+    drawn(...)    a choice, and from each range any number, log-uniformly; never a shape of the grid
 
-Between two values of a range a price is interpolated (`interpolation`): they stand close where kernels
-change, as products do beyond a tile's rows.
+Prices between two values of a range are interpolated (`interpolation`), so values are close together where
+kernels change, such as products beyond the rows of a tile.
 """
 
 import math
@@ -32,7 +32,7 @@ from simcore.validate.calibration.cpu_grid import speculative, square_tile
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
 RANKS = (1, 2, 4, 8)
-# Rows of a step that decodes: those of kernels of our own, then those that products are padded to.
+# Rows of a decode step: first those of own kernels, then those to which products are padded.
 ROWS = (
     1, 2, 3, 4, 6, 8, 10, 12, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64,
     *range(72, 257, 8), *range(272, 513, 16),
@@ -41,13 +41,13 @@ FP8_ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, *ROWS[18:])
 PROMPT_ROWS = (*range(576, 1025, 64), *range(1152, 4097, 128), *range(4352, 8193, 256))
 FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Programs of attention fill a card unevenly: about every number of sequences and KV heads has to be there.
+# Attention's programs fill a card unevenly, so almost every number of sequences and KV heads is needed.
 SEQUENCES = (
     *range(1, 13), 14, 16, 17, 20, 22, 24, 28, 32, 33, 36, 40, 44, 48, 56, 64, 66, 67, 72, 80, 88, 96, 112,
     128, 132, 133, 160, 192, 256,
 )  # fmt: skip
-# On both sides of where layouts change, and of 256, 512 and 1024, where each program of a short context has
-# one whole block (512 takes a tenth less than 511 and 518); no round numbers else: contexts are none.
+# On both sides of layout changes, and of 256, 512 and 1024, where each program of a short context has one
+# whole block (512 takes a tenth less than 511 and 518); otherwise no round numbers: contexts are not round.
 CONTEXT = (
     131, 255, 256, 257, 511, 512, 513, 777, 1023, 1024, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
@@ -56,15 +56,15 @@ SPECULATED_CONTEXT = (
     12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
 )  # fmt: skip
 SIDES = tuple(1 << power for power in range(15))
-# Layers of a tile, by its method; of sides up to SHORT_SIDE those between as well, where that is not all yet.
+# Layers of a tile, by method; sides up to SHORT_SIDE also get the layers between.
 LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 12, 24), 256
 FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
 FEWEST_LAYERS = (1, 2, 3, 9, 36)
-# Up to so many bytes ops find their inputs in the cache where they are measured, beyond not: calls go round
-# 128 sets of them (`simcore.validate.timing.cuda_times`), and an H200 keeps 60 MiB.
+# While measured, inputs up to this size stay in the cache and larger ones do not: calls rotate through 128
+# sets of them (`simcore.validate.timing.cuda_times`), and an H200 keeps 60 MiB.
 KEPT_BYTES = 60 * 2**20 // 128
-# Sequences of linear attention. Few are cut into groups of rows: on both sides of where they get one more,
-# and beside round numbers, of which groups are alike, others.
+# Sequences of linear attention. Few sequences are cut into groups of rows: lengths on both sides of one more
+# group, and also lengths that are not round, because groups of round ones are alike.
 FEW_SEQUENCES, MANY_SEQUENCES = (1, 2, 3, 4), tuple(range(5, 17))
 LENGTHS = (
     64, 128, 192, 256, 320, 384, 448, 500, 512, 520, 640, 740, 768, 780, 1000, 1024, 1040, 1200, 1700, 1960,
@@ -72,8 +72,8 @@ LENGTHS = (
     65536,
 )  # fmt: skip
 FEW_LENGTHS = (64, 128, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 16500, 65536)
-# Of slow methods, with a launch a token or memory that grows with the square of the length: nobody asks the
-# finer question of how many sequences. On both sides of where they take one more step.
+# For slow methods, with a launch for each token or memory quadratic in the length, few numbers of sequences
+# suffice. Lengths lie on both sides of one more step.
 SLOW_LENGTHS = {
     "block_based": (
         64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 320, 384, 512, 768, 1024, 2048,
@@ -85,10 +85,10 @@ SLOW_LENGTHS = {
         1024, 1025, 1280, 1281, 1536, 1537, 2048,
     ),
 }  # fmt: skip
-# Sequences of one token; rows of elementwise ops, of which each remainder by four has numbers of its own.
+# Sequences of one token; rows of elementwise ops, with every remainder by four.
 ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
-# Tokens of prompts and tokens cached before them: up to one tile of queries, where only blocks of keys count;
-# beyond, one token more than whole tiles, behind which the last tile has no block of its own.
+# Tokens of prompts and cached tokens before them: up to one tile of queries only blocks of keys count.
+# Beyond, one token more than whole tiles, because then the last tile has no block of its own.
 SHORT_PROMPTS, SHORT_CACHED = (16, 64, 65, 128), (0, 64, 128, 256, 512, 2048, 8192)
 PROMPTS = (
     129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 576, 640, 641, 768, 769, 896, 897, 1024, 1152, 1280,
@@ -96,7 +96,7 @@ PROMPTS = (
 )  # fmt: skip
 CACHED = (0, 48, 496, 2032, 8176)
 MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
-# Positions that a history or a column has; few sequences.
+# Sequences that are sampled; positions of a history or a column; few sequences.
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)
 LAGS = (
     1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 192, 256, 384, 512,
@@ -105,12 +105,12 @@ LAGS = (
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 ROWS_BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
 BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
-# Of one op, inputs and what it makes: what is larger is neither measured nor drawn.
+# Inputs and outputs of one op; larger ops are neither measured nor drawn.
 MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
 SPARSE_BYTES = 2e10
 TRIES = 1000
-# Of draws from a range that begins at 0.
+# Share of zeros in draws from a range that begins at 0.
 NOTHING_SHARE = 0.5
 
 Dims = Mapping[str, int]
@@ -118,11 +118,11 @@ Dims = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of op in one number format; see the head of this file. `make` takes a choice and one number of
-    each range. `steps`: ranges of which only the values named exist (powers of two, say). `refined`: ranges
-    in which a calibration measures between two values as well where it has to. `lines`: choices that get a
-    line of fits of their own; all of them, if left out. `most`: the largest an op's dimension may be.
-    `besides`: of a choice and a value of each range, others to measure at.
+    """One kind of op in one number format; see the head of this file. `make` takes a choice and one number
+    from each range. `steps`: ranges whose listed values are the only ones (powers of two, for example).
+    `refined`: ranges in which a calibration also measures between two values if necessary. `lines`: choices
+    that get their own line of fits; default all. `most`: upper bounds of an op's dimensions. `besides`:
+    returns additional values to measure for a choice and a value of each range.
     """
 
     kind: str
@@ -138,25 +138,25 @@ class Family:
     besides: Callable[[Dims, Dims], Iterable[Dims]] | None = None
 
     def at(self, choice: Dims, values: Dims) -> Op | None:
-        """The op of these dimensions; None for one that is too large."""
+        """Returns the op of these dimensions; None if it is too large."""
         op = self.make(**choice, **values, **self.options)
         small = all(op[name] <= most for name, most in self.most.items())
         return op if small and op.work.hbm_bytes <= self.most_bytes else None
 
     def _is_measured(self, op: Op) -> bool:
-        """Of what takes long, only powers of two of sequences: the times of others are in proportion."""
+        """Whether an op is measured: of long ops only powers of two of sequences, as time is proportional."""
         batch = dict(op.shape).get("batch", 1)
         return op.work.hbm_bytes < SPARSE_BYTES or (isinstance(batch, int) and batch.bit_count() == 1)
 
     def grid(self) -> Iterator[Op]:
-        """All choices at all values that are measured."""
+        """Yields the ops of all choices at all measured values."""
         for choice, values in self.places():
             op = self.at(choice, values)
             if op is not None and self._is_measured(op):
                 yield op
 
     def places(self) -> Iterator[tuple[Dims, Dims]]:
-        """A choice, and a value of each range, each once."""
+        """Yields each pair of a choice and a value of each range once."""
         for choice in self.choices:
             every = [dict(zip(self.ranges, values, strict=True)) for values in product(*self.ranges.values())]
             more = [each for values in every for each in self.besides(choice, values)] if self.besides else []
@@ -167,8 +167,8 @@ class Family:
             yield from ((choice, dict(values)) for values in found)
 
     def _end(self, choice: Dims, values: Dims, axis: str) -> Dims | None:
-        """Where the last value of a range makes an op too large, the largest that does not: what is drawn
-        lies below it. Once for all values of that range: by the first of them."""
+        """If the last value of a range makes an op too large, returns the largest possible value, because
+        drawn shapes lie below it. Only the first value of the range returns it, so that it occurs once."""
         known = self.ranges[axis]
 
         def too_large(value: int) -> bool:
@@ -180,7 +180,7 @@ class Family:
         return {**values, axis: above - 1}
 
     def draw(self, draw: random.Random) -> Op | None:
-        """One op of the ranges."""
+        """Draws one op from the ranges."""
         values = {name: self._value(name, draw) for name in self.ranges}
         return self.at(draw.choice(self.choices), values)
 
@@ -196,12 +196,13 @@ class Family:
 MATMUL = partial(ops.matmul, "matmul")
 
 
-# -- what models launch ------------------------------------------------------------------------------------
+# -- ops that models launch --------------------------------------------------------------------------------
 
 
 @cache
 def _decoders(*names: str) -> tuple[Decoder, ...]:
-    """The decoders of these names, on any number of ranks; one that only one scenario has on one."""
+    """Returns the decoders of these names on all possible numbers of ranks; CODELLAMA, which only one
+    scenario uses, on one rank."""
     found = list[Decoder]()
     for name, ranks in product(names, RANKS):
         config = load_config(MODELS / f"{name}.json")
@@ -213,7 +214,7 @@ def _decoders(*names: str) -> tuple[Decoder, ...]:
 def _launched(
     kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA), only: str = ""
 ) -> list[Dims]:
-    """The dimensions of a kind of op in the decoders, each once; of `only` the ops of that name."""
+    """Returns the dimensions of a kind of op in the decoders, each once; `only`: ops of that name."""
     found: dict[tuple[int, ...], Dims] = {}
     for model in _decoders(*names):
         for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
@@ -236,7 +237,7 @@ def _decoder() -> Iterator[Family]:
     for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
         matrices = _launched("matmul", "n", "k", names=names)
         yield Family("matmul", MATMUL, matrices, {"m": rows}, options={"dtype": dtype})
-        # Of a prompt only the last token has logits.
+        # Only the last token of a prompt has logits.
         heads = _launched("matmul", "n", "k", names=names, only="lm_head")
         layers = [each for each in matrices if each not in heads]
         yield Family("matmul", MATMUL, layers, {"m": PROMPT_ROWS}, options={"dtype": dtype})
@@ -245,7 +246,7 @@ def _decoder() -> Iterator[Family]:
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
     yield _rows("rotary", ops.rotary, heads_of)
-    # K and V of a token, from and to.
+    # K and V of a token, read and written.
     yield replace(
         _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim")),
         besides=_both_sides("tokens", lambda op: 8 * op["kv_heads"] * op["head_dim"]),
@@ -265,7 +266,7 @@ def _decoder() -> Iterator[Family]:
     yield Family(
         "speculative_attention", speculative, heads_of,
         {"batch": BATCH[:5], "context": SPECULATED_CONTEXT},
-        # It is compiled for each batch.
+        # The kernel is compiled for each batch.
         frozenset({"batch"}), options=BF16, refined=("context",), lines=(),
     )  # fmt: skip
     for lengths, cached in ((SHORT_PROMPTS, SHORT_CACHED), (PROMPTS, CACHED)):
@@ -279,8 +280,8 @@ def _decoder() -> Iterator[Family]:
 def _both_sides(
     axis: str, step_bytes: Callable[[Dims], int], fixed_steps: float = 0.0
 ) -> Callable[[Dims, Dims], Iterator[Dims]]:
-    """The largest value of a range at which inputs stay in the cache, and the next, where they take
-    `step_bytes` for each and for `fixed_steps` more: time jumps there."""
+    """Returns a function that yields the largest value whose inputs stay in the cache, and the next one,
+    because time jumps between them. Inputs take `step_bytes` for each step and for `fixed_steps` more."""
 
     def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
         kept = math.floor(KEPT_BYTES / step_bytes(choice) - fixed_steps)
@@ -298,16 +299,17 @@ def _rows(
 
 # -- sequence operators --------------------------------------------------------------------------------------
 
-# Of the papers' long convolutions: layers of one launch, and channels.
+# Long convolutions of the papers: layers of one launch, and channels.
 LANES = tuple({"layers": layers, "channels": c} for layers, c in ((1, 256), (18, 256), (1, 768), (36, 768)))
 CHANNELS = tuple({"channels": channels} for channels in (256, 768))
-# The MLPs between those layers have twice as many inner units, and as many rows as there are sequences.
+# The MLPs between these layers have twice as many inner units, and one row for each sequence.
 WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
 def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims], Iterator[Dims]]:
-    """The most layers of one launch that find their inputs in the cache, and one more: time jumps there."""
+    """Returns a function that yields the most layers of one launch whose inputs stay in the cache, and one
+    more, because time jumps there."""
     make = partial(square_tile(implementation), dtype="fp32")
 
     def besides(choice: Dims, values: Dims) -> Iterator[Dims]:
@@ -325,7 +327,7 @@ def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims
 
 def _sequence_operators() -> Iterator[Family]:
     for name in conv.IMPLEMENTATIONS:
-        # Sums grow with the square of the side: nobody takes them for long ones.
+        # The work of sums grows with the square of the side, so long tiles use other methods.
         sides = tuple(side for side in SIDES if side <= 1024 or name.endswith("fft"))
         layers = FEW_LAYERS.get(name, FEWEST_LAYERS)
         yield Family(
@@ -339,7 +341,7 @@ def _sequence_operators() -> Iterator[Family]:
     ):
         yield Family(
             kind, make, LANES, {"batch": (1,), lags: LAGS}, frozenset(), MOST_CONV_BYTES, FP32, (lags,),
-            # An input and a weight a channel for each lag, and what the sum is added to.
+            # For each lag an input and a weight for each channel, and the sum's target.
             besides=_both_sides(lags, lambda op: 8 * op["layers"] * op["channels"], 0.5),
         )  # fmt: skip
     inner = [(each["channels"], WIDER * each["channels"]) for each in CHANNELS]
@@ -376,13 +378,13 @@ def _linear_attention(method: str) -> Iterator[Family]:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All of them."""
+    """Returns all families."""
     return (*_decoder(), *_sequence_operators())
 
 
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
-    """The ops to measure of some kinds, of those with the same coordinates (`interpolation`) the first;
-    `quick`: every third value of a range, and the last."""
+    """Returns the ops of some kinds to measure, one for each set of coordinates (`interpolation`); `quick`:
+    every third value of a range, and the last."""
     return list(_grid(frozenset(kinds), quick))
 
 
@@ -409,8 +411,8 @@ def drawn(
     *,
     beside_grid: bool = True,
 ) -> list[Op]:
-    """`count` ops of each family, by a seed; fewer where there are not so many. None is among those of kind,
-    shape and dtype as in `without`, nor, if `beside_grid`, in the full grid."""
+    """Draws `count` ops of each family by a seed; fewer if the ranges hold fewer. Excludes ops with kind,
+    shape and dtype in `without` and, if `beside_grid`, the full grid."""
     known = {*without, *((op.kind, op.shape, op.dtype) for op in grid(kinds if beside_grid else ()))}
     found: list[Op] = []
     for family in families():

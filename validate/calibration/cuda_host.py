@@ -1,21 +1,21 @@
-"""What the verbs of the machine on a card cost (`machine.Overheads`), measured with its own programs.
+"""Measures the costs of the verbs of the machine on a card (`machine.Overheads`) with its own programs.
 
     launch_kernel_s = (launches of rounds of SOME nodes - of ONE) / ((SOME - ONE) / 2)
     launch_s        = a launch of rounds of ONE node - its launch_kernel_s
-    return_s, size_s            what they took in both of these, on average
-    start_s         = a graph of ONE node since the host had given it - a node of one of SOME
-    wait_s          = what a wait took behind SOME nodes (a host may come when ONE is done)
+    return_s, size_s            their mean times in both of these
+    start_s         = a graph of ONE node from its launch by the host on - a node of one of SOME
+    wait_s          = a wait behind SOME nodes (a host may arrive after ONE is done)
     message_s       = (a loop of send, recv)                      / (2 rounds)
     gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
 
-The first six are of `rounds`, most as `card_machine.verbs_of` tells them apart: a launch of one node that has
-not been launched for ROUNDS rounds, as a tile's at its position, and a wait; one of more nodes, the same each
-time, which reads a size; a mark; a wait, as for a token. A host that launches one graph again at once is
-faster: 26 us, with waits between 27, with another graph before each wait 29.5, where runs of decoders and
-tilings take 33 to 34 and what their kernels take besides (an H200's host). Graphs are made once, as
-models make theirs: to look at a new one takes a host longer the more ops it has. Medians over runs in turns,
-the first of which, which captures, is thrown away. Beyond SOME nodes nothing is known: a first launch of
-twenty thousand takes a host 3 ms.
+The first six come from `rounds`, most of them separated by `card_machine.verbs_of`: a launch of one node that
+was not launched for ROUNDS rounds, like a tile at its position, and a wait; a launch of more nodes, the same
+each time, which reads a size; a mark; a wait, as for a token. A host that relaunches one graph at once is
+faster: 26 us, with waits between 27, with another graph before each wait 29.5; runs of decoders and tilings
+take 33 to 34 plus the time of their kernels (an H200's host). Graphs are built once, as in models, because a
+host's first look at a graph takes longer the more ops it has. Values are medians over runs in turns without
+the first run, which captures. Costs beyond SOME nodes are unknown: a first launch of twenty thousand takes a
+host 3 ms.
 """
 
 import time
@@ -42,8 +42,8 @@ TOLD_S = "told_s"
 
 
 class _Counting:
-    """A state whose every op is a kernel of one program that counts up, where its gate lets it. `round`:
-    what launches are told, in the card's memory."""
+    """A state whose every op is a kernel of one program that increments a counter if its gate is open.
+    `round`: the launches' size, in the card's memory."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer, self.count, self.round = layer, layer.zeros(1), layer.zeros(1)
@@ -80,12 +80,12 @@ class _Counting:
 
 
 def counting_card(layer: Layer) -> Card:
-    """A card of one rank, on which every op counts up."""
+    """Returns a card of one rank on which every op increments a counter."""
     return Card([_Counting(layer)], layer)
 
 
 def host_costs(layer: Layer | None = None) -> dict[str, float]:
-    """`Overheads` of this host and card, in seconds. Raises ValueError where a wait cannot be timed."""
+    """Returns `Overheads` of this host and card, in seconds. Raises ValueError if no wait can be timed."""
     card = counting_card(CudaLayer() if layer is None else layer)
     turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
     names = *WITH_LAUNCHES, TOLD_S
@@ -94,7 +94,7 @@ def host_costs(layer: Layer | None = None) -> dict[str, float]:
     waits_s = [verbs["wait_s"] for _, verbs, _ in turns if "wait_s" in verbs]
     if not waits_s:
         raise ValueError(f"this host is too slow to wait for a graph of {SOME} nodes")
-    # Of two launches a round, one is of ONE node in both.
+    # One of the two launches of a round has ONE node in both kinds of rounds.
     kernel_s = max(0.0, (many["launch_s"] - few["launch_s"]) / ((SOME - ONE) / 2))
     launch_s = max(0.0, few["launch_s"] - ONE * kernel_s)
     return {
@@ -120,19 +120,19 @@ def _nodes(count: int) -> Graph:
 
 @cache
 def _seldom(i: int) -> Graph:
-    """ONE node, in a graph of its own."""
+    """Returns ONE node in a graph of its own."""
     return Graph(f"of round {i}", _nodes(ONE).ops)
 
 
 @cache
 def _told(count: int) -> Graph:
-    """So many nodes, of which the last one reads a size."""
+    """Returns a graph of `count` nodes, the last of which reads a size."""
     last = Op("count", "told", ((ROUND, Size(ROUND)),), "int32", _nothing)
     return _nodes(count - 1) + Graph("told", (last,))
 
 
 def rounds(m: Machine, *, nodes: int) -> Program:
-    """See the head of this file."""
+    """The program of rounds; see the head of this file."""
     graph = _told(nodes)
     for i in range(ROUNDS):
         yield m.wait(m.launch(_seldom(i)))
@@ -142,14 +142,14 @@ def rounds(m: Machine, *, nodes: int) -> Program:
 
 
 def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
-    """What verbs took in a run of rounds of so many nodes, of a host at its pace, and the graph of them."""
+    """Returns the times of verbs and of their graph in a run of rounds of such graphs, at the host's pace."""
     trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
     told_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == _told(nodes).name)
     return {**trace.verbs, TOLD_S: told_s}
 
 
 def _messages_s(card: Card) -> float:
-    """Seconds of a message, of a host at its pace."""
+    """Returns the seconds of a message, with a host at its pace."""
     took_s: list[float] = []
 
     def program(m: Machine) -> Program:
@@ -164,13 +164,13 @@ def _messages_s(card: Card) -> float:
 
 
 def _gate_s(card: Card) -> float:
-    """What one more node of a launch that is skipped takes on the card."""
+    """Returns the card's time for one more node of a skipped launch."""
     few_s, many_s = ([_skipped_s(card, _nodes(n)) for _ in range(1 + RUNS)][1:] for n in (ONE, MANY))
     return max(0.0, (median(many_s) - median(few_s)) / (MANY - ONE))
 
 
 def _skipped_s(card: Card, graph: Graph) -> float:
-    """Seconds of a launch behind another one, so that no time of the host is in it."""
+    """Returns the seconds of a launch queued behind another one, so that they include no time of the host."""
 
     def program(m: Machine) -> Program:
         never = m.flag("never")

@@ -1,11 +1,11 @@
-"""Several instances of one decoder on a card, each on a stream of its own: who shares what.
+"""Several instances of one decoder on a card, each on its own stream, and the memory that they share.
 
     graph of instance i  = the decoder's token, its ops placed at (instance i)
     stream of instance i = "instance i"
 
-Each has activations and a KV cache of its own. Weights are those of one model that all read, as the strategy
-`concurrent_instances` has it (`own_weights` False), or everybody's own. Layers alone (no embedding, no LM
-head), so that a token ends where the next one begins, and one captured graph does for all of them.
+Each instance has its own activations and KV cache. Weights are shared, as in the strategy
+`concurrent_instances` (`own_weights` False), or each instance has its own. A model has layers only (no
+embedding, no LM head), so a token ends where the next one begins, and one captured graph serves all tokens.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ INSTANCE = "instance"
 
 @dataclass(frozen=True)
 class Instances:
-    """So many instances of a decoder of one rank. Raises ValueError for one that is not of layers alone."""
+    """`count` instances of a decoder of one rank. Raises ValueError unless the decoder has layers only."""
 
     decoder: Decoder
     count: int
@@ -36,16 +36,16 @@ class Instances:
 
     @property
     def sets(self) -> int:
-        """How many sets of weights there are."""
+        """The number of sets of weights."""
         return self.count if self.own_weights else 1
 
     def graph(self, instance: int) -> Graph:
-        """A token of one instance. Size: context."""
+        """Returns the graph of a token of one instance. Size: context."""
         return _graph(self.decoder.token_step, instance)
 
     @staticmethod
     def stream(instance: int) -> str:
-        """Its stream."""
+        """Returns the stream of an instance."""
         return f"{INSTANCE} {instance}"
 
 
@@ -56,54 +56,54 @@ def _graph(step: Graph, instance: int) -> Graph:
 
 
 class CardInstancesState:
-    """The states of all instances as one rank's; see the head of this file. Sizes of a stream that is none of
-    theirs are those of the first."""
+    """The states of all instances as the state of one rank; see the head of this file. Other streams have the
+    sizes of the first instance."""
 
     def __init__(self, states: Sequence[CardDecoderState]) -> None:
         self.states = tuple(states)
         self._of_stream = {Instances.stream(i): state for i, state in enumerate(self.states)}
 
     def reset(self) -> None:
-        """All as before the first token."""
+        """Resets all instances to their state before the first token."""
         for state in self.states:
             state.reset()
 
     def told(self, graph: Graph) -> frozenset[str]:
-        """As of one of them."""
+        """Same as for one instance."""
         return self.states[0].told(graph)
 
     def bound(self, graph: Graph) -> frozenset[str]:
-        """As of one of them."""
+        """Same as for one instance."""
         return self.states[0].bound(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """Each instance has lengths of its own."""
+        """Returns the sizes of the stream's instance, which has its own lengths."""
         return self._of_stream.get(stream, self.states[0]).sizes(stream)
 
     def key(self) -> Hashable:
-        """The layers that they have come to."""
+        """Returns the current layers of the instances."""
         return tuple([state.key() for state in self.states])
 
     def restore(self, key: Hashable) -> None:
-        """Goes to these layers."""
+        """Sets these layers."""
         assert isinstance(key, tuple)
         for state, layer in zip(self.states, key, strict=True):
             state.restore(layer)
 
     def execute(self, op: Op) -> None:
-        """An op of the instance that it is placed at."""
+        """Runs an op of the instance at its place."""
         self._state(op).execute(op.without_place)
 
     def skip(self, op: Op) -> None:
-        """On to what comes after an op."""
+        """Continues after an op."""
         self._state(op).skip(op)
 
     def put(self, publication: Publication, to: Any) -> None:
-        """Raises ValueError: they publish nothing."""
+        """Raises ValueError: instances publish nothing."""
         raise ValueError(f"--on cuda: {publication.signal} is not published on a card")
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """Raises ValueError: they meet nobody."""
+        """Raises ValueError: instances have no collectives."""
         raise ValueError(f"--on cuda: {op.kind} {op.name}: instances meet nobody")
 
     def _state(self, op: Op) -> CardDecoderState:

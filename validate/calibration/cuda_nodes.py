@@ -1,10 +1,10 @@
-"""What a kernel takes in a captured graph beyond what it takes by itself (`in_graph_s` of `Overheads`).
+"""Measures the time of a kernel in a captured graph beyond its time alone (`in_graph_s` of `Overheads`).
 
-    in_graph_s = median over cases of ((step - start of a graph) - sum of its ops by themselves) / its kernels
+    in_graph_s = median over cases of ((step - start of a graph) - sum of its ops alone) / its kernels
 
-A step is that of a few layers of a decoder, run as studies run them. By themselves ops stand behind one small
-kernel (`cuda_times`); in a step behind others of many kinds, whose code and pages of memory have
-taken the place of theirs in the card's caches.
+A step is the step of a few layers of a decoder, run as in studies. Ops alone follow one small kernel
+(`cuda_times`). In a step they follow kernels of many kinds, whose code and memory pages have displaced theirs
+in the card's caches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,39 +26,39 @@ from simcore.validate.machines.cuda.layer import CudaLayer
 from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.timing import cuda_times as card_measure
 
-# Batches and contexts; tokens of a run, of which the later half counts; runs, of which the last does.
+# Batches and contexts; tokens of a run, of which the second half counts; runs, of which the last counts.
 CASES = ((1, 1021), (4, 3989), (16, 1531), (32, 2039))
 LAYERS, TOKENS, RUNS, SEED = 8, 24, 3, 0
 KINDS = frozenset({
     "norm", "matmul", "rotary", "kv_append", "decode_attention", "residual", "activation",
 })  # fmt: skip
 
-# The seconds of a step of so many sequences and tokens of context, and its ops.
+# (sequences, tokens of context) -> the seconds of a step, and its ops.
 Step = Callable[[int, int], tuple[float, Sequence[Op]]]
 
 
 def node_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[float]:
-    """in_graph_s of each case."""
+    """Yields in_graph_s of each case."""
     for case in CASES:
         took_s, ops = step(*case)
         yield (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops)
 
 
 def node_cost(found: Sequence[float]) -> float:
-    """in_graph_s by that of several cases; at least 0, for where steps take less than their ops, these share
-    what kernels take by themselves."""
+    """Returns in_graph_s from several cases, at least 0: if a step takes less than its ops, they share costs
+    that each has alone."""
     return max(0.0, median(found))
 
 
 def told(found: Sequence[float]) -> str:
-    """What a profile says of it."""
+    """Returns the profile's note about it."""
     each = ", ".join(f"{1e6 * seconds:.2f}" for seconds in found)
     cases = ", ".join(f"{batch} x {context}" for batch, context in CASES)
     return f"in_graph_s: {each} us, {LAYERS} layers of {LLAMA[0]} at batch x context of {cases}"
 
 
 def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
-    """in_graph_s of each case on this card. Raises what the card raises."""
+    """Returns in_graph_s of each case on this card. Raises the card's errors."""
 
     @cache
     def alone_s(op: Op) -> float:
@@ -81,10 +81,10 @@ def _steps() -> Step:
 
 
 def run_on(card: Card, model: Decoder, context: int) -> Trace:
-    """The last run of a decoder on a card."""
+    """Returns the last run of a decoder on a card."""
 
     def program(m: Machine) -> Program:
-        # None is waited for but the last, so that no time of the host is in that of a step.
+        # The program waits only for the last ticket, so that a step includes no time of the host.
         tickets = [m.launch(model.token_step, sizes={"context": context + i}) for i in range(TOKENS)]
         yield m.wait(tickets[-1])
 
@@ -97,7 +97,7 @@ def run_on(card: Card, model: Decoder, context: int) -> Trace:
 
 
 def of_later_tokens(trace: Trace) -> tuple[float, Sequence[Op]]:
-    """The median time of a token's graph in the second half of a run, and its ops: those of the token in the
+    """Returns the median time of a token's graph in the second half of a run, and the ops of the token in the
     middle of that half."""
     later = sorted(trace.spans, key=lambda span: span.start_s)[TOKENS // 2 :]
     ops = [priced.op.without_place for priced in later[len(later) // 2].ops]

@@ -1,5 +1,4 @@
-"""How graphs share a card, as a calibration measures it: a part of what
-`simcore.validate.accuracy.contention` does.
+"""Measures in a calibration how graphs share a card: a part of `simcore.validate.accuracy.contention`.
 
     streams   1 to 32 decode steps of one model at a time
     beside    one tile after the other beside token steps
@@ -34,23 +33,23 @@ from simcore.validate.machines.cuda.runs import this_machine
 from simcore.validate.timing.cuda_times import FAILURES
 
 LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
-# Every second one is fitted to: of the few, what fills the card, and what does not judges it.
+# Every second one is for the fit: of the quick ones the number that fills the card; the other judges.
 STREAMS, QUICK_STREAMS = (1, 2, 4, 8, 16, 32), (1, 16, 2)
-# Longer tiles keep a step waiting, shorter ones wait for its programs, which the law does not know.
+# Longer tiles delay a step, and shorter ones wait for its programs; the law models neither.
 SIDES, QUICK_SIDES = (256, 512, 1024), (512, 256)
 REPEATS = 2
-# How often a search for constants may simulate all cases; what both take on a slow host.
+# Most simulations of all cases in a search for constants; seconds of both searches on a slow host.
 TRIES, FITTING_S = 30, 14.0
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """What runs together."""
+    """Returns the cases."""
     streams, sides = (QUICK_STREAMS, QUICK_SIDES) if quick else (STREAMS, SIDES)
     return [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
 
 
 def ops(*, quick: bool) -> list[Op]:
-    """What is launched in them, each op once, with the sizes that it is launched with."""
+    """Returns the launched ops of the cases, each once, with their sizes at launch."""
     models = models_of(1)
     each = [replace(case, steps=1, tiles=1, count=1) for case in cases(quick=quick)]
     found = [op.at(dict(job.sizes)) for case in each for job in jobs(case, models) for op in job.graph.ops]
@@ -60,9 +59,8 @@ def ops(*, quick: bool) -> list[Op]:
 def shared_use_here(
     profile: FittedProfile, *, quick: bool, end_s: float, say: Callable[[str], None]
 ) -> tuple[SharedUse, list[str]]:
-    """The constants of this card, by the prices and verbs of the profile that was just measured, and what is
-    to be told of them. No case begins after `end_s` (time.perf_counter). Raises ValueError where what could
-    be measured makes no constants."""
+    """Returns the constants of this card, from the prices and verbs of the new profile, and notes. No case
+    begins after `end_s` (time.perf_counter). Raises ValueError if measurements do not determine constants."""
     rows, told = rows_here(profile, cases(quick=quick), end_s, say)
     try:
         found = fitted(rows, profile)
@@ -79,7 +77,7 @@ def shared_use_here(
 def rows_here(
     profile: FittedProfile, asked: Sequence[Case], end_s: float, say: Callable[[str], None]
 ) -> tuple[list[Row], list[str]]:
-    """The rows of whole cases, and what is to be told of the others."""
+    """Returns the rows of complete cases, and notes about the others."""
     start = simulated_on(load_device(profile.device), profile)
     rows, why = list[Row](), "there was no time"
     real = this_machine(REPEATS)
@@ -98,8 +96,8 @@ def rows_here(
 
 
 def fitted(rows: Sequence[Row], profile: FittedProfile) -> SharedUse:
-    """The constants that rows give. Raises ValueError where none are left of a kind to fit to or to judge by,
-    or where constants are no good."""
+    """Returns the constants from rows. Raises ValueError if a kind has no rows to fit to or to judge by, or
+    if the constants are unusable."""
     spec, models = load_device(profile.device), models_of(LAYERS)
     here, chosen = simulated_on(spec, profile), role_is("fit", rows)
     judging = role_is("judged", rows)

@@ -1,4 +1,4 @@
-"""What is kept of measured ops, and what a profile of them says of itself, whatever it was measured on."""
+"""Records of measured ops, and a profile's description of its origin, for any device."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,13 +24,13 @@ Key = tuple[str, str, str]
 
 
 def key_of(op: Op) -> Key:
-    """Which line of a file an op has."""
+    """Returns the key of an op's line in a file."""
     return op.kind, shape_text(op), op.dtype
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Kept:
-    """A measured op as a line of a file has it; see `simcore.devices.making.Point`."""
+    """A measured op as a line of a file; see `simcore.devices.making.Point`."""
 
     kind: str
     shape: str
@@ -45,23 +45,23 @@ class Kept:
 
     @property
     def key(self) -> Key:
-        """Which op it is of."""
+        """The key of its op."""
         return self.kind, self.shape, self.dtype
 
     def point(self, op: Op, floor: Roofline) -> Point:
-        """The point of the op that it is of."""
+        """Returns the point of its op."""
         launches, floor_s = launches_and_floor(op, floor)
         times = self.median_s, self.p10_s, self.p90_s, self.n
         return Point(op, launches, floor_s, *times, self.cache, self.warm_s, self.role)
 
 
 def profile_path(device: str) -> Path:
-    """Where the profile of a calibration belongs."""
+    """Returns the path of a calibration's profile."""
     return PROFILES / device / NAME
 
 
 def measured_on(processor: str, date: str, on: str, quick: bool, shapes: int) -> str:
-    """Where a profile is from, to readers on any machine: the processor, and the day of an ISO `date`."""
+    """Describes a profile's origin for readers anywhere: the processor, and the day of an ISO `date`."""
     day = date.partition("T")[0]
     return f"measured on one {processor}, {day}: calibrate --on {on}{' --quick' * quick}, {shapes} shapes"
 
@@ -73,7 +73,7 @@ def birth_of(
     rates: Mapping[str, float],
     threads: int | None = None,
 ) -> Birth:
-    """The record of a measurement that ends now; `threads`: torch's, if left out."""
+    """Returns the record of a measurement that ends now; `threads`: default torch's."""
     return Birth(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         processor=processor,
@@ -87,7 +87,7 @@ def birth_of(
 
 
 def what_is_odd(points: Sequence[Point], kinds: Collection[str]) -> Iterator[str]:
-    """What a reader should know: kinds without a fit, and shapes that beat the datasheet."""
+    """Yields notes for the reader: kinds without a fit, and shapes faster than the datasheet allows."""
     if missing := sorted({*kinds} - {point.op.kind for point in points}):
         yield f"not measured, priced by the roofline: {', '.join(missing)}"
     if fast := sum(point.median_s < point.floor_s for point in points):

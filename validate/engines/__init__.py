@@ -1,1 +1,1 @@
-"""Measured engines that nobody here wrote, beside the simulator."""
+"""Measurements of engines from outside this project, and the simulator's predictions of them."""

@@ -1,16 +1,17 @@
-"""The simulator beside measured engines that nobody here wrote: rows of TTFT and TPOT.
+"""Compares the simulator with measured engines from outside this project: rows of TTFT and TPOT.
 
     python -m simcore.validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0]
 
-FILE is a table of measured runs with the columns of `simcore.validate.engines.rows`. Its dense Llama-3.1 8B
-and 70B rows on H100 and H200 are predicted, each as the closed loop that it was, by the engine's own rules of
-batching, at the prices that its card has by default, or those of another profile. A tenth of the rows of each
-series, drawn by the seed, gives its one constant (`simcore.validate.engines.predict`); the others are judged:
+FILE is a table of measured runs with the columns of `simcore.validate.engines.rows`. The program predicts its
+dense Llama-3.1 8B and 70B rows on H100 and H200, each as the closed loop that it was, by the engine's own
+batching rules, at the default prices of its card or those of another profile. A tenth of the rows of each
+series, drawn by the seed, determines its one constant (`simcore.validate.engines.predict`); the others are
+judged:
 
     error = |predicted - measured| / measured
 
-Rows faster than the card's datasheet allows are named, and figures given with and without them. Exit code 1
-where a bar is missed, 2 for a file that cannot be used.
+The output lists rows faster than the card's datasheet allows, and figures with and without them. Exit code 1
+if a bar is missed, 2 for an unusable file.
 """
 
 import sys
@@ -30,18 +31,18 @@ from simcore.validate.engines.predict import HOST_S, Predicted, drawn, fitted, l
 from simcore.validate.engines.rows import Row, impossible, inconsistent, read_rows
 from simcore.validate.program import check_out, markdown, run, write_csv
 
-# What aiconfigurator 0.12 reaches on such rows, and the bars, in percent.
+# The bars, and the errors of aiconfigurator 0.12 on such rows, in percent.
 BARS = {"tpot_median": 8.0, "tpot_mean": 14.0, "ttft_mean": 45.0}
 OTHERS = {"tpot_median": 8.2, "tpot_mean": 16.4, "ttft_mean": 52.0}
 TOLERANCE = 1e-9
-# Shares that explain an error of more than so many percent.
+# Errors above LARGE_PCT are explained by shares above MUCH.
 LARGE_PCT, MUCH = 20.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measured row beside its prediction. `impossible`: why it cannot be true; `why`: what else the table
-    itself says of it; `is_fitted`: whether its engine's constant was fitted to it."""
+    """A measured row and its prediction. `impossible`: why it cannot be true; `why`: contradictions in the
+    table and causes of a large error; `is_fitted`: whether the constant of its series was fitted to it."""
 
     row: Row
     predicted: Predicted
@@ -51,19 +52,20 @@ class Compared:
 
     @property
     def tpot_pct(self) -> float:
-        """Error of TPOT, with its sign."""
+        """Signed error of TPOT."""
         return 100.0 * (self.predicted.tpot_s / self.row.tpot_s - 1.0)
 
     @property
     def ttft_pct(self) -> float:
-        """Error of TTFT, with its sign."""
+        """Signed error of TTFT."""
         return 100.0 * (self.predicted.ttft_s / self.row.ttft_s - 1.0)
 
 
 def compared(
     rows: Sequence[Row], profile: str, seed: int, jobs: int | None = None
 ) -> tuple[list[Compared], dict[str, float]]:
-    """All rows beside their predictions, and the constants of their series in seconds a step and sequence."""
+    """Returns all rows with their predictions, and the constants of their series in seconds for each sequence
+    of a step."""
     chosen = drawn(rows, seed)
     host_s = fitted(chosen, profile, jobs)
     known = {row.id for mine in chosen.values() for row in mine}
@@ -76,7 +78,7 @@ def compared(
 
 
 def _cannot_be(row: Row, floor: Predicted) -> str:
-    """Which bound of the datasheet a row breaks: those of the whole, else that of its ops one by one."""
+    """Names the bound of the datasheet that a row breaks: of the whole run, or else of its ops one by one."""
     whole, least_s = impossible(row), floor.cycle_s(row)
     if whole or least_s <= row.cycle_s * (1.0 + TOLERANCE):
         return whole
@@ -87,12 +89,12 @@ def _cannot_be(row: Row, floor: Predicted) -> str:
 
 
 def _why(one: Compared, host_s: float, rows: Sequence[Row]) -> str:
-    """What the table says against a row, and what makes up a prediction that is far from it."""
+    """Returns the table's evidence against a row, and the main parts of a prediction that is far from it."""
     row, ours = one.row, one.predicted
     words = [found for found in [inconsistent(row, rows)] if found]
     if ours.preemptions:
         words.append(f"KV cache full: {ours.preemptions} preemptions simulated")
-    # Of a closed loop's clients nearly all have a sequence in a step.
+    # Nearly all clients of a closed loop have a sequence in each step.
     waiting, host = ours.waiting_s / ours.ttft_s, row.clients * host_s / ours.tpot_s
     if abs(one.ttft_pct) > LARGE_PCT and waiting > MUCH:
         words.append(f"{100 * waiting:.0f} % of the predicted TTFT is waiting in line")
@@ -107,7 +109,7 @@ def _why(one: Compared, host_s: float, rows: Sequence[Row]) -> str:
 
 
 def figures(found: Sequence[Compared]) -> dict[str, float]:
-    """Median and mean of the errors, percent."""
+    """Returns median and mean of the errors in percent."""
     tpot, ttft = [abs(one.tpot_pct) for one in found], [abs(one.ttft_pct) for one in found]
     return {
         "n": len(found), "tpot_median": median(tpot), "tpot_mean": fmean(tpot),
@@ -116,7 +118,7 @@ def figures(found: Sequence[Compared]) -> dict[str, float]:
 
 
 def groups(found: Sequence[Compared]) -> dict[str, list[Compared]]:
-    """The rows of each series, model and card."""
+    """Returns the rows by series, model and card."""
     by: dict[str, list[Compared]] = {}
     for one in sorted(
         found, key=lambda one: (one.row.engine, one.row.model, one.row.card, one.row.series.name)
@@ -126,7 +128,7 @@ def groups(found: Sequence[Compared]) -> dict[str, list[Compared]]:
 
 
 def missed(found: dict[str, float]) -> list[str]:
-    """Which bars the figures miss."""
+    """Returns the bars that the figures miss."""
     return [name for name, bar in BARS.items() if found[name] >= bar]
 
 
@@ -135,7 +137,7 @@ HEAD = ("n", "TPOT median", "mean", "TTFT median", "mean")
 
 
 def lines(found: Sequence[Compared], host_s: dict[str, float], worst: int) -> Iterator[str]:
-    """All that is printed of judged rows."""
+    """Yields the printed lines about judged rows."""
     judged = [one for one in found if not one.is_fitted]
     yield from _constants(found, host_s)
     yield ""
@@ -157,7 +159,7 @@ def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[
     for series, seconds in host_s.items():
         fits = [one for one in found if one.is_fitted and one.row.series.name == series]
         of = sum(one.row.series.name == series for one in found)
-        # More is not looked for.
+        # The search ends at this value.
         cost = f"host {1e6 * seconds:.1f} us a sequence of a step{' or more' * (seconds == HOST_S[-1])}"
         yield f"{series}: {cost}, fitted to {len(fits)} of {of} rows"
 
@@ -212,8 +214,8 @@ def _line(one: Compared) -> dict[str, Any]:
 
 
 def _origins(rows: Sequence[Row], profile: str) -> Iterator[str]:
-    """Where each card's prices come from. Raises InputError for a profile that was asked for by name and that
-    no card has; the usual one may not be measured yet."""
+    """Yields the origin of each card's prices. Raises InputError for a named profile that no card has; the
+    default profile may not be measured yet."""
     origins = {card: prices_of(card, profile).origin for card in sorted({row.card for row in rows})}
     if profile not in (NAME, NO_PROFILE) and not any(ours.startswith("profile") for ours in origins.values()):
         known = sorted({name for card in origins for name in profile_names(card)})

@@ -1,15 +1,15 @@
-"""What the simulator says of a measured row: the same clients, engine and card, at prices of a profile.
+"""Predicts a measured row: the same clients, engine and card, at the prices of a profile.
 
     TTFT, TPOT = means over the requests that the benchmark counts
     a step takes its ops' time + its sequences x host_s, the one constant of a series
 
-`host_s` is what of a step the card does not hide: the engine's scheduling, sampling, preparing of inputs and
-answering between two steps, all of which go through the sequences one by one. It is that of an engine's
-version on somebody's machines, and so of a series of measurements, of whose rows a tenth is drawn by a seed:
+`host_s` is the part of a step that the card does not hide: between two steps the engine schedules, samples,
+prepares inputs and answers, one sequence after the other. It depends on the engine's version and on the
+machines, so each series of measurements has its own, fitted to a tenth of its rows, drawn by a seed:
 
     host_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
 
-The other rows are never looked at for it.
+The fit never uses the other rows.
 """
 
 import math
@@ -37,9 +37,9 @@ from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
 from simcore.validate.engines.rows import Row
 
-# The share of rows that a constant is fitted to.
+# The share of rows to which a constant is fitted.
 FITTED_SHARE = 0.1
-# host_s is looked for between these, TPOT being taken as linear from one to the next.
+# The search for host_s interpolates TPOT linearly between these values.
 HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
 STEPS = 9601
 FLOOR = "floor"
@@ -50,9 +50,9 @@ CLIENT_S = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a row's run came to, in seconds. `waiting_s`: of TTFT, until the first of the prompt was computed;
-    `extrapolated`: the share of its time at prices that are extrapolated, or of another card; `preemptions`
-    of all requests."""
+    """Results of a row's run in seconds. `waiting_s`: the part of TTFT before the prompt's first computation;
+    `extrapolated`: the share of time at prices that are extrapolated or carried over from another card;
+    `preemptions`: over all requests."""
 
     ttft_s: float
     tpot_s: float
@@ -61,12 +61,12 @@ class Predicted:
     preemptions: int
 
     def cycle_s(self, row: Row) -> float:
-        """From one request of a client to its next."""
+        """Seconds from one request of a client to its next."""
         return self.ttft_s + (row.osl - 1) * self.tpot_s
 
 
 def scenario_of(row: Row, profile: str) -> ServingScenario:
-    """The row as a scenario, by a profile of its card: the one that it has by default, another, or none."""
+    """Returns the row as a scenario with a profile of its card: the default profile, another, or none."""
     known, weights = row.series, row.weights
     budget = known.by_lengths.get(row.lengths, known.token_budget)
     strategy = {
@@ -112,7 +112,7 @@ def _lengths(tokens: int, shortest: float) -> dict[str, object]:
 
 
 def _at_datasheet(hardware: Hardware) -> Hardware:
-    """The device with nothing but its datasheet's bounds, and a host that takes no time."""
+    """Returns the device with its datasheet's bounds as prices and a host that takes no time."""
 
     def price(op: Op) -> Price:
         seconds = hardware.roofline(op).seconds
@@ -122,7 +122,7 @@ def _at_datasheet(hardware: Hardware) -> Hardware:
 
 
 def with_host(price: Pricer, host_s: float) -> Pricer:
-    """Prices in which every step takes `host_s` more for each sequence: at its choice of tokens."""
+    """Returns prices with `host_s` more for each sequence of a step, added to the step's sampling op."""
 
     def priced(op: Op) -> Price:
         found = price(op)
@@ -135,8 +135,8 @@ def with_host(price: Pricer, host_s: float) -> Pricer:
 
 
 def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) -> tuple[Predicted, Bench]:
-    """The simulator's figures of a row, and what it was run on. `like`: what a row of the same `_place` at
-    the same host_s was run on, whose graphs and prices are taken."""
+    """Returns the simulator's figures of a row, and its bench. `like`: the bench of a row with the same
+    `_place` and host_s, whose graphs and prices are reused."""
     study = assemble(scenario_of(row, profile), row.id).study
     assert isinstance(study, DeviceStudy)
     known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
@@ -171,11 +171,11 @@ Task = tuple[Row, float]
 
 
 def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) -> list[Predicted]:
-    """The figures of rows, each with a host_s; `jobs`: processes, as many as cores if left out."""
+    """Predicts rows, each with a host_s; `jobs`: number of processes, default the number of cores."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, (row, _) in enumerate(tasks):
         groups.setdefault(_place(row), []).append(i)
-    # The longest first, so that no process ends long after the others.
+    # The longest groups first, so that no process ends long after the others.
     order = sorted(groups.values(), key=len, reverse=True)
     one = partial(_predict_group, profile)
     work = [[tasks[i] for i in group] for group in order]
@@ -192,7 +192,7 @@ def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) ->
 
 
 def _place(row: Row) -> tuple[object, ...]:
-    """What graphs and prices depend on, besides host_s."""
+    """Returns the fields that determine graphs and prices, besides host_s."""
     return (row.card, row.model, row.ranks, row.weights, row.series.kv_dtype)
 
 
@@ -206,14 +206,13 @@ def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
 
 
 def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
-    """The figures of all rows with every op at the datasheet's rates, nothing between them, and every prompt
-    computed."""
+    """Returns all rows' figures with ops at the datasheet's rates, no time between them, no prefix cached."""
     plain = [replace(row, series=replace(cast(Any, row.series), distinct_prompts=None)) for row in rows]
     return predict_all([(row, 0.0) for row in plain], FLOOR, jobs)
 
 
 def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
-    """Of each series a tenth of its rows, at least one, by a seed."""
+    """Draws a tenth of the rows of each series, at least one, by a seed."""
     series: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.id):
         series.setdefault(row.series.name, []).append(row)
@@ -224,7 +223,7 @@ def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
 
 
 def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, float]:
-    """host_s of each series from these rows alone."""
+    """Fits host_s of each series to these rows."""
     rows = [row for mine in chosen.values() for row in mine]
     tasks = [(row, host_s) for row in rows for host_s in HOST_S]
     found = iter(predict_all(tasks, profile, jobs))

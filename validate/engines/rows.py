@@ -1,14 +1,14 @@
-"""Rows of a table of measured engines: what was run, how it came about, and what no card can have done.
+"""Rows of a table of measured engines: the run, its origin, and the bounds that no card can break.
 
-A row is a closed loop of `clients`, prompts of `isl` and answers of `osl` tokens, on `ranks` cards. By the
-datasheet alone, whatever an engine does, with n = clients * (osl - 1) TPOT / cycle sequences that decode,
-cycle = TTFT + (osl - 1) TPOT, W bytes of matrices, b bytes cached of a token, F(p) operations of p tokens:
+A row is a closed loop of `clients`, prompts of `isl` and answers of `osl` tokens, on `ranks` cards. The
+datasheet alone implies bounds for any engine, with n = clients * (osl - 1) TPOT / cycle decoding sequences,
+cycle = TTFT + (osl - 1) TPOT, W bytes of matrices, b cached bytes of a token, F(p) operations of p tokens:
 
     TPOT  >= (W + n b (isl + osl / 2)) / (ranks * bytes a second)
     TTFT  >= F(isl) / (ranks * operations a second)
     cycle >= clients F(isl + osl) / (ranks * operations a second)
 
-`series` of measurements and what is documented of them stand in `engines.yaml`.
+`engines.yaml` has the `series` of measurements and their documented facts.
 """
 
 import math
@@ -39,8 +39,8 @@ COLUMNS = (
 
 @checked(frozen=True, config=STRICT)
 class Wait:
-    """Batch waiting: up to `steps` steps, or until a step has `share` of its budget, for these lengths on
-    fewer than `below_ranks` cards."""
+    """Batch waiting on fewer than `below_ranks` cards with these lengths: up to `steps` steps, or until a
+    step fills `share` of its budget."""
 
     lengths: str
     below_ranks: Count
@@ -50,7 +50,7 @@ class Wait:
 
 @checked(frozen=True, config=STRICT)
 class Series:
-    """How some rows came about; the head of `engines.yaml` says what the fields mean."""
+    """The origin of some rows; the head of `engines.yaml` explains the fields."""
 
     name: str
     source: str
@@ -77,13 +77,13 @@ class _Document:
 
 @cache
 def series() -> tuple[Series, ...]:
-    """What is known of engines and their measurements."""
+    """Returns the known series of engines and measurements."""
     return validated(_Document, read_yaml(ENGINES), str(ENGINES)).series
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured row; times in seconds, `weights` the number format of the matrices of the layers."""
+    """One measured row; times in seconds, `weights`: the number format of the layers' matrices."""
 
     id: str
     engine: str
@@ -100,23 +100,23 @@ class Row:
 
     @property
     def lengths(self) -> str:
-        """Of prompt and answer, as one word."""
+        """Lengths of prompt and answer, as one word."""
         return f"{self.isl}x{self.osl}"
 
     @property
     def cycle_s(self) -> float:
-        """From one request of a client to its next."""
+        """Seconds from one request of a client to its next."""
         return self.ttft_s + (self.osl - 1) * self.tpot_s
 
     @property
     def label(self) -> str:
-        """What it is called in a table."""
+        """The row's name in a table."""
         return f"{self.engine} {self.model} {self.card} TP{self.ranks} {self.lengths} c{self.clients}"
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
-    """The dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and how many others there are. Raises
-    InputError where the file is no such table, a number is none, or a row is of no known series."""
+    """Returns the dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and the number of others.
+    Raises InputError if the file is no such table, a number is invalid, or a row is of no known series."""
     head, rows = read_cells(path)
     lines = [dict(zip(head, row, strict=True)) for row in rows]
     missing = [name for name in COLUMNS if name not in head]
@@ -185,18 +185,18 @@ def _count(where: str, line: dict[str, str], name: str) -> int:
     return int(value)
 
 
-# -- what cannot be --------------------------------------------------------------------------------------
+# -- impossible rows -------------------------------------------------------------------------------------
 
 
 @cache
 def config_of(model: str) -> DecoderConfig:
-    """The dimensions of a model of the catalogue."""
+    """Returns the dimensions of a model of the catalogue."""
     return load_config(MODELS / f"{model}.json")
 
 
 def impossible(row: Row) -> str:
-    """Which bound of the datasheet a row breaks, and by how much; empty where it breaks none. Lengths are the
-    means of what its series draws."""
+    """Names the bound of the datasheet that a row breaks most, and its factor; empty if it breaks none.
+    Lengths are the means of the series' distribution."""
     spec, share = load_device(row.card), (1.0 + row.series.shortest) / 2.0
     prompt, answer = row.isl * share, row.osl * share
     decode_s = (answer - 1.0) * row.tpot_s
@@ -216,34 +216,34 @@ def impossible(row: Row) -> str:
 
 
 def _matrix_bytes(row: Row) -> float:
-    """Weights that a step reads, of all ranks; the LM head is in bf16."""
+    """Returns the bytes of weights that a step reads on all ranks; the LM head is in bf16."""
     config = config_of(row.model)
     layers = config.layers * sum(config.layer_weights.values()) * DTYPE_BYTES[row.weights]
     return layers + config.vocab * config.hidden * DTYPE_BYTES["bf16"]
 
 
 def _cached_bytes(row: Row) -> float:
-    """KV cache of a token, on all ranks."""
+    """Returns the bytes of KV cache of a token on all ranks."""
     config = config_of(row.model)
     width = 2 * max(config.kv_heads, row.ranks) * config.head_dim * config.layers
     return width * DTYPE_BYTES[row.series.kv_dtype]
 
 
 def _flops(row: Row, tokens: float) -> float:
-    """Operations of the matrices of the layers over tokens: attention and the LM head are left out."""
+    """Returns the operations of the layers' matrices for tokens, without attention and LM head."""
     config = config_of(row.model)
     return 2.0 * tokens * config.layers * sum(config.layer_weights.values())
 
 
-# -- rows beside each other ------------------------------------------------------------------------------
+# -- inconsistent rows -----------------------------------------------------------------------------------
 
-# A time may be so much out of order among rows that differ in one thing before it is called inconsistent.
+# Rows are inconsistent only if a time contradicts another by more than this factor.
 NOISE = 1.15
 
 
 def inconsistent(row: Row, rows: Sequence[Row]) -> str:
-    """The row that differs in clients or cards alone and contradicts this one most: more clients, or fewer
-    cards, and yet faster, or the other way round. Empty where there is none."""
+    """Returns the strongest contradiction by a row that differs only in clients or cards: it has more clients
+    or fewer cards, and yet is faster, or the reverse. Empty if there is none."""
     found: list[tuple[float, str]] = []
     for other in rows:
         for factor, text in _contradictions(row, other):

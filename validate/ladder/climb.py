@@ -1,15 +1,15 @@
 """Climbs the validation ladder with a scenario: runs it on this machine, replays it, predicts it, compares.
 
 measured    the torch machine, on the wall clock
-replayed    the simulated machine, fed with the op times of the run               rung 2
-            and, on a card, with what the verbs of its host took there, case by case
-predicted   the simulated machine, at the prices of the device's profile          rung 3
+replayed    the simulated machine with the op times of the run                    rung 2
+            and, on a card, with the host's times of verbs there, case by case
+predicted   the simulated machine at the prices of the device's profile           rung 3
 
-A run on a card gives the times of whole graphs, which their ops share as their prices do. Ops are measured
-one by one afterwards, too, and a replay at those times, at what kernels of a decoder take in graphs beyond
-them, and at what graphs take to start (`in_graph_s`, `start_s`), is held to the same bound. By the run's own
-times, which have in them what kernels did to one another, a replay of one thing after the other says only
-that the schedule adds up; the other one says whether ops and verbs, each by itself, make the whole.
+A run on a card times whole graphs; the time of a graph is split among its ops in proportion to their prices.
+Afterwards ops are also measured one by one. A second replay uses these times, the extra time of a decoder's
+kernels in graphs (`in_graph_s`) and the start time of graphs (`start_s`); the same bound applies. The run's
+own times include the effects of kernels on each other, so a replay of a sequence with them only shows that
+the schedule adds up. The second replay shows whether separately measured ops and verbs explain the whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ from simcore.validate.machines.here import Real
 from simcore.validate.timing.op_times import plain
 
 ROLE = "measured on this machine"
-# Figures that split the time of a graph among its ops: on a card nobody has measured these.
+# Figures that split the time of a graph among its ops; on a card they are not measured.
 SPLIT = frozenset({"attention_s_per_layer", "non_attention_s_per_layer", "mixer_s", "block_s"})
-# What a comparison has columns of its own for, or none.
+# Fields that a comparison has in other columns, or not at all.
 DROPPED = frozenset({*FIGURE, "study", "op_kind"})
 
 
 @dataclass(frozen=True)
 class Climb:
-    """What was found: the measured run, its rungs, each figure predicted beside it, each op's price beside
-    its time; `predicted`: the case of the outcome's trace, simulated."""
+    """The result: the measured run, its rungs, predicted and measured figures, prices and times of ops.
+    `predicted`: the simulated trace of the case whose measured trace the outcome has."""
 
     parts: Parts
     outcome: Outcome
@@ -55,26 +55,26 @@ class Climb:
 
     @property
     def holds(self) -> bool:
-        """Whether every rung that is judged has passed."""
+        """Whether every judged rung has passed."""
         return holds(self.rungs)
 
 
 class Measuring(Protocol):
-    """A real machine: it starts runs and keeps their traces."""
+    """A real machine that starts runs and keeps their traces."""
 
     started: dict[str, list[Trace]]
 
     @property
     def traces(self) -> list[Trace]:
-        """Of each case the run that is reported."""
+        """The reported run of each case."""
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a provenance says of it."""
+        """The machine's entries in a provenance."""
 
     def host_costs(self, case: str) -> Mapping[str, float]:
-        """What the verbs cost here in a case (`machine.Overheads`), as far as op times do not show
-        it."""
+        """Returns the costs of verbs on this machine in a case (`machine.Overheads`), as far as op times do
+        not include them."""
 
     def start(self, setup: Setup) -> Run:
         """See `simcore.sim.runs.Start`."""
@@ -82,8 +82,8 @@ class Measuring(Protocol):
 
 @dataclass(frozen=True)
 class OpTimes:
-    """Op times beside their prices; prices for a replay by them, and for ops that no run had; what to warn
-    of. `saved_s`: by trace and op, without place and name, how many seconds less than by these prices."""
+    """Op times and their prices; prices for a replay with these times, and for ops that no run had; warnings.
+    `saved_s`: by trace and op, without place and name, the seconds by which these prices are too high."""
 
     points: list[OpPoint]
     prices: Pricer
@@ -91,12 +91,12 @@ class OpTimes:
     saved_s: Sequence[Mapping[Op, float]] = ()
 
 
-# From traces and predicted prices.
+# (traces, predicted prices, roofline, progress) -> op times.
 Ops = Callable[[Sequence[Trace], Pricer, Roofline, Progress], OpTimes]
 
 
 def in_the_run(traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress) -> OpTimes:
-    """Op times of the run itself; nothing beside them."""
+    """Returns the op times of the run itself, without separate measurements."""
     del progress
     return OpTimes(op_points(traces, price, floor), price)
 
@@ -113,8 +113,8 @@ def climb(
     ops: Ops = in_the_run,
     device: str | None = None,
 ) -> Climb:
-    """Runs a scenario that is meant for `device` (`on`, if left out) in all three ways, on the CPU unless a
-    `real` machine is given. Raises what the runs raise."""
+    """Runs a scenario for `device` (default `on`) in all three ways, on the CPU unless a `real` machine is
+    given. Raises the errors of the runs."""
     floor = roofline(load_device(device or on))
     real = real or Real(repeats)
     place = Place(on, real.start, repeats)
@@ -134,7 +134,7 @@ def climb(
         again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
         return of_whole_runs(again.study.run(progress).rows), costs.described
 
-    # What graphs take to start, and kernels in them, is in the times of the run.
+    # The times of the run include the start of graphs and the extra time of kernels in them.
     bare = scenario.model_copy(
         update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0, "start_s": 0.0})}
     )
@@ -156,8 +156,8 @@ def climb(
 
 @dataclass
 class _Costs:
-    """Starts runs on the simulated machine at what the verbs of a real one took in the same case; what the
-    scenario says of them stays. `saved_s`: by case, as in OpTimes; `used`: by case."""
+    """Starts runs on the simulated machine with the real machine's costs of verbs in the same case; costs
+    that the scenario gives take precedence. `saved_s`: by case, as in OpTimes; `used`: by case."""
 
     of: Callable[[str], Mapping[str, float]]
     given: Mapping[str, float]
@@ -174,7 +174,7 @@ class _Costs:
 
     @property
     def described(self) -> dict[str, str]:
-        """For provenances: the median, the least and the most over all cases, in seconds."""
+        """Median, minimum and maximum over all cases in seconds, for provenances."""
         each = [asdict(overheads) for overheads in self.used.values()]
         names = each[0] if each else ()
         values = {name: [costs[name] for costs in each] for name in names}
@@ -182,8 +182,8 @@ class _Costs:
 
 
 def _of_replays(overheads: HostOverheads) -> dict[str, float]:
-    """What a scenario says of verbs, for replays: what launches took in a run has their kernels in it, so of
-    these nothing counts that was said without `launch_s`."""
+    """Returns the scenario's costs of verbs for replays. A run's launch times include their kernels, so
+    `launch_kernel_s` counts only if the scenario also gives `launch_s`."""
     said = overheads.given()
     return said if "launch_s" in said else {k: v for k, v in said.items() if k != "launch_kernel_s"}
 
@@ -202,7 +202,7 @@ def _less(price: Pricer, saved_s: Mapping[Op, float]) -> Pricer:
 def _comparison(
     study: str, predicted: Sequence[Row], replayed: Sequence[Row], measured: Sequence[Row]
 ) -> Iterator[dict[str, Any]]:
-    """Rung 3, figure by figure, as rows of comparison.csv, with what rung 2 has in its place."""
+    """Yields rung 3, figure by figure, as rows of comparison.csv, with the replayed value of rung 2."""
     again = {(row.axes, row.metric): row.value for row in replayed}
     for pair in compared(predicted, measured):
         yield {

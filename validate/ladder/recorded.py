@@ -1,7 +1,7 @@
-"""What a validation leaves behind beside its rungs: each op's price beside its time, and one case twice.
+"""The other results of a validation: price and time of each op, and one case measured and simulated.
 
-The case is the longest one that was measured: what takes longest has most to be seen. It is simulated again,
-span by span, whatever rows of numbers its study keeps.
+The case is the longest measured one, because its timeline shows most. It is simulated again span by span,
+even if its study otherwise keeps only rows of numbers.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from simcore.validate.ladder.rungs import OpPoint
 
 @dataclass
 class Keeping:
-    """Starts simulated runs whose traces have spans, and keeps that of one case."""
+    """Starts simulated runs whose traces have spans, and keeps the trace of one case."""
 
     case: str
     title: str = ""
@@ -32,7 +32,7 @@ class Keeping:
 
 
 def longest(started: Mapping[str, Sequence[Trace]]) -> tuple[str, Trace]:
-    """The case that took longest, and its run of median length. Raises ValueError where there is none."""
+    """Returns the longest case and its run of median length. Raises ValueError if there is none."""
     shown = {
         case: middle_first(traces, lambda trace: trace.end_s)[0] for case, traces in started.items() if case
     }
@@ -41,16 +41,16 @@ def longest(started: Mapping[str, Sequence[Trace]]) -> tuple[str, Trace]:
 
 
 def simulated_too(case: str, simulate: Callable[[Callable[[Setup], Run]], object]) -> tuple[str, Trace]:
-    """What a case is called, and its trace on the simulated machine; `simulate` runs the study on machines
-    that it is given."""
+    """Returns the title of a case and its trace on the simulated machine; `simulate` runs the study on
+    machines that the given function starts."""
     keeping = Keeping(case)
     simulate(keeping.start)
     return keeping.title, keeping.kept
 
 
 def price_rows(points: Iterable[OpPoint]) -> Iterator[dict[str, Any]]:
-    """Rows of prices.csv; seconds. Low and high bound the price's 90 % interval, p10 and p90 the spread of
-    `n` measurements."""
+    """Yields rows of prices.csv, times in seconds. Low and high bound the price's 90 % interval, p10 and p90
+    the spread of `n` measurements."""
     for point in points:
         op, price = point.op, point.price
         yield {

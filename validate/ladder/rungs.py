@@ -1,23 +1,22 @@
-"""How far a prediction is off, rung by rung, so that what is off can be told from what is not.
+"""The error of a prediction rung by rung, so that the cause of an error can be located.
 
     0 numerics    each kernel against its reference in float64          ||run - reference|| / ||reference||
     1 prices      predicted op times against measured ones, at shapes that were not calibrated
-    2 schedules   the simulated machine, fed with the run's own times of ops (and, on a card, of verbs),
-                  against the wall clock; on a card also with the times of ops measured one by one
+    2 schedules   the simulated machine with the run's own times of ops (and, on a card, of verbs) against
+                  the wall clock; on a card also with the times of ops measured one by one
     3 end to end  the simulated machine at predicted prices against the wall clock
 
     error = 100 (max(predicted, measured) / min(predicted, measured) - 1)        in percent
 
-so that what is predicted five times too fast is as wrong as what is predicted five times too slow.
+so that a prediction that is five times too fast is as wrong as one that is five times too slow.
 
-If rung 2 holds and rung 3 does not, then prices are at fault; if rung 2 does not, then the schedule or the
-machine is. Rungs 1 to 3 are judged by the median error, rung 0 by the worst; rung 1 by the 95th percentile
-too and rung 3 by the worst, where there are bounds of those. Bounds are in bounds.yaml.
+If rung 2 holds and rung 3 does not, the prices are wrong; if rung 2 does not, the schedule or the machine is.
+Rungs 1 to 3 are judged by the median error, rung 0 by the worst; rung 1 also by the 95th percentile and rung
+3 by the worst, if they have such bounds. Bounds are in bounds.yaml.
 
-Rungs 2 and 3 compare the figures of the study, one by one, that are times. Rates follow from them, or from
-the load that is offered, as how long a run lasts does: they would agree where nothing is predicted. Of the
-times of a case those below 1 % of its longest are left out, too: nothing is predicted of microseconds of
-queueing on a shared CPU.
+Rungs 2 and 3 compare the study's figures that are times, one by one. Rates and the duration of a run are left
+out: they follow from the times or from the offered load, and would agree without any prediction. Times below
+1 % of the longest of their case are also left out: nothing predicts microseconds of queueing on a shared CPU.
 """
 
 import math
@@ -64,22 +63,22 @@ BOUNDS = Path(__file__).resolve().parents[1] / "bounds.yaml"
 RUNGS = ("numerics", "prices", "schedules", "end to end")
 ALL = "all"
 MEDIAN, P95, WORST = "median_pct", "p95_pct", "worst_pct"
-# Shapes of a kind that are tried, evenly spread over those that were launched.
+# Shapes of a kind that are tested, evenly spread over the launched ones.
 NUMERICS_SHAPES, PRICE_SHAPES = 5, 20
 TIMES = "s"
-# The state of the caches at ops that were timed in the run itself.
+# The state of the caches for ops timed in the run itself.
 AS_THE_RUN = "as the run leaves it"
-# Times below this share of the longest one of their case are not compared.
+# Times below this share of the longest time of their case are not compared.
 LEAST_SHARE = 0.01
-# How well a mean is known; how long requests keep coming; a bound by the datasheet.
+# Precision of a mean, duration of the arrivals, and a bound from the datasheet.
 NO_PREDICTIONS = frozenset({"standard_error_s", "duration_s", "read_once_s"})
 SEED = 0
 
 
 @checked(frozen=True, config=STRICT)
 class Bounds:
-    """What is allowed, in percent: `numerics` by dtype, of the worst error; `prices_p95` of the 95th
-    percentile, `end_to_end_worst` of the worst, where they are given; the others of the median."""
+    """Bounds in percent: `numerics` by dtype, of the worst error; `prices_p95` of the 95th percentile,
+    `end_to_end_worst` of the worst, both optional; the others of the median."""
 
     numerics: dict[str, Positive]
     prices: Positive
@@ -90,7 +89,7 @@ class Bounds:
 
 
 def load_bounds(device: str, path: Path = BOUNDS) -> Bounds:
-    """The bounds of a device. Raises InputError with one line where there are none."""
+    """Returns the bounds of a device. Raises InputError, one line, if there are none."""
     document = read_yaml(path)
     if not isinstance(document, dict) or device not in document:
         known = document if isinstance(document, dict) else ()
@@ -108,14 +107,14 @@ def off_pct(predicted: float, measured: float) -> float:
     return 100.0 * (high / low - 1.0) if low > 0.0 else math.inf
 
 
-# -- what the real run did -------------------------------------------------------------------------------
+# -- results of the real run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OpPoint:
-    """One op that the real run launched: its relative error (None: not tried), and its time in seconds, as
-    predicted and as measured (median over the run); `held_out`: its shape was not among those calibrated.
-    `price`: the whole prediction; `p10_s`, `p90_s`: the spread of the `n` times; `cache`: its state."""
+    """An op that the real run launched: its relative error (None: not tested), its predicted and measured
+    time in seconds (median over the run). `held_out`: its shape was not calibrated. `price`: the whole
+    prediction; `p10_s`, `p90_s`: the spread of the `n` times; `cache`: the state of the caches."""
 
     op: Op
     error: float | None
@@ -137,9 +136,9 @@ def op_points(
     table: Mapping[str, Kernel] = TABLE,
     calibrated: Collection[Op] | None = None,
 ) -> list[OpPoint]:
-    """What rungs 0 and 1 need of real runs: at most 20 shapes of each kind and dtype, 5 of them with their
-    numerical error. `price`: the predicted prices; `calibrated`: the ops that they were fitted to
-    (`simcore.validate.calibration.cpu_grid` if left out)."""
+    """Returns the data of rungs 0 and 1 from real runs: at most 20 shapes of each kind and dtype, 5 of them
+    with their numerical error. `price`: the predicted prices; `calibrated`: the ops to which the prices were
+    fitted (default `simcore.validate.calibration.cpu_grid`)."""
     known = {plain(op) for op in (grid(table) if calibrated is None else calibrated)}
     by_kind: dict[tuple[str, str], list[tuple[float, Op, list[float]]]] = {}
     for op, seconds in op_times(traces).items():
@@ -161,7 +160,7 @@ def _point(op: Op, error: float | None, price: Price, seconds: Sequence[float], 
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly spread, the first and the last among them."""
+    """Returns at most `most` items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -173,8 +172,8 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 def numeric_error(
     op: Op, table: Mapping[str, Kernel] = TABLE, device: torch.device | str = "cpu"
 ) -> float | None:
-    """The largest relative error of what an op gives or writes, against its reference in float64; that of its
-    parts where it has no kernel of its own. None where nothing of it has a kernel."""
+    """Returns the largest relative error of an op's results, also those written in place, against its
+    reference in float64; that of its parts if it has no kernel of its own. None if no part has a kernel."""
     errors = [_error(unit, table[unit.kind], device) for unit in units(op) if unit.kind in table]
     return max(errors, default=None)
 
@@ -184,7 +183,7 @@ def _error(op: Op, kernel: Kernel, device: torch.device | str) -> float:
     with torch.inference_mode():
         given = kernel.inputs(op, generator, torch.device(device))
         exact = tuple(map(in_double, given))
-        # What an op writes in place is a result too.
+        # Tensors that an op writes in place are results too.
         results = [*_tensors(kernel.run(op, *given)), *given]
         truths = [*_tensors(kernel.reference(op, *exact)), *exact]
     return max(_relative(x, truth) for x, truth in zip(results, truths, strict=True))
@@ -199,12 +198,12 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _relative(x: torch.Tensor, truth: torch.Tensor) -> float:
-    """||x - truth|| / ||truth||; of whole numbers the share that differs. Not a number counts as infinite."""
+    """||x - truth|| / ||truth||; for integers the share of differing numbers. NaN counts as infinite."""
     if truth.is_complex():
         x, truth = torch.view_as_real(x), torch.view_as_real(truth)
     if not truth.is_floating_point():
         return float((x != truth).double().mean()) if truth.numel() else 0.0
-    # An infinity that both have (the weight of what is empty) is no error.
+    # An infinity in both (the weight of an empty set) is no error.
     both = torch.isinf(truth) & (x.double() == truth)
     wide, truth = (each.double().masked_fill(both, 0.0) for each in (x, truth))
     size, off = float(torch.linalg.vector_norm(truth)), float(torch.linalg.vector_norm(wide - truth))
@@ -216,18 +215,19 @@ def _relative(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def measured_prices(traces: Iterable[Trace], floor: Roofline, otherwise: Pricer | None = None) -> Pricer:
-    """`prices_of` what the ops of real runs took there."""
+    """`prices_of` the op times of real runs."""
     return prices_of(op_times(traces), floor, otherwise)
 
 
 def prices_of(
     times: Mapping[Op, Sequence[float]], floor: Roofline, otherwise: Pricer | None = None
 ) -> Pricer:
-    """Prices for the simulated machine from measured times of plain ops: of each the mean, with their 5th and
-    95th percentile; only means add up to what all of them took, pauses of a shared machine included.
+    """Returns prices for the simulated machine from measured times of plain ops: the mean of each op, with
+    the 5th and 95th percentile. Only means add up to the total time, which includes pauses of a shared
+    machine.
 
-    An op that was not run is priced by a fit to those of its kind and dtype that were, a fused one by its
-    parts, the rest by `otherwise`. The prices raise InputError where there is nothing to go by.
+    An op without times is priced by a fit to the measured ops of its kind and dtype, a fused op by its parts,
+    the rest by `otherwise`. The prices raise InputError if none of these exists.
     """
     known = {op: _price_of(seconds, launches_and_floor(op, floor)[1]) for op, seconds in times.items()}
     fits = _fits(known, floor)
@@ -259,7 +259,7 @@ def _price_of(seconds: Sequence[float], floor_s: float) -> Price:
 
 
 def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], Fit]:
-    """Two constants for each kind and dtype, and for each kind whatever its dtype."""
+    """Fits two constants for each kind and dtype, and for each kind over all dtypes."""
     groups: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for op, price in known.items():
         if price.seconds > 0.0:
@@ -274,14 +274,14 @@ def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], F
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of a study, predicted and measured: rows of the same axes and metric, that have values."""
+    """A figure of a study, predicted and measured: rows with the same axes and metric that have values."""
 
     predicted: Row
     measured: Row
 
     @property
     def label(self) -> str:
-        """The case that it is a figure of."""
+        """The case of the figure."""
         return self.measured.axes.label
 
     @property
@@ -293,14 +293,14 @@ class Compared:
 
     @property
     def error_pct(self) -> float:
-        """By how much the larger of both exceeds the smaller."""
+        """The percentage by which the larger of both exceeds the smaller."""
         assert self.predicted.value is not None
         assert self.measured.value is not None
         return off_pct(self.predicted.value, self.measured.value)
 
 
 def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared]:
-    """The figures that both have, by axes and metric; see the head of this file for which count."""
+    """Pairs the figures that both have, by axes and metric; the head of this file says which count."""
     theirs = {(row.axes, row.metric): row for row in measured if _counts(row)}
     longest: dict[Any, float] = {}
     for row in theirs.values():
@@ -329,12 +329,12 @@ def ladder(
     *,
     one_by_one: Sequence[Row] | None = None,
 ) -> list[dict[str, Any]]:
-    """The rungs as rows: rung, label, what, n, median_pct, p95_pct, worst_pct, bound_pct, passed, and
-    `judged_by`: the error that has the bound. `one_by_one`: replayed with the times of ops that were measured
-    by themselves.
+    """Returns the rungs as rows: rung, label, what, n, median_pct, p95_pct, worst_pct, bound_pct, passed, and
+    `judged_by`: the error to which the bound applies. `one_by_one`: replayed with op times measured
+    separately.
 
-    Of each rung first what is judged, then what it is made of, which has no bound (`passed` is None). A rung
-    that nothing was compared on has n = 0 and did not pass.
+    Each rung begins with its judged rows; its parts follow without bounds (`passed` is None). A rung without
+    comparisons has n = 0 and did not pass.
     """
     return [
         *_numerics(points, bounds),
@@ -346,7 +346,7 @@ def ladder(
 
 
 def holds(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether every rung that is judged has passed."""
+    """Whether every judged rung has passed."""
     return all(row["passed"] is not False for row in rows)
 
 
@@ -357,7 +357,7 @@ def _numerics(points: Sequence[OpPoint], bounds: Bounds) -> Iterator[dict[str, A
         yield _row(0, ALL, "kernels", [], None, by=WORST)
     for dtype in dtypes:
         errors = [error for op, error in tried if op.dtype == dtype]
-        # A dtype without a bound is not passed over: it fails.
+        # A dtype without a bound is not skipped; it fails.
         bound = bounds.numerics.get(dtype)
         yield _row(0, ALL, f"kernels in {dtype}", errors, bound, by=WORST)
     for kind, dtype in sorted({(op.kind, op.dtype) for op, _ in tried}):
@@ -397,7 +397,7 @@ def _figures(
 def _one_by_one(
     replayed: Sequence[Row] | None, measured: Sequence[Row], bound: float
 ) -> Iterator[dict[str, Any]]:
-    """Rung 2 where ops take what they take by themselves."""
+    """Yields rung 2 with ops that take their separately measured times."""
     if replayed is not None:
         errors = [pair.error_pct for pair in compared(replayed, measured)]
         yield _row(2, ALL, "times, ops one by one", errors, bound, by=MEDIAN)
@@ -412,7 +412,7 @@ def _row(
     *,
     by: str = "",
 ) -> dict[str, Any]:
-    """One row; judged by one of its errors, if any, and not passed where nothing was compared."""
+    """Returns one row; it is judged if `by` names one of its errors, and fails if nothing was compared."""
     figures = {
         MEDIAN: median(errors) if errors else None,
         P95: _p95(errors),
@@ -434,5 +434,6 @@ def _row(
 
 
 def _p95(errors: Sequence[float]) -> float | None:
-    """The least error that at least 95 % of them do not exceed; an infinite one has no share in others."""
+    """Returns the least error that at least 95 % of the errors do not exceed; without interpolation, so an
+    infinite error does not affect it."""
     return float(np.percentile(errors, 95, method="inverted_cdf")) if errors else None
