@@ -1,8 +1,8 @@
 """Fits the two constants of the contention law (`sim.contention`), by which graphs share a device, to rows.
 
-    tail_overlap_s, bandwidth_share = argmin of the sum of |log(measured / predicted)| over every second number
-                      of streams or side of each kind; the other rows judge the constants
-    bandwidth_share          <= the share that reading alone reaches, from the profile's birth record
+    tail_overlap_s, bandwidth_share = argmin of the sum of |log(measured / predicted)| over every second
+                      number of streams or side of each kind; the other rows judge the constants
+    bandwidth_share <= the share that reading alone reaches, from the profile's birth record
     error           = larger / smaller of measured and predicted - 1
 
 On the simulated machine each graph costs its measured time alone, so the error is the error of the law. A fit
@@ -166,9 +166,9 @@ def fit(
     most: float = 1.0,
     tries: int | None = None,
 ) -> Constants:
-    """Returns the constants with the least sum of |log(measured / predicted)| and a bandwidth_share of `most` at
-    most, found from `bandwidth_share` by at most `tries` simulations (or MOST_TRIES). Raises InputError without
-    rows."""
+    """Returns the constants with the least sum of |log(measured / predicted)| and a bandwidth_share of `most`
+    at most, found from `bandwidth_share` by at most `tries` simulations (or MOST_TRIES). Raises InputError
+    without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
