@@ -204,7 +204,7 @@ def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str
 
 
 def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, place: Place) -> Parts:
-    """Puts a study of single operators together: no model, no link, and only profiles that hold for any op."""
+    """Puts a study of single operators together: no model, no link, only profiles that hold for any op."""
     spec = device.spec
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     device, warnings = _fits(where, scenario, device)
@@ -225,7 +225,7 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
 
 
 def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Place) -> Parts:
-    """Puts a tiling study together: one device, and only profiles that hold for any op."""
+    """Puts a tiling study together: one device, only profiles that hold for any op."""
     _named(where, "dtype", device.spec.peak_flops_per_s, scenario.dtype)
     device, warnings = _fits(where, scenario, device)
     profile = device.profile
@@ -350,8 +350,8 @@ def _figures(
     warnings: list[str],
     config: DecoderConfig | None = None,
 ) -> list[Figure]:
-    """Returns the published figures of this device, and of this model if one is given. Adds a warning if there
-    are figures but none of them fits."""
+    """Returns the published figures of this device, and of this model if one is given. Adds a warning if
+    there are figures but none of them fits."""
     published: list[Any] = [each for name in scenario.published for each in _published(where, name, kind)]
     here = [each for each in published if each.device == spec.name]
     of = spec.name

@@ -1,9 +1,9 @@
 """The compiled core: which modules are compiled, where the results lie, and how a run uses them.
 
-`pip install` compiles the modules of the event loop with mypyc if there is a C compiler (hatch_build.py), into
-`simcore/native/PYTHON-KEY`. KEY is a digest of their sources, of the sources that these import, and of the
-kind of Python, so that a compiled module never replaces a source edited since. After an edit, or if nothing
-was compiled, the sources run: same results, three times the time of the event loop.
+`pip install` compiles the modules of the event loop with mypyc if there is a C compiler (hatch_build.py),
+into `simcore/native/PYTHON-KEY`. KEY is a digest of their sources, of the sources that these import, and of
+the kind of Python, so that a compiled module never replaces a source edited since. After an edit, or if
+nothing was compiled, the sources run: same results, three times the time of the event loop.
 
 The command line and `simcore.run` use the compiled modules (`use`), unless a module of the core was imported
 before.
