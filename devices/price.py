@@ -8,7 +8,7 @@
     measured  fitted, corrected by measurements near the op's shape (simcore.devices.interpolation)
     alike     unmeasured attention, by measured attention (simcore.devices.attention_fallback)
     narrow    unmeasured products with weights of few bits, by those of bf16 (simcore.devices.narrow)
-    blocks    an op that gives its number of blocks: its floor stretched to whole waves (simcore.devices.waves)
+    blocks    an op that gives its number of blocks: floor stretched to whole waves (simcore.devices.waves)
 
 A price names its source, so that a report can give the share of a run by source.
 """

@@ -50,8 +50,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") -> Scenario:
-    """Reads a scenario file; see `scenario_of`. Its paths are relative to its folder, else to the current one.
-    Raises InputError."""
+    """Reads a scenario file; see `scenario_of`. Its paths are relative to its folder, else to the current
+    one. Raises InputError."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")

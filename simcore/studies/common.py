@@ -201,7 +201,7 @@ class Outcome:
     best_at: Mapping[str, float | None] = field(default_factory=dict)
 
     def ranked(self, metric: str) -> list[Row]:
-        """Returns the rows of a metric, except cases that cannot be ranked with the others at their places."""
+        """Returns the rows of a metric, except cases that cannot be ranked with others at their places."""
         out, labels = {row.axes for row in self.rows if row.metric == NOT_RANKED}, {*self.unranked}
         return [
             row
@@ -282,8 +282,8 @@ def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
-    """Returns a warning if most of the device time is priced by the roofline; `shares`: of the device time, by
-    source of price."""
+    """Returns a warning if most of the device time is priced by the roofline; `shares`: of the device time,
+    by source of price."""
     share = shares.get("roofline", 0.0)
     if share <= MOST_UNMEASURED:
         return []
