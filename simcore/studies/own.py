@@ -2,8 +2,8 @@
 
     kind = [folder/]module:Class
 
-The module is looked for in the scenario's folder, then in the current one, then on sys.path.
-docs/own_strategies.md has an example.
+The module is looked for in the scenario's folder, then in the current one; `folder` is relative to these. A
+kind without a folder may also be on sys.path. docs/own_strategies.md has an example.
 """
 
 import importlib
