@@ -59,8 +59,8 @@ OVERHEADS = tuple(field.name for field in fields(Overheads))
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class FitRow:
-    """One line of `fits.csv`; see the head of this file and `simcore.devices.fit`. `form`: what was fitted
-    to, the floor of the roofline ("floor") or that of the waves that a kernel's blocks run in ("waves",
+    """One line of `fits.csv`; see the head of this file and `simcore.devices.fit`. `form`: the fitted floor,
+    of the roofline ("floor") or of the waves in which a kernel's blocks run ("waves",
     `simcore.devices.waves`)."""
 
     kind: str

@@ -58,10 +58,9 @@ Nanoseconds = Annotated[float, Field(ge=1e-3, le=1e15)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Row:
-    """One line of `ops.csv`. `table` is where it stands in the source, `op_code` the source's own name, `op`
-    that of our model's op; `how` is "derived" where the source prints other figures, from which this one
-    follows; `plus_minus_ns` is half of the last printed digit. `sequences` is for iterations only, whose
-    `part` is "whole"."""
+    """One line of `ops.csv`. `table` is its place in the source, `op_code` the source's name, `op` the name of
+    the op in simcore; `how` is "derived" if the time follows from other printed figures; `plus_minus_ns` is
+    half of the last printed digit. Only iterations have `sequences`, and their `part` is "whole"."""
 
     table: str
     ranks: Count
@@ -78,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True, config=STRICT)
 class Assumed:
-    """A time that the source does not give, and why it was set so."""
+    """A time that the source does not give, and the reason for its value."""
 
     seconds: NonNegative
     why: str
@@ -86,13 +85,14 @@ class Assumed:
 
 @dataclass(frozen=True, config=STRICT)
 class Profile:
-    """The times of one model at one batch (None: at any, which is so for iterations only).
+    """The times of one model at one batch (None: at any batch, only for iterations).
 
     `context_tokens` are the contexts at which the tables hold, `chunk_tokens` the chunk of the
     speculative attention, `ranks` the tensor-parallel rank counts that were run. `granularity` is
-    "ops", or "parts" where only attention and the rest are told apart, or "iteration" where only whole
+    "ops", "parts" if only attention and the rest were timed apart, or "iteration" if only whole
     decode iterations were timed. `assumed` is keyed by an op's name or kind ("pre_processing", a prompt's
-    pass through the model, say), or "early_part" for when a speculative attention sends its early part.
+    pass through the model, say), or "early_part" for the time at which a speculative attention sends its
+    early part.
     """
 
     name: str

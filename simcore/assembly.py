@@ -606,7 +606,7 @@ VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")
 def provenance(
     scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float, place: Place
 ) -> dict[str, Any]:
-    """Returns the record of where the figures of a run come from."""
+    """Returns the provenance of a run's figures, as its run directory has it."""
     versions = {name: _version(name) for name in VERSIONS}
     return {
         "command": command,

@@ -61,7 +61,7 @@ class Hardware:
 
     @property
     def doing(self) -> str:
-        """What a run here is, for its progress."""
+        """The word for a run here in progress lines."""
         return "measuring" if self.measured else "simulating"
 
 
@@ -94,7 +94,7 @@ class SingleDevice:
 
     @property
     def doing(self) -> str:
-        """What a run here is, for its progress."""
+        """The word for a run here in progress lines."""
         return "measuring" if self.measured else "simulating"
 
 

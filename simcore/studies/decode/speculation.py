@@ -205,14 +205,14 @@ def _check_deltas(deltas: Sequence[float]) -> None:
 
 
 def worst_case_bound(deltas: Sequence[float], alpha: float, beta: float, f_r: float) -> float:
-    """Largest deviation of the last hidden state, in the unit of `deltas` (ALSpec equations 1 and 3).
+    """Returns the largest deviation of the last hidden state, in the unit of `deltas` (ALSpec equations 1
+    and 3).
 
-    `deltas[i]` bounds ||A~ - A|| of the i-th layer, first layer first (0 where the speculation was
-    rejected); `alpha`, `beta` and `f_r` are the Lipschitz constants of the feed-forward part, of the
-    attention's input and of attention at the given magnitude R of its input. The paper calls the
-    result epsilon. Reached where all errors point the same way; inf where it is beyond floating point
-    (attention's constant grows like R^2 e^(R^2)). Raises ValueError on a negative or infinite argument,
-    or no layer.
+    `deltas[i]` bounds ||A~ - A|| of the i-th layer, first layer first (0 if the speculation was rejected);
+    `alpha`, `beta` and `f_r` are the Lipschitz constants of the feed-forward part, of the attention's
+    input and of attention at the given magnitude R of its input. The paper calls the result epsilon. It
+    is reached if all errors point the same way, and inf if it overflows floating point (attention's
+    constant grows like R^2 e^(R^2)). Raises ValueError on a negative or infinite argument, or no layer.
     """
     _check_deltas(deltas)
     _check_constants(alpha, beta, f_r)
@@ -228,7 +228,7 @@ def worst_case_bound(deltas: Sequence[float], alpha: float, beta: float, f_r: fl
 
 
 def linear_bound(layers: int, alpha: float, beta: float, f_r: float, delta: float) -> float:
-    """`worst_case_bound` to first order in alpha and f_r beta, every layer within `delta`:
+    """Returns `worst_case_bound` to first order in alpha and f_r beta, every layer within `delta`:
 
         delta (N + alpha N (N + 1) / 2 + f_r beta N (N - 1) / 2),   N = layers
 

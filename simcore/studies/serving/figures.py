@@ -106,7 +106,8 @@ def figures(
 def both(
     served: Served, journal: Steps, *, kv_limit: float, servers: int, slo: Slo | None, window: Window
 ) -> dict[str, Figure]:
-    """Returns the figures of a window, those of the whole run with the suffix `WHOLE_RUN`, and the window.
+    """Returns the figures of a window, the `WINDOWED` ones of the whole run with the suffix `WHOLE_RUN`, and
+    the window itself.
 
     A run too short for a window, with requests at a rate, has a goodput only of the whole run: including
     warm-up and drain, it is not comparable with the rate.

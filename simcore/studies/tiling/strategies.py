@@ -1,6 +1,6 @@
 """The strategies of the study `tiling`: the fields, the label and the program of each.
 
-One is a class of fields that satisfies `TilingStrategy`: one of those in `TilingStrategies`, or one of a
+A strategy is a class of fields that satisfies `TilingStrategy`: one in `TilingStrategies`, or one of a
 user's own (docs/own_strategies.md).
 """
 
