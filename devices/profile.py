@@ -58,9 +58,9 @@ Nanoseconds = Annotated[float, Field(ge=1e-3, le=1e15)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Row:
-    """One line of `ops.csv`. `table` is its place in the source, `op_code` the source's name, `op` the name of
-    the op in simcore; `how` is "derived" if the time follows from other printed figures; `plus_minus_ns` is
-    half of the last printed digit. Only iterations have `sequences`, and their `part` is "whole"."""
+    """One line of `ops.csv`. `table` is its place in the source, `op_code` the source's name, `op` the name
+    of the op in simcore; `how` is "derived" if the time follows from other printed figures; `plus_minus_ns`
+    is half of the last printed digit. Only iterations have `sequences`, and their `part` is "whole"."""
 
     table: str
     ranks: Count
