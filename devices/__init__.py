@@ -1,1 +1,1 @@
-"""What hardware there is, as data, and what an op costs on it."""
+"""Devices, as data, and the prices of ops on them."""

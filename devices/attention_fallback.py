@@ -1,13 +1,14 @@
-"""Attention that nobody measured, by attention that was: another layout of the cache, smaller numbers in it.
+"""Prices of unmeasured attention, by measured attention: another layout of the cache, smaller numbers in it.
 
     paged_attention(s sequences, n tokens in all)    as decode_attention(batch s, context n / s), linear
                                                      between contexts, 64 of them an octave
     a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
     a cache of 1-byte numbers, prompts               t = t_bf16
 
-t_bf16 is the time with a cache in bf16, t_half that over half as many tokens: as many bytes. A kernel that
-reads smaller numbers moves half the bytes, and spends part of what it saves on converting them: the middle is
-taken, and the interval reaches from one end to the other. Prompts compute, and gain nothing from it.
+t_bf16 is the time with a cache in bf16, t_half the time in bf16 over half as many tokens, which have the
+bytes of the 1-byte cache. A kernel that reads smaller numbers moves half the bytes and spends part of the
+gain on converting them: the price is the geometric mean, and the interval reaches from one end to the other.
+Prompts are bound by arithmetic and gain nothing.
 """
 
 import math
@@ -19,12 +20,12 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price
 
 Known = Callable[[Op], Price | None]
 BF16 = "bf16"
-# Contexts an octave between which prices of paged attention are lines.
+# Contexts per octave between which prices of paged attention are linear.
 PARTS = 64
 
 
 def price_alike(op: Op, known: Known) -> Price | None:
-    """The price of attention by what `known` says of attention like it; None where it says nothing."""
+    """Returns the price of attention from the prices in `known` of similar attention; None if it has none."""
     if op.kind == "paged_attention":
         return _paged(op, known)
     if DTYPE_BYTES[op.dtype] != 1.0 or op.kind not in ("decode_attention", "prefill_attention"):
@@ -39,8 +40,8 @@ def price_alike(op: Op, known: Known) -> Price | None:
 
 
 def _paged(op: Op, known: Known) -> Price | None:
-    """Between two contexts next to the mean one. A line between them, and not all that is known in between:
-    what a burst of steps takes is then a sum of few lines."""
+    """Returns the price between two contexts around the mean one. It is linear between them, even if more is
+    known in between, so that the time of a burst is a sum of few lines."""
     sequences, kv_tokens = op["sequences"], op["kv_tokens"]
     context = kv_tokens // sequences
     step = max(1, (1 << max(0, context.bit_length() - 1)) // PARTS)
@@ -63,8 +64,8 @@ def _paged(op: Op, known: Known) -> Price | None:
 
 
 def _of_decoding(price: Price) -> Price:
-    """What nobody measured itself: pages that are looked up, sequences of many lengths. An interval twice as
-    wide, by its logarithm."""
+    """Returns the price of unmeasured paged attention, with page lookups and sequences of many lengths: its
+    interval is twice as wide in logarithms."""
     return replace(
         price,
         low_s=price.low_s**2 / price.seconds,

@@ -1,27 +1,27 @@
-"""Prices of a device by those measured on another: by what limits each op, on the one and on the other.
+"""Prices of a device by prices measured on another: scaled by the resource that limits each op on each.
 
     seconds = p (1 + x^n (R^n - 1))^(1/n) + a (kernel_s here / kernel_s there - 1)
     R = work here / work there          x = min(1, work there / p)          n = 1.5
 
-p is the price where it was measured. `work` is how long the op keeps the resource busy that limits it, at
-the rates that kernels reach (`Efficiency`): the longer of memory and arithmetic, of a collective its
-alpha-beta seconds. So what is bound by memory scales with the bandwidths, what is bound by arithmetic with
-the peaks, and what takes far longer than its work, for its time is launches and latency, hardly at all; of
-that, a = min((1 - x) p, kernels kernel_s) scales with what a kernel of a graph costs. Where two devices have
-equal figures prices are equal, and more of anything makes nothing slower: 1 <= t(R = 1) / t(R) <= 1 / R.
+p is the measured price on the other device. `work` is the time for which the op keeps its limiting resource
+busy, at the rates that kernels reach (`Efficiency`): the longer of memory and arithmetic, or a collective's
+alpha-beta seconds. So ops bound by memory scale with the bandwidths, ops bound by arithmetic with the peaks,
+and ops that take far longer than their work, with time in launches and latency, hardly at all; of such time,
+a = min((1 - x) p, kernels kernel_s) scales with the cost of a kernel in a graph. If two devices have equal
+figures, prices are equal, and no larger figure makes an op slower: 1 <= t(R = 1) / t(R) <= 1 / R.
 
-Kinds that were measured on what ops before them had just written (column `cache` of a profile) work in the
-L2 cache as far as they fit (`STAYS`): they take the same with another memory.
+Kinds measured on operands that the ops before them had just written (column `cache` of a profile) work in the
+L2 cache as far as they fit (`STAYS`): they take the same time with another memory.
 
-n is the one constant. It was chosen by half of 3,114 op times of an H100
+n is the only constant. It was chosen by half of 3,114 op times of an H100
 (validate/measured/h100_held_out.csv, h100_held_out_as_h200.csv) against the profile of an H200, and judged
-by the other half: 3.9 % off in the median, 13 % in the 95th percentile; of decoders' kinds 3.0 and 11 %.
-With what an H100's kernels cost more to launch (kernel_s of its catalogue file, fitted to the first half)
-it is 2.6 and 18 %, of decoders' 2.3 and 12. By the ratio of the floors of all of p it was 29 and 42 %.
+by the other half: 3.9 % off in the median, 13 % in the 95th percentile; for decoders' kinds 3.0 and 11 %.
+With the higher launch cost of an H100's kernels (kernel_s of its catalogue file, fitted to the first half)
+it is 2.6 and 18 %, for decoders' 2.3 and 12. Scaling all of p by the ratio of the floors was 29 and 42 % off.
 
 A price that was measured, or lies between measurements, has the source "carried" here. Its interval is that
-of p, widened (logarithms, in quadrature) by what those H100 times were off: 0.89 to 1.10 held nine in ten.
-They tell of R to 1.43; for R further from 1, the logarithms are taken to grow in proportion to that of R.
+of p, widened (logarithms, in quadrature) by the errors of those H100 times: 0.89 to 1.10 held nine in ten.
+They cover R up to 1.43; for R further from 1, the logarithms are assumed to grow in proportion to log R.
 """
 
 import math
@@ -35,10 +35,10 @@ from simcore.devices.price import MEMO, STAYS, pricer, roofline
 from simcore.devices.spec import DeviceSpec, Link
 from simcore.ops.op import Floor, Op, Price, Pricer, SourceKind
 
-# What was seen on the device that prices come from, and so is carried over to another.
+# Sources of prices seen on the measured device, which become "carried" on another.
 SEEN: tuple[SourceKind, ...] = ("measured", "published", "interpolated")
 SOFT = 1.5
-# What nine in ten times of an H100 were over prices carried over from an H200; the ratio of their memories.
+# Range of nine in ten times of an H100 over prices carried over from an H200; ratio of their bandwidths.
 CARRIED_LOW, CARRIED_HIGH, TRIED_RATIO = 0.89, 1.10, 4.8 / 3.35
 
 
@@ -52,10 +52,10 @@ def carried(
     as_written: Set[str] = frozenset(),
     same_card: bool = False,
 ) -> Pricer:
-    """Prices on `here` by those on `measured_on`; links are the devices' own if left out. `as_written`: kinds
-    whose operands were in the cache; `same_card`: `here` is the card that was measured but for some figures,
-    so that what these do not touch is as it was. Raises what these prices, `roofline` and
-    `collective_seconds` raise."""
+    """Returns prices on `here` by the prices `there` on `measured_on`; links default to the devices' own.
+    `as_written`: kinds whose operands were in the cache; `same_card`: `here` is the measured card with some
+    figures changed, so that prices which do not depend on these stay. Raises the errors of these prices, of
+    `roofline` and of `collective_seconds`."""
     floor_there = roofline(measured_on, link=link_there)
     floor_here, own = roofline(here, link=link), pricer(here, link=link)
     stays_bytes = STAYS * measured_on.l2_bytes
@@ -88,7 +88,7 @@ def carried(
         ratio = after_s / before_s if before_s else 1.0
         launches = here.kernel_s / measured_on.kernel_s if measured_on.kernel_s else 1.0
         if ratio == launches == 1.0 and same_card:
-            # What the cache serves may take less than a slower memory would.
+            # An op served by the cache may take less than the floor of a slower memory.
             return found if p >= floor_here(op).of(found).seconds else bounded
         share = min(1.0, before_s / p) if p else 0.0
         launch_s = min((1.0 - share) * p, op.kernels * measured_on.kernel_s)
@@ -108,14 +108,14 @@ def carried(
 
 
 def _work_s(floor: Floor, spec: DeviceSpec) -> float:
-    """Seconds in which the resource that limits an op is busy, at the rates that kernels reach."""
+    """Returns the seconds for which an op's limiting resource is busy, at the rates that kernels reach."""
     compute_s = floor.compute_s / spec.flops_efficiency.value
     memory_s = floor.memory_s / spec.hbm_efficiency.value
     return max(compute_s, memory_s) + floor.wire_s
 
 
 def _wider(end_s: float, p: float, tried: float, ratio: float) -> float:
-    """The end of an interval over its middle, once the price has been carried over."""
+    """Returns the end of a carried price's interval over its middle."""
     own = abs(math.log(end_s / p)) if p and end_s else math.log(MOST_FACTOR)
     further = max(1.0, abs(math.log(ratio)) / math.log(TRIED_RATIO))
     wide = min(math.hypot(own, math.log(tried) * further), math.log(MOST_FACTOR))

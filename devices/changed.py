@@ -1,4 +1,4 @@
-"""A device with some of its figures changed: what if it had more bandwidth, or a faster link?
+"""Makes a device with some figures changed: more bandwidth, say, or a faster link.
 
     figure = the given one, or times * that of the base
 
@@ -17,10 +17,10 @@ from typing import Any, cast
 from simcore.devices.spec import SOURCED, DeviceSpec
 from simcore.input.files import InputError, unknown_name, validated
 
-# Of each figure its new value, or a factor.
+# The new value or a factor for each figure.
 Change = Mapping[str, float | Mapping[str, float]]
 OVERHEADS = "overheads."
-# What no factor or number stands for.
+# Fields that are no figures, so that no number or factor applies.
 NO_FIGURES = (
     "name",
     "vendor",
@@ -30,13 +30,13 @@ NO_FIGURES = (
     "default_profile",
     "sources",
 )
-# Several figures of one kind, which one factor may stand for.
+# Groups of figures to which one factor may apply.
 SEVERAL = ("flops_per_s", "overheads")
 
 
 def changed(base: DeviceSpec, change: Change, name: str) -> DeviceSpec:
-    """A device like `base`, with other figures, by the name `name`. Raises InputError where a figure is none
-    of a device's, or the device would be none."""
+    """Returns a device like `base` with other figures, named `name`. Raises InputError if a device has no
+    such figure, or the changed device is invalid."""
     document: dict[str, Any] = asdict(cast(Any, base))
     for path, value in change.items():
         _put(document, path, value, path)
@@ -84,7 +84,7 @@ def _factor(value: Mapping[str, float]) -> float:
 
 
 def change_text(change: Change) -> str:
-    """A change in words.
+    """Returns a change in words.
 
     >>> change_text({"hbm_bytes_per_s": 7.2e12, "links.nvlink.latency_s": {"times": 0.5}})
     'hbm_bytes_per_s 7.2e+12, links.nvlink.latency_s x 0.5'
@@ -96,7 +96,7 @@ def change_text(change: Change) -> str:
 
 
 def changed_overheads(measured: Mapping[str, float], change: Change) -> dict[str, float]:
-    """What was measured of a machine's verbs, in seconds by name, with the changes that name them.
+    """Returns the measured costs of a machine's verbs, in seconds by name, with the changes to them.
 
     >>> changed_overheads({"launch_s": 3e-5, "wait_s": 1e-6}, {"overheads.launch_s": {"times": 0.5}})
     {'launch_s': 1.5e-05, 'wait_s': 1e-06}

@@ -1,7 +1,7 @@
-"""What collectives and puts cost on a link: the alpha-beta model with a term for the start.
+"""Prices of collectives and puts on a link: the alpha-beta model with a term for the start.
 
-Hockney (1994) gives a message of B bytes alpha + B / rate. A collective is not its messages one after
-the other: it starts once, and a step within it costs much less than that start. So alpha is split in
+Hockney (1994): a message of B bytes takes alpha + B / rate. A collective is not a sequence of separate
+messages: it starts once, and a step within it costs much less than the start. So alpha is split into
 a = latency_s (the start), u = setup_s (a library's ring or tree, besides) and s = step_s (each step).
 NCCL's own model has this form too (graph/tuning.cc: baseLat + steps hwLat). With n ranks, B the bytes of
 the whole tensor (before a reduce-scatter, after an all-gather), p = per_peer_s, b = bytes_per_s and
@@ -12,7 +12,7 @@ k = ceil(log2 n):
     one_shot    a + (n-1) (p + B/(n b))             a + (n-1) (p + B/b)
     tree        a + u + k s + (n-1) B/(n b)         a + u + 2 k (s + B/b)
 
-    put         a + s + B/b                         one step to the next rank, which no library sets up
+    put         a + s + B/b                         one step to the next rank, without a library's setup
 
 ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads every other rank's
 data through one port. tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
@@ -30,45 +30,48 @@ Cost = Callable[[float, int, Link], float]
 
 
 def ring_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a ring all-gather or reduce-scatter: a + u + (n-1) (s + B/(n b))."""
+    """Returns the seconds of a ring all-gather or reduce-scatter: a + u + (n-1) (s + B/(n b))."""
     step_s = link.step_s + size_bytes / (ranks * link.bytes_per_s)
     return link.latency_s + link.setup_s + (ranks - 1) * step_s
 
 
 def ring_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a ring reduce-scatter and a ring all-gather in one start: a + u + 2 (n-1) (s + B/(n b))."""
+    """Returns the seconds of a ring reduce-scatter and all-gather with one start:
+    a + u + 2 (n-1) (s + B/(n b))."""
     step_s = link.step_s + size_bytes / (ranks * link.bytes_per_s)
     return link.latency_s + link.setup_s + 2.0 * (ranks - 1) * step_s
 
 
 def one_shot_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds until each rank has read its peers' n-th parts: a + (n-1) (p + B/(n b))."""
+    """Returns the seconds until each rank has read its peers' n-th parts: a + (n-1) (p + B/(n b))."""
     return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / (ranks * link.bytes_per_s))
 
 
 def one_shot_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds until each rank has read and summed its peers' tensors: a + (n-1) (p + B/b)."""
+    """Returns the seconds until each rank has read and summed its peers' tensors: a + (n-1) (p + B/b)."""
     return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / link.bytes_per_s)
 
 
 def tree_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of recursive doubling (all-gather) or halving (reduce-scatter): a + u + k s + (n-1) B/(n b)."""
+    """Returns the seconds of recursive doubling (all-gather) or halving (reduce-scatter):
+    a + u + k s + (n-1) B/(n b)."""
     wire_s = (ranks - 1) * size_bytes / (ranks * link.bytes_per_s)
     return link.latency_s + link.setup_s + ceil(log2(ranks)) * link.step_s + wire_s
 
 
 def tree_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of a binomial reduction and a binomial broadcast: a + u + 2 k (s + B/b)."""
+    """Returns the seconds of a binomial reduction and a binomial broadcast: a + u + 2 k (s + B/b)."""
     step_s = link.step_s + size_bytes / link.bytes_per_s
     return link.latency_s + link.setup_s + 2.0 * ceil(log2(ranks)) * step_s
 
 
 def put_s(size_bytes: float, link: Link) -> float:
-    """Seconds until one message and its signal are at the next rank, one hop on every topology: a + s + B/b.
+    """Returns the seconds until one message and its signal reach the next rank, one hop on every topology:
+    a + s + B/b.
 
     No put was measured. On NVLink this is within 6 % of a one-shot all-reduce on two cards, which also
     moves one message each way and signals it; on a ring it is the collective on two chips, an upper
-    bound, for that waits for both directions.
+    bound, because the collective waits for both directions.
     """
     return link.latency_s + link.step_s + size_bytes / link.bytes_per_s
 
@@ -89,9 +92,9 @@ def crosses_link(op: Op) -> bool:
 
 
 def collective_seconds(op: Op, link: Link) -> tuple[float, str]:
-    """Seconds of the cheapest algorithm that the link allows, and its name.
+    """Returns the seconds of the cheapest algorithm that the link allows, and its name.
 
-    Raises InputError where the op is no collective or its ranks are more than the link connects.
+    Raises InputError if the op is no collective, or its ranks are more than the link connects.
     """
     if not crosses_link(op):
         raise InputError(f"{op.kind} {op.name} is no collective (known: {', '.join(COSTS)}, put)")

@@ -1,25 +1,25 @@
-"""What a device file of one's own need not say: the figure of a measured card, marked as assumed.
+"""Completes a user's device file with figures of a measured card, marked as assumed.
 
-    name, memory_bytes, hbm_bytes_per_s, flops_per_s     nobody can guess: they have to be given
-    links                                                none: a device alone, unless they are given
-    any other key                                        as the catalogue's H200 has it
+    name, memory_bytes, hbm_bytes_per_s, flops_per_s     required
+    links                                                none if left out: a single device
+    any other figure                                     as the catalogue's H200 has it
 
-The H200 stands for others because its figures were measured. `sources` of a completed file says of every
-figure where it is from: "assumed: ..." of those of the H200, `NO_SOURCE` of what was given without a source.
+The H200 is the reference because its figures were measured. `sources` of a completed file has the source of
+every figure: "assumed: ..." for the H200's, `NO_SOURCE` for a figure given without a source.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 REQUIRED = ("name", "memory_bytes", "hbm_bytes_per_s", "flops_per_s")
-# What a link may leave out; its rate has to be given.
+# Fields that a link may leave out; its rate is required.
 OPTIONAL_IN_LINK = (
     "kind", "topology", "latency_s", "setup_s", "step_s", "per_peer_s", "relative_error", "max_devices",
     "algorithms", "source",
 )  # fmt: skip
 ASSUMED = "assumed: "
 NO_SOURCE = "given by the file, no source"
-# Words and choices, not figures: nothing has to be said of where they come from.
+# Words and choices, not figures: they need no source.
 PLAIN: Mapping[str, Any] = {
     "vendor": "",
     "description": "",
@@ -27,17 +27,17 @@ PLAIN: Mapping[str, Any] = {
     "default_profile": None,
     "sibling": None,
 }
-# They name their source themselves.
+# Figures with a source field of their own.
 EFFICIENCIES = ("hbm_efficiency", "flops_efficiency")
-# Of a link that nobody measured: half of the 90 % interval of its times, and how many devices it connects.
+# Of an unmeasured link: half of the 90 % interval of its times, and the number of devices that it connects.
 LINK_ERROR, LINK_DEVICES = 0.5, 8
 
 Document = Mapping[str, Any]
 
 
 def completed(document: object, like: Document) -> object:
-    """The document of a device file with what it leaves out, from that of the device `like`; as it is where
-    it is no mapping, for others to say so."""
+    """Returns the document of a device file, with missing keys from the document of the device `like`. A
+    document that is no mapping is returned as it is; validation refuses it later."""
     if not isinstance(document, dict):
         return document
     own = {*document, *REQUIRED, *PLAIN, "default_link", "sources"}
@@ -53,15 +53,15 @@ def completed(document: object, like: Document) -> object:
     if isinstance(links := whole["links"], dict):
         whole["links"] = {name: _link(name, link, like, sources) for name, link in links.items()}
         if len(links) <= 1:
-            # Which of several nobody can guess.
+            # With several links the file must name the default.
             whole.setdefault("default_link", next(iter(links), None))
     given = document.get("sources", {})
     return {**whole, "sources": {**sources, **given} if isinstance(given, dict) else given}
 
 
 def _link(name: str, link: object, like: Document, sources: dict[str, str]) -> object:
-    """A link with what it leaves out: latencies of the other device's link of the same kind, else of its
-    default one. Notes in `sources` what is assumed."""
+    """Returns a link with its missing fields: from the other device's link of the same kind, else from its
+    default link. Adds the assumed fields to `sources`."""
     if not isinstance(link, dict):
         return link
     kind = link.get("kind", name)
@@ -79,5 +79,5 @@ def _link(name: str, link: object, like: Document, sources: dict[str, str]) -> o
 
 
 def assumed_figures(sources: Mapping[str, str]) -> list[str]:
-    """The figures that nobody gave, by the sources of a device, sorted."""
+    """Returns the names of the assumed figures, by the sources of a device, sorted."""
     return sorted(key for key, text in sources.items() if text.startswith(ASSUMED))

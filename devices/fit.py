@@ -2,33 +2,33 @@
 
     seconds = launches * kernel_s + floor_s / efficiency
 
-`floor_s` is what the datasheet allows at least (`simcore.devices.price.roofline`), `launches` how many
-kernels the time covers (1 for a plain op, the parts of a fused one). Both constants are fitted at once, by
+`floor_s` is the least time by the datasheet (`simcore.devices.price.roofline`), `launches` the number of
+kernels in the time (1 for a plain op, the parts of a fused one). Both constants are fitted together, by
 least squares of the relative error, with neither below 0 (Lawson and Hanson 1974, non-negative least
 squares):
 
     minimise  sum_i ((launches_i * kernel_s + floor_i * x - seconds_i) / seconds_i)^2,   x = 1 / efficiency
 
-Relative, for times span five powers of ten and a small op counts as much as a large one.
+The error is relative because times span five powers of ten, and a small op counts as much as a large one.
 
-The interval is about the logarithms r_i of seconds_i / fitted_i: their 5th and 95th percentile, which of few
-points miss the tails, and at least those of a normal distribution of the same size. Both are widened by what
-Student's t with n - 2 degrees of freedom says of one more observation:
+The interval is from the logarithms r_i of seconds_i / fitted_i: their 5th and 95th percentile, which miss the
+tails if points are few, and at least those of a normal distribution of the same size. Both are widened by
+Student's t with n - 2 degrees of freedom for one more observation:
 
     s = sqrt(sum r_i^2 / (n - 2))        k = t(0.95, n - 2) / z(0.95) * sqrt(1 + 2 / n)
     low = exp(-k max(-r_05, z s))        high = exp(k max(r_95, z s))
 
-Of draws from a log-normal error 89 to 92 % then lie inside, of 3 points as of 60.
-Of one or two points nothing is left over to judge by: the interval is then a factor of 2 either way, assumed.
+For a log-normal error, 89 to 92 % of draws then lie inside, with 3 points as with 60.
+One or two points leave no residuals: the interval is then assumed to be a factor of 2 either way.
 
-Where prices were checked by n times that they were not made of, nothing has to be assumed of how the errors
-e_i are distributed (split conformal prediction, Lei et al. 2018): one more like them is smaller in size than
-the k-th of theirs in k of n + 1 cases, and the interval is
+If n check times exist that no fit uses, the errors e_i need no assumed distribution (split conformal
+prediction, Lei et al. 2018): one more such error is smaller in size than the k-th smallest in k of n + 1
+cases, and the interval is
 
     high = 1 / low = exp(|e|_k),   k = 0.9 (n + 1)      between two of them in proportion
 
-These n were timed by the process that timed what prices are made of. Another one, minutes later, finds the
-times of a kind all a little longer or all a little shorter, of which the e_i say nothing:
+The same process measured the check times and the fitted times. Another process, minutes later, measures all
+times of a kind a little longer or all a little shorter, which the e_i do not show:
 
     high = 1 / low = exp(sqrt(|e|_k^2 + ANOTHER_TIME^2))
 """
@@ -43,28 +43,27 @@ from numpy.typing import NDArray
 from simcore.input.files import InputError
 from simcore.ops.op import Price, SourceKind
 
-# Where the floor does not show in the times at all, 1 / efficiency is 0: kept finite, for files and sums.
+# If times do not depend on the floor, 1 / efficiency is fitted as 0: this keeps efficiency finite.
 LEAST_SLOPE = 1e-6
-# The interval of a fit that passes through all its points.
+# The interval of a fit to one or two points, which it passes through.
 ASSUMED_FACTOR = 2.0
-# No interval is wider than this, whatever the residuals: it has said by then that nothing is known.
+# No interval is wider than this: by then the time is unknown anyway.
 MOST_FACTOR = 1e3
-# So far beyond the fitted floors the interval still holds.
+# The interval holds up to this factor outside the fitted floors.
 TRUSTED_REACH = 4.0
 Z_95 = 1.6448536269514722
-# How much of what comes lies in an interval. Of fewer checks none is large enough for that.
+# Coverage of an interval, and the fewest checks that allow it.
 COVERED, LEAST_CHECKS = 0.9, 9
-# By how much (a logarithm) nine in ten kinds of op differ at most in their medians from one calibration of a
-# card to the next: 32 kinds, H200, 10 minutes apart, 23 November 2026
-# (validate/measured/h200_two_calibrations.csv); of three pairs before that one 0.2 to 0.5 %. Another card is
-# further off: 1.9 %.
+# The most (a logarithm) by which the medians of nine in ten kinds of op differ between two calibrations of a
+# card: 32 kinds, H200, 10 minutes apart, 23 November 2026 (validate/measured/h200_two_calibrations.csv); in
+# three pairs before, 0.2 to 0.5 %. Another card differs more: 1.9 %.
 ANOTHER_TIME = 0.0057
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Two constants and how far to trust them. `low`, `high`: 90 % interval of seconds / fitted seconds; `n`
-    points, whose floors were `least_floor_s` to `most_floor_s`."""
+    """Two constants and their validity. `low`, `high`: 90 % interval of seconds / fitted seconds; `n` points,
+    with floors from `least_floor_s` to `most_floor_s`."""
 
     kernel_s: float
     efficiency: float
@@ -75,11 +74,11 @@ class Fit:
     most_floor_s: float
 
     def seconds(self, launches: int, floor_s: float) -> float:
-        """The fitted time: launches * kernel_s + floor_s / efficiency."""
+        """Returns the fitted time: launches * kernel_s + floor_s / efficiency."""
         return launches * self.kernel_s + floor_s / self.efficiency
 
     def reach(self, floor_s: float) -> float:
-        """How many times a floor lies outside the fitted ones; 1 inside."""
+        """Returns the factor by which a floor is outside the fitted floors; 1 inside."""
         if self.least_floor_s <= floor_s <= self.most_floor_s:
             return 1.0
         outer, inner = sorted(
@@ -88,10 +87,11 @@ class Fit:
         return inner / outer if outer > 0.0 else math.inf
 
     def price(self, launches: int, floor_s: float, detail: str) -> Price:
-        """The price of an op; "interpolated" where its floor is among the fitted ones, else "extrapolated".
+        """Returns the price of an op; "interpolated" if its floor is within the fitted floors, else
+        "extrapolated".
 
-        Never below the floor, that what a device cannot do is not predicted of it. More than 4 times outside
-        the fitted floors, both ends of the interval are raised to the power 1 + ln(reach / 4).
+        It is never below the floor, so that no impossible time is predicted. More than 4 times outside the
+        fitted floors, both ends of the interval are raised to the power 1 + ln(reach / 4).
         """
         reach = self.reach(floor_s)
         power = 1.0 + math.log(min(reach, MOST_FACTOR) / TRUSTED_REACH) if reach > TRUSTED_REACH else 1.0
@@ -104,17 +104,17 @@ class Fit:
 
 
 def ends(fitted_s: float, least_s: float, low: float, high: float) -> tuple[float, float]:
-    """The interval of a fitted time, none of which is below the least: `low`, `high` times it."""
+    """Returns the interval of a fitted time, `low` to `high` times it, with no end below `least_s`."""
     seconds = max(least_s, fitted_s)
     low_s = min(seconds, max(least_s, fitted_s * max(low, 1.0 / MOST_FACTOR)))
     return low_s, max(seconds, fitted_s * min(high, MOST_FACTOR))
 
 
 def fit_two(points: Sequence[tuple[int, float, float]]) -> Fit:
-    """The fit to (launches, floor_s, seconds) points; see the head of this file.
+    """Fits (launches, floor_s, seconds) points; see the head of this file.
 
-    One point, or several of one floor, cannot tell the constants apart: the time is then put into either.
-    Raises InputError where there is no point, or one is not finite, has a floor below 0 or no time.
+    One point, or several with one floor, cannot separate the constants: either may then take the time.
+    Raises InputError if there is no point, or one is not finite, has a floor below 0 or no time.
     """
     if not points:
         raise InputError("a fit needs at least one point")
@@ -132,8 +132,8 @@ def fit_two(points: Sequence[tuple[int, float, float]]) -> Fit:
 
 
 def _constants(table: NDArray[np.float64]) -> tuple[float, float]:
-    """kernel_s and 1 / efficiency of points [n, 3]."""
-    # Half of the time that `--help` takes would be the import of SciPy, which only fits need.
+    """Returns kernel_s and 1 / efficiency of points [n, 3]."""
+    # Importing SciPy would be half of the time of `--help`, and only fits need it.
     from scipy.optimize import nnls  # noqa: PLC0415
 
     rows = table[:, :2] / table[:, 2:]
@@ -146,7 +146,7 @@ def _constants(table: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def interval(residuals: NDArray[np.float64]) -> tuple[float, float]:
-    """low and high of log ratios [n], widened for few of them."""
+    """Returns low and high of log ratios [n], wider if n is small."""
     n = len(residuals)
     if n <= 2:
         return 1.0 / ASSUMED_FACTOR, ASSUMED_FACTOR
@@ -161,7 +161,7 @@ def interval(residuals: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def checked_interval(errors: NDArray[np.float64]) -> tuple[float, float]:
-    """low and high of the log ratios [n] of times to prices that were not made of them, n at least
+    """Returns low and high from log ratios [n] of check times to prices that do not use them, n at least
     LEAST_CHECKS.
 
     >>> low, high = checked_interval(np.log([1.0, 1.1, 0.98, 1.2, 1.0, 1.03, 1 / 1.3, 1.0, 1.0]))

@@ -1,17 +1,16 @@
-"""What ops cost on one device by two fitted constants a kind: a formula that holds for any model and batch.
+"""Times of ops on one device by two fitted constants per kind: a formula for any model and batch.
 
-A fitted profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` (granularity: fitted) says how it
-came about, `fits.csv` has a line for each kind of op:
+A fitted profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` (granularity: fitted) has its
+origin, `fits.csv` has a line for each kind of op:
 
     kind,where,kernel_s,efficiency,low,high,n,least_floor_s,most_floor_s,form,source
 
-`where` is what must hold of an op besides its kind, as in "dtype=fp32;batch=16;m=5..16": its dtype, or a
-dimension of its shape, which has one value or is in a range ("65.." has no end). Of the lines that hold the
-one with most conditions counts, of several such the first. What the numbers mean stands in
-`simcore.devices.fit`.
+`where` has the conditions on an op besides its kind, as in "dtype=fp32;batch=16;m=5..16": its dtype, or a
+dimension of its shape, with one value or a range ("65.." has no end). Of the lines that hold, the one with
+most conditions is used; of several such, the first. `simcore.devices.fit` explains the numbers.
 
-With granularity `measured` the shapes that were fitted to count as well: they stand in `points.csv`, and say
-how far ops near them are from the fit (`simcore.devices.interpolation`).
+With granularity `measured` the fitted shapes are used too: they are in `points.csv`, and correct the fit for
+ops near them (`simcore.devices.interpolation`).
 """
 
 import csv
@@ -48,11 +47,11 @@ from simcore.machine.machine import Overheads
 from simcore.ops.op import DTYPE_BYTES, Op
 
 FITTED, MEASURED = "fitted", "measured"
-# The line of a CSV file that has the first row.
+# The line of a CSV file with the first row.
 FIRST_LINE = 2
 FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
-# Where operands came from (column `cache`): from the cache, for the op before has just written them.
+# Source of operands (column `cache`): the cache, because the op before has just written them.
 WRITTEN = "as written"
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
 OVERHEADS = tuple(field.name for field in fields(Overheads))
@@ -60,8 +59,8 @@ OVERHEADS = tuple(field.name for field in fields(Overheads))
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class FitRow:
-    """One line of `fits.csv`; see the head of this file and `simcore.devices.fit`. `form`: what was fitted
-    to, the floor of the roofline ("floor") or that of the waves that a kernel's blocks run in ("waves",
+    """One line of `fits.csv`; see the head of this file and `simcore.devices.fit`. `form`: the fitted floor,
+    of the roofline ("floor") or of the waves in which a kernel's blocks run ("waves",
     `simcore.devices.waves`)."""
 
     kind: str
@@ -174,7 +173,7 @@ class FittedProfile:
 
     @cached_property
     def by_kind(self) -> Mapping[str, tuple[tuple[Mapping[str, str], FitRow], ...]]:
-        """Conditions and line, of each kind, those with most conditions first."""
+        """The lines of each kind with their conditions, lines with most conditions first."""
         found: dict[str, list[tuple[Mapping[str, str], FitRow]]] = {}
         for row in self.fits:
             found.setdefault(row.kind, []).append((parse_where(row.where), row))
@@ -182,8 +181,8 @@ class FittedProfile:
 
     @cached_property
     def in_cache(self) -> "FittedProfile":
-        """The same of ops whose operands lie in the cache: by their times there, where those were measured;
-        this one, where none was."""
+        """The profile for ops whose operands are in the cache: with the times measured there; the profile
+        itself if none was measured."""
         if all(point.warm_s is None for point in self.points):
             return self
         warm = [p if p.warm_s is None else replace(p, median_s=p.warm_s, cache="") for p in self.points]
@@ -191,11 +190,11 @@ class FittedProfile:
 
     @cached_property
     def as_written(self) -> frozenset[str]:
-        """The kinds that were measured on what ops before them had just written, in the cache."""
+        """The kinds measured on operands in the cache that the ops before them had just written."""
         return frozenset(point.kind for point in self.points if point.cache == WRITTEN)
 
     def row(self, op: Op) -> FitRow | None:
-        """The line that holds for an op, or None."""
+        """Returns the line that holds for an op, or None."""
         return self._line(op.kind, {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype})
 
     def _line(self, kind: str, own: Mapping[str, str]) -> FitRow | None:
@@ -203,8 +202,8 @@ class FittedProfile:
         return next((row for where, row in lines if _holds(where, own)), None)
 
     def is_general(self, row: FitRow) -> bool:
-        """Whether a line is for ops that no line of their own was measured for, beside others that have one:
-        another model's matrices, say. What was measured near such an op says nothing of it."""
+        """Whether a line is the fallback for ops without a line of their own, while other ops of its kind
+        have one: another model's matrices, say. Measurements near such an op do not apply to it."""
         return (row.kind, row.where) in self._general
 
     @cached_property
@@ -217,9 +216,9 @@ class FittedProfile:
         )
 
     def correction(self, row: FitRow) -> Correction | None:
-        """What was measured where a line holds, over its fit; None where nothing was, or nothing near. Its
-        interval is that of the shapes that were measured to check prices of this kind and dtype, if there are
-        enough."""
+        """Returns the correction of a line's fit by the shapes measured where it holds; None if there are
+        none, or the line is general. Its interval is from the check shapes of this kind and dtype, if there
+        are enough."""
         key = (row.kind, row.where)
         if key not in self._corrections:
             known = self._checked(row.kind, parse_where(row.where).get(DTYPE, ""))
@@ -230,7 +229,7 @@ class FittedProfile:
 
     @cached_property
     def _corrections(self) -> dict[tuple[str, str], Correction | None]:
-        """Those that were asked for: a profile has hundreds of lines, a run needs few."""
+        """Corrections computed so far: a profile has hundreds of lines, and a run needs few."""
         return {}
 
     @cached_property
@@ -246,7 +245,7 @@ class FittedProfile:
 
     @cached_property
     def _alike(self) -> Mapping[tuple[str, str, str], Sequence[Measured]]:
-        """The points that fits are made of, by kind and the value of each dimension."""
+        """The points of the fits, by kind and by the value of each dimension."""
         found: dict[tuple[str, str, str], list[Measured]] = {}
         for point in self.points:
             if point.role == "fit":
@@ -264,7 +263,7 @@ class FittedProfile:
         return self._intervals[key]
 
     def errors(self) -> Iterator[tuple[Measured, float]]:
-        """log(measured / predicted) at each shape that was measured only to check prices."""
+        """Yields log(measured / predicted) at each check shape, which no fit uses."""
         return self._errors([point for point in self.points if point.role == "check"])
 
     def _errors(self, checks: Sequence[Measured]) -> Iterator[tuple[Measured, float]]:
@@ -291,7 +290,7 @@ class FittedProfile:
 
 
 def _narrows(where: Mapping[str, str], than: Mapping[str, str]) -> bool:
-    """Whether a line names single values of more dimensions than another."""
+    """Whether a line has all conditions of another, and single values of further dimensions."""
     more = {name for name, value in where.items() if ".." not in value} - {*than}
     return bool(more) and all(where.get(name) == value for name, value in than.items())
 
@@ -312,7 +311,7 @@ def _meets(own: str | None, wanted: str) -> bool:
 
 
 def parse_where(text: str) -> dict[str, str]:
-    """The conditions in a cell of column `where`. Raises InputError where it is not "name=value;...".
+    """Returns the conditions in a cell of column `where`. Raises InputError if it is not "name=value;...".
 
     >>> parse_where("dtype=fp32;m=5..16")
     {'dtype': 'fp32', 'm': '5..16'}
@@ -328,18 +327,18 @@ def parse_where(text: str) -> dict[str, str]:
 
 
 def profile_schema() -> dict[str, Any]:
-    """The JSON schema of the profile.yaml of a fitted or measured profile, for editors."""
+    """Returns the JSON schema of a fitted or measured profile's profile.yaml, for editors."""
     schema = TypeAdapter(FittedProfile).json_schema()
     for name, row in (("fits", FitRow), ("points", Measured)):
-        # They stand in files of their own.
+        # These have files of their own.
         del schema["properties"][name], schema["$defs"][row.__name__]
     schema["required"] = [name for name in schema["required"] if name not in ("fits", "points")]
     return schema
 
 
 def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
-    """The profile in `document`, read from `path`, with the fits.csv beside it, and the points.csv of one
-    that is measured. Raises InputError with one line where anything in them is not as it must be."""
+    """Returns the profile in `document`, read from `path`, with the fits.csv beside it and, if it is
+    measured, the points.csv. Raises InputError with one line if any of them is invalid."""
     for name, file in (("fits", FITS), ("points", POINTS)):
         if name in document:
             raise InputError(f"{path}: {name}: they belong into {file}")
@@ -354,8 +353,8 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
 
 
 def read_rows(path: Path, kind: Any) -> list[dict[str, str]]:
-    """The rows of a CSV file as text, whose columns are the fields of a dataclass; empty cells are left out,
-    so that they take their defaults. Raises InputError."""
+    """Returns the rows of a CSV file as text; its columns must be fields of a dataclass. Empty cells are left
+    out, so that the fields take their defaults. Raises InputError."""
     columns = [field.name for field in fields(kind)]
     head, rows = read_cells(path)
     for name in head:
@@ -365,7 +364,7 @@ def read_rows(path: Path, kind: Any) -> list[dict[str, str]]:
 
 
 def _read_points(path: Path) -> list[dict[str, str]]:
-    """What `Measured` has of each line; the spread of its runs is for people."""
+    """Returns the fields of `Measured` in each line; other columns, as the spread of runs, are not read."""
     names = [field.name for field in fields(Measured)]
     head, rows = read_cells(path)
     for name in names:
@@ -376,7 +375,7 @@ def _read_points(path: Path) -> list[dict[str, str]]:
 
 
 def _in_its_file(message: str, path: Path) -> str:
-    """A fault of a row of fits or points, told where it stands."""
+    """Returns an error's message with the CSV file and line of a faulty fit or point."""
     for name, file in (("fits", FITS), ("points", POINTS)):
         found = re.fullmatch(rf"{re.escape(str(path))}: (.*?)\b{name}\.(\d+)\.?(.*)", message, re.DOTALL)
         if found:
@@ -386,7 +385,8 @@ def _in_its_file(message: str, path: Path) -> str:
 
 
 def _check_whole(profile: FittedProfile, folder: Path) -> None:
-    """Raises InputError where lines of a measured profile, or what it says of itself, are missing."""
+    """Raises InputError if a measured profile lacks lines or its birth, or its points contradict each
+    other."""
     if profile.granularity != MEASURED:
         return
     if profile.birth is None:
@@ -409,8 +409,8 @@ def _check_whole(profile: FittedProfile, folder: Path) -> None:
 
 
 def write_fitted(profile: FittedProfile, folder: Path) -> None:
-    """Writes profile.yaml and fits.csv into a folder that exists; `read_fitted` gives the same profile, where
-    the points.csv of one that is measured is there too."""
+    """Writes profile.yaml and fits.csv into an existing folder; `read_fitted` reads the same profile, if a
+    measured profile's points.csv is there too."""
     document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
     document["notes"] = list(profile.notes)
     if profile.contention is None:
@@ -425,8 +425,8 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
 
 
 def write_shared_use(found: SharedUse, folder: Path) -> None:
-    """Puts the constants into the profile.yaml of a folder, in the place of those that it has; all else
-    stays."""
+    """Replaces the constants of contention in the profile.yaml of a folder; the rest stays. Raises InputError
+    if it is no fitted or measured profile."""
     document = read_yaml(folder / "profile.yaml")
     if not isinstance(document, dict) or document.get("granularity") not in (FITTED, MEASURED):
         raise InputError(f"{folder / 'profile.yaml'}: is no fitted or measured profile")

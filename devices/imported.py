@@ -1,12 +1,12 @@
-"""A profile out of a user's tables of op times (`simcore.devices.op_tables`).
+"""Makes a profile from a user's tables of op times (`simcore.devices.op_tables`).
 
     each kind of op and dtype      two constants (`simcore.devices.fit`), corrected by the times near an op's
                                    shape (`simcore.devices.interpolation`)
-    what the tables do not have    no fit: the roofline prices it
+    kinds that no table has        no fit: the roofline prices them
 
-Times that the device cannot reach by its datasheet are no times of that op on it: a few are left out. Where
-more than `MOST_IMPOSSIBLE` of a kind are such, or most of them are `MOST_SLOW` times slower than the roofline
-says, the unit, the device or the table is wrong, and nothing is written.
+Times faster than the device's datasheet allows are left out if they are few. If more than `MOST_IMPOSSIBLE`
+of a kind are such, or a kind's median is over `MOST_SLOW` times the roofline, the unit, the device or the
+table is wrong, and nothing is written.
 """
 
 from collections import Counter
@@ -25,17 +25,17 @@ from simcore.devices.spec import DeviceSpec
 from simcore.input.files import InputError
 from simcore.ops.op import Op
 
-# How many of a kind's times may be faster than the device can be.
+# Most times of a kind, as a share, that may be faster than the device can be.
 MOST_IMPOSSIBLE = 0.05
-# How many times as slow as the roofline the median time of a kind may be.
+# Most that the median time of a kind may be over the roofline.
 MOST_SLOW = 100.0
 UNKNOWN = "unknown"
-# Of fewer errors nothing is told.
+# Fewest errors that are reported.
 LEAST_TOLD = 3
 CACHE = "memory or a cache, the table does not say which"
-# What has a line of its own. Kernels of others split work over a sequence's heads in ways of their own: times
-# for as many pairs of sequence and head (`interpolation.coordinates`) lie up to six times apart in tables
-# of vLLM 0.19 on an H200 (half of them over 12 %).
+# Dimensions whose values have lines of their own. Other engines' kernels split work over a sequence's heads
+# differently: times with equal pairs of sequence and head (`interpolation.coordinates`) differ by up to a
+# factor of six in tables of vLLM 0.19 on an H200 (half of them by over 12 %).
 OWN_LINES: Mapping[str, tuple[str, ...]] = {
     "decode_attention": ("kv_heads",),
     "speculative_attention": ("kv_heads",),
@@ -46,7 +46,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A profile made of tables, and what is to be told of it: a line each."""
+    """A profile made from tables, and the lines to print about it."""
 
     profile: FittedProfile
     points: Sequence[Point]
@@ -57,7 +57,7 @@ def import_tables(
     paths: Sequence[Path], spec: DeviceSpec, target: Path, *, form: Format | None = None, date: str = UNKNOWN
 ) -> Imported:
     """Reads the tables and writes the profile folder `target`, whole or not at all. Raises InputError with
-    one line where a table or the folder is not as it must be."""
+    one line if a table or the folder is invalid."""
     check_target(target, spec.name)
     found = profile_of([read_table(path, form) for path in paths], spec, target.resolve().name, date)
     write_whole(found.profile, found.points, target)
@@ -65,8 +65,8 @@ def import_tables(
 
 
 def profile_of(tables: Sequence[OpTable], spec: DeviceSpec, name: str, date: str = UNKNOWN) -> Imported:
-    """The profile that tables make for a device. Raises InputError where they hold nothing that is priced, or
-    what the device cannot do."""
+    """Makes a device's profile from tables. Raises InputError if they have no usable op times, or times that
+    the device cannot have."""
     left_out = sum((table.left_out for table in tables), Counter[str]())
     told = [f"left out: {count:,} rows of {why}" for why, count in sorted(left_out.items())]
     timed = [each for table in tables for each in table.timed]
@@ -100,7 +100,8 @@ def _by_kind(timed: Iterable[Timed]) -> Mapping[tuple[str, str], list[Timed]]:
 
 
 def _possible(timed: Sequence[Timed], spec: DeviceSpec) -> tuple[list[Timed], list[str]]:
-    """The times that the device can reach, and what is to be told of the others."""
+    """Returns the times that the device can reach, and notes about the others. Raises InputError if there are
+    too many others, or a kind is far too slow."""
     floor, price = roofline(spec), pricer(spec)
     found, notes = list[Timed](), list[str]()
     for (kind, dtype), group in _by_kind(timed).items():
@@ -129,7 +130,7 @@ def _possible(timed: Sequence[Timed], spec: DeviceSpec) -> tuple[list[Timed], li
 
 
 def _points(timed: Sequence[Timed], spec: DeviceSpec) -> tuple[list[Point], list[str]]:
-    """A point for each op, of several times of it the median, and what is to be told of that."""
+    """Returns a point for each op, with the median of its times, and notes on ops with several times."""
     floor = roofline(spec)
     groups: dict[Key, list[Timed]] = {}
     for each in timed:
@@ -164,7 +165,7 @@ def _point(group: Sequence[Timed], launches: int, floor_s: float) -> Point:
 
 
 def _not_there(points: Sequence[Point]) -> Iterator[str]:
-    """Kinds of a decoder's ops that no table has."""
+    """Yields a note on the kinds of a decoder's ops that no table has, if any."""
     missing = sorted({*KINDS} - {point.op.kind for point in points})
     if missing:
         yield f"not in the tables, priced by the roofline: {', '.join(missing)}; collectives by the link"
@@ -185,7 +186,7 @@ def _birth(tables: Sequence[OpTable], timed: Sequence[Timed], points: Sequence[P
         versions={name: "; ".join(sorted(texts)) for name, texts in versions.items()},
         points=len(points),
         runs=min(run for run in runs if run is not None) if known else None,
-        # Where no row says how far its runs lie apart, nobody knows.
+        # Without percentiles in the rows the spread is 0, which means unknown.
         spread=median(point.spread for point in points) or None,
         rates={},
     )
@@ -197,7 +198,8 @@ def _own_line(op: Op) -> Iterator[str]:
 
 
 def _judged(profile: FittedProfile) -> Iterator[str]:
-    """How far off prices are at shapes that are left out one by one, a line for each kind and dtype."""
+    """Yields a line for each kind and dtype: the errors of prices at check shapes or, without these, at
+    shapes left out one by one."""
     errors: dict[tuple[str, str], list[float]] = {}
     for row in profile.fits:
         near = profile.correction(row)

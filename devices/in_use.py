@@ -1,10 +1,10 @@
-"""What the prices of a device come from: its own measurements, those of a sibling carried over, published op
+"""Chooses the source of a device's prices: its own measurements, a sibling's carried over, published op
 times, or its datasheet.
 
     own profile  >  the sibling's profile, carried over  >  roofline of the datasheet
 
-Kernels reach a third to nine tenths of a datasheet's rates, so that a device priced by its datasheet cannot
-be compared with one that was measured: each has a `basis`, and only alternatives of one basis are ranked.
+Kernels reach a third to nine tenths of a datasheet's rates, so a device priced by its datasheet cannot be
+compared with a measured one: each has a `basis`, and only devices with the same basis are ranked.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +23,14 @@ from simcore.ops.op import Pricer
 
 DATASHEET, MEASUREMENTS = "datasheet", "measurements"
 CHANGED = "changed"
-# What the prices of a device's own kernels go by.
+# The figures that set the prices of a device's own kernels.
 RATES = ("hbm_bytes_per_s", "flops_per_s", "kernel_s", "hbm_efficiency", "flops_efficiency")
 
 
 @dataclass(frozen=True)
 class DeviceInUse:
-    """A device: `base`, its name without changes; `title`, what it is called; and what its prices go by.
-    `profile` is of the device `measured_on`, or None; `change`: what differs from the base in a device that a
-    scenario makes of another."""
+    """A device with the source of its prices. `base`: its name without changes; `title`: its name in output;
+    `profile`: of the device `measured_on`, or None; `change`: the figures that a scenario changes."""
 
     base: str
     title: str
@@ -42,17 +41,17 @@ class DeviceInUse:
 
     @property
     def carries(self) -> bool:
-        """Whether prices are carried over from another device, or from this one as it is."""
+        """Whether prices are carried over from another device, or from this one without its changes."""
         return self.profile is not None and self.measured_on is not self.spec
 
     @property
     def rates_changed(self) -> bool:
-        """Whether prices that were measured are other ones here."""
+        """Whether carried prices differ from the measured ones: any sibling, or a change of RATES."""
         return not self.change or any(path.partition(".")[0] in RATES for path in self.change)
 
     @property
     def basis(self) -> str:
-        """What prices rest on: devices are ranked by prices that rest on the same."""
+        """The basis of the prices: only devices with the same basis are ranked."""
         if self.profile is None:
             return DATASHEET
         if isinstance(self.profile, FittedProfile) and self.profile.birth is not None:
@@ -61,7 +60,7 @@ class DeviceInUse:
 
     @property
     def origin(self) -> str:
-        """Where prices come from, in words."""
+        """The source of the prices, in words."""
         if self.profile is None:
             return f"datasheet of {self.spec.name}"
         known = f"profile {self.profile.name} of {self.measured_on.name}"
@@ -71,15 +70,15 @@ class DeviceInUse:
 
     @property
     def overheads(self) -> Mapping[str, float]:
-        """What was measured of the host's verbs, in seconds by name: on a sibling they cost the same."""
+        """The measured costs of the host's verbs, in seconds by name; a sibling's count as the device's."""
         known = self.profile.overheads if isinstance(self.profile, FittedProfile) else {}
         return changed_overheads(known, self.change)
 
     def pricer(
         self, *, link: Link | None = None, ranks: int = 1, profile: Profile | FittedProfile | None = None
     ) -> Pricer:
-        """The prices of the device. `link`: what its ranks are connected by, its own if left out; `profile`:
-        another form of the one in use."""
+        """Returns the prices of the device. `link`: connects its ranks, by default the device's own;
+        `profile`: another form of the profile in use."""
         known = profile or self.profile
         if known is None or not self.carries:
             return pricer(self.spec, link=link, profile=known, ranks=ranks)
@@ -97,7 +96,7 @@ class DeviceInUse:
 
 
 def chosen_device(name_or_path: str, change: Change, name: str | None = None) -> DeviceInUse:
-    """A device by its name or path, with its changes, not yet with a profile. Raises InputError."""
+    """Returns a device by its name or path, with its changes, still without a profile. Raises InputError."""
     base = load_device(name_or_path)
     if not change:
         return DeviceInUse(base.name, base.name, base, base)
@@ -111,8 +110,8 @@ def chosen_device(name_or_path: str, change: Change, name: str | None = None) ->
 
 
 def default_profile_of(device: DeviceInUse) -> DeviceInUse | None:
-    """The device with the profile that it has by default, its own or that of its sibling, carried over. None
-    where neither was measured."""
+    """Returns the device with its default profile, its own or its sibling's carried over; None if neither
+    was measured."""
     base = device.measured_on
     if base.default_profile is not None and has_profile(base.name, base.default_profile):
         return replace(device, profile=load_profile(base.name, base.default_profile))
@@ -120,7 +119,8 @@ def default_profile_of(device: DeviceInUse) -> DeviceInUse | None:
 
 
 def of_sibling(device: DeviceInUse) -> DeviceInUse | None:
-    """The device with the measured profile of its sibling, or of that one's, if there is one."""
+    """Returns the device with the fitted profile of its nearest sibling that has one; None if none has. A
+    sibling's sibling counts too."""
     sibling, asked = device.measured_on, {device.measured_on.name}
     while sibling.sibling is not None and sibling.sibling not in asked:
         sibling = load_device(sibling.sibling)
@@ -135,9 +135,9 @@ def of_sibling(device: DeviceInUse) -> DeviceInUse | None:
 def with_profile(
     device: DeviceInUse, asked: str | None, why_not: Callable[[Profile], str | None]
 ) -> tuple[DeviceInUse, list[str], str | None]:
-    """The device with the profile that is asked for, by default with its own or its sibling's; what to warn
-    of; and why a default one was passed over, for that of a sibling if there is one. `why_not`: what speaks
-    against a table of op times. Raises InputError where that speaks against one that was asked for."""
+    """Returns the device with the profile `asked`, by default its own or its sibling's; warnings; and the
+    reason if its default was passed over, for a sibling's if there is one. `why_not`: returns a reason
+    against a table of op times, or None. Raises InputError with that reason if the table was asked for."""
     if asked == NO_PROFILE:
         return device, [], None
     if asked is None:
@@ -156,17 +156,17 @@ def with_profile(
 
 
 def _carried_over(device: DeviceInUse) -> list[str]:
-    """What to warn of where prices were measured on another device."""
+    """Returns a warning if prices are carried over from other figures."""
     if not device.carries or not device.rates_changed:
         return []
     return [f"prices: {device.origin}, with wider intervals"]
 
 
 def not_yet(device: DeviceInUse) -> list[str]:
-    """What to warn of where a device has a profile by default that nobody has measured yet."""
+    """Returns a warning if a device's default profile, or its sibling's, has not been measured yet."""
     spec = device.measured_on
     if spec.default_profile is None:
-        # Whoever names a sibling counts on its measurements.
+        # A device with a sibling relies on its measurements.
         told = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
         return [told] if spec.sibling else []
     told = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
@@ -175,9 +175,9 @@ def not_yet(device: DeviceInUse) -> list[str]:
 
 
 def prices_of(device: str, profile: str) -> DeviceInUse:
-    """A device of the catalogue with its fitted or measured profile of this name; where it has none, with
-    that of its sibling, carried over; where neither has one, or the name is "none", with none. A name with a
-    '/' in it is a folder of one's own, of the device or of its sibling. Raises InputError."""
+    """Returns a device of the catalogue with its fitted or measured profile of this name, else its sibling's,
+    carried over, else none; with none if the name is "none". A name with a '/' in it is a user's folder, of
+    the device or of its sibling. Raises InputError."""
     spec = load_device(device)
     own = DeviceInUse(spec.name, device, spec, spec)
     if profile == NO_PROFILE:

@@ -1,26 +1,27 @@
-"""Between measured shapes: what two constants say, times how far measured times lie from that about there.
+"""Prices between measured shapes: the fit of two constants, times the measured error of the fit nearby.
 
     seconds = fitted(launches, w floor_s) exp(c(x))        x = log of each coordinate that shapes differ in
     c(x_i)  = log(measured_i / fitted_i)                   linear between them, coordinate by coordinate
     w       = work of whole tiles / work                   (`whole_tiles`)
 
-The fit carries an op's size, c what two constants cannot say: waves of programs, layouts that change with the
-shape. The coordinate of fewest values comes first: between its two values next to x that were measured on
-both sides of x in the others, c is linear, and so on for the next coordinate at each of them. On a grid that
-is multilinear; more points along the finest coordinate need no more anywhere else. Where nothing was measured
-on one side, c stays as it is on the other: there the fit alone goes on.
+The fit covers an op's size, c the effects that two constants cannot cover: waves of programs, layouts that
+change with the shape. The coordinate with fewest values comes first: c is linear between its two values
+nearest to x that have measurements on both sides of x in the other coordinates, and so on for the next
+coordinate at each of them. On a grid this is multilinear; more points along the finest coordinate need no
+further points elsewhere. If nothing was measured on one side, c keeps its value from the other side: beyond,
+only the fit varies.
 
-Coordinates are the dimensions of a shape, but where a kernel knows only their product: programs of attention
-each take a sequence's KV head, whichever it is; or only how many tiles of rows there are: one more row than
-they hold is one more tile (`coordinates`). What is alike in them is measured once.
+Coordinates are the dimensions of a shape, except where a kernel depends only on their product (each program
+of attention takes one KV head of any sequence) or only on the number of tiles of rows (one row beyond full
+tiles is one more tile); see `coordinates`. Shapes with equal coordinates are measured once.
 
-Tiles of convolutions are measured with what they work on in the cache up to some size (`operand_bytes`), and
-from memory beyond: c jumps there, by half and more. Of a tile on one side of it only points on that side say
-what c is; where they are not all around it, it is as where nothing was measured on one side.
+Tiles of convolutions are measured with operands in the cache up to some size (`operand_bytes`), and from
+memory beyond: c jumps there, by half and more. Only points on a tile's own side of the jump give its c; if
+they do not surround it, c is as where nothing was measured on one side.
 
-How far to trust it: the errors at shapes that c was not made of ("check" in points.csv), those of all lines
-of a kind together (`simcore.devices.fit.checked_interval`); where there are none, those at points left out
-one by one, which are about twice as far from others as what lies between them
+The interval is from the errors at shapes that c does not use ("check" in points.csv), of all lines of a kind
+and dtype together (`simcore.devices.fit.checked_interval`); without check shapes, from the errors at points
+left out one by one, which are about twice as far from other points as a shape between them
 (`simcore.devices.fit.interval`).
 """
 
@@ -42,58 +43,58 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
-# Products of up to so many rows have a kernel of their own, in which every row counts.
+# Products of up to this many rows have a kernel of their own, whose time depends on every row.
 FEW_ROWS = 64
-# Up to how many rows products are launched with whole multiples of what; beyond, of LAST_STEP.
+# (most rows, step): rows of products are padded to a multiple of step; beyond all, of LAST_STEP.
 STEPS, LAST_STEP = ((256, 8), (512, 16), (1024, 64), (4096, 128)), 256
-# From so many rows on the arithmetic of a product takes longer than reading it.
+# From this many rows on a product is bound by arithmetic instead of memory.
 MANY_ROWS = 256
-# Prompts' attention goes by tiles of queries, each over blocks of keys (FlashAttention 2, heads of 128); of
+# Prefill attention computes tiles of queries, each over blocks of keys (FlashAttention 2, heads of 128); in
 # long prompts the last tile's blocks hardly matter.
 QUERIES, KEYS, LONG_PROMPT = 128, 64, 1024
-# Besides, a program of it takes as long as for so many blocks more.
+# Fixed cost of a program of prefill attention, in blocks.
 SPARE_BLOCKS = 1
-# Flops for each byte of memory from which on cards with tensor cores are bound by arithmetic, about; how many
-# times longer than at a card's peak attention takes for its own.
+# Flops per byte of memory from which on cards with tensor cores are bound by arithmetic, about; time of
+# attention's arithmetic over its time at the card's peak.
 RIDGE, ATTENTION_SLOWER = 200, 8
-# Methods of linear attention that go by chunks of so many tokens.
+# Chunk lengths, in tokens, of the methods of linear attention that compute in chunks.
 CHUNKS = {
     "linear_attention_lightning": 64,
     "linear_attention_causal_dot_product": 64,
     "linear_attention_fleet": 16,
 }
-# Of what a chunk takes that is not full, the part for rows that are there: they alone are read and written.
+# Share of a partial chunk's time that scales with its rows, since only existing rows are read and written.
 ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
 TILES = frozenset({"tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"})
 COMPLEX_BYTES = 8
 # Sides, powers of two, of tiles that are one transform (`is_transformed` of
 # simcore.kernels.long_convolution): the spectrum of such a filter has no last bin of its own.
 ONE_TRANSFORM, LEAST_SIDE, MOST_SIDE = "tile_flash_fft", 16, 16_384
-# Elementwise ops whose programs take rows four at a time: what is left over is a launch of its own kind.
+# Elementwise ops whose programs take rows four at a time: each remainder is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")
-# Logarithms of one number that differ by less are the same.
+# Logarithms that differ by less count as equal.
 SAME = 1e-9
-# Points that are left out one by one, drawn from all of them.
+# Most points that are left out one by one, drawn from all.
 MOST_LEFT_OUT = 200
 Numbers = NDArray[np.float64]
-# What an op may take, in seconds: less or more is no measurement.
+# A measured time of an op, s: less or more is no measurement.
 Took = Annotated[float, Field(ge=1e-9, le=1e4)]
-# The least that it can take.
+# The floor of an op, s.
 Least = Annotated[float, Field(gt=0.0, le=1e4)]
-# How many times the time from memory one from the cache may be.
+# Range of a time from the cache over the time from memory.
 WARM = 0.1, 2.0
 Role = Literal["fit", "check"]
-# Where operands came from, words of points.csv; others say nothing here.
+# Sources of operands, words of points.csv; other words are ignored here.
 STAY, COLD = "L2", "cold"
-# A coordinate, the one that it goes with, and the values of that one and of it.
+# A coordinate, the coordinate that determines it, and the values of the latter and of the former.
 _Line = tuple[int, int, tuple[Numbers, Numbers]]
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Measured:
-    """One measured op: its shape as in "m=16;n=256", and what a fit is made of; `role`: whether one is
-    made of it, or it only says how far off prices are elsewhere; `warm_s`: its time with all operands in the
-    cache, where that was measured; `cache`: where they came from for `median_s`, in a word."""
+    """One measured op: its shape as in "m=16;n=256", and the inputs to a fit; `role`: whether a fit uses it,
+    or it only checks prices; `warm_s`: its time with all operands in the cache, if measured; `cache`: the
+    source of its operands for `median_s`, in a word."""
 
     kind: str
     shape: str
@@ -134,12 +135,12 @@ class Measured:
 
     @cached_property
     def place(self) -> tuple[object, ...]:
-        """What a card knows of it: the same for shapes of the same coordinates."""
+        """Kind, dtype and coordinates: equal for shapes that a card does not distinguish."""
         return _place(self.kind, self.dtype, self.dimensions)
 
 
 def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
-    """By what shapes of a kind lie near each other.
+    """Returns the coordinates in which shapes of a kind are near each other.
 
     >>> shape = {"batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1024}
     >>> dict(coordinates("decode_attention", shape))
@@ -152,7 +153,7 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
     if kind == "prefill_attention":
-        # Programs each take rows of a query head of a prompt; which of them share keys hardly matters.
+        # Each program takes rows of one query head of a prompt; shared keys hardly matter.
         count, length, cached = _prompts(own)
         tokens, before = _in_blocks(length, cached)
         heads = count * own["q_heads"]
@@ -168,8 +169,8 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def operand_bytes(kind: str, shape: Mapping[str, int]) -> int | None:
-    """Bytes of the buffers that a tile works on, each once: inputs and sums of every sequence, and taps of a
-    filter or their spectrum (complex fp32). None of what is no tile.
+    """Returns the bytes of a tile's buffers, each once: inputs and sums of every sequence, and taps of a
+    filter or their spectrum (complex fp32). None if the op is no tile.
 
     >>> shape = {"layers": 1, "batch": 4, "channels": 256, "side": 8, "outputs": 8, "stored_bytes": 4}
     >>> operand_bytes("tile_conv", shape), 4 * 256 * (4 * (8 + 8) + 15)
@@ -188,8 +189,8 @@ def operand_bytes(kind: str, shape: Mapping[str, int]) -> int | None:
 
 
 def padded_rows(rows: int) -> int:
-    """How many rows a product of so many is launched with, where there is room for them, as engines pad
-    their batches: cuBLAS chooses its kernel by the rows, and 241 of them may take a fifth longer than 248.
+    """Returns the rows of a product after padding, as engines pad their batches: cuBLAS chooses its kernel by
+    the rows, and 241 rows may take a fifth longer than 248.
 
     >>> [padded_rows(m) for m in (17, 64, 65, 241, 300, 1000, 3000)]
     [17, 64, 72, 248, 304, 1024, 3072]
@@ -199,7 +200,7 @@ def padded_rows(rows: int) -> int:
 
 
 def _whole(size: int, tile: int) -> int:
-    """The size of whole tiles; below one tile, as it is.
+    """Returns the size rounded up to whole tiles; below one tile, unchanged.
 
     >>> _whole(129, 64), _whole(128, 64), _whole(17, 64)
     (192, 128, 17)
@@ -208,8 +209,8 @@ def _whole(size: int, tile: int) -> int:
 
 
 def _begun(length: int, chunk: int) -> int:
-    """The most rows that take as many chunks, of which as many are full: a sequence of full ones may be cut
-    into one group of them more.
+    """Returns the most rows with the same number of chunks and of full chunks. Lengths of only full chunks
+    stay apart, because they may be cut into one more group.
 
     >>> _begun(65, 64), _begun(127, 64), _begun(128, 64)
     (127, 127, 128)
@@ -218,14 +219,15 @@ def _begun(length: int, chunk: int) -> int:
 
 
 def _prompts(shape: Mapping[str, int]) -> tuple[int, int, int]:
-    """How many prompts of prefill attention there are, the tokens of each, and those cached before."""
+    """Returns the number of prompts of a prefill attention, the tokens of each, and its cached tokens."""
     tokens, kv_tokens = shape["tokens"], shape["kv_tokens"]
     count = prompts(tokens, kv_tokens, shape["pairs"])
     return count, tokens // count, (kv_tokens - tokens) // count
 
 
 def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
-    """How many times the work of a shape its whole tiles are, where it is arithmetic that takes long.
+    """Returns the work of a shape's whole tiles over its work; 1 if tiles do not matter, as in products bound
+    by memory.
 
     >>> whole_tiles("matmul", {"m": 1536, "n": 8, "k": 8}), whole_tiles("matmul", {"m": 8, "n": 8, "k": 8})
     (1.0, 1.0)
@@ -238,16 +240,16 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
 
 
 def _blocks(tokens: int) -> int:
-    """Blocks of keys that so many tokens take."""
+    """Returns the number of blocks of keys for this many tokens."""
     return -(-tokens // KEYS)
 
 
 def _in_blocks(length: int, cached: int) -> tuple[int, int]:
-    """A prompt's tokens, and the blocks of keys before them, as far as programs of attention can tell.
+    """Returns a prompt's tokens and the blocks of keys before them, equal for prompts with the same programs.
 
-    Up to one tile of queries has one program, which goes through all blocks, whosever they are. Of several
-    tiles each ends with its own last key, but for the last: it has two blocks more than the one before, or
-    one, or none, which is as if the prompt had one token more than the tiles before.
+    A prompt of up to one tile of queries has one program, which goes through all blocks, cached or not. With
+    several tiles, each ends with its own last key, except the last: it has two blocks more than the tile
+    before, or one, or none, which is as if the prompt had one token more than the tiles before.
 
     >>> _in_blocks(33, 0), _in_blocks(33, 31), _in_blocks(33, 32), _in_blocks(33, 128)
     ((33, 0), (33, 0), (33, 1), (33, 2))
@@ -264,12 +266,12 @@ def _in_blocks(length: int, cached: int) -> tuple[int, int]:
 
 
 def _prefill_work(shape: Mapping[str, int]) -> float:
-    """How many times what bounds a prompt's attention, bytes (of elements of two) or flops, all of it takes:
-    the flops of its programs in whole tiles and blocks, and the bytes."""
+    """Returns the work of prefill attention over its bound. The work is the flops of its programs in whole
+    tiles and blocks, plus the bytes (2 per element); the bound is the larger of bytes and plain flops."""
     _, length, cached = _prompts(shape)
     queries, tiles, before = shape["q_heads"], -(-length // QUERIES), _blocks(cached)
     moved = 4 * RIDGE * (queries * length + shape["kv_heads"] * (length + cached))
-    # The i-th tile but the last takes before + i QUERIES / KEYS, the last all.
+    # The i-th tile takes before + i QUERIES / KEYS blocks, the last tile all blocks.
     blocks = (tiles - 1) * (before + tiles * QUERIES // KEYS // 2) + _blocks(length + cached)
     flops = 4 * queries * QUERIES * KEYS * (blocks + SPARE_BLOCKS * tiles)
     least = max(moved, 2 * queries * length * (2 * cached + length + 1))
@@ -277,8 +279,8 @@ def _prefill_work(shape: Mapping[str, int]) -> float:
 
 
 def _chunked_work(kind: str, shape: Mapping[str, int]) -> float:
-    """How many times the bytes of a method that goes by chunks those of whole chunks are; the state that it
-    reads and writes is the same for both.
+    """Returns the bytes of whole chunks over the bytes of the actual rows, for a method that computes in
+    chunks; the bytes of its state are the same in both.
 
     >>> shape = {"length": 32, "rank": 64, "dim": 64, "states": 1}
     >>> _chunked_work("linear_attention_lightning", {**shape, "length": 64})
@@ -299,7 +301,7 @@ def _chunked_work(kind: str, shape: Mapping[str, int]) -> float:
 
 
 def place_of(op: Op) -> tuple[object, ...]:
-    """As `Measured.place`, of an op whose dimensions are numbers."""
+    """Returns the `Measured.place` of an op whose dimensions are numbers."""
     return _place(op.kind, op.dtype, {name: op[name] for name, _ in op.shape})
 
 
@@ -309,8 +311,8 @@ def _place(kind: str, dtype: str, shape: Mapping[str, int]) -> tuple[object, ...
 
 @dataclass(frozen=True, slots=True)
 class _Slices:
-    """Points by their next coordinate: its values, ascending, and what was measured at each: more slices, or
-    after the last coordinate the number of a point."""
+    """Points by their next coordinate: its values, ascending, and at each value further slices or, after the
+    last coordinate, the number of a point."""
 
     values: Sequence[float]
     at: Sequence["_Slices | int"]
@@ -318,27 +320,27 @@ class _Slices:
 
 @dataclass(frozen=True, slots=True)
 class _Halves:
-    """Points told apart by what stays in the cache: the most bytes that do, the slices of those that do and
-    of the others, and which of the two each point belongs to."""
+    """Points split by whether their operands stay in the cache: the most bytes that stay, the slices of the
+    points that stay and of the others, and the half (0 or 1) of each point."""
 
     staying_bytes: int
     slices: Sequence["_Slices | int"]
     of_point: Sequence[int]
 
     def of_shape(self, kind: str, shape: Mapping[str, int]) -> int | None:
-        """0 of a shape that stays, 1 of another; None of what is no tile."""
+        """Returns 0 if a shape's operands stay in the cache, 1 if not; None if the op is no tile."""
         works_on = operand_bytes(kind, shape)
         return None if works_on is None else int(works_on > self.staying_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates in which
-    all points are alike; `kind`: of the ops; `axes`: the coordinates that do not go with one before them,
-    `lines`: those that do, each with that one and the values of both, ascending; `shapes`: those that were
-    measured; `box`: the least and the most of each coordinate; `halves`: where points are told apart by what
-    stays in the cache; `errors`: log(measured / predicted) of shapes that were left out, each its own where
-    several have the same coordinates; none where that was not asked for."""
+    """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates that are
+    equal in all points (`alike`). `kind`: of the ops; `axes`: the coordinates that no earlier one determines;
+    `lines`: the others, each with the coordinate that determines it and the values of both, sorted by it;
+    `shapes`: the measured shapes; `box`: the least and the greatest value of each coordinate; `halves`: the
+    points split by whether operands stay in the cache, or None; `errors`: log(measured / predicted) of shapes
+    left out one by one, one each even if coordinates are equal; empty if not computed."""
 
     kind: str
     names: tuple[str, ...]
@@ -356,14 +358,15 @@ class Correction:
     errors: Numbers = field(default_factory=lambda: np.zeros(0))
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
-        """The price of an op; None for one that differs in what is alike, of which nothing was measured.
+        """Returns the price of an op; None if it differs in a coordinate of `alike`, since nothing was
+        measured there.
 
-        At a measured shape "measured", "interpolated" between them; else "extrapolated", where both ends of
-        the interval are raised to the power 1 + ln(how many times outside), and at least to 2 where on some
-        side of it nothing was measured. There it is never below its floor; between what was measured it may
-        be, as of operands that lie in a cache.
+        The source is "measured" at a measured shape, "interpolated" between measured shapes, else
+        "extrapolated". Then both ends of the interval are raised to the power 1 + ln(factor outside, or from
+        the nearest measured shape), at least 2 if nothing was measured on some side. An extrapolated price is
+        at least its floor (then the source is "roofline"); others may be lower, with operands in a cache.
         """
-        # Every dimension is a number by now: the fit's floor was made of them.
+        # Every dimension is a number here: the fit's floor was computed from them.
         shape = {name: op[name] for name, _ in op.shape}
         x = self._at(coordinates(self.kind, shape))
         if x is None:
@@ -388,20 +391,20 @@ class Correction:
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
     def _at(self, own: Mapping[str, int]) -> Numbers | None:
-        """The place of these coordinates; None for what differs in what is alike."""
+        """Returns the place of these coordinates; None if they differ from `alike`."""
         if any(own.get(name) != value for name, value in self.alike.items()):
             return None
         return np.array([_log(own[name]) for name in self.names]) if own.keys() >= {*self.names} else None
 
     def _near(self, shape: Mapping[str, int]) -> "_Slices | int":
-        """The slices of the points that say what c is of a shape."""
+        """Returns the slices of the points that give c of a shape."""
         if self.halves is None:
             return self.slices
         half = self.halves.of_shape(self.kind, shape)
         return self.slices if half is None else self.halves.slices[half]
 
     def _c(self, x: Numbers, near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
-        """c at a place inside the box of the points, and whether points on all sides of it say so."""
+        """Returns c at a place inside the box of the points, and whether points on all sides support it."""
 
         def value(i: int) -> float | None:
             return None if i == without else float(self.found[i])
@@ -412,18 +415,18 @@ class Correction:
         return beside or 0.0, between is not None
 
     def _is_off_line(self, x: Numbers) -> bool:
-        """Whether a coordinate is not what another one, with which it goes, says between two points."""
+        """Whether a dependent coordinate differs from its interpolation by the one that determines it."""
         return any(
             abs(float(np.interp(x[column], *line)) - float(x[i])) > SAME for i, column, line in self.lines
         )
 
     def left_out(self, i: int) -> float:
-        """By how much c is off at a point, if that was not measured."""
+        """Returns the error of c at a point, computed without that point."""
         near = self.halves.slices[self.halves.of_point[i]] if self.halves else self.slices
         return float(self.found[i]) - self._c(self.points[i], near, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
-        """log(measured / predicted) of a shape; None where it is not priced by this."""
+        """Returns log(measured / predicted) of a shape; None if this correction does not price it."""
         x = self._at(coordinates(self.kind, check.dimensions))
         if x is None:
             return None
@@ -434,8 +437,8 @@ class Correction:
 def _mixed(
     node: "_Slices | int", x: Numbers, level: int, value: Callable[[int], float | None], beside: bool
 ) -> float | None:
-    """What the slices say of x from a coordinate on; None where they do not reach around it. `beside`: where
-    they are on one side only, what that says."""
+    """Interpolates c at x in the slices, from a coordinate on; None if they do not surround x. `beside`: with
+    slices on one side only, returns the value of that side."""
     if isinstance(node, int):
         return value(node)
 
@@ -458,8 +461,8 @@ def _mixed(
 
 
 def _independent(points: Numbers) -> tuple[list[int], list[_Line]]:
-    """The columns that do not go one to one with one before them, as a tile's outputs with its side, and
-    those that do."""
+    """Returns the columns that no earlier one determines one to one, and the others with the column that
+    does, as a tile's side determines its outputs."""
     kept, lines = list[int](), list[_Line]()
     for i, column in enumerate(points.T):
         before = next((j for j in kept if _follows(points[:, j], column)), None)
@@ -472,13 +475,13 @@ def _independent(points: Numbers) -> tuple[list[int], list[_Line]]:
 
 
 def _follows(first: Numbers, second: Numbers) -> bool:
-    """Whether either of two columns says what the other is."""
+    """Whether two columns determine each other."""
     both = len(np.unique(np.stack((first, second), 1), axis=0))
     return both == len(np.unique(first)) == len(np.unique(second))
 
 
 def _sliced(points: Numbers, of: Sequence[int], level: int) -> "_Slices | int":
-    """Slices of the points of these numbers, from a coordinate on."""
+    """Returns the slices of the points with these numbers, from a coordinate on."""
     if level == points.shape[1]:
         return of[0]
     by_value: dict[float, list[int]] = {}
@@ -489,10 +492,9 @@ def _sliced(points: Numbers, of: Sequence[int], level: int) -> "_Slices | int":
 
 
 def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -> Correction:
-    """c of a fit from the shapes it was made of; see the head of this file. Of several shapes of the same
-    coordinates the mean counts. `judged`: with an interval by points left out, which takes a while; else both
-    ends are 1. Raises InputError where there are none, they have not the same dimensions, or one is there
-    twice."""
+    """Computes c of a fit from its shapes; see the head of this file. Shapes with equal coordinates count by
+    their mean. `judged`: with an interval by points left out, which takes a while; else both ends are 1.
+    Raises InputError if there are no shapes, they differ in their dimensions, or one occurs twice."""
     if not measured:
         raise InputError("a correction needs at least one measured shape")
     if len({point.shape for point in measured}) < len(measured):
@@ -512,7 +514,7 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
     slices = _sliced(points[:, axes], range(len(points)), 0)
     shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
     box = points.min(0), points.max(0)
-    # Coordinate by coordinate in memory: a price goes through all points.
+    # Stored by coordinate, since a price reads all points.
     points = np.asfortranarray(points)
     plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, 1.0, 1.0)
     most = staying_bytes(measured)
@@ -525,7 +527,7 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
         return plain
     tried = np.random.default_rng(0).permutation(len(measured))[:MOST_LEFT_OUT]
     of = place.ravel()[tried]
-    # What shapes of the same coordinates differ in is an error too, beside what the place of them is off.
+    # Differences between shapes with equal coordinates are errors too, besides the error of their place.
     errors = ratios[tried] - found[of]
     if len(points) > 1:
         errors = errors + np.array([plain.left_out(int(i)) for i in of])
@@ -534,8 +536,8 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
 
 
 def staying_bytes(measured: Iterable[Measured]) -> int | None:
-    """The most that operands of a kind of tile had that stayed in the cache; None where points do not tell,
-    or all of them are on one side. Raises InputError where some stayed and smaller ones did not."""
+    """Returns the most bytes of operands of a kind of tile that stayed in the cache; None if the points do
+    not say, or all are on one side. Raises InputError if some stayed and smaller ones did not."""
     sizes: dict[str, list[int]] = {STAY: [], COLD: []}
     for point in measured:
         works_on = operand_bytes(point.kind, point.dimensions)
@@ -557,5 +559,5 @@ def _fitted_s(fit: Fit, point: Measured) -> float:
 
 
 def _log(size: int) -> float:
-    """Of a size, 0 for a 0."""
+    """Returns the logarithm of a size, 0 for size 0."""
     return math.log(max(1, size))

@@ -1,4 +1,4 @@
-"""The devices as text for a terminal: a line each, or one with every figure and where it is from."""
+"""The devices as text for a terminal: a line each, or one device with every figure and its source."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ WORDS = ("name", "vendor", "description", "default_link", "default_profile", "li
 
 
 def lines(specs: Sequence[DeviceSpec]) -> Iterator[str]:
-    """A table of devices: memory, its bandwidth, dense peaks, and what prices come from by default."""
+    """Yields a table of devices: memory, its bandwidth, dense peaks, and the default source of prices."""
     yield f"{'device':<15}{'memory':>8}{'bandwidth':>11}{'bf16':>9}{'fp8':>9}  prices"
     yield f"{'':<15}{'GB':>8}{'TB/s':>11}{'TFLOP/s':>9}{'TFLOP/s':>9}"
     for spec in specs:
@@ -31,7 +31,7 @@ def lines(specs: Sequence[DeviceSpec]) -> Iterator[str]:
 
 
 def _prices(spec: DeviceSpec) -> str:
-    """Where prices come from, unless a scenario says otherwise."""
+    """Returns the default source of a device's prices, in words."""
     name = spec.default_profile
     if name is None:
         return f"carried over from {spec.sibling}" if spec.sibling else "datasheet"
@@ -55,7 +55,7 @@ def _prices(spec: DeviceSpec) -> str:
 
 
 def described(spec: DeviceSpec) -> Iterator[str]:
-    """Every figure of a device and its source."""
+    """Yields every figure of a device with its source."""
     yield f"{spec.name}: {spec.description or 'no description'}" + f" ({spec.vendor})" * bool(spec.vendor)
     yield f"prices: {_prices(spec)}; profiles: {', '.join(profile_names(spec.name)) or 'none'}"
     for field in fields(cast(Any, spec)):

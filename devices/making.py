@@ -1,9 +1,9 @@
-"""Makes a profile folder out of measured ops: fits of them, profile.yaml, fits.csv, points.csv.
+"""Makes a profile folder from measured ops: fits them and writes profile.yaml, fits.csv, points.csv.
 
-    a line for each kind of op, its dtype, and what changes how it is computed   simcore.devices.fit
-    a line of points.csv for each measured op                                    simcore.devices.interpolation
+    a line of fits.csv per kind of op, dtype and condition on its shape    simcore.devices.fit
+    a line of points.csv per measured op                                   simcore.devices.interpolation
 
-A folder is written whole or not at all, and takes the place of none that holds anything else.
+A folder is written whole or not at all, and replaces no folder with other files.
 """
 
 import csv
@@ -20,10 +20,10 @@ from simcore.input.files import InputError, read_yaml
 from simcore.ops.op import Op
 
 FILES = frozenset({"profile.yaml", FITS, POINTS})
-# Dimensions that change how an op is computed, not only how much of it: ops are fitted apart by them.
+# Dimensions that change how an op is computed, not only its amount of work: each value has a fit of its own.
 ALIKE = frozenset({"gated", "separable", "decay", "products"})
-# Kinds whose kernels change with one dimension (a product with a vector is not one with a matrix): besides
-# one fit for all, one for each band of it, both ends included.
+# Kinds whose kernels change with one dimension (a product with a vector has another kernel than one with a
+# matrix): besides a fit of all, there is one for each band of the dimension, both ends included.
 OPEN = 1 << 62
 BANDS: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "matmul": ("m", ((1, 1), (2, 4), (4, 16), (16, 64), (64, OPEN))),
@@ -34,9 +34,9 @@ LEAST_IN_BAND = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured op: `launches` and floor as `simcore.devices.price.launches_and_floor` has them; median,
-    10th and 90th percentile of `runs` runs in seconds. `cache`: where operands come from; `warm_s`: the
-    median where all of them are in the cache, None where that was not measured; `role`: what it is for, as in
+    """One measured op: `launches` and floor as `simcore.devices.price.launches_and_floor` returns them;
+    median, 10th and 90th percentile of `runs` runs in seconds. `cache`: the source of operands; `warm_s`: the
+    median with all operands in the cache, None if not measured; `role`: its use, as in
     `simcore.devices.interpolation.Measured`."""
 
     op: Op
@@ -63,9 +63,9 @@ def fits(
     cache: str,
     narrower: Callable[[Op], Iterable[str]] | None = None,
 ) -> tuple[FitRow, ...]:
-    """A line for each kind and what tells its ops apart, and for each band of them. Each op takes `around_s`
-    of its kind besides its kernel, `op_s` where that is not known, in seconds; operands lie in `cache`.
-    `narrower`: the other conditions by which an op gets a line of its own (BANDS, if left out)."""
+    """Returns a line of fits.csv for each kind and condition, and for each band. Each op takes its kind's
+    `around_s` besides its kernel, or `op_s` if the kind has none, in seconds; operands are in `cache`.
+    `narrower`: returns an op's further conditions, each with a line of its own (default: BANDS)."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         if point.role != "fit":
@@ -88,18 +88,18 @@ def _row(kind: str, where: str, points: Sequence[Point], besides_s: float, cache
 
 
 def condition(op: Op) -> str:
-    """What ops of one kind have to have in common for one fit: the dtype, and the dimensions in `ALIKE`."""
+    """Returns the condition that ops of one fit share: the dtype, and the dimensions in `ALIKE`."""
     alike = [f"{name}={value}" for name, value in op.shape if name in ALIKE]
     return ";".join([f"dtype={op.dtype}", *alike])
 
 
 def _bands(op: Op) -> Iterator[str]:
-    """The bands whose fit a measured op belongs to."""
+    """Yields the bands of a measured op."""
     name, bands = BANDS.get(op.kind, ("", ()))
     before = None
     for low, high in bands:
         if low <= op[name] <= high:
-            # An edge that two bands share is priced by the first.
+            # A size on the edge of two bands is fitted in both and priced by the first.
             yield f"{name}={low + (low == before)}..{high if high < OPEN else ''}"
         before = high
 
@@ -108,8 +108,8 @@ def _bands(op: Op) -> Iterator[str]:
 
 
 def check_target(target: Path, device: str) -> None:
-    """Raises InputError where a profile of the device cannot be written into `target`, or would take the
-    place of what no calibration or import has written."""
+    """Raises InputError if a profile of the device cannot be written into `target`, or would replace files
+    that no calibration or import has written."""
     if target.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise InputError(f"--out {target}: is where this runs; give a folder of its own")
     if target.exists() and not target.is_dir():
@@ -127,12 +127,12 @@ def check_target(target: Path, device: str) -> None:
 
 
 def _check_own(target: Path, device: str) -> None:
-    """Raises InputError where a folder holds a profile, and none that was made of this device's times."""
+    """Raises InputError if the profile in a folder was not made from this device's times."""
     try:
         known = read_yaml(target / "profile.yaml")
         own = isinstance(known, dict) and known.get("device") == device and bool(known.get("birth"))
     except InputError:
-        # What cannot be read was not finished, or has been spoilt: it is measured again.
+        # A profile that cannot be read is unfinished or damaged: it is measured again.
         own = (target / POINTS).exists()
     if not own:
         raise InputError(
@@ -141,7 +141,8 @@ def _check_own(target: Path, device: str) -> None:
 
 
 def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:
-    """Writes beside the target, then takes its place: whatever happens, that is whole or as it was."""
+    """Writes the profile beside the target, then replaces the target: it is always either whole or unchanged.
+    Raises InputError if it cannot be written."""
     try:
         with folder_draft(target, FILES.__contains__) as draft:
             write_fitted(profile, draft)
@@ -164,7 +165,7 @@ def _write_points(points: Sequence[Point], path: Path) -> None:
 
 
 def cells(point: Point) -> list[object]:
-    """A line of points.csv, as `COLUMNS` says."""
+    """Returns the cells of a line of points.csv, in the order of `COLUMNS`."""
     op, warm_s = point.op, "" if point.warm_s is None else point.warm_s
     return [
         op.kind, shape_text(op), op.dtype, point.launches, point.floor_s, point.median_s, point.p10_s,
@@ -173,12 +174,12 @@ def cells(point: Point) -> list[object]:
 
 
 def as_read(point: Point) -> Measured:
-    """A point as a profile has it that is read."""
+    """Returns a point as it is in a profile read from files."""
     op = point.op
     times = point.floor_s, point.median_s, point.role, point.warm_s, point.cache
     return Measured(op.kind, shape_text(op), op.dtype, point.launches, *times)
 
 
 def shape_text(op: Op) -> str:
-    """A shape in one cell, as in "m=16;n=256"."""
+    """Returns a shape as the text of one cell, as in "m=16;n=256"."""
     return ";".join(f"{name}={value}" for name, value in op.shape)

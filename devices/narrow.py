@@ -1,14 +1,14 @@
-"""Products of weights in few bits that nobody measured, by products that were.
+"""Prices of unmeasured products with weights of few bits, by measured products.
 
     weights of b bytes   t = sqrt(t_few t_bf16)
                          t_few = max(t_bf16 over n b / 2 columns, t_bf16 floor / floor_bf16)
-    int8                 t = t_fp8, where the device multiplies both at one rate
+    int8                 t = t_fp8, if the device multiplies both at one rate
     fp8_b128             t = sqrt(t_fp8 t_bf16)
 
-Products of bf16 over n b / 2 columns read as many bytes; `floor` is the roofline, which keeps a product that
-is bound by arithmetic from gaining what it cannot. A kernel that widens weights on the way moves fewer bytes
-and spends part of what it saves on widening them: the middle is taken, and the interval reaches from one end
-to the other. Scales of blocks are applied between the products of blocks: never faster than fp8.
+Products of bf16 over n b / 2 columns read the same bytes; `floor` is the roofline, which keeps a product
+bound by arithmetic from an impossible gain. A kernel that widens weights on the way moves fewer bytes and
+spends part of the gain on widening them: the price is the geometric mean, and the interval reaches from one
+end to the other. Scales of blocks are applied between the products of blocks: never faster than fp8.
 """
 
 import math
@@ -19,13 +19,13 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price, Roofline, Shape, SourceKind
 
 Known = Callable[[Op], Price | None]
 BF16, FP8, INT8, FP8_BLOCKS = "bf16", "fp8", "int8", "fp8_b128"
-# Columns are taken in whole tiles: a product of a few more or less is one that nobody would launch.
+# Columns are rounded up to whole tiles, as in products that are launched in practice.
 TILE = 64
 
 
 def price_narrow(op: Op, known: Known, floor: Roofline) -> Price | None:
-    """The price of a product by what `known` says of those in bf16 and fp8; None where it says nothing, or
-    where op is no product of narrow weights."""
+    """Returns the price of a product from the prices in `known` of products in bf16 and fp8; None if it has
+    none, or the op is no product of narrow weights."""
     if op.kind != "matmul" or DTYPE_BYTES[op.dtype] >= DTYPE_BYTES[BF16]:
         return None
     wide = replace(op, dtype=BF16)
@@ -56,8 +56,8 @@ def _fewer_columns(op: Op) -> Shape:
 
 
 def _between(fast: Price, slow: Price, fast_s: float, least_s: float, what: str) -> Price:
-    """In the middle of two prices by their logarithms, the faster one taken as `fast_s`; never below
-    `least_s`, which nothing is faster than."""
+    """Returns the geometric mean of two prices, with `fast_s` for the faster one; never below the floor
+    `least_s`."""
     fast_s = max(least_s, min(fast_s, slow.seconds))
     return Price(
         math.sqrt(fast_s * slow.seconds),

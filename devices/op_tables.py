@@ -1,4 +1,4 @@
-"""Tables of op times that a user has: aiconfigurator's columns, and a plain CSV of our own.
+"""Reads a user's tables of op times: aiconfigurator's columns, and simcore's own plain CSV.
 
     gemm                     gemm_dtype, m, n, k, latency                                matmul
     context_attention        attn_dtype, kv_cache_dtype, batch_size, isl, step,          prefill_attention
@@ -7,9 +7,9 @@
     ours                     kind, shape ("m=16;n=256;k=4096"), dtype, median_s          any kind in `KINDS`
 
 `latency` is in milliseconds, `median_s` in seconds. A context of aiconfigurator's is isl + step tokens;
-message sizes of its collectives count numbers, not bytes. Files are Parquet, or CSV where they do not end so.
-Every cell is checked; a row that has no op of ours (another number format, a sliding window, experts) is left
-out and counted by its reason.
+message sizes of its collectives count numbers, not bytes. Files named *.parquet are Parquet, others CSV.
+Every cell that is used is checked; a row without an op in simcore (another number format, a sliding window,
+experts) is left out and counted by its reason.
 """
 
 import math
@@ -41,7 +41,7 @@ from simcore.ops.op import DTYPE_BYTES, Op
 Line = Mapping[str, Any]
 Format = Literal["aiconfigurator", "csv"]
 FORMATS: tuple[str, ...] = get_args(Format)
-# Its names of number formats that ours are the same as.
+# aiconfigurator's names of number formats, and simcore's.
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16", "float16": "fp16"}
 COLLECTIVES: Mapping[str, Callable[..., Op]] = {
     "all_gather": ops.all_gather,
@@ -54,7 +54,7 @@ ATTENTION = (
     "head_dim", "window_size", "latency",
 )  # fmt: skip
 CONTEXT, GENERATION = "context_attention", "generation_attention"
-# A column that only one table has, the columns that are needed then, and what is left out of such tables.
+# By a column that only one table has: the required columns, and the reason if its rows are left out.
 TABLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "gemm_dtype": (GEMM, None),
     "attn_dtype": (ATTENTION, None),
@@ -63,17 +63,18 @@ TABLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "moe_dtype": ((), "mixtures of experts: there is no such op"),
 }
 OURS = ("kind", "shape", "dtype", "median_s")
-# `floor_s` of a profile's points.csv is that of another device: the one named here has its own.
+# Optional columns. `floor_s` of a points.csv is ignored: it is of its own device, and the floor of the named
+# device is computed anew.
 OURS_TOO = ("launches", "p10_s", "p90_s", "n", "cache", "warm_s", "role", "floor_s")
-# What whole numbers of a table are at least.
+# Least values of whole numbers in a table.
 LEAST = {
     "m": 1, "n": 1, "k": 1, "batch_size": 1, "isl": 1, "step": 0, "window_size": 0, "num_heads": 1,
     "num_key_value_heads": 1, "head_dim": 1, "num_gpus": 2, "message_size": 1, "launches": 1,
 }  # fmt: skip
 MOST_ROWS = 1_000_000
-# What an op may take, in seconds.
+# Range of an op's time, in seconds.
 LEAST_S, MOST_S = 1e-9, 1e4
-# Sizes multiply: beyond this one is a slip, and products no longer fit into a float.
+# Sizes are multiplied: a larger one is a mistake, and products would overflow a float.
 MOST = 1 << 62
 _HEADS = ("q_heads", "kv_heads", "head_dim")
 # The kinds of a plain CSV: the dimensions of their shapes, and their constructors.
@@ -96,8 +97,8 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Op]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An op and how long it took, in seconds; `where`: the file and the row, counted from 1. `p10_s`, `p90_s`
-    are the median where they are not known, and `runs` is None."""
+    """An op and its time in seconds; `where`: the file and the row, counted from 1. If unknown, `p10_s` and
+    `p90_s` are the median and `runs` is None."""
 
     op: Op
     seconds: float
@@ -113,8 +114,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class OpTable:
-    """What a file has: op times, how many rows were left out and why, on what processor and by what software
-    they were taken, as far as it says so."""
+    """The content of a file: op times, the number of rows left out by reason, and the processors and software
+    of the measurements, if given."""
 
     path: Path
     timed: Sequence[Timed]
@@ -124,7 +125,7 @@ class OpTable:
 
 
 def check_format(name: str | None) -> Format | None:
-    """The format of this name. Raises InputError where there is none."""
+    """Returns the format of this name, None for None. Raises InputError if there is no such format."""
     for known in get_args(Format):
         if name in (None, known):
             return None if name is None else cast(Format, known)
@@ -132,8 +133,8 @@ def check_format(name: str | None) -> Format | None:
 
 
 def read_table(path: Path, form: Format | None = None) -> OpTable:
-    """The op times of a file; its columns say of which format it is, unless `form` does. Raises InputError
-    with one line where columns are missing or a cell is no measurement."""
+    """Reads the op times of a file; its columns decide the format, unless `form` is given. Raises InputError
+    with one line if columns are missing or a cell is invalid."""
     names, lines = _read(path)
     own = next((column for column in TABLES if column in names), None)
     if form == "csv" or (form is None and own is None and len({*OURS} & {*names}) > 1):
@@ -160,13 +161,13 @@ def read_table(path: Path, form: Format | None = None) -> OpTable:
 
 
 def _distinct(lines: Sequence[Line], columns: Sequence[str]) -> tuple[str, ...]:
-    """What stands in these columns, side by side, each once."""
+    """Returns the distinct combinations of these columns' values, joined by spaces, sorted."""
     each = {" ".join(plain(line[name]) for name in columns if line.get(name)) for line in lines}
     return tuple(sorted(text for text in each if text))
 
 
 def gemm_op(line: Line) -> Op | str:
-    """The product of a row of table gemm, or why there is none."""
+    """Returns the product of a row of table gemm, or the reason why there is none."""
     dtype = DTYPES.get(line["gemm_dtype"])
     if dtype is None:
         return f"gemm_dtype {plain(line['gemm_dtype'])}"
@@ -174,8 +175,8 @@ def gemm_op(line: Line) -> Op | str:
 
 
 def plain_attention(line: Line, *, prompts: bool) -> Op | str:
-    """The attention of a row over isl + step tokens, or why there is none: `prompts` of isl tokens each after
-    step cached ones, or one token each."""
+    """Returns the attention of a row over isl + step tokens, or the reason why there is none. With `prompts`,
+    each sequence has isl new tokens after step cached ones, else one token."""
     dtype = DTYPES.get(line["kv_cache_dtype"])
     if dtype is None or DTYPES.get(line["attn_dtype"]) is None:
         attention, cache = plain(line["attn_dtype"]), plain(line["kv_cache_dtype"])
@@ -206,7 +207,7 @@ def _attention_op(line: Line, path: Path, where: str) -> Op | str:
 
 
 def collective_op(line: Line, axis: str) -> Op | None:
-    """The collective of a row of numbers of two bytes; None of another one."""
+    """Returns the collective of a row with 2-byte numbers; None for any other row."""
     make = COLLECTIVES.get(line["op_name"])
     if make is None or (line.get("nccl_dtype") or line.get("allreduce_dtype")) not in ("half", "bfloat16"):
         return None
@@ -214,7 +215,7 @@ def collective_op(line: Line, axis: str) -> Op | None:
 
 
 def latency_s(line: Line) -> float:
-    """What a row of aiconfigurator's took, in seconds."""
+    """Returns the time of a row of aiconfigurator's, in seconds."""
     return 1e-3 * float(line["latency"])
 
 
@@ -222,7 +223,7 @@ def latency_s(line: Line) -> float:
 
 
 def read_lines(path: Path) -> Sequence[Line]:
-    """The rows of a table, with cells that a measurement can have. Raises InputError for one that has not."""
+    """Returns the rows of a table after checking their cells. Raises InputError for an invalid cell."""
     return _read(path)[1]
 
 
@@ -233,7 +234,7 @@ def _read(path: Path) -> tuple[list[str], Sequence[Line]]:
     if not lines:
         raise InputError(f"{path}: has no rows")
     checked = [name for name in names if name in LEAST]
-    # Column n of a plain CSV counts runs, and may be empty.
+    # In a plain CSV, column n counts runs and may be empty.
     if "kind" in names:
         checked = []
     for i, line in enumerate(lines, 1):
@@ -290,7 +291,7 @@ def _csv(path: Path) -> tuple[list[str], Sequence[Line]]:
 
 
 def _number(cell: str) -> int | float | str:
-    """The number in a cell; the cell, where there is none."""
+    """Returns the number in a cell, or the cell if it is no number."""
     for kind in (int, float):
         try:
             return kind(cell)
@@ -339,7 +340,7 @@ def _timed(line: Line, where: str) -> Timed:
 
 
 def op_of(kind: str, shape: str, dtype: str, where: str) -> Op:
-    """The op of a row of a plain CSV. Raises InputError where it is none."""
+    """Returns the op of a row of a plain CSV. Raises InputError if it is invalid."""
     if kind not in KINDS:
         raise InputError(f"{where}: kind: {unknown_name('kind', str(kind), KINDS)}")
     if dtype not in DTYPE_BYTES:
@@ -383,7 +384,7 @@ def _whole(cell: object, name: str, least: int, where: str) -> int:
 
 
 def _seconds(line: Line, name: str, where: str, default: float | None = None) -> float:
-    """A time in a cell; `default` where the cell is empty or not there."""
+    """Returns the time in a cell; `default` if the cell is empty or missing. Raises InputError."""
     cell = line.get(name)
     if default is not None and cell in (None, ""):
         return default

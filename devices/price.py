@@ -1,16 +1,16 @@
-"""What an op costs on a device: a published time where there is one, else alpha-beta, else the roofline.
+"""Prices of ops on a device: a time from its profile if there is one, else alpha-beta, else the roofline.
 
     floor     max(flops / peak, hbm_bytes / bandwidth, wire_bytes / link rate)
     roofline  kernel_s + max(flops / (peak * efficiency), hbm_bytes / (bandwidth * efficiency))
     fused     the sum of its parts, unless a profile has a row of it
-    iteration a profile's, linear in the sequences it computes
+    iteration a profile's, piecewise linear in the number of its sequences
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (simcore.devices.fit)
-    measured  fitted, corrected by what was measured near the op's shape (simcore.devices.interpolation)
-    alike     attention that was not measured, by attention that was (simcore.devices.attention_fallback)
-    narrow    products of weights in few bits, not measured, by those of bf16 (simcore.devices.narrow)
-    blocks    an op that says how many it has: its floor stretched to whole waves (simcore.devices.waves)
+    measured  fitted, corrected by measurements near the op's shape (simcore.devices.interpolation)
+    alike     unmeasured attention, by measured attention (simcore.devices.attention_fallback)
+    narrow    unmeasured products with weights of few bits, by those of bf16 (simcore.devices.narrow)
+    blocks    an op that gives its number of blocks: floor stretched to whole waves (simcore.devices.waves)
 
-A price names its source, so that a report can say how much of a run rests on what.
+A price names its source, so that a report can give the share of a run by source.
 """
 
 from bisect import bisect
@@ -29,9 +29,9 @@ from simcore.devices.waves import stretch
 from simcore.input.files import InputError
 from simcore.ops.op import MULTIPLIED_AS, Floor, Op, Price, Pricer, Roofline, SourceKind, early_part
 
-# The share of an L2 cache in which what is used again stays. One in two halves, each of which serves half of
-# the multiprocessors, has what all read in both ("NVIDIA A100 Tensor Core GPU Architecture", on the L2 cache;
-# Hopper's is built likewise).
+# The share of an L2 cache that keeps reused data. An L2 cache in two halves, each of which serves half of the
+# multiprocessors, holds data that all of them read twice ("NVIDIA A100 Tensor Core GPU Architecture", on the
+# L2 cache; Hopper's is built likewise).
 STAYS = 0.5
 
 WAVES = "waves"
@@ -45,18 +45,18 @@ TRUST: tuple[SourceKind, ...] = (
     "roofline",
     "assumed",
 )
-# What two sums of the same seconds may differ by.
+# Relative rounding error of two sums of the same seconds.
 ROUNDING = 1e-9
-# Contexts grow token by token in a long run: the memo is bounded, and large enough for many batches.
+# Contexts grow token by token in a long run: the cache is bounded, and large enough for many batches.
 MEMO = 65536
 
 
 def roofline(spec: DeviceSpec, *, link: Link | None = None) -> Roofline:
-    """The least seconds that an op can take on a device, by its datasheet.
+    """Returns a function that gives the least time of an op on a device, in seconds, by its datasheet.
 
-    `link` is what the ranks are connected by (default: the device's own). A collective is bound by the
-    wire alone: its bytes cross memory many times faster. Raises InputError, when asked, for a dtype
-    without a peak or for a collective on a device without a link.
+    `link` connects the ranks (default: the device's own). Only the wire bounds a collective: its bytes cross
+    memory many times faster. The function raises InputError for a dtype without a peak, and for a collective
+    on a device without a link.
     """
 
     def floor(op: Op) -> Floor:
@@ -78,7 +78,7 @@ def roofline(spec: DeviceSpec, *, link: Link | None = None) -> Roofline:
 
 @dataclass(frozen=True, slots=True)
 class _Tariff:
-    """What prices depend on besides the op."""
+    """The inputs to a price besides the op."""
 
     spec: DeviceSpec
     link: Link | None
@@ -97,12 +97,12 @@ def pricer(
     ranks: int = 1,
     context_tokens: int | None = None,
 ) -> Pricer:
-    """Prices ops on a device, remembering each.
+    """Returns a function that prices ops on a device and caches the prices.
 
-    `ranks` is the tensor-parallel rank count, by which a table's rows are chosen. `context_tokens` is
-    the context of the run, for ops whose rows depend on it but whose shape does not name it (a whole
-    layer without its attention, say). Raises InputError where the profile has no such rank count;
-    the prices raise what `roofline`, `collective_seconds` and unbound sizes raise.
+    `ranks` is the tensor-parallel rank count, which chooses a table's rows. `context_tokens` is the context
+    of the run, for ops whose rows depend on it but whose shape lacks it (a whole layer without its attention,
+    say). Raises InputError if the profile has no such rank count; the function raises the errors of
+    `roofline`, of `collective_seconds` and of unbound sizes.
     """
     given = profile if isinstance(profile, Profile) else None
     fitted = profile if isinstance(profile, FittedProfile) else None
@@ -111,7 +111,7 @@ def pricer(
         raise InputError(f"profile {given.name} has ranks {have}, not {ranks}")
     table = points(given, ranks) if given else {}
     tariff = _Tariff(spec, link, given, fitted, table, context_tokens, roofline(spec, link=link))
-    # Attention that was not measured asks for the same attention that was, again and again.
+    # Prices of unmeasured attention ask for the same measured attention again and again.
     known = lru_cache(maxsize=MEMO)(partial(_from_fits, tariff))
 
     @lru_cache(maxsize=MEMO)
@@ -136,8 +136,8 @@ def pricer(
 
 
 def _possible(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
-    """A price that a profile gives. Raises InputError where the device cannot be so fast, unless that is only
-    assumed, or of a whole iteration, whose time a profile gives for any context."""
+    """Checks a profile's price and returns it. Raises InputError if it is below the floor, except assumed
+    prices, and whole iterations, whose time a profile gives for any context."""
     if found is None or found.source == "assumed" or op.kind == "iteration" or tariff.profile is None:
         return found
     floor_s = tariff.floor(op).seconds
@@ -150,8 +150,8 @@ def _possible(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
 
 
 def _plain(tariff: _Tariff, op: Op) -> Price | None:
-    """The price of a product as it was measured, else by the roofline; None where a format without a rate of
-    its own has neither."""
+    """Returns the price of a product by the fits or, without a fitted profile, by the roofline; None if there
+    are fits but none for this kind."""
     found = _from_fits(tariff, op)
     if found is not None or tariff.fitted is not None:
         return found
@@ -159,7 +159,7 @@ def _plain(tariff: _Tariff, op: Op) -> Price | None:
 
 
 def _with_early(whole: Price, early: Price) -> Price:
-    """A price is to be trusted no more than its early part, which is what a hit waits for."""
+    """Adds the early part, for which a hit waits. The price is trusted no more than its early part."""
     seconds = min(early.seconds, whole.seconds)
     if TRUST.index(early.source) <= TRUST.index(whole.source):
         return replace(whole, early_s=seconds)
@@ -175,7 +175,8 @@ def _with_early(whole: Price, early: Price) -> Price:
 
 
 def summed(parts: Sequence[Price]) -> Price:
-    """Parts one after the other; an early part leaves once what stands before it is done."""
+    """Returns the price of parts that run one after the other; an early part is sent once the parts before it
+    are done."""
     early_s, before_s = None, 0.0
     for part in parts:
         if early_s is None and part.early_s is not None:
@@ -226,8 +227,8 @@ def _collective(tariff: _Tariff, op: Op) -> Price:
 
 
 def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
-    """The price by two fitted constants, or None where none were fitted to this kind. A fused op is as many
-    launches as it has parts, and the sum of their floors."""
+    """Returns the price by two fitted constants, or None if none were fitted to this kind. A fused op has as
+    many launches as parts, and the sum of their floors."""
     row = tariff.fitted.row(op) if tariff.fitted else None
     if row is None:
         return None
@@ -238,14 +239,14 @@ def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
     near = tariff.fitted.correction(row) if tariff.fitted else None
     found = near.price(row.fit, op, launches, floor_s, f"{detail}, corrected") if near else None
     price = found or row.fit.price(launches, floor_s, detail)
-    # Beside a correction, a shape that it says nothing of is none between those measured.
+    # If the row has a correction that does not cover this shape, the shape is not between measured ones.
     unknown = (near and not found) or (tariff.fitted and tariff.fitted.is_general(row))
     return replace(price, source="extrapolated") if unknown else price
 
 
 def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:
-    """What a fit is made of: how many launches an op is, and the sum of their floors in seconds; with
-    `processors`, of the floors of the waves in which their blocks run."""
+    """Returns the inputs to a fit: the number of launches of an op, and the sum of their floors in seconds.
+    With `processors`, each floor is stretched to the whole waves in which its blocks run."""
     if not op.parts:
         return 1, floor(op).seconds * (stretch(op, processors) if processors else 1.0)
     launches, floor_s = 0, 0.0
@@ -257,14 +258,14 @@ def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[in
 
 
 def _counted(parts: Sequence[Op]) -> list[tuple[Op, int]]:
-    """Ops, and how often each occurs: a stream of 100 000 launches repeats a few ops, one object each."""
+    """Returns the distinct ops and their counts: 100 000 launches repeat a few ops, one object each."""
     distinct = {id(part): part for part in parts}
     counts = Counter(map(id, parts))
     return [(part, counts[key]) for key, part in distinct.items()]
 
 
 def _from_profile(tariff: _Tariff, op: Op) -> Price | None:
-    """The price that the profile gives, or None where it has no row for this op."""
+    """Returns the table's or the assumed price of this op, or None if the profile has neither."""
     profile = tariff.profile
     if profile is None or (profile.batch is not None and not _same_batch(op, profile.batch)):
         return None
@@ -278,7 +279,7 @@ def _from_profile(tariff: _Tariff, op: Op) -> Price | None:
 
 
 def _same_batch(op: Op, batch: int) -> bool:
-    """Whether an op works on one token of each sequence: a prefill must not take a decode's time."""
+    """Whether an op works on one token of each sequence: a prefill must not get a decode's time."""
     own = all(op[name] == batch for name, _ in op.shape if name in ("batch", "tokens", "m", "sequences"))
     return own and all(_same_batch(part, batch) for part in op.parts)
 
@@ -299,7 +300,7 @@ def _from_points(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
 
 
 def _among(points: Mapping[int, Point], at: int, unit: str) -> Price | None:
-    """The time at one of the places of points, or between two of them; None beyond all."""
+    """Returns the time at a point, or interpolated between two points; None outside of all points."""
     if at in points:
         return _published(points[at])
     ordered = sorted(points)
@@ -312,8 +313,8 @@ def _among(points: Mapping[int, Point], at: int, unit: str) -> Price | None:
 
 
 def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
-    """A whole iteration at the number of sequences that the op's shape names; at contexts so long that the
-    device cannot be so fast, what it takes at least."""
+    """Returns the time of a whole iteration at the op's number of sequences, and at least its floor, which is
+    higher at long contexts."""
     floor_s = tariff.floor(op).seconds
     found = _by_sequences(row, op["sequences"], floor_s)
     if found.low_s >= floor_s:
@@ -326,7 +327,7 @@ def _iteration(tariff: _Tariff, op: Op, row: tuple[Point, ...]) -> Price:
 
 
 def _by_sequences(row: tuple[Point, ...], sequences: int, floor_s: float) -> Price:
-    """The time of an iteration of so many sequences, whatever its context."""
+    """Returns the time of an iteration at a number of sequences, at any context."""
     points = {point.sequences or 0: point for point in row}
     if known := _among(points, sequences, "sequences"):
         return known
@@ -336,15 +337,15 @@ def _by_sequences(row: tuple[Point, ...], sequences: int, floor_s: float) -> Pri
 
 
 def _fewer_sequences(smallest: Point, sequences: int, floor_s: float) -> Price:
-    """The time of the smallest point, which is at least what fewer sequences take."""
+    """Returns the time of the smallest point, an upper bound for fewer sequences."""
     known = _published(smallest)
     detail = f"{sequences} sequences at the time of {smallest.sequences}, the fewest; {smallest.detail}"
     return replace(known, low_s=min(known.low_s, floor_s), source="extrapolated", detail=detail)
 
 
 def _more_sequences(points: Mapping[int, Point], sequences: int, floor_s: float) -> Price:
-    """Beyond the largest point by the slope of the last two, and never below the floor; from a single point,
-    which has no slope, anything between the same time and one in proportion."""
+    """Extrapolates beyond the largest point by the slope of the last two, never below the floor. A single
+    point has no slope: its interval reaches from the same time to one in proportion."""
     *others, largest = sorted(points)
     end = _published(points[largest])
     low_s, seconds, high_s = end.low_s, end.seconds, end.high_s * sequences / largest
@@ -361,7 +362,7 @@ def _more_sequences(points: Mapping[int, Point], sequences: int, floor_s: float)
 
 
 def _context(op: Op, given: int | None) -> int | None:
-    """The context that an op attends over: its own, else that of the run."""
+    """Returns the context that an op attends over: its own, else that of the run."""
     return op["context"] if any(name == "context" for name, _ in op.shape) else given
 
 
@@ -382,15 +383,15 @@ def _interpolated(below: Point, above: Point, share: float, between: str) -> Pri
 
 
 def _extrapolated(tariff: _Tariff, op: Op, nearest: Point, context: int) -> Price:
-    """The nearest point and the memory time of the difference: nearest + (M(context) - M(its context)) / eff.
+    """Shifts the nearest point by memory time: nearest + (M(context) - M(its context)) / efficiency.
 
-    An op whose shape names no context has no such difference: it keeps the nearest time.
+    An op without a context in its shape has no difference: it keeps the nearest time.
     """
     floor = tariff.floor(op)
     there = tariff.floor(_with_context(op, nearest.context_tokens or context))
     shift_s = floor.memory_s - there.memory_s
     hbm = tariff.spec.hbm_efficiency
-    # Never below the floor, also far below the smallest context of the table.
+    # Never below the floor, not even far below the smallest context of the table.
     at = [
         max(floor.seconds, nearest.seconds + error_s + shift_s / efficiency)
         for error_s in (-nearest.plus_minus_s, 0.0, nearest.plus_minus_s)

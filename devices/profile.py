@@ -1,17 +1,17 @@
-"""What ops of one model cost on one device, as published or measured: a table, not a formula.
+"""Times of one model's ops on one device, as published or measured: a table, not a formula.
 
-A profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` says what was run and what had to
-be assumed, `ops.csv` has the times. Several rows may belong to one op of the model; at one context
+A profile is a folder `profiles/<device>/<profile>/`: `profile.yaml` describes the runs and the assumed times,
+`ops.csv` has the measured times. Several rows may belong to one op of the model; at one context
 
     seconds(op, ranks, context) = sum of nanoseconds of its rows * 1e-9
 
-A row without a context holds at every context. Where a source times only whole decode iterations, the table
-has the one op `iteration`, and its rows differ in how many sequences it computes:
+A row without a context holds at every context. If a source times only whole decode iterations, the table has
+one op, `iteration`, and its rows differ in the number of sequences:
 
     seconds(iteration, ranks, sequences) = likewise
 
-A profile of granularity `fitted` or `measured` is no table: `simcore.devices.fitted` reads it, and
-`load_profile` gives either.
+A profile of granularity `fitted` or `measured` is no table: `simcore.devices.fitted` reads it.
+`load_profile` returns either kind.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,30 +38,29 @@ from simcore.input.files import (
 from simcore.ops.op import DTYPE_BYTES
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
-# What a profile is read from, one or the other.
+# Files that a profile may consist of.
 FILES = ("profile.yaml", "ops.csv", FITS, POINTS)
 Stamp = tuple[str, int, int, int]
 ITERATION = "iteration"
-# What op times of a profile are of: see `Profile` and `simcore.devices.fitted`.
+# The units that a profile times: see `Profile` and `simcore.devices.fitted`.
 Granularity = Literal["ops", "parts", "iteration"]
 GRANULARITIES = (*get_args(Granularity), FITTED, MEASURED)
-# So many profiles that were read are kept.
+# Number of profiles that stay in memory.
 KEPT = 8
-# What a scenario says that wants no profile.
+# A scenario's `profile` for no profile.
 NO_PROFILE = "none"
 WEIGHTS = ("activation", "kv", "qkv", "o", "gate", "up", "down", "lm_head")
 
 
-# Less is no time that an op takes, nor is more.
+# No op takes less or more.
 Nanoseconds = Annotated[float, Field(ge=1e-3, le=1e15)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Row:
-    """One line of `ops.csv`. `table` is where it stands in the source, `op_code` the source's own name, `op`
-    that of our model's op; `how` is "derived" where the source prints other figures, from which this one
-    follows; `plus_minus_ns` is half of the last printed digit. `sequences` is for iterations only, whose
-    `part` is "whole"."""
+    """One line of `ops.csv`. `table` is its place in the source, `op_code` the source's name, `op` the name
+    of the op in simcore; `how` is "derived" if the time follows from other printed figures; `plus_minus_ns`
+    is half of the last printed digit. Only iterations have `sequences`, and their `part` is "whole"."""
 
     table: str
     ranks: Count
@@ -78,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True, config=STRICT)
 class Assumed:
-    """A time that the source does not give, and why it was set so."""
+    """A time that the source does not give, and the reason for its value."""
 
     seconds: NonNegative
     why: str
@@ -86,13 +85,14 @@ class Assumed:
 
 @dataclass(frozen=True, config=STRICT)
 class Profile:
-    """The times of one model at one batch (None: at any, which is so for iterations only).
+    """The times of one model at one batch (None: at any batch, only for iterations).
 
     `context_tokens` are the contexts at which the tables hold, `chunk_tokens` the chunk of the
     speculative attention, `ranks` the tensor-parallel rank counts that were run. `granularity` is
-    "ops", or "parts" where only attention and the rest are told apart, or "iteration" where only whole
+    "ops", "parts" if only attention and the rest were timed apart, or "iteration" if only whole
     decode iterations were timed. `assumed` is keyed by an op's name or kind ("pre_processing", a prompt's
-    pass through the model, say), or "early_part" for when a speculative attention sends its early part.
+    pass through the model, say), or "early_part" for the time at which a speculative attention sends its
+    early part.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Profile:
             raise InputError("every row has sequences with granularity iteration, and no row otherwise")
 
     def applies_to(self, model: str, batch: int, ranks: int) -> str | None:
-        """None where this profile holds for such a run, else one line that says why it does not."""
+        """Returns None if this profile holds for such a run, else the reason in one line."""
         if model != self.model:
             return f"profile {self.name} holds for model {self.model}, not {model}"
         if self.batch is not None and batch != self.batch:
@@ -143,8 +143,8 @@ class Profile:
 
 @plain_dataclass(frozen=True, slots=True)
 class Point:
-    """The time of an op at one context (None: at every context), with half its rounding, in seconds; that of
-    an iteration is at a number of sequences."""
+    """The time of an op at one context (None: at every context), with half its rounding, in seconds. The time
+    of an iteration is at a number of sequences instead."""
 
     context_tokens: int | None
     seconds: float
@@ -154,9 +154,9 @@ class Point:
 
 
 def points(profile: Profile, ranks: int) -> Mapping[str, tuple[Point, ...]]:
-    """The points of each op at this rank count, by context or by sequences.
+    """Returns the points of each op at this rank count, by context or by sequences.
 
-    Raises InputError where an op has rows both with and without a context.
+    Raises InputError if an op has rows both with and without a context.
     """
     rows: dict[str, dict[int | None, list[Row]]] = {}
     for row in profile.rows:
@@ -186,20 +186,20 @@ def _point(rows: list[Row]) -> Point:
 
 
 def profile_names(device: str) -> list[str]:
-    """The names of the profiles that come with this device, sorted; none for an unknown device."""
+    """Returns the names of the profiles shipped for this device, sorted; none for an unknown device."""
     return sorted(path.parent.name for path in (PROFILES / device).glob("*/profile.yaml"))
 
 
 def has_profile(device: str, name: str) -> bool:
-    """Whether a device has this profile; a path is taken for one, and `load_profile` looks."""
+    """Whether a device has this profile; True for any path, which `load_profile` checks."""
     return is_path(name, ".yaml") or name in profile_names(device)
 
 
 def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
-    """A profile of a device; a name with a '/' in it, or that ends in .yaml, is one's own profile.yaml
-    or its folder.
+    """Loads a profile of a device; a name with a '/' in it, or that ends in .yaml, is the path of a user's
+    profile.yaml or of its folder.
 
-    Raises InputError with one line where the name or anything in the files is not as it must be.
+    Raises InputError with one line if the name is unknown or the files are invalid.
     """
     if is_path(name_or_path, ".yaml"):
         given = Path(name_or_path)
@@ -214,10 +214,11 @@ def load_profile(device: str, name_or_path: str) -> Profile | FittedProfile:
     return profile
 
 
-# The profile of a card has some 20,000 points; studies with many cases ask for it anew in each.
+# The profile of a card has some 20,000 points; studies with many cases load it in each case.
 @lru_cache(maxsize=KEPT)
 def _read(path: Path, stamps: tuple[Stamp, ...]) -> Profile | FittedProfile:
-    """The profile at `path`, whose files have these stamps: one that has changed is read again."""
+    """Reads the profile at `path`. `stamps` of its files are part of the cache key: a changed profile is read
+    again."""
     del stamps
     document = read_yaml(path)
     if not isinstance(document, dict):
@@ -231,7 +232,7 @@ def _read(path: Path, stamps: tuple[Stamp, ...]) -> Profile | FittedProfile:
 
 
 def _stamps(folder: Path) -> Iterator[Stamp]:
-    """Name, number, time of the last change and size of each file of a profile that is there."""
+    """Yields name, inode, time of the last change and size of each existing file of a profile."""
     for name in FILES:
         with suppress(OSError):
             stat = (folder / name).stat()

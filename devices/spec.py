@@ -1,11 +1,11 @@
-"""What a device is: figures of its datasheet and of measurements on it, in SI units, with sources.
+"""Devices: figures of datasheets and of measurements, in SI units, with sources.
 
     seconds >= flops / flops_per_s[dtype]       dense peak of the datasheet, never the sparse one
     seconds >= bytes / hbm_bytes_per_s          device memory
     seconds >= bytes / link.bytes_per_s         one direction of one device
 
-A catalogue file `catalog/<name>.yaml` holds one device and every figure of it. A file of one's own has the
-same keys, most of which it may leave out (`simcore.devices.completed`).
+A catalogue file `catalog/<name>.yaml` holds one device with all its figures. A user's file has the same keys
+and may leave most of them out (`simcore.devices.completed`).
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ from simcore.machine.machine import Overheads
 from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS
 
 CATALOG = Path(__file__).resolve().parent / "catalog"
-# The device whose measured figures stand for those that a file of one's own leaves out.
+# The device whose measured figures replace figures that a user's file leaves out.
 REFERENCE = "h200-sxm"
 
 Topology = Literal["ring", "all_to_all"]
 Algorithm = Literal["ring", "one_shot", "tree"]
 TensorParallelStyle = Literal["all_reduce", "scatter_gather", "fused_gather"]
 
-# Every figure that a device gives says where it comes from; links and efficiencies say it themselves.
+# Figures that need an entry in `sources`; links and efficiencies have a source of their own.
 SOURCED = (
     "memory_bytes",
     "hbm_bytes_per_s",
@@ -58,8 +58,8 @@ SOURCED = (
 
 
 def check_return(overheads: Mapping[str, float]) -> None:
-    """Raises InputError where the device would have a launch before that began, or nobody says when;
-    overheads in seconds, by name."""
+    """Raises InputError if return_s is longer than launch_s, so that the device would have a launch before it
+    began, or if launch_s is missing; overheads in seconds, by name."""
     if "return_s" not in overheads:
         return
     if "launch_s" not in overheads:
@@ -109,7 +109,7 @@ class Link:
     source: str = _source()
 
     def __post_init__(self) -> None:
-        # On a ring only neighbours are one hop apart; the formulas of the others know no distance.
+        # On a ring only neighbours are one hop apart; the other algorithms' formulas ignore distance.
         allowed = ("ring",) if self.topology == "ring" else ("ring", "one_shot", "tree")
         for name in self.algorithms:
             if name not in allowed:
@@ -175,7 +175,7 @@ class DeviceSpec:
                 raise InputError(f"missing key 'sources.{figure}'")
 
     def link(self, name: str | None = None) -> Link:
-        """The link of this name, or the default one. Raises InputError where there is none."""
+        """Returns the link of this name, or the default one. Raises InputError if there is none."""
         wanted = name or self.default_link
         if wanted is None:
             known = ", ".join(self.links) or "none"
@@ -185,14 +185,14 @@ class DeviceSpec:
         return self.links[wanted]
 
     def tensor_parallel_style(self, ranks: int) -> str:
-        """How a decoder layer is split over this many ranks here."""
+        """Returns the style by which a decoder layer is split over this many ranks."""
         return self.tensor_parallel.get(str(ranks), self.tensor_parallel["default"])
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Dense peak for weights of this dtype, operations per second.
+        """Returns the dense peak for weights of this dtype, operations per second.
 
-        Weights of at most 2 bytes for which the device has no peak are multiplied as bf16. Raises
-        InputError where that does not help.
+        Weights of at most 2 bytes without a peak on this device are multiplied as bf16. Raises InputError for
+        any other dtype without a peak.
         """
         known = self.flops_per_s
         expands = DTYPE_BYTES.get(dtype, float("inf")) <= DTYPE_BYTES["bf16"]
@@ -203,15 +203,15 @@ class DeviceSpec:
 
 
 def device_names() -> list[str]:
-    """The names of the catalogue, sorted."""
+    """Returns the names of the catalogue's devices, sorted."""
     return sorted(path.stem for path in CATALOG.glob("*.yaml"))
 
 
 def load_device(name_or_path: str) -> DeviceSpec:
-    """A device of the catalogue; a name with a '/' in it, or that ends in .yaml, is a file of one's own, in
-    which figures may be left out; a profile that it names by a path is looked for beside it.
+    """Loads a device of the catalogue; a name with a '/' in it, or that ends in .yaml, is a user's file,
+    which may leave figures out; the path of its profile is relative to its folder.
 
-    Raises InputError with one line where the name or anything in the file is not as it must be.
+    Raises InputError with one line if the name is unknown or the file is invalid.
     """
     if not is_path(name_or_path, ".yaml"):
         if name_or_path not in device_names():
@@ -241,7 +241,8 @@ def _reference() -> Mapping[str, Any]:
 
 
 def _with_profile(document: Any, folder: Path) -> Any:
-    """The document, a path of a profile in it made absolute; a folder beside it needs no '/'."""
+    """Returns the document with the path of its profile made absolute; a folder beside the file needs no
+    '/'."""
     name = document.get("default_profile") if isinstance(document, dict) else None
     if not isinstance(name, str) or not (is_path(name, ".yaml") or (folder / name).is_dir()):
         return document
@@ -249,7 +250,7 @@ def _with_profile(document: Any, folder: Path) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a device file of one's own, for editors."""
+    """Returns the JSON schema of a user's device file, for editors."""
     schema = TypeAdapter(DeviceSpec).json_schema()
     whole, link = schema, schema["$defs"]["Link"]
     efficiency = schema["$defs"]["Efficiency"]

@@ -13,7 +13,7 @@ __all__ = ["Result", "compare", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is for Python, loaded when it is asked for, with the compiled core if there is one."""
+    """Loads the Python API on first access, with the compiled core if there is one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from simcore import compiled  # noqa: PLC0415

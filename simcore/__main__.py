@@ -8,14 +8,14 @@ from types import FrameType
 
 from simcore import compiled
 
-# How a signal is told of, as the command line tells of it once it is loaded.
+# The word for each signal in the message; the command line uses the same words once it is loaded.
 _SAID = {"SIGINT": "interrupted", "SIGTERM": "told to end", "SIGHUP": "hung up"}
 
 
 def main() -> None:
-    """Runs the command line. Whoever is interrupted, told to end or hung up leaves by it, so that nothing is
-    left half-written, but for what is to be ignored, as `nohup` has it. While it is being loaded there is
-    nothing to leave: the process ends at once, for what is imported may keep an exception to itself."""
+    """Runs the command line. SIGINT, SIGTERM and SIGHUP end it by an exception, so that no file is left
+    half-written, except a signal that the process ignores, as under `nohup`. During the imports no file is
+    open yet: the process ends at once, because an imported module may swallow an exception."""
     heeded = [number for name in _SAID if (number := _heeded(name)) is not None]
     for number in heeded:
         signal.signal(number, _leave)
@@ -25,33 +25,33 @@ def main() -> None:
     try:
         for number in heeded:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
-        # What is loaded stays, and so does most of what runs leave: garbage is seldom looked for among it.
+        # Imported objects stay, and so do most objects of a run: the garbage collector looks at them rarely.
         gc.freeze()
         gc.set_threshold(700, 10, 100)
-        # Not before: how a line is told belongs to what has just been loaded.
+        # Not earlier: `terminal.note` has only just been imported.
         if refused:
             terminal.note(refused)
         cli.main()
     except KeyboardInterrupt:
-        # Between two of these lines.
+        # Interrupted between two of these lines, outside `cli.main`.
         _leave(signal.SIGINT, None)
 
 
 def _heeded(name: str) -> signal.Signals | None:
-    """A signal of this system that is not to be ignored."""
+    """Returns the signal of this name, or None if this system lacks it or the process ignores it."""
     number: signal.Signals | None = getattr(signal, name, None)
     return None if number is None or signal.getsignal(number) == signal.SIG_IGN else number
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends the process as a shell would say it, with 128 and the number of the signal."""
+    """Ends the process at once with a shell's exit code, 128 plus the number of the signal."""
     said = _SAID[signal.Signals(number).name]
     os.write(2, f"error: {said}; nothing is left half-written\n".encode())
     os._exit(128 + number)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """The same by an exception, so that what was begun is cleared away."""
+    """Ends the process with the same code by an exception, so that drafts are removed."""
     sys.exit(128 + number)
 
 

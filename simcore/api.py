@@ -1,9 +1,9 @@
-"""simcore from Python: run a scenario, look at what came of it, compare two runs.
+"""simcore from Python: run a scenario, read its results, compare two runs.
 
     result = simcore.run("scenario.yaml")        result.answer, .frame(), .requests(), .report("page.html")
     simcore.compare(result, another)
 
-The command line runs scenarios by the same functions.
+The command line calls the same functions.
 """
 
 import copy
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 CARD, TAPE = "cuda", "tape"
 MACHINES = ("sim", "cpu", CARD, TAPE)
 REAL = ("cpu", CARD)
-# A real machine never takes the same time twice: of so many runs of a case the median counts.
+# Times on a real machine vary: each case runs this often, and the median counts.
 REPEATS = 5
 REQUESTS = "requests.parquet"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run. `scenario`: as it ran, all defaults written out; `comparison`: a line for each
+    """The results of a run. `scenario`: as it ran, all defaults written out; `comparison`: a line for each
     published figure that the run has too; `provenance`: where the figures come from."""
 
     scenario: Scenario
@@ -55,23 +55,23 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before one relies on it."""
+        """The limits of this run's figures, to read before relying on them."""
         return self.outcome.warnings
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All figures: lines of results.csv."""
+        """All figures, as the lines of results.csv."""
         return [flat(self.scenario.study, row) for row in self.outcome.rows]
 
     def frame(self) -> "pd.DataFrame":
-        """All figures, one a row: the columns of results.csv. Seconds, bytes and tokens as `unit` says."""
+        """Returns all figures, one per row, with the columns of results.csv; `unit` gives each row's unit."""
         import pandas as pd  # noqa: PLC0415
 
         return pd.DataFrame(self.rows, columns=list(COLUMNS[self.scenario.study]))
 
     def requests(self) -> "pd.DataFrame":
-        """The requests of a serving run, one a row; times in seconds since the run began. Raises InputError
-        where the study is another."""
+        """Returns the requests of a serving run, one per row; times in seconds since the run began. Raises
+        InputError if the run has none, as in any other study."""
         import pyarrow as pa  # noqa: PLC0415
 
         if REQUESTS not in self.outcome.tables:
@@ -80,7 +80,7 @@ class Result:
         return frame
 
     def write(self, folder: str | Path) -> Path:
-        """Writes the run directory with its report, whole or not at all. Raises InputError where it cannot be
+        """Writes the run directory with its report, whole or not at all. Raises InputError if it cannot be
         written."""
         with rundir.written_whole(Path(folder)) as draft:
             content = self.scenario.study, resolved(self.scenario), self.outcome, self.comparison
@@ -89,7 +89,7 @@ class Result:
         return Path(folder)
 
     def report(self, path: str | Path) -> Path:
-        """Writes the report alone, one HTML file. Raises OSError where it cannot be written."""
+        """Writes only the report, one HTML file. Raises OSError if it cannot be written."""
         with tempfile.TemporaryDirectory() as folder:
             page = self.write(Path(folder) / "run") / "report.html"
             shutil.copyfile(page, path)
@@ -104,12 +104,12 @@ def run(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Runs a scenario: a file, the name of an example, or its content, in which paths are meant from the
-    working directory.
+    """Runs a scenario: a file, the name of an example, or its content, with paths relative to the working
+    directory.
 
     `on`: "sim", "cpu" or "cuda"; `settings`: KEY=VALUE as with --set; `jobs`: processes of a simulation, all
-    cores if left out; `progress`: is told what is done, how much of it, of how much. Raises InputError with
-    one line that names the field and what is allowed, LawError where a law is broken.
+    cores if left out; `progress`: is called with the current work, the count done and the total. Raises
+    InputError with one line that names the field and the allowed values, LawError if a law is broken.
     """
     begun_s = time.perf_counter()
     if on not in MACHINES or on == TAPE:
@@ -137,8 +137,8 @@ def execute(
     begun_s: float,
     ready: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Runs a scenario that was read. `where`: what it is called where something is wrong with it; `ready` is
-    called before anything runs, to refuse what would fail in the end. Raises InputError, LawError."""
+    """Runs a scenario that is already read. `where`: its name in error messages; `ready` is called before
+    anything runs, to refuse a run whose results could not be written. Raises InputError, LawError."""
     if on in REAL:
         report_builder()
     if jobs is not None and jobs < 1:
@@ -159,16 +159,16 @@ def execute(
 
 
 def tape(scenario: Scenario, where: str) -> list[str]:
-    """What each strategy launches, line by line. Raises InputError."""
+    """Returns the launches of each strategy, line by line. Raises InputError."""
     parts = assemble(scenario, where)
     with told_of(where):
         return parts.study.tape(record)
 
 
 def compare(a: Result, b: Result) -> "pd.DataFrame":
-    """Two runs of the same study side by side: a row for each figure that either has, with its columns but
-    for `source`, `low` and `high`; `a` and `b` are the values, `ratio` is b / a. Runs on one device each are
-    compared whatever it is. Raises InputError where the studies differ."""
+    """Compares two runs of the same study: a row for each figure of either run, with its columns except
+    `source`, `low` and `high`; `a` and `b` are the values, `ratio` is b / a. If each run has one device, the
+    devices may differ. Raises InputError if the studies differ."""
     study = a.scenario.study
     if b.scenario.study != study:
         raise InputError(f"compare: studies {study} and {b.scenario.study} have no figures in common")
@@ -187,7 +187,7 @@ def compare(a: Result, b: Result) -> "pd.DataFrame":
 
 
 def place_of(on: str, where: str, scenario: Scenario, progress: Progress) -> Place:
-    """This machine, as a place to run on."""
+    """Returns this machine as a place to run on. Raises InputError if it cannot run the scenario."""
     check_real(on)
     if on == CARD:
         _, card = card_for(where, scenario, progress)
@@ -200,8 +200,8 @@ def place_of(on: str, where: str, scenario: Scenario, progress: Progress) -> Pla
 
 
 def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, Any]:
-    """The card of this machine by its name, and what runs a scenario there. Raises InputError where there is
-    none, the scenario is for another one, or asks for what is not run on cards yet."""
+    """Returns the name of this machine's card, and the machine that runs a scenario there. Raises InputError
+    if there is no card, or the scenario is for another one or uses features that do not run on cards yet."""
     if importlib.util.find_spec("triton") is None:
         raise InputError(f"--on {CARD}: needs triton: pip install 'simcore[kernels]'")
     from simcore.validate.calibration.cuda import this_card  # noqa: PLC0415
@@ -223,28 +223,28 @@ def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, A
 
 
 def check_real(on: str) -> None:
-    """Raises InputError where this machine is no such device, or lacks what it takes."""
+    """Raises InputError if `on` is no real device, or torch is not installed."""
     if on not in REAL:
         raise InputError(f"--on {plain(on)}: no device of this machine{nearest(on, REAL)}")
-    # Half a second of importing torch is for those alone who run on a real device.
+    # Importing torch takes half a second, so only runs on a real device import it.
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"--on {on}: needs torch: pip install 'simcore[kernels]'")
 
 
 @contextmanager
 def told_of(where: str) -> Iterator[None]:
-    """Puts the scenario's name before what is wrong with it."""
+    """Puts the scenario's name in front of an InputError's message."""
     try:
         yield
     except InputError as error:
-        # What is wrong with a name in the scenario is told with the file already.
+        # An error about a name in the scenario already begins with the file.
         told = str(error)
         raise InputError(told if told.startswith(f"{where}: ") else f"{where}: {told}") from None
 
 
 def report_builder() -> Callable[[Path], Path]:
-    """What builds reports, asked for before anything is measured that would be lost without it. Raises
-    InputError where a package that it needs is not there."""
+    """Returns the function that builds reports. Call it before measuring: a missing package then costs no
+    measurement. Raises InputError if a package that reports need is not installed."""
     # plotly and pandas take a quarter of a second to import, which `--help` must not pay.
     try:
         from simcore.reports import build  # noqa: PLC0415
@@ -254,6 +254,6 @@ def report_builder() -> Callable[[Path], Path]:
 
 
 def build_report(folder: Path) -> Path:
-    """The page of a run directory. Raises ValueError and OSError where none can be made of it, and
-    InputError."""
+    """Builds the report of a run directory and returns its path. Raises ValueError and OSError if the
+    directory allows no report, and InputError if a package is missing."""
     return report_builder()(folder)

@@ -1,6 +1,6 @@
-"""Puts a run together: from the names in a scenario to the device, its prices, the model, the data.
+"""Puts a run together: resolves the names in a scenario to the device, its prices, the model and the data.
 
-Beside simcore.cli the only module of this package that knows the catalogue of devices.
+Of the modules directly in this package, only this one and simcore.cli import simcore.devices.
 """
 
 import csv
@@ -56,9 +56,9 @@ MODELS = (PACKAGE / "scenarios" / "models").resolve()
 PUBLISHED = (PACKAGE / "validate" / "published").resolve()
 HITS = PUBLISHED / "alspec_hits.csv"
 DEFAULT_CHUNK = 128
-# Of the sizes of errors that are normal, their 90th percentile over their median.
+# 90th percentile over median of the absolute value of a normal error.
 P90_OVER_MEDIAN = 1.645 / 0.674
-# Scenarios of a whole model, with a link and number formats by matrix.
+# Scenarios of a whole model: they have a link and a number format for each matrix.
 ModelScenario = DecodeScenario | ServingScenario
 Figure = TypeVar("Figure")
 
@@ -66,8 +66,8 @@ Figure = TypeVar("Figure")
 @dataclass(frozen=True)
 class Parts:
     """A scenario put together. `described`: device, link, profile and number formats, for the provenance;
-    `price`: makes the prices of one device by themselves, whatever the place charges; `scenario`: as it runs,
-    with the fields of its engines written out; `notes`: what to know of how the model was read."""
+    `price`: makes the pricer of the device alone, without the prices of a place; `scenario`: as it runs,
+    with the fields of its engines written out; `notes`: notes on how the model was read."""
 
     study: Study
     warnings: list[str]
@@ -78,16 +78,16 @@ class Parts:
 
 
 def model_names() -> list[str]:
-    """The models of the catalogue, sorted."""
+    """Returns the names of the catalogue's models, sorted."""
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a scenario runs: `start` makes its runs, each case is run `repeats` times, and `prices`, if there
-    are any, stand for those of the device, `overheads` for what its profile says of the host's verbs (those
-    of a scenario stay). `described`: what a provenance says of a real machine. `jobs`: how many processes may
-    simulate."""
+    """Where a scenario runs. `start` makes its runs; each case runs `repeats` times. `prices`, if given,
+    replace the device's prices; `overheads` replace the profile's costs of the host's verbs, in seconds (the
+    scenario's own costs stay). `described`: entries of a real machine in the provenance. `jobs`: the most
+    processes that simulate."""
 
     name: str = "sim"
     start: Start = simulated
@@ -99,7 +99,8 @@ class Place:
 
     @property
     def laws(self) -> tuple[str, ...]:
-        """The laws that a run here is held to: no real machine repeats a run to the byte."""
+        """The laws checked for a run here. Repeatability is checked only in simulation, since no real machine
+        repeats a run to the byte."""
         return (*laws.LAWS, "repeatability") if self.start is simulated else tuple(laws.LAWS)
 
 
@@ -135,15 +136,15 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
 
 
 def _assembled(scenario: Scenario, where: str, one: OneDevice, place: Place) -> Parts:
-    """A scenario put together for one of its devices."""
+    """Puts a scenario together for one of its devices."""
     device: DeviceInUse = _named(where, "device", lambda: chosen_device(one.base, one.change, one.name))
     parts = _on_device(scenario, where, device, place)
     return replace(parts, warnings=[*_assumed(device.spec), *parts.warnings])
 
 
 def _assumed(spec: DeviceSpec) -> list[str]:
-    """What to warn of where a device's file leaves figures out."""
-    # A link is one thing to read, whatever of it is assumed.
+    """Returns a warning if a device's file leaves figures out."""
+    # A link is named once, however many of its figures are assumed.
     names = dict.fromkeys(".".join(figure.split(".")[:2]) for figure in assumed_figures(spec.sources))
     return [f"{spec.name}: assumed, not given by its file: {', '.join(names)}"] if names else []
 
@@ -169,7 +170,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     device, warnings = _profile(where, scenario, device, config)
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
-    # The key is a text of all figures of the device and its profile: not made where nothing is kept.
+    # The key is a text of all figures of the device and its profile: it is made only if prices are kept.
     if (folder := cache_folder()) is not None and not hardware.measured:
         kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), folder)
         hardware = replace(hardware, kept=kept)
@@ -186,7 +187,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     else:
         here = _figures(where, scenario, Published, spec, warnings, config)
         if scenario.part == "layer":
-            # What profile and figures are of was settled with the whole model.
+            # The profile and the figures were already chosen by the whole model.
             config = replace(config, layers=1)
         own = decode.Bench(scenario, config, hardware, _hits(config.name))
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
@@ -196,14 +197,14 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
 
 
 def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str:
-    """All that prices of a model's ops go by, but the code and the ops."""
+    """Returns a text of all inputs to the prices of a model's ops, except the code and the ops."""
     profile = device.profile
     known = None if profile is None else hashlib.sha256(repr(profile).encode()).hexdigest()
     return repr((device.spec, device.measured_on, device.base, dict(device.change), link, known, in_graph_s))
 
 
 def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, place: Place) -> Parts:
-    """A study of single operators: no model, no link, and of profiles only those that hold for any op."""
+    """Puts a study of single operators together: no model, no link, only profiles that hold for any op."""
     spec = device.spec
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     device, warnings = _fits(where, scenario, device)
@@ -224,14 +225,14 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
 
 
 def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Place) -> Parts:
-    """A tiling study: one device, and of profiles only those that hold for any op."""
+    """Puts a tiling study together: one device, only profiles that hold for any op."""
     _named(where, "dtype", device.spec.peak_flops_per_s, scenario.dtype)
     device, warnings = _fits(where, scenario, device)
     profile = device.profile
     overheads = _overheads(where, scenario, device, place)
     if scenario.overheads.in_graph_s is None:
-        # What a profile says of it was measured on a decoder's graphs, of many kinds of kernels. A graph of a
-        # few kinds takes what its kernels take by themselves (validate/measured/h200_tiling_step_graphs.csv).
+        # A profile's in_graph_s was measured on a decoder's graphs, with many kinds of kernels. A graph of a
+        # few kinds takes the sum of its kernels' own times (validate/measured/h200_tiling_step_graphs.csv).
         overheads = replace(overheads, in_graph_s=0.0)
     if scenario.launching == "eager":
         if profile is not None and profile.granularity == MEASURED:
@@ -240,8 +241,8 @@ def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Pl
                 f"launching: eager: profile {profile.name} has times of captured graphs, and the host's"
                 " launch of each kernel is not in them; 'none' has",
             ]
-        # The host's time of a launch is in each kernel's price then, not in that of a graph. Fits are of
-        # kernels that were launched by themselves: beside them the graph keeps its launch.
+        # Eager, the host's launch time is in each kernel's price instead of the graph's. Fits are of kernels
+        # that were launched one by one: with a profile the graph keeps its launch_s too.
         kernel_s = overheads.whole_launch_s(1)
         if kernel_s > 1.0:
             raise InputError(
@@ -251,7 +252,7 @@ def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Pl
         eager = replace(cast(Any, device.spec), kernel_s=kernel_s)
         there = replace(cast(Any, device.measured_on), kernel_s=eager.kernel_s) if device.carries else eager
         device = replace(device, spec=eager, measured_on=there)
-        # Nothing is captured then, and no kernel reads a size in the device's memory.
+        # Eager runs capture no graph, and no kernel reads a size from device memory.
         launch_s = overheads.launch_s if profile else 0.0
         overheads = replace(overheads, launch_s=launch_s, launch_kernel_s=0.0, size_s=0.0)
     single = _single_device(device, place, overheads)
@@ -289,8 +290,8 @@ def _single_device(device: DeviceInUse, place: Place, overheads: Overheads) -> S
 
 
 def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
-    """Prices of ops with others before them in a graph: `in_graph_s` seconds a kernel more. What is assumed
-    to be free stays so, and what crosses a link is priced as it was."""
+    """Returns prices of ops that follow others in a graph: `in_graph_s` seconds more per kernel. Prices that
+    are assumed (free ops) and prices of collectives stay as they are."""
     if in_graph_s == 0.0:
         return price
 
@@ -312,7 +313,8 @@ def _all_in_graphs(prices: Prices, in_graph_s: float) -> Prices:
 
 
 def _rates_of(profile: FittedProfile | None) -> Rates:
-    """How graphs of one program slow each other down: as measured, if they were."""
+    """Returns how concurrent graphs of one program slow each other down: as measured if the profile has a
+    measurement, else by max-min fairness."""
     shared = profile.contention if profile else None
     return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s) if shared else max_min_rates
 
@@ -322,7 +324,7 @@ def _fits_of(device: DeviceInUse) -> FittedProfile | None:
 
 
 def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads) -> dict[str, Any]:
-    """What a provenance says of the device, its prices and what its verbs cost."""
+    """Returns the provenance's entries for the device, its prices and the costs of its verbs."""
     spec, profile = device.spec, device.profile
     return {
         "device": {
@@ -348,7 +350,8 @@ def _figures(
     warnings: list[str],
     config: DecoderConfig | None = None,
 ) -> list[Figure]:
-    """The published figures that are for this device, and for this model if there is one."""
+    """Returns the published figures of this device, and of this model if one is given. Adds a warning if
+    there are figures but none of them fits."""
     published: list[Any] = [each for name in scenario.published for each in _published(where, name, kind)]
     here = [each for each in published if each.device == spec.name]
     of = spec.name
@@ -363,8 +366,8 @@ def _figures(
 def _fits(
     where: str, scenario: OperatorScenario | TilingScenario, device: DeviceInUse
 ) -> tuple[DeviceInUse, list[str]]:
-    """The device with the fits in use; a table of one model's op times is refused, and passed over as a
-    default."""
+    """Returns the device with its fitted profile, and warnings. A table of one model's op times is refused if
+    the scenario names it, and passed over if it is the device's default."""
 
     def reason(profile: Profile) -> str:
         has = f"{profile.name} has the op times of {profile.model}"
@@ -379,8 +382,8 @@ def _fits(
 def _profile(
     where: str, scenario: ModelScenario, device: DeviceInUse, config: DecoderConfig
 ) -> tuple[DeviceInUse, list[str]]:
-    """The device with the profile in use, and what to warn of: a default one that does not hold or is not
-    there yet is left out, one that was asked for is refused."""
+    """Returns the device with its profile, and warnings. A default profile that does not hold or does not
+    exist yet is left out; one that the scenario names is refused."""
     against = partial(_why_not, scenario=scenario, config=config)
     found, warnings, reason = _named(where, "profile", with_profile, device, scenario.profile, against)
     if reason and found.profile is None:
@@ -388,14 +391,14 @@ def _profile(
     return found, [reason, *warnings] if reason else warnings
 
 
-# What the published figures call the constant of `contention: {kind: shared_memory}`, and the length that
-# `span_intervals` gives to a draw of arrivals.
+# The published figures' names for the constant of `contention: {kind: shared_memory}`, and for the length
+# that `span_intervals` gives to a draw of arrivals.
 FITTED_CONTENTION = "contention at 20 ms"
 FITTED_SPAN = "length of the draw"
 
 
 def _fitted(scenario: ServingScenario, profile: Profile | FittedProfile | None) -> frozenset[str]:
-    """What is in use that figures were fitted to."""
+    """Returns the names of the profile and constants in use that may be fitted to published figures."""
     shared = isinstance(scenario.contention, SharedMemory) and scenario.contention.reuse_s > 0.0
     spanned = getattr(scenario.workload.arrivals, "span_intervals", None) is not None
     constants = {FITTED_CONTENTION: shared, FITTED_SPAN: spanned}
@@ -442,7 +445,7 @@ def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -
             else ("single ops at one batch, which a serving study cannot take")
         )
         return f"profile {profile.name} has the times of {timed}"
-    # A model of one's own may bear a catalogue name: what counts is that it is the same model.
+    # A user's model may have a catalogue name: only equal dimensions make it the same model.
     name = config.name
     if profile.model in model_names():
         theirs = load_config(MODELS / f"{profile.model}.json")
@@ -474,7 +477,7 @@ def _hardware(
     fitted = _fits_of(device)
     shared = fitted.contention if fitted else None
 
-    # One pricer for each: it remembers the price of every op.
+    # One pricer per set of arguments, because a pricer caches the price of every op.
     @cache
     def price(ranks: int, latency_s: float | None, free: bool) -> Pricer:
         here, known = link, profile
@@ -484,7 +487,7 @@ def _hardware(
             return device.pricer(link=here, profile=known, ranks=ranks)
         here = replace(cast(Any, link), latency_s=latency_s)
         crossing, local = device.pricer(link=here, profile=known, ranks=ranks), price(ranks, None, free)
-        # What is local costs the same whatever the link.
+        # A local op costs the same on every link.
         return lambda op: crossing(op) if op.axis or op.parts else local(op)
 
     def usable(ranks: int) -> str | None:
@@ -519,8 +522,8 @@ def _hardware(
 
 
 def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place) -> Overheads:
-    """What verbs cost: what the scenario says, else the place, the profile, the device. Raises InputError
-    where a launch would return before it began."""
+    """Returns the costs of verbs: the scenario's, else the place's, the profile's, the device's. Raises
+    InputError if a launch would begin on the device before the host began it."""
     measured = {**device.overheads, **place.overheads}
     found = replace(device.spec.overheads, **{**measured, **scenario.overheads.given()})
     if scenario.overheads.return_s is not None:
@@ -532,7 +535,8 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:
-    """By end of the prices' intervals; what was measured is the same at all of them (`_contention_error`)."""
+    """Returns the share of memory bandwidth in reach, by end of the prices' intervals; a measured share is
+    the same at all ends (`_contention_error` has its interval)."""
     if shared is not None:
         return dict.fromkeys(("low", "value", "high"), shared.bandwidth_share)
     known = spec.hbm_efficiency
@@ -540,8 +544,8 @@ def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float
 
 
 def _contention_error(shared: SharedUse | None) -> dict[str, float]:
-    """How many times as fast graphs may be beside each other as the law says, by end of the intervals: 90 %
-    of errors that are normal lie within so many times their median."""
+    """Returns the factor by which concurrent graphs may be faster than the law, by end of the intervals. 90 %
+    of normal errors are smaller than P90_OVER_MEDIAN times their median."""
     off = 1.0 + (P90_OVER_MEDIAN * shared.error_pct / 100.0 if shared else 0.0)
     return {"low": off, "value": 1.0, "high": 1.0 / off}
 
@@ -557,7 +561,7 @@ def _dtypes(scenario: ModelScenario, config: DecoderConfig, profile: Profile | N
 
 
 def _formats(dtypes: Dtypes) -> str:
-    """The number formats of a run, in words."""
+    """Returns the number formats of a run, in words."""
     others: dict[str, list[str]] = {}
     for name, dtype in (*dtypes.each, ("KV cache", dtypes.kv)):
         if dtype != dtypes.weights:
@@ -582,7 +586,7 @@ def _hits(model: str) -> list[HitRow]:
 
 
 def published_names() -> list[str]:
-    """The sets of published figures that a scenario can be compared with."""
+    """Returns the names of the sets of published figures that a scenario can be compared with, sorted."""
     return sorted(path.stem for path in PUBLISHED.glob("*.csv") if path != HITS)
 
 
@@ -602,7 +606,7 @@ VERSIONS: Sequence[str] = ("simcore", "simpy", "numpy", "scipy", "pydantic")
 def provenance(
     scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float, place: Place
 ) -> dict[str, Any]:
-    """Where the figures of a run come from."""
+    """Returns the provenance of a run's figures, as its run directory has it."""
     versions = {name: _version(name) for name in VERSIONS}
     return {
         "command": command,

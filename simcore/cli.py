@@ -1,4 +1,4 @@
-"""The command line, and the one place where the parts are put together.
+"""The command line: reads the arguments, calls the parts in order and prints the results.
 
     scenario.yaml -> Scenario -> schedule + model -> Machine -> trace -> laws, metrics -> report
 
@@ -51,9 +51,9 @@ from simcore.studies.serving.strategies import ServingStrategies
 from simcore.studies.tiling.strategies import TilingStrategies
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
-# What a calibration of a card may take, unless it is said; the second where it is to be quick.
+# Default time limits of a card's calibration, and of a quick one.
 MINUTES, QUICK_MINUTES = 9.7, 2.8
-# Processes of a simulation have at most so many digits.
+# Most digits of --jobs.
 LONGEST_JOBS = 4
 READER_GONE = 141
 TERMINATED = 143
@@ -173,7 +173,7 @@ def calibrate(
     from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
 
     if on == CARD:
-        # Triton's kernels are for those alone who have a card.
+        # Only a card needs Triton's kernels.
         from simcore.validate.calibration.cuda import calibrate_card  # noqa: PLC0415
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
@@ -224,7 +224,8 @@ def validate(
 
 
 def _how_to_climb(on: str, file: Path, scenario: Scenario) -> dict[str, Any]:
-    """What a climb on a device of this machine goes by: its bounds, and on a card its machine."""
+    """Returns the arguments of a climb on a device of this machine: its bounds and, on a card, its machine.
+    On a CPU without a profile, measures a quick one first."""
     from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
     from simcore.validate.ladder import rungs as ladder  # noqa: PLC0415
 
@@ -380,7 +381,7 @@ def models() -> None:
 
 
 def _count(number: float) -> str:
-    """A large number, with a letter for its size."""
+    """Returns a large number in words, in G or M."""
     return f"{number / 1e9:.1f} G" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
@@ -396,11 +397,11 @@ COMMANDS = (*(each.callback.__name__ for each in app.registered_commands if each
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point; exits with 0, 1 (a law is broken, or something else in simcore), 2 (bad input),
-    129 (hung up), 130 (interrupted), 141 (whoever read the output has gone) or 143 (told to end)."""
+    """The entry point. Exits with 0, 1 (a law is broken, or another fault of simcore), 2 (bad input),
+    129 (SIGHUP), 130 (SIGINT), 141 (the reader of the output has closed the pipe) or 143 (SIGTERM)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        # Where the locale has no letter for something, it is escaped.
+        # Characters that the locale cannot encode are escaped.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -410,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LawError as error:
         code = terminal.failed(f"a law is broken, which is a fault of simcore: {error}", BROKEN)
     except BrokenPipeError:
-        # What is left in the buffer must not be flushed into the closed pipe at exit.
+        # The rest of the buffer must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = READER_GONE
     except Exception as error:
@@ -421,17 +422,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _processes(text: str) -> int:
-    """How many `--jobs` says. Raises InputError for anything else."""
+    """Returns the number of processes that `--jobs` gives. Raises InputError if it is no number in range."""
     if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_JOBS and int(text) > 0):
         raise InputError(f"--jobs: is {shown(text)}; a whole number from 1 to {'9' * LONGEST_JOBS} is needed")
     return int(text)
 
 
 def _with_command(words: Sequence[str]) -> list[str]:
-    """A file name alone means `run`. Raises InputError for what is neither a command nor a file, and for
-    words that no file or field has."""
+    """Returns the arguments with their command: a file or an example alone means `run`. Raises InputError if
+    the first word is neither a command nor a file nor an example, or a word has a control character."""
     for word in words:
-        # A lone surrogate stands for a byte that is not UTF-8, and names may have those.
+        # A lone surrogate stands for a byte that is not UTF-8, which file names may have.
         if (odd := CONTROL.search(word)) and odd.group().isascii():
             raise InputError(f"{shown(word)}: has a control character, which no name or value has")
     if [*words] in ([], [PROFILE]):
@@ -455,7 +456,7 @@ def _run_app(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as ended:
-        # typer leaves by itself with 130 after Ctrl-C and with 1 where the pipe it writes to is closed.
+        # typer itself exits with 130 after Ctrl-C and with 1 if its output pipe is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
     ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end", HUNG_UP: "hung up"}.get(code)
     return terminal.failed(f"{ended_by}; nothing is left half-written", code) if ended_by else code

@@ -1,11 +1,12 @@
-"""The core, compiled: whose modules they are, where they lie, and how a run takes them.
+"""The compiled core: which modules are compiled, where the results lie, and how a run uses them.
 
-`pip install` compiles the modules of the event loop with mypyc where there is a C compiler (hatch_build.py);
-what comes of it lies in `simcore/native/PYTHON-KEY`. KEY is made of their sources, of the sources that these
-import, and of the kind of Python, so that a compiled module never stands for what was edited since: then, or
-where nothing was compiled, the sources run, with the same results in three times the time of the event loop.
+`pip install` compiles the modules of the event loop with mypyc if there is a C compiler (hatch_build.py),
+into `simcore/native/PYTHON-KEY`. KEY is a digest of their sources, of the sources that these import, and of
+the kind of Python, so that a compiled module never replaces a source edited since. After an edit, or if
+nothing was compiled, the sources run: same results, three times the time of the event loop.
 
-The command line and `simcore.run` take them (`use`), unless a module of the core was imported before.
+The command line and `simcore.run` use the compiled modules (`use`), unless a module of the core was imported
+before.
 """
 
 import hashlib
@@ -39,8 +40,8 @@ MODULES = (
     "sim.segments",
     "machine.laws",
 )
-# What these import, and what that imports: mypyc goes by the types there. An item of a NamedTuple is read by
-# its index, for one.
+# Modules that MODULES import, directly or not: mypyc compiles their types in, for one the index of each item
+# of a NamedTuple.
 IMPORTED = (
     "models.context_limit",
     "models.decoder_config",
@@ -56,11 +57,11 @@ IMPORTED = (
     "models.served_decoder",
     "models.text_config",
 )
-# Set to anything, it lets the sources run.
+# If this environment variable is set to anything, the sources run.
 SOURCES_ONLY = "SIMCORE_PURE_PYTHON"
-# Written last: names and digests of all that was compiled.
+# Written last: the names and digests of all compiled files.
 DIGESTS = "DIGESTS"
-# How mypyc names the one library with all the code; the modules only point to it.
+# End of mypyc's name for the one library with all the code; the modules only point to it.
 LIBRARY = "__mypyc"
 
 
@@ -69,19 +70,20 @@ def _files(modules: Sequence[str], package: Path) -> list[Path]:
 
 
 def wanted() -> bool:
-    """Whether there is a C compiler, as far as one can tell, and nobody says no."""
+    """Whether a C compiler seems to be there and SIMCORE_PURE_PYTHON is not set."""
     named = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     found = sys.platform == "win32" or shutil.which(named) is not None
     return found and not os.environ.get(SOURCES_ONLY)
 
 
 def sources(package: Path = PACKAGE) -> list[Path]:
-    """The files that are compiled."""
+    """Returns the source files that are compiled."""
     return _files(MODULES, package)
 
 
 def key(package: Path = PACKAGE) -> str:
-    """What compiled modules go by: sources, Python and machine. Raises OSError where a source is missing."""
+    """Returns the digest that names compiled modules: of sources, Python and machine. Raises OSError if a
+    source is missing."""
     kind = (MODULES, sys.implementation.cache_tag, EXTENSION_SUFFIXES, sys.platform, platform.machine())
     digest = hashlib.sha256(repr(kind).encode())
     for source in _files((*MODULES, *IMPORTED), package):
@@ -90,7 +92,7 @@ def key(package: Path = PACKAGE) -> str:
 
 
 def folder(package: Path = PACKAGE) -> Path:
-    """Where what belongs to the sources lies, if it was compiled."""
+    """Returns the folder of the compiled modules for the current sources; it may not exist."""
     return package / "native" / f"{sys.implementation.cache_tag}-{key(package)}"
 
 
@@ -103,12 +105,12 @@ def _digests(place: Path) -> str:
 
 
 def note_digests(place: Path) -> None:
-    """Says that a folder is whole."""
+    """Writes the digests that mark a folder as whole."""
     (place / DIGESTS).write_text(_digests(place), encoding="utf-8")
 
 
 def whole(place: Path) -> bool:
-    """Whether a folder holds all that was compiled."""
+    """Whether a folder holds all compiled files, unchanged."""
     try:
         return (place / DIGESTS).read_text(encoding="utf-8") == _digests(place)
     except (OSError, UnicodeDecodeError):
@@ -116,8 +118,8 @@ def whole(place: Path) -> bool:
 
 
 def use() -> str:
-    """Takes compiled modules from here on, if there are any; what a user has to know of some that cannot be
-    taken. To be called before any of them is imported."""
+    """Makes later imports take the compiled modules, if there are any. Returns a note for the user if they
+    cannot be loaded, else an empty string. Call it before any module of the core is imported."""
     if os.environ.get(SOURCES_ONLY):
         return ""
     try:
@@ -150,7 +152,7 @@ def imported() -> bool:
 
 
 def in_use() -> bool:
-    """Whether `use` has taken them."""
+    """Whether `use` has installed the compiled modules."""
     return any(isinstance(finder, _Compiled) for finder in sys.meta_path)
 
 
@@ -159,7 +161,7 @@ def _refused(why: str) -> str:
 
 
 class _Compiled:
-    """Finds compiled modules by their names."""
+    """An import finder for compiled modules."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
@@ -167,7 +169,7 @@ class _Compiled:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a module is, if it is one of them."""
+        """Returns the spec of a compiled module, or None for any other module."""
         del path, target
         file = self._files.get(fullname)
         if file is None:

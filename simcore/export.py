@@ -1,4 +1,4 @@
-"""The requests of a run directory as the result file of `vllm bench serve`, so that its tools read them."""
+"""Writes the requests of a run directory as a result file of `vllm bench serve`, which its tools read."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from simcore.input.files import InputError, listed, nearest, plain
 from simcore.workload.request_logs import checked_tokens
 from simcore.workload.vllm_bench import write_bench
 
-# What tells the cases of a run apart besides their label.
+# Columns that tell the cases of a run apart besides their label, and their options.
 OPTIONS = {"rate_per_s": "--rate", "devices": "--devices"}
-# What is read of each request; times and means are empty (NaN) where there is none.
+# Columns that are read; times and means are NaN if there is no value.
 WORDS = ("label", "status")
 COUNTS = ("devices", "ranks", "requests", "prompt_tokens", "output_tokens")
 TIMES = ("rate_per_s", "prompt_mean", "output_mean", "arrival_s", "first_token_s", "finish_s")
@@ -22,10 +22,10 @@ PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_mean", "output_me
 def export(
     folder: Path, target: Path, label: str | None, rate_per_s: float | None, devices: int | None
 ) -> int:
-    """Writes one case of a serving run as vLLM's bench JSON; gives the number of requests.
+    """Writes one case of a serving run as vLLM's bench JSON and returns the number of requests.
 
-    `label`, `rate_per_s` and `devices` say which case, where there are several. Raises InputError where there
-    is none, or still more than one.
+    `label`, `rate_per_s` and `devices` choose the case if there are several. Raises InputError if no case
+    matches, or more than one.
     """
     source = folder / "requests.parquet"
     if not source.is_file():
@@ -68,9 +68,9 @@ def export(
 
 
 def _requests(source: Path) -> dict[str, Any]:
-    """The columns of a run's requests, each [requests]. Raises InputError where one is missing, or holds what
-    no run writes."""
-    # Arrow takes longer to import than all else that `--help` needs.
+    """Returns the columns of a run's requests, each [requests]. Raises InputError if a column is missing or
+    holds values that no run writes."""
+    # Arrow takes longer to import than everything that `--help` needs.
     from simcore.input import columns as tables  # noqa: PLC0415
 
     columns = tables.columns(source, [*WORDS, *COUNTS, *TIMES])
@@ -93,7 +93,7 @@ def _requests(source: Path) -> dict[str, Any]:
 
 
 def _check_one(table: dict[str, Any], chosen: Any) -> None:
-    """Raises InputError where what is chosen is more than one case."""
+    """Raises InputError if the chosen requests belong to more than one case."""
     labels = list(dict.fromkeys(table["label"][chosen]))
     if len(labels) > 1:
         raise InputError(f"--label: is missing: the run has several cases (allowed: {listed(labels)})")

@@ -1,4 +1,4 @@
-"""Writes what a run left behind into its run directory: whole or not at all.
+"""Writes the results of a run into its run directory: whole or not at all.
 
     scenario.yaml  results.csv  schema.json  comparison.csv  summary.json  provenance.json  trace.json.gz
     report.html
@@ -6,8 +6,8 @@
     tiles.parquet  cells.parquet  growth.parquet
 and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
 
-Everything is written into a temporary neighbour first, which then takes the place of the directory; only
-a directory that a run has written before is replaced.
+Everything is written into a temporary neighbour first, which then replaces the directory; only an empty
+directory or one that a run has written before is replaced.
 """
 
 import csv
@@ -26,9 +26,9 @@ from simcore.machine.trace import Trace, write_chrome_trace
 from simcore.studies.columns import COLUMNS, schema
 from simcore.studies.common import Outcome, flat
 
-# A directory that holds this file, and none but these, is one that a run has written.
+# A directory with this file and no files besides FILES was written by a run.
 MARK = "provenance.json"
-# What every run writes; a report can be made of less.
+# Files of every run; a report can be built from fewer.
 EVERY_RUN = ("summary.json", "scenario.yaml", "results.csv", MARK)
 TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
 FILES = frozenset(
@@ -56,13 +56,13 @@ FILES = frozenset(
 
 
 def check_target(target: Path) -> None:
-    """Raises InputError where a run directory cannot be written at `target`."""
+    """Raises InputError if a run directory cannot be written at `target`."""
     try:
         _check_target(target)
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        # A circle of links is a RuntimeError of pathlib's, a null byte a ValueError.
+        # pathlib raises RuntimeError for a circle of links and ValueError for a null byte.
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"--out {target}: cannot be written: {reason}") from None
 
@@ -86,7 +86,8 @@ def _check_target(target: Path) -> None:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `target` if all goes well, and vanishes if not."""
+    """Yields a temporary directory that becomes `target` if the block succeeds and is removed if not. Raises
+    InputError if `target` cannot be written."""
     check_target(target)
     try:
         with folder_draft(target, _ours) as draft:
@@ -96,7 +97,7 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 
 def _ours(name: str) -> bool:
-    """Whether a file of this name is one of a run, or a draft of one."""
+    """Whether this is the name of a run's file or of its draft."""
     return name in FILES or draft_of(name) in FILES
 
 
@@ -108,7 +109,7 @@ def write(
     comparison: Sequence[Mapping[str, Any]],
     provenance: Mapping[str, Any],
 ) -> None:
-    """Writes all files of a run but its report."""
+    """Writes all files of a run except its report."""
     document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
     (folder / "scenario.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
     _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
@@ -116,7 +117,7 @@ def write(
     _write_json(folder / "schema.json", schema(study, metrics, outcome.tables))
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
-    # Arrow takes longer to import than all else that `--help` needs.
+    # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -138,8 +139,8 @@ def write_validation(
     title: str,
     predicted: Trace,
 ) -> None:
-    """The validation ladder of a run, beside its figures; the prices of its ops beside their times; and the
-    case of its trace, `title`, as it was predicted."""
+    """Writes the validation ladder of a run, the prices of its ops with their measured times, and, for the
+    case of its trace, `title`, the predicted trace."""
     _write_csv(folder / "ladder.csv", rungs, tuple(rungs[0]))
     if prices:
         _write_csv(folder / "prices.csv", prices, tuple(prices[0]))

@@ -1,10 +1,10 @@
-"""What a user asks for: a YAML file becomes a Scenario, or one line that says what is wrong with it.
+"""Scenarios: reads a YAML file into a Scenario, or raises an error of one line.
 
 A field means the same in every study. A list in a field multiplies the runs:
 
     runs = product over fields of the number of values given
 
-Names (device, profile, model, published data) are resolved when the run is put together, not here.
+Names (device, profile, model, published data) are resolved by simcore.assembly, not here.
 """
 
 import copy
@@ -31,14 +31,14 @@ _BY_STUDY = Annotated[Scenario, Field(discriminator="study")]
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, for editors."""
+    """Returns the JSON schema of a scenario file, for editors."""
     schema = TypeAdapter(_BY_STUDY).json_schema()
     meanings: dict[str, dict[str, list[str]]] = {}
     for study in get_args(Scenario):
         (name,) = get_args(study.model_fields["study"].annotation)
         for field, about in schema["$defs"][study.__name__]["properties"].items():
             meanings.setdefault(field, {}).setdefault(about["description"], []).append(name)
-    # Beside the studies, for an editor would else say of a misspelt field that the file is of no study.
+    # The fields stand at the top level too: else an editor reports a misspelt field as a file of no study.
     known = {}
     for field, texts in meanings.items():
         told = [
@@ -50,7 +50,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") -> Scenario:
-    """Reads a scenario file; see `scenario_of`. Paths are meant from its folder, else from where one is."""
+    """Reads a scenario file; see `scenario_of`. Its paths are relative to its folder, else to the current
+    one. Raises InputError."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
@@ -60,11 +61,11 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
 def scenario_of(
     document: dict[str, Any], where: str, folder: Path, settings: Sequence[str] = (), *, on: str = "sim"
 ) -> Scenario:
-    """A scenario from its content, which is changed; `where`: what it is called; `folder`: where its paths
-    are meant from. `settings` are KEY=VALUE, a dotted path and a YAML value each; `on` is the machine that it
-    will run on: on the CPU its `on_cpu` says what is different there.
+    """Returns a scenario from its content, which is changed in place. `where`: its name in messages;
+    `folder`: its paths are relative to it. `settings` are KEY=VALUE, each a dotted path and a YAML value;
+    `on` is the machine of the run: on the CPU the fields under `on_cpu` replace others.
 
-    Raises InputError with one line: where, field, what is allowed, the nearest name.
+    Raises InputError with one line: where, field, allowed values, the nearest name.
     """
     _check_on_cpu(document, where, folder)
     if on == CPU:
@@ -84,7 +85,7 @@ def scenario_of(
 
 
 def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
-    """A scenario from the content of a file. Raises InputError."""
+    """Returns a scenario from the content of a file. Raises InputError."""
     for key in document:
         if not isinstance(key, str):
             raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
@@ -95,12 +96,12 @@ def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
     return scenario
 
 
-# Fields that may hold a path, and how one ends; what stands in `path` is never anything else.
+# Fields that may hold a name or a path, and the ending of a path; a field `path` always holds a path.
 _PATHS: Mapping[str, str] = {"device": ".yaml", "profile": ".yaml", "model": ".json", "published": ".csv"}
 
 
 def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The document with all its paths absolute."""
+    """Returns the document with all its paths absolute."""
     found = {key: _found(document[key], folder, ending) for key, ending in _PATHS.items() if key in document}
     workload = document.get("workload")
     if isinstance(workload, dict):
@@ -112,7 +113,7 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _with_kind(strategy: Any, folders: Sequence[Path]) -> Any:
-    """A strategy with the folder of its module, where it is one of its user's own."""
+    """Returns a strategy; if its kind is a user's class, with the folder of the module in it."""
     if not isinstance(strategy, dict) or "kind" not in strategy:
         return strategy
     return {**strategy, "kind": located(strategy["kind"], folders)}
@@ -125,7 +126,8 @@ def _with_path(value: Any, folder: Path) -> Any:
 
 
 def _found(name: Any, folder: Path, ending: str) -> Any:
-    """A path in a scenario is meant from the scenario's folder, else from where one is."""
+    """Makes a path absolute: relative to the scenario's folder, or to the current one if it exists only
+    there."""
     if isinstance(name, list):
         return [_found(each, folder, ending) for each in name]
     if isinstance(name, dict) and "base" in name:
@@ -133,16 +135,16 @@ def _found(name: Any, folder: Path, ending: str) -> Any:
     if not isinstance(name, str) or not is_path(name, ending):
         return name
     beside = folder / name
-    # Where it is in neither place, the first one is told.
+    # If it is in neither place, the error names the first.
     here = os.path.exists(name) and not os.path.exists(beside)
     return str((Path(name) if here else beside).absolute())
 
 
 def _check_on_cpu(document: dict[str, Any], where: str, folder: Path) -> None:
-    """Raises InputError where the scenario that `on_cpu` makes of a right one is none."""
+    """Raises InputError if the scenario is invalid without `on_cpu`, or with its fields in place."""
     if not document.get("on_cpu"):
         return
-    # What is wrong besides is told first.
+    # Errors outside `on_cpu` are reported first.
     parse_scenario(_with_paths({**document, "on_cpu": {}}, folder), where)
     moved = copy.deepcopy(document)
     _move_to_cpu(moved, where)
@@ -150,7 +152,7 @@ def _check_on_cpu(document: dict[str, Any], where: str, folder: Path) -> None:
 
 
 def _move_to_cpu(document: dict[str, Any], where: str) -> None:
-    """Puts what `on_cpu` says in the place of what stands there."""
+    """Replaces fields by those under `on_cpu`, in place."""
     instead = document.pop("on_cpu", {})
     if not isinstance(instead, dict):
         raise InputError(
@@ -189,7 +191,7 @@ def _put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:
 
 
 def _open_device(document: dict[str, Any], number: list[str]) -> None:
-    """Makes a mapping of a device that is given by its name alone, so that figures of it can be changed."""
+    """Turns a device given only by name into a mapping, so that its figures can be changed."""
     known = document.get("device")
     if isinstance(known, str):
         document["device"] = {"base": known}
@@ -209,5 +211,5 @@ def _inside(place: Any, part: str, setting: str) -> Any:
 
 
 def resolved(scenario: Scenario) -> dict[str, Any]:
-    """A scenario with every default written out, as it goes into the run directory."""
+    """Returns a scenario with every default written out, as the run directory has it."""
     return scenario.model_dump(mode="json")

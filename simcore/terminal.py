@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: the table, the answer, the progress."""
+"""Output in the terminal: the table, the answer, the progress."""
 
 import math
 import os
@@ -23,20 +23,20 @@ from rich.text import Text
 from simcore.input.files import LONGEST_LIST, one_line, plain
 from simcore.studies.common import Outcome, ServingAxes
 
-# Exit codes: a law is broken, or something else in simcore; bad input; Ctrl-C.
+# Exit codes: a broken law or another fault of simcore; bad input; Ctrl-C.
 BROKEN, USAGE, INTERRUPTED = 1, 2, 130
 # A run that takes longer than this shows its progress.
 SILENT_FOR_S = 1.0
 A_LINE_EVERY_S = 5.0
-# From so many seconds on, the time left is told in minutes.
+# Times left from this on are printed in minutes.
 MINUTES_FROM_S = 120.0
-# Where nobody says how wide the reader's window is: in a pipe, a file, a CI log.
+# Width if the window's is unknown: in a pipe, a file, a CI log.
 PLAIN_WIDTH = 80
-# Words are put on several lines where they make a table too wide, but no narrower than this.
+# Columns of words wrap if a table is too wide, but are no narrower than this.
 WORDS_AT_LEAST = 20
 # Between two columns, and behind the last.
 GAP = 2
-# What tells loads apart beside their rate: in words, of one and of several.
+# Axes that tell loads apart besides their rate: their words, singular and plural.
 COUNTED: Mapping[str, tuple[str, str]] = {
     "devices": ("device", "devices"),
     "requests": ("request", "requests"),
@@ -45,21 +45,21 @@ COUNTED: Mapping[str, tuple[str, str]] = {
 
 
 def note(text: str) -> None:
-    """A line on stderr; a stderr that is closed or full is no reason to fail."""
+    """Prints a line on stderr; a closed or full stderr is no error."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
 
 
 def failed(message: str, code: int) -> int:
-    """Tells in one line why a command fails; its exit code."""
+    """Prints in one line why a command fails, and returns its exit code."""
     note(f"error: {one_line(message)}")
     return code
 
 
 def told(error: Exception) -> tuple[str, int]:
-    """What is told of an error, and the exit code: of files, of the command line, which typer tells.
-    Any other is a fault of simcore, and where that is."""
+    """Returns the message and the exit code of an error: of a file, or of the command line, which typer
+    words. Any other error is a fault of simcore, and its message says where it arose."""
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}", USAGE
     if hasattr(error, "format_message"):
@@ -71,8 +71,8 @@ def told(error: Exception) -> tuple[str, int]:
 
 
 def progress() -> Callable[[str, int, int], None]:
-    """Counts on stderr, once a run takes more than a second: in place on a terminal, else a line now and
-    then."""
+    """Returns a callback that prints progress on stderr once a run takes over a second: in place on a
+    terminal, else a line every 5 seconds at most."""
     begun_s = last_s = counted_s = stage_s = time.perf_counter()
     stage = ""
 
@@ -80,7 +80,7 @@ def progress() -> Callable[[str, int, int], None]:
         nonlocal last_s, counted_s, stage, stage_s
         now_s = time.perf_counter()
         if doing != stage:
-            # A stage has begun where the one before was last heard of.
+            # A stage begins at the last call of the stage before.
             stage, stage_s = doing, counted_s
         counted_s = now_s
         if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
@@ -96,7 +96,7 @@ def progress() -> Callable[[str, int, int], None]:
 
 
 def _left(elapsed_s: float, done: int, total: int) -> str:
-    """How long the rest takes if it goes on like this.
+    """Returns the time left at the pace so far, in words.
 
     >>> _left(30.0, 3, 12), _left(30.0, 0, 12), _left(30.0, 12, 12), _left(100.0, 1, 6)
     (', about 90 s left', '', '', ', about 8 min left')
@@ -112,7 +112,8 @@ def _left(elapsed_s: float, done: int, total: int) -> str:
 def show(
     study: str, outcome: Outcome, comparison: Sequence[Mapping[str, Any]], target: Path, *, quiet: bool
 ) -> None:
-    """Prints a run: its table, how it compares, warnings, and the answer last, where the eye is."""
+    """Prints a run: its table, the comparison, warnings, the answer, and last the path of the report.
+    `quiet`: only the answer, with warnings on stderr."""
     if quiet:
         for warning in outcome.warnings:
             note(f"warning: {warning}")
@@ -127,7 +128,7 @@ def show(
 
 
 def width() -> int | None:
-    """Columns of the reader's window: COLUMNS, else the terminal's; None where there is neither."""
+    """Returns the window's width in columns: COLUMNS, else the terminal's; None if there is neither."""
     given = os.environ.get("COLUMNS", "")
     if given.isdigit() and int(given):
         return int(given)
@@ -139,12 +140,12 @@ def _console() -> Console:
 
 
 def _print_words(text: str) -> None:
-    """Prints sentences: broken between words where the window's width is known, else one line."""
+    """Prints sentences: wrapped between words if the window's width is known, else on one line."""
     _console().print(text, soft_wrap=width() is None)
 
 
 def listing(name: str, text: str, indent: int) -> str:
-    """A line of a list, "name  text"; where the window's width is known, further lines are indented."""
+    """Returns a line of a list, "name  text"; if the window's width is known, wrapped and indented."""
     whole = f"{name:<{indent - 1}} {text}"
     columns = width()
     if columns is None:
@@ -155,8 +156,8 @@ def listing(name: str, text: str, indent: int) -> str:
 
 
 def _print_table(table: Table, keys: int) -> None:
-    """Prints a table within the window. Numbers are never cut: words are put on several lines first; then the
-    table comes in parts, each with the first `keys` columns, which say what a row is of."""
+    """Prints a table within the window. Numbers are never cut: words wrap first; then the table is split into
+    parts, each with the first `keys` columns, which identify a row."""
     console = _console()
     if table.title:
         console.print(f"[italic]{table.title}[/italic]", soft_wrap=width() is None)
@@ -167,7 +168,7 @@ def _print_table(table: Table, keys: int) -> None:
 
 
 def _parts(table: Table, keys: int, columns: int) -> list[list[int]]:
-    """The columns of each part of a table."""
+    """Returns the columns of each part of a table, such that a part fits into `columns` characters."""
     parts = [list(range(keys))]
     for i in range(keys, len(table.columns)):
         if len(parts[-1]) > keys and _needed(table, [*parts[-1], i]) > columns:
@@ -177,12 +178,13 @@ def _parts(table: Table, keys: int, columns: int) -> list[list[int]]:
 
 
 def _needed(table: Table, chosen: Sequence[int]) -> int:
-    """The least width of these columns beside each other."""
+    """Returns the least width of these columns side by side."""
     return sum(_least(table.columns[i]) + GAP for i in chosen)
 
 
 def _least(column: Column) -> int:
-    """The least width of a column: of words WORDS_AT_LEAST or their longest, of numbers the widest."""
+    """Returns the least width of a column: the widest number; for words the longest word, and at least
+    WORDS_AT_LEAST unless all cells are narrower."""
     cells = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
     widest = max(cell_len(cell) for cell in cells)
     if column.no_wrap or column.justify == "right":
@@ -192,7 +194,7 @@ def _least(column: Column) -> int:
 
 
 def _part(table: Table, chosen: Sequence[int]) -> Table:
-    """These columns of a table, as they are printed; the title stands above all of them."""
+    """Returns these columns of a table as they are printed; the title is printed once, above all parts."""
     part = Table(
         header_style="bold",
         box=box.SIMPLE_HEAD,
@@ -215,12 +217,12 @@ def _part(table: Table, chosen: Sequence[int]) -> Table:
     return part
 
 
-# Tables, and how many of their first columns say what a row is of.
+# A table, and how many of its first columns identify a row.
 Keyed = tuple[Table, int]
 
 
 def _empty(title: str, names: Iterable[str], words: Sequence[str] = (), *, no_wrap: bool = False) -> Table:
-    """A table with these columns, those of words on the left."""
+    """Returns an empty table with these columns; those of words are aligned left."""
     table = Table(title=title)
     for name in names:
         table.add_column(name, justify="left" if name in words else "right", no_wrap=no_wrap)
@@ -228,12 +230,12 @@ def _empty(title: str, names: Iterable[str], words: Sequence[str] = (), *, no_wr
 
 
 def _values(outcome: Outcome, metric: str) -> dict[Any, float | None]:
-    """A figure of every case."""
+    """Returns a metric's value for every case."""
     return {row.axes: row.value for row in outcome.rows if row.metric == metric}
 
 
 def _best(outcome: Outcome, metric: str) -> set[Any]:
-    """The cases with the least value at their place, of those that can be ranked."""
+    """Returns the cases with the least value at their place, among those that can be ranked."""
     places: dict[tuple[Any, ...], dict[Any, float]] = {}
     for row in outcome.ranked(metric):
         axes: Any = row.axes
@@ -249,10 +251,10 @@ def _bold(text: str, best: bool) -> str:
 
 
 def _table(outcome: Outcome) -> Keyed:
-    """Latency a token: a line per strategy, batch and hit rate, a column per context, the best bold."""
+    """Latency per token: a line per strategy, batch and hit rate, a column per context, the best bold."""
     found, best = _values(outcome, "token_latency_s"), _best(outcome, "token_latency_s")
     contexts = sorted({axes.context_tokens for axes in found})
-    # What is the same in all lines stands above them once.
+    # A value shared by all lines is in the title instead.
     labels = {axes.label for axes in found}
     keys = ["strategy"] if len(labels) > 1 else []
     keys += ["batch"] if len({axes.batch for axes in found}) > 1 or len(labels) == 1 else []
@@ -271,7 +273,7 @@ def _table(outcome: Outcome) -> Keyed:
     return table, len(keys)
 
 
-# Title, metrics that share its column, and the factor to what is shown.
+# Title of a column, the metrics that share it, and the factor to its unit.
 Shown = tuple[str, tuple[str, ...], float]
 SERVED: tuple[Shown, ...] = (
     ("TTFT p50, p99", ("ttft_p50_s", "ttft_p99_s"), 1e3),
@@ -285,7 +287,7 @@ SERVED: tuple[Shown, ...] = (
 
 
 def _figures(outcome: Outcome) -> dict[Any, dict[str, float]]:
-    """The figures of every case that there are."""
+    """Returns the known figures of every case, by metric."""
     found: dict[Any, dict[str, float]] = {}
     for row in outcome.rows:
         if row.value is not None and not row.op_kind:
@@ -296,7 +298,7 @@ def _figures(outcome: Outcome) -> dict[Any, dict[str, float]]:
 def _in_blocks(
     title: str, shown: Sequence[Shown], blocks: Iterable[tuple[str, Iterable[tuple[Any, dict[str, float]]]]]
 ) -> Keyed:
-    """A line per strategy, in blocks of cases at one load or point."""
+    """Returns a table with a line per strategy, in blocks of cases at one load or point."""
     table = _empty(title, ["strategy", *(name for name, _, _ in shown)], words=("strategy",))
     for heading, cases in blocks:
         table.add_section()
@@ -319,7 +321,7 @@ def _served(outcome: Outcome) -> Keyed:
 
 
 def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:
-    """A load in words: its rate, and what else tells it from others."""
+    """Returns a load in words: its rate, and the counts that differ between loads."""
     words = ["closed loop" if axes.rate_per_s is None else f"{axes.rate_per_s:.3g} {axes.arriving}/s"]
     for name, (one, many) in COUNTED.items():
         if len({getattr(other, name) for other in all_axes}) > 1:
@@ -367,7 +369,7 @@ def _points(outcome: Outcome) -> Keyed:
 
 
 def _milliseconds(value: float | None) -> str:
-    """A latency of an operator; None is one that does not fit into memory."""
+    """Returns an operator's latency in ms, as text; None means that it does not fit into memory."""
     if value is None:
         return "OOM"
     return f"{value * 1e3:,.0f}" if value >= 1.0 else f"{value * 1e3:.4g}"
@@ -408,13 +410,13 @@ TABLES = {
 
 
 def tokens(count: int) -> str:
-    """A number of tokens as people write it: 1K is 1024."""
+    """Returns a number of tokens in the usual notation: 1K is 1024."""
     if count >= 1 << 20 and count % (1 << 20) == 0:
         return f"{count >> 20}M"
     return f"{count >> 10}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"
 
 
-# Figures that are named one by one.
+# Most figures that are named one by one.
 FEW = 3
 OFF = "% by which the larger of predicted and measured exceeds the smaller"
 
@@ -425,8 +427,8 @@ def show_rungs(
     warnings: Sequence[str],
     target: Path,
 ) -> None:
-    """Prints the validation ladder: what is judged, and whether it holds; of the figures in `comparison`
-    those whose error is infinite are named."""
+    """Prints the validation ladder: each judged rung and whether it holds. Figures in `comparison` with an
+    infinite error are named."""
     names = ("rung", "of", "n", "median", "p95", "worst", "bound", "")
     table = _empty(f"Errors: {OFF}", names, words=("rung", "of", ""), no_wrap=True)
     for rung in rungs:
@@ -448,12 +450,12 @@ def show_rungs(
 
 
 def _error(pct: float) -> str:
-    """An error in a few characters; one of what was predicted to take no time is infinite."""
+    """Returns an error in a few characters; it is infinite if the prediction was 0."""
     return f"{pct:,.0f}" if 1000 <= pct < math.inf else f"{pct:.2g}" if pct < 1e-3 else f"{pct:.3g}"
 
 
 def _errors(comparison: Sequence[Mapping[str, Any]]) -> Keyed:
-    """Errors against published figures, by role: what was fitted is no evidence."""
+    """Errors against published figures, by role: agreement with a fitted figure is no evidence."""
     names = ("metric", "role", "n", "median", "worst")
     table = _empty("error against published figures", names, words=("metric", "role"))
     groups: dict[tuple[str, str], list[float]] = {}

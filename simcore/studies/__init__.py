@@ -1,1 +1,1 @@
-"""The studies: each puts its cases together, runs them, and says what came of them."""
+"""The studies: each builds its cases, runs them and reports the results."""

@@ -1,8 +1,8 @@
-"""What results say: the columns of results.csv and of the Parquet files, and the metrics, each with its
-meaning. `schema` is what a run directory says of its own.
+"""The columns of results.csv and of the Parquet files, and the metrics, each with its meaning. `schema`
+describes those of one run directory.
 
-A column or metric is described here alone. Which tables and metrics there are, and a metric's unit, is as a
-run has them.
+Columns and metrics are described only here. Each run decides which tables and metrics it has, and a metric's
+unit.
 """
 
 import re
@@ -247,7 +247,7 @@ _OPERATOR = {
     "crossover_tokens": Metric(None, "tokens from which `rival` is faster"),
 }
 _KEPT = {"ttft": "time to the first token", "tpot": "time per further token", "e2e": "time to the last token"}
-# Metrics by study. A mean, greatest value or percentile stands by the name of what it is of.
+# Metrics by study. A mean, maximum or percentile is listed by the name of its quantity.
 METRICS: Mapping[str, Mapping[str, Metric]] = {
     "decode": {
         "token_latency_s": Metric("lower", "time from one token to the next, for one user"),
@@ -340,8 +340,8 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "seconds": Metric("lower", "device time of ops of kind `op_kind`"),
     },
 }
-# What a figure of a whole run is called beside that of the part of it that is measured, and one at both ends
-# of the prices' intervals.
+# Suffixes of a figure of the whole run (the plain name is of the measured window), and of one at both ends of
+# the prices' intervals.
 WHOLE_RUN, BY_PRICES = "_whole_run", "_by_prices"
 _VARIANTS = {
     WHOLE_RUN: ", of the whole run, warm-up and drain in it",
@@ -351,7 +351,7 @@ _SPREAD = r"(?P<of>\w+)_(?:mean|(?P<greatest>max)|p(?P<percent>\d+))_s"
 
 
 def metric(study: str, name: str) -> Metric:
-    """What a metric of a study is; what nobody has described has no meaning."""
+    """Returns a metric of a study; the meaning of an undescribed one is empty."""
     for ending, words in _VARIANTS.items():
         if name.endswith(ending):
             plain = metric(study, name.removesuffix(ending))
@@ -368,8 +368,8 @@ def metric(study: str, name: str) -> Metric:
 def schema(
     study: str, metrics: Iterable[tuple[str, str]], tables: Mapping[str, Iterable[str]]
 ) -> dict[str, Any]:
-    """What the tables of a run directory say. `metrics`: name and unit of those that there are; `tables`: the
-    columns that each Parquet file has."""
+    """Returns the description of a run directory's tables. `metrics`: name and unit of the run's metrics;
+    `tables`: the columns of each Parquet file."""
     files = {"results.csv": COLUMNS[study]}
     files |= {file: {name: TABLES[study][file][name] for name in names} for file, names in tables.items()}
     return {

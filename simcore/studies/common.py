@@ -1,7 +1,7 @@
-"""What all studies share: result rows, the search for a crossing, and what comes out of a run.
+"""Shared by all studies: result rows, the search for a crossing, and the outcome of a run.
 
 crossing   = an argument at which a difference changes its sign, by bisection between two
-             neighbours of a grid that see different signs, to within 1 %
+             neighbours of a grid with different signs, to within 1 %
 """
 
 import math
@@ -14,23 +14,23 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
 from simcore.studies.columns import COLUMNS, OF_FIGURE, WHOLE_RUN
 
-# Shares of the device time from which on prices that nobody measured, or not so far, are warned of.
+# Shares of the device time from which on unmeasured or extrapolated prices cause a warning.
 MOST_UNMEASURED, MOST_EXTRAPOLATED = 0.5, 0.05
 
 # The source of prices by the datasheet alone.
 BY_DATASHEET: SourceKind = "roofline"
-# (what is being done, how much of it is done, of how much)
+# (current work, count done, total)
 Progress = Callable[[str, int, int], None]
 R = TypeVar("R")
 # Bisection stops when the bracket is this narrow, relative to its place.
 PRECISION = 1e-2
-# How close to where a line crosses zero a gain is asked for, relative to that place.
+# Distance of an evaluated argument from where a line crosses zero, relative to that place.
 MARGIN = PRECISION / 32.0
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where in a study a figure belongs; `COLUMNS` say what each field is."""
+    """The case of a study that a figure is of; `COLUMNS` describe the fields."""
 
     strategy: str
     label: str
@@ -49,8 +49,8 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class ServingAxes:
-    """Where in a serving study a figure belongs; `COLUMNS` say what each field is. `arriving`: what comes at
-    the rate, requests or, where these are turns, sessions."""
+    """The case of a serving study that a figure is of; `COLUMNS` describe the fields. `arriving`: the unit of
+    the rate, requests or, if requests are turns, sessions."""
 
     strategy: str
     label: str
@@ -66,7 +66,7 @@ class ServingAxes:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAxes:
-    """Where in a study of a single operator a figure belongs; `COLUMNS` say what each field is. Decode
+    """The case of a study of single operators that a figure is of; `COLUMNS` describe the fields. Decode
     attention has `kv_heads`, linear attention `rank` and `decay`."""
 
     strategy: str
@@ -84,23 +84,23 @@ class OperatorAxes:
 
     @property
     def q_heads(self) -> int:
-        """What decode attention calls its heads."""
+        """Decode attention's name for `heads`."""
         return self.heads
 
     @property
     def head_dim(self) -> int:
-        """What decode attention calls its dim."""
+        """Decode attention's name for `dim`."""
         return self.dim
 
     @property
     def context_tokens(self) -> int | None:
-        """What decode attention calls its length."""
+        """Decode attention's name for `length`."""
         return self.length
 
 
 @dataclass(frozen=True, slots=True)
 class TilingAxes:
-    """Where in a tiling study a figure belongs; `COLUMNS` say what each field is."""
+    """The case of a tiling study that a figure is of; `COLUMNS` describe the fields."""
 
     strategy: str
     label: str
@@ -116,7 +116,7 @@ class TilingAxes:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of a study, as a line of results.csv. A value of None: there is none, `source` says why."""
+    """One figure of a study, a line of results.csv. If the value is None, `source` gives the reason."""
 
     axes: Axes | ServingAxes | OperatorAxes | TilingAxes
     metric: str
@@ -128,13 +128,13 @@ class Row:
     op_kind: str = ""
 
 
-# The metric of a case that cannot be ranked with the others at its place: see `Outcome.unranked`.
+# Metric that marks a case as not comparable with the others at its place: see `Outcome.unranked`.
 NOT_RANKED = "not_ranked"
 
 
 def of_whole_runs(rows: Iterable[Row]) -> list[Row]:
-    """The rows with figures of whole runs in the place of those of a part of them, under the plain names.
-    With these is compared what others measured: clients of benchmarks have warm-up and drain in it."""
+    """Returns the rows with figures of whole runs, under the plain names, instead of figures of the measured
+    window. Published figures are compared with these: benchmark clients include warm-up and drain."""
     rows = list(rows)
     whole = {row.metric.removesuffix(WHOLE_RUN) for row in rows if row.metric.endswith(WHOLE_RUN)}
     renamed = [
@@ -143,12 +143,12 @@ def of_whole_runs(rows: Iterable[Row]) -> list[Row]:
     return [row for row in renamed if not row.metric.startswith(("window_", "offered_"))]
 
 
-# Columns that say the figure itself, beside those that say of what it is.
+# Columns of the figure itself; the others identify its case.
 FIGURE = tuple(OF_FIGURE)
 
 
 def flat(study: str, row: Row) -> dict[str, Any]:
-    """A row as results.csv has it."""
+    """Returns a row with the columns of results.csv."""
     own = {name: value for name, value in asdict(row).items() if name != "axes"}
     values = {"study": study, **asdict(row.axes), "devices": row.axes.devices, **own}
     return {name: values[name] if name in values else getattr(row.axes, name) for name in COLUMNS[study]}
@@ -156,10 +156,10 @@ def flat(study: str, row: Row) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The best that one device does at one place of a study, by which devices are ranked. `at`: the place in
-    words; `load`: how heavy it is, beside others of the study; `label`: the best strategy there; `figure`:
-    what it takes, in words; `rank`: less is better; `seconds`: the time that is ranked; `enough`: what is
-    promised is kept; `where`: the place by columns of results.csv."""
+    """The best result of one device at one place of a study, by which devices are ranked. `at`: the place in
+    words; `load`: orders the places of the study, heavier ones higher; `label`: the best strategy there;
+    `figure`: its result, in words; `rank`: less is better; `seconds`: the time that is ranked; `enough`:
+    whether the SLOs are met; `where`: the place by columns of results.csv."""
 
     at: str
     load: tuple[float, ...]
@@ -173,14 +173,14 @@ class Standing:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a study found, before it is written.
+    """The results of a study, before they are written.
 
-    `trace` is that of the run shown on the timeline, `trace_title` its case in words; `sources` the share of
-    predicted device time by origin of its price; `tables` are the columns of each Parquet file, by its name;
-    `slo` what a service promises; `standings` the best at each place, harder places later; `unranked` the
-    labels that can be ranked with the others nowhere, for their prices rest on another basis (where that is
-    so at some places alone, rows NOT_RANKED say at which); `best` the label that the answer is about, where
-    it names it otherwise, and `best_at` the place, by columns of results.csv.
+    `trace` is of the run on the timeline, `trace_title` its case in words; `sources` the share of predicted
+    device time by source of its price; `tables` the columns of each Parquet file, by its name; `slo` the
+    SLOs; `standings` the best at each place, harder places later; `unranked` the labels that cannot be ranked
+    with the others at any place, because their prices rest on another basis (rows NOT_RANKED mark single
+    places); `best` the label that the answer is about, if the answer words it differently, and `best_at` its
+    place, by columns of results.csv.
     """
 
     rows: list[Row]
@@ -201,7 +201,7 @@ class Outcome:
     best_at: Mapping[str, float | None] = field(default_factory=dict)
 
     def ranked(self, metric: str) -> list[Row]:
-        """The rows of a metric whose cases can be ranked with the others at their places."""
+        """Returns the rows of a metric, except cases that cannot be ranked with others at their places."""
         out, labels = {row.axes for row in self.rows if row.metric == NOT_RANKED}, {*self.unranked}
         return [
             row
@@ -211,31 +211,32 @@ class Outcome:
 
 
 def on_device(outcome: Outcome, device: str) -> Outcome:
-    """The same, with the device in the axes of all rows."""
+    """Puts the device into the axes of all rows, in place, and returns the outcome."""
     outcome.rows = [replace(row, axes=replace(row.axes, device=device)) for row in outcome.rows]
     return outcome
 
 
 class Study(Protocol):
-    """A scenario put together: what the command line runs, whatever the study. `laws`: names of those that
-    it checks besides `simcore.machine.laws`."""
+    """A scenario put together, as the command line runs it for every study. `laws`: names of the laws that it
+    checks besides `simcore.machine.laws`."""
 
     @property
     def laws(self) -> tuple[str, ...]:
         """See above."""
 
     def run(self, progress: Progress) -> Outcome:
-        """Simulates all of it. Raises InputError where nothing can be run."""
+        """Runs all cases. Raises InputError if none can run."""
 
     def tape(self, record: Callable[..., Any]) -> list[str]:
-        """What each strategy launches, printed by the machine that prints."""
+        """Returns the launches of each strategy, line by line, as the machine `record` prints them."""
 
     def compare(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """Predictions beside published figures, as rows of comparison.csv; may add warnings."""
+        """Compares predictions with published figures. Returns rows of comparison.csv; may add warnings and
+        notes to the outcome."""
 
 
 def middle_first(runs: Sequence[R], seconds: Callable[[R], float]) -> list[R]:
-    """Several runs of the same, the one of median length first: it is the one that is reported, whole.
+    """Returns several runs of a case, the run of median time first: that run is reported, whole.
 
     >>> middle_first([5.0, 1.0, 3.0], lambda run: run)
     [3.0, 1.0, 5.0]
@@ -246,8 +247,8 @@ def middle_first(runs: Sequence[R], seconds: Callable[[R], float]) -> list[R]:
 
 
 def student_t(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t."""
-    # A third of the time that `--help` takes would be the import of SciPy, which only intervals need.
+    """Returns the two-sided 95 % quantile of Student's t."""
+    # Importing SciPy would be a third of the time of `--help`, and only intervals need it.
     from scipy.special import stdtrit  # noqa: PLC0415
 
     return float(stdtrit(freedom, 0.975))
@@ -255,14 +256,14 @@ def student_t(freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where a gain changes its sign, in ascending order, and whether it is positive at the low end."""
+    """The places where a gain changes its sign, ascending, and whether it is positive at the low end."""
 
     places: tuple[float, ...]
     ahead_at_low: bool
 
     @property
     def at(self) -> float | None:
-        """The first place, or None where there is none."""
+        """The first place, or None if there is none."""
         return self.places[0] if self.places else None
 
     @property
@@ -272,7 +273,7 @@ class Crossing:
 
 
 def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The share of all parts that those of a name have."""
+    """Returns each name's share of the sum of all parts."""
     total: dict[str, float] = {}
     for name, part in parts:
         total[name] = total.get(name, 0.0) + part
@@ -281,8 +282,8 @@ def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
-    """What to warn of where most of the device time is priced by nobody's measurements; `shares`: of it, by
-    source of price."""
+    """Returns a warning if most of the device time is priced by the roofline; `shares`: of the device time,
+    by source of price."""
     share = shares.get("roofline", 0.0)
     if share <= MOST_UNMEASURED:
         return []
@@ -291,7 +292,7 @@ def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
 
 
 def ranged(values: Sequence[float]) -> str:
-    """From the least to the largest of some values, as people read it.
+    """Returns the range of values in words.
 
     >>> ranged([2.0, 1.234, 1.5]), ranged([1.2341, 1.2339])
     ('1.23 to 2', '1.23')
@@ -303,11 +304,11 @@ def ranged(values: Sequence[float]) -> str:
 def crossing(
     gain: Callable[[float], float], grid: Sequence[float], *, whole: bool = False, straight: bool = False
 ) -> Crossing:
-    """The arguments at which a gain changes its sign, one at most between two neighbours of a grid.
+    """Returns the arguments at which a gain changes its sign, at most one between two neighbours of a grid.
 
-    `straight`: gains are nearly straight lines, and asked for as seldom as possible; the places are the same
-    where there is one at most between two neighbours. `whole`: arguments are whole numbers. Between grid
-    points the search is geometric, so all must be positive, the first may be 0.
+    `straight`: gains are nearly straight lines and are evaluated as rarely as possible; the places are the
+    same if there is at most one between two neighbours. `whole`: arguments are whole numbers. The search
+    between grid points is geometric, so grid points must be positive, except that the first may be 0.
 
     >>> round(crossing(lambda x: x - 3.0, [1.0, 10.0]).at or 0.0, 1)
     3.0
@@ -329,15 +330,15 @@ def _bisect(
     whole: bool,
     straight: bool,
 ) -> float:
-    """Where bisection between two arguments whose gains are known comes to an end. Where gains are nearly
-    straight lines, most of its steps need not ask for one: where such a line crosses zero tells where to
-    ask."""
+    """Returns the end of a bisection between two arguments with known gains. If gains are nearly straight
+    lines, most steps evaluate no gain: the zero of the line predicts where an evaluation narrows the bracket
+    most."""
     low, high, ahead, last = below, above, known[below] > 0.0, below
     while high - low > max(1.0 if whole else 0.0, PRECISION * high):
         middle = math.sqrt(low * high) if low > 0.0 else high / 2.0
         if whole:
             middle = min(max(math.floor(middle), low + 1.0), high - 1.0)
-        # A line that ends far away may miss; the second begins where the first one led to.
+        # A line between distant arguments may miss; the second line starts at the result of the first.
         for beside in (True, True, False) if straight else (False,):
             if below < middle < above:
                 last = _beside(known, last, below, above, middle, whole) if beside else middle
@@ -356,8 +357,9 @@ def _bisect(
 def _beside(
     known: Mapping[float, float], last: float, below: float, above: float, middle: float, whole: bool
 ) -> float:
-    """An argument between `middle` and where a line through two known ones crosses zero: close to the
-    latter, so that the bracket becomes narrow, but short of it, so that it tells the sign at `middle`."""
+    """Returns an argument between `middle` and the zero of the line through two known arguments: close to the
+    zero, so that the bracket becomes narrow, but on the side of `middle`, so that its sign holds there
+    too."""
     likely = _zero(known, last, min((x for x in known if x != last), key=lambda x: abs(x - last)))
     if not below < likely < above:
         likely = _zero(known, below, above)
@@ -369,6 +371,6 @@ def _beside(
 
 
 def _zero(known: Mapping[float, float], one: float, other: float) -> float:
-    """Where the line through two known arguments crosses zero."""
+    """Returns the zero of the line through two known arguments."""
     rise = known[other] - known[one]
     return one - known[one] * (other - one) / rise if rise else math.inf

@@ -34,7 +34,7 @@ def _matrix(name: str) -> str:
 
 
 Dtype = Annotated[str, AfterValidator(_dtype)]
-# Of matrices: formats too that are stored in another way than they are multiplied in.
+# Number formats of matrices, with those whose stored format differs from the one they are multiplied in.
 WeightDtype = Annotated[str, AfterValidator(_weight_dtype)]
 Matrix = Annotated[str, AfterValidator(_matrix)]
 MOST_RANKS = 1024
@@ -58,7 +58,7 @@ Seed = Annotated[
     int, Field(ge=0, lt=2**63, description="seed of random numbers: the same one gives the same figures")
 ]
 Unused = Annotated[int, Field(ge=0, lt=2**63, description="nothing is drawn: for the record")]
-# What a launch takes besides `launch_s`.
+# Costs of a launch besides `launch_s`.
 WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s"
 _COSTS: Mapping[str, Any] = {cost.name: Field(None, **cost.metadata) for cost in fields(Overheads)}
 
@@ -77,8 +77,8 @@ class HostOverheads(Strict):
     in_graph_s: Seconds | None = _COSTS["in_graph_s"]
 
     def given(self) -> dict[str, float]:
-        """What is said, in seconds by name: who says `launch_s` says all of a launch but what is said
-        besides."""
+        """Returns the given costs, in seconds by name. If `launch_s` is given, the other costs of a launch
+        are 0 unless given."""
         said: dict[str, float] = self.model_dump(exclude_none=True)
         return {**dict.fromkeys(WITH_LAUNCH, 0.0), **said} if "launch_s" in said else said
 

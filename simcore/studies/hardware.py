@@ -1,4 +1,4 @@
-"""What a study has to know of the device that it runs on."""
+"""A device as a study needs it: prices, memory, overheads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,22 +14,21 @@ from simcore.sim.runs import Start, simulated
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device, put together where the scenario is resolved.
+    """A device; simcore.assembly makes it.
 
     `price(ranks, link_latency_s, free)`: prices at a tensor-parallel rank count, at another start-up
-    latency of the link if one is given, and with or without what the profile assumes to be free.
-    `link_latency_s`: the link's own, None where collectives are priced by a profile. `max_devices`: how
-    many the link connects. `usable(ranks)`: why the device's profile cannot serve so many ranks, or None.
+    latency of the link if one is given, and with or without the times that the profile assumes.
+    `link_latency_s`: the link's own, s; None if a profile prices collectives. `max_devices`: how
+    many the link connects. `usable(ranks)`: the reason why the profile lacks this rank count, or None.
     `chunk`: tokens of the first and of the last part that a speculative attention attends over early.
     `memory_bandwidth_share`: the share of the datasheet's memory rate that kernels reach, with prices as they
     are ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
-    `tail_overlap_s`: seconds of each kernel in which another stream's may begin. `contention_error`:
-    how many times as fast graphs may be beside each other, by end; 1 where no more is known than that share.
+    `tail_overlap_s`: seconds of each kernel in which one of another stream may begin. `contention_error`:
+    factor by which concurrent graphs may be faster, by end; 1 if only that share is known.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
-    `start`: what runs programs there; `repeats`: how often a case is run, of which the median counts (a real
-    machine never takes the same time twice: `measured`). `hbm_bytes_per_s`: the datasheet's.
-    `processors`: how many run the blocks of a kernel. `jobs`: how many processes may simulate. `kept`: where
-    prices of graphs are kept for other runs.
+    `start`: starts programs there; `repeats`: runs per case, of which the median counts (times on a real
+    machine vary: `measured`). `hbm_bytes_per_s`: the datasheet's. `processors`: units that run the blocks of
+    a kernel. `jobs`: the most processes that simulate. `kept`: the store of graph prices for other runs.
     """
 
     name: str
@@ -62,17 +61,17 @@ class Hardware:
 
     @property
     def doing(self) -> str:
-        """What a run here is, for its progress."""
+        """The word for a run here in progress lines."""
         return "measuring" if self.measured else "simulating"
 
 
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
-    """What a study of one device alone has to know of it. `choose`: the prices by which ways of computing are
-    chosen, whatever the run is charged (`price`). `in_cache`: prices of ops whose operands are in the L2
-    cache, where `stays_bytes` stay until they are used again; None where nobody has measured that.
-    `profile`: the name of the fits in use, or None; `rates`: how graphs slow each other down; `start`,
-    `repeats`, `jobs` as in Hardware."""
+    """A device as a study of a single device needs it. `choose`: the prices that choose between
+    implementations; `price`: the prices of the run. `in_cache`: prices of ops whose operands are in the L2
+    cache, which keeps `stays_bytes` until they are used again; None if not measured. `profile`: the name of
+    the fits in use, or None; `rates`: the law by which graphs slow each other down; `start`, `repeats`,
+    `jobs` as in Hardware."""
 
     name: str
     price: Pricer
@@ -95,12 +94,12 @@ class SingleDevice:
 
     @property
     def doing(self) -> str:
-        """What a run here is, for its progress."""
+        """The word for a run here in progress lines."""
         return "measuring" if self.measured else "simulating"
 
 
 def at_end(price: Pricer, end: str) -> Pricer:
-    """Prices as they are ("value"), or all at the `low` or the `high` end of their intervals."""
+    """Returns prices as they are ("value"), or all at the `low` or the `high` end of their intervals."""
     if end == "value":
         return price
 

@@ -17,11 +17,11 @@ def _nothing(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class DeviceStudy:
-    """A study put together for one device, with the figures that were published of it.
+    """A study put together for one device, with the published figures of this device.
 
-    `module`: of the study, which runs its `bench` and prints it on the tape; `fitted`: what is in use that
-    figures were fitted to; `laws`: those that the study checks itself; `joined`: makes one of a figure that
-    is published several times; `notes`: what is told of the lines of comparison.csv.
+    `module`: of the study, with `run` and `tape` of its `bench`; `fitted`: names of the profile and constants
+    in use that may be fitted to figures; `laws`: the laws that the study checks itself; `joined`: merges
+    figures that are published several times; `notes`: makes notes from the lines of comparison.csv.
     """
 
     module: ModuleType

@@ -1,9 +1,9 @@
-"""Strategies from outside: `kind: module:Class` in a scenario finds a class of one's own.
+"""A user's own strategies: `kind: module:Class` in a scenario names a class outside of simcore.
 
     kind = [folder/]module:Class
 
-The folder is that of the scenario, else the current one, where one of them has the module; else Python looks
-for it. docs/own_strategies.md has an example.
+The module is looked for in the scenario's folder, then in the current one; `folder` is relative to these. A
+kind without a folder may also be on sys.path. docs/own_strategies.md has an example.
 """
 
 import importlib
@@ -25,27 +25,27 @@ from simcore.input.fields import FieldError, Strict, kinds_of, single_valued
 from simcore.input.files import LONGEST_LIST, InputError, nearest, plain, shown
 from simcore.studies.fields import MOST_RANKS
 
-# Of a label, in characters: it stands in tables and in every warning.
+# Most characters of a label, which is in tables and in every warning.
 LONGEST_LABEL = 100
 _KIND = re.compile(r"(?:(?P<folder>.*)/)?(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
 class OwnError(InputError):
-    """A strategy of one's own went wrong; the message is one line that says which, how, and where."""
+    """A user's strategy failed; the message is one line with the strategy, the error and its place."""
 
 
 def is_own(kind: object) -> bool:
-    """Whether a kind names a class of one's own."""
+    """Whether a kind names a user's class."""
     return isinstance(kind, str) and ":" in kind
 
 
 def name_of(kind: str) -> str:
-    """A kind without the folder of its module."""
+    """Returns a kind without the folder of its module."""
     return kind.rpartition("/")[2] if is_own(kind) else kind
 
 
 def located(kind: Any, folders: Sequence[Path]) -> Any:
-    """A kind with the first of the folders that has its module; as it is where none of them has."""
+    """Returns a kind with the first of the folders that has its module; unchanged if none has it."""
     found = _KIND.fullmatch(kind) if is_own(kind) else None
     if found is None:
         return kind
@@ -57,13 +57,14 @@ def located(kind: Any, folders: Sequence[Path]) -> Any:
 
 
 def _file(folder: str, module: str) -> str | None:
-    """The file of a module in a folder, if it is there."""
+    """Returns the file of a module in a folder, or None if there is none."""
     path = os.path.join(folder, *module.split("."))
     return next((file for file in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(file)), None)
 
 
 def _class_of(kind: str, asked: Sequence[str], shipped: Iterable[str]) -> type[BaseModel]:
-    """The class that a kind names, which has all that is `asked`. Raises ValueError."""
+    """Returns the class that a kind names. Raises ValueError if there is none, or it lacks a name in
+    `asked`."""
     allowed = f"(allowed: {', '.join(shipped)}, or module:Class of your own)"
     found = _KIND.fullmatch(kind)
     if found is None:
@@ -86,11 +87,11 @@ def _is_model(value: object) -> bool:
 
 
 def _module(folder: str | None, name: str, allowed: str) -> Any:
-    """A module, of a folder if one is given. Raises ValueError where there is none, it cannot be imported, or
-    another one has its name already."""
+    """Imports a module, from a folder if one is given. Raises ValueError if there is none, its import fails,
+    or another module of this name is already imported."""
     own = _file(folder, name) if folder else None
     if own and folder and folder not in sys.path:
-        # The last place to look in: nothing that is installed is taken from there.
+        # Last on the path: the folder replaces no installed module.
         sys.path.append(folder)
     try:
         importlib.invalidate_caches()
@@ -112,8 +113,8 @@ def _module(folder: str | None, name: str, allowed: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OrOwn:
-    """Marks strategies that are told apart by their kind: one of one's own may stand for them. `asks`: the
-    Protocol that it has to satisfy."""
+    """Marks a union of strategies, discriminated by kind, in which a user's class is allowed too. `asks`: the
+    Protocol that the class must satisfy."""
 
     asks: type
 
@@ -130,7 +131,7 @@ class OrOwn:
                 raise FieldError("kind", str(error)) from None
             return _filled(cls, given)
 
-        # What is not of ours is written out as what it is.
+        # A user's class is serialized by its own fields.
         any_kind = core_schema.simple_ser_schema("any")
         return core_schema.no_info_wrap_validator_function(validated, handler(source), serialization=any_kind)
 
@@ -141,7 +142,7 @@ class OrOwn:
 
 
 def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
-    """A strategy with the fields that are given. Raises FieldError."""
+    """Returns a user's strategy with the given fields. Raises FieldError."""
     for field in given:
         if field not in cls.model_fields:
             raise FieldError(plain(field), f"no such field{nearest(str(field), cls.model_fields)}")
@@ -163,8 +164,8 @@ def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
 
 
 def check_labels(strategies: Iterable[tuple[int, Any]], label: Callable[[Any], str]) -> None:
-    """Raises FieldError where two variants of strategies, each with its place, have the same label, by which
-    figures are told apart."""
+    """Raises FieldError if two variants of strategies have the same label, since labels tell figures apart.
+    `strategies`: each with its place in the scenario."""
     seen: dict[str, int] = {}
     for place, strategy in strategies:
         for variant in single_valued(strategy):
@@ -192,8 +193,8 @@ def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
 
 @contextmanager
 def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
-    """What goes wrong meanwhile, a broken law too, is told of the strategy, if it is one's own. Raises
-    OwnError."""
+    """Raises OwnError with the strategy's name for any error in the block, a broken law too, if the strategy
+    is a user's own. Other errors, and each InputError, pass through."""
     try:
         yield
     except InputError:
@@ -216,7 +217,7 @@ def _told(kind: str, cls: type, error: BaseException) -> str:
 
 
 def _says(error: BaseException, file: str | None) -> str:
-    """An error, and the last line of a file that it came up in."""
+    """Returns an error in words, with the last line of `file` in its traceback."""
     try:
         says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"
     except Exception:

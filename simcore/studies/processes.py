@@ -1,7 +1,7 @@
 """Independent pieces of work on several cores, in forked processes.
 
-Each process begins with all that its parent has worked out by then (prices above all), and hands back what
-can be pickled. What comes back stands in the order of the pieces, whichever process was done first.
+Each process inherits its parent's memory (above all the cached prices) and returns results that can be
+pickled. Results are in the order of the pieces, whichever process finishes first.
 """
 
 import gc
@@ -19,25 +19,26 @@ from typing import Any, TypeVar
 from simcore.input.files import InputError
 
 R = TypeVar("R")
-# Starting processes, and handing back what they found, costs more than it brings where all is soon done.
+# Starting processes and returning their results does not pay for work that is shorter.
 SHORT_S = 0.25
-# What the processes work on: they find it where their parent left it, for most of it cannot be pickled.
+# The work of the processes: they inherit it, since most of it cannot be pickled.
 _work: Callable[[int], Any] | None = None
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_processes(
     work: Callable[[int], R], count: int, jobs: int, done: Callable[[int], None], here_s: float = 0.0
 ) -> list[R]:
-    """`work` of 0, 1, .. `count` - 1 in at most `jobs` processes; in this one where that is 1 or the system
-    cannot fork. `done` is told how many are finished. The first pieces are done here until `here_s` seconds
-    have passed: a study that is short starts no process, and others begin with the prices that were asked
-    for. Only where a piece gives the same whoever does it may that depend on the clock. Raises the error
-    that one process would meet first, and InputError where a process is killed; ends all others then."""
+    """Returns `work` of 0, 1, .. `count` - 1, done in at most `jobs` processes; in this one if `jobs` is 1 or
+    the system cannot fork. `done` is called with the number of finished pieces. This process does the first
+    pieces until `here_s` seconds have passed: a short study starts no process, and other processes begin with
+    cached prices. `here_s` depends on the clock, so a piece must give the same result in any process. Raises
+    the error that a single process would meet first, and InputError if a process is killed; on an error the
+    other processes end."""
     begun_s = time.perf_counter()
     alone = jobs <= 1 or "fork" not in get_all_start_methods()
     results: list[R] = []
@@ -52,7 +53,7 @@ def in_processes(
 def _forked(
     work: Callable[[int], R], first: int, count: int, jobs: int, done: Callable[[int], None]
 ) -> list[R]:
-    """`work` of `first` .. `count` - 1 in several processes."""
+    """Returns `work` of `first` .. `count` - 1, done in several processes."""
     global _work  # noqa: PLW0603 - a forked process takes over variables, not arguments
     jobs = min(jobs, count - first)
     _work = work
@@ -63,7 +64,7 @@ def _forked(
                 if future.exception() is not None:
                     break
                 done(finished)
-            # Pieces begin in their order, so that the first error of these is the one of a single process.
+            # Pieces begin in order, so the first error here is the error of a single process.
             return [future.result() for future in futures]
         except BrokenProcessPool:
             killed = "a process was killed, perhaps for want of memory"
@@ -83,8 +84,9 @@ def _call(i: int) -> Any:
 
 
 def _begin() -> None:
-    """The parent alone hears Ctrl-C and ends its processes; they end too where it is killed."""
-    # What the parent has worked out stays there for good: to walk over it would copy its memory.
+    """Sets a forked process up: only the parent handles Ctrl-C and ends its processes; a process also ends
+    if its parent is killed."""
+    # Inherited objects stay for good: a garbage collection over them would copy the parent's memory.
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ("SIGTERM", "SIGHUP"):

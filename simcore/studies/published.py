@@ -2,8 +2,8 @@
 
     device,model,strategy,ranks,groups,context_tokens,batch,hit_rate,metric,value,unit,role,fitted_by,source
 
-`role` is measured, projected or derived; `fitted_by` names what was made from the figure: a profile, or a
-constant.
+`role` is measured, projected or derived; `fitted_by` names the profile or constant that was fitted to the
+figure.
 
     error_pct  =  100 * (predicted - reference) / reference        100 * predicted, of a reference of 0
 """
@@ -19,14 +19,14 @@ from pydantic.dataclasses import dataclass
 from simcore.input.files import InputError, plain, read_cells, shown, worst
 from simcore.studies.common import Axes, Row, of_whole_runs
 
-# The line of a CSV file that has its first figure.
+# The line of a CSV file with its first figure.
 FIRST_LINE = 2
 Empty = BeforeValidator(lambda value: None if value == "" else value)
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 Whole = Annotated[int, Field(ge=1)]
-# No published figure is outside of these in SI units; errors relative to the least are finite.
+# All published figures are within these in SI units; errors relative to the least are finite.
 LEAST, MOST = 1e-18, 1e21
-# Metrics of a decode study that a figure may be of.
+# Metrics of a decode study that a published figure may have.
 Metric = Literal[
     "token_latency_s",
     "tokens_per_s_per_user",
@@ -74,15 +74,15 @@ class Published:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of the rows that it is of."""
+        """The metrics of the rows that the figure is compared with."""
         return (self.metric,)
 
     def is_of(self, axes: Axes) -> bool:
-        """Whether it is of these axes: of all variants, as no figure tells chunk or overlap."""
+        """Whether the figure is of this case: of all its variants, since no figure gives chunk or overlap."""
         return self.context_tokens == axes.context_tokens and _place(self) == _place(axes)
 
     def beside(self, row: Row) -> dict[str, float | None]:
-        """Reference and prediction, and what else a line of comparison.csv has there."""
+        """Returns the reference and the prediction for a line of comparison.csv."""
         return {"reference": self.value, "predicted": row.value}
 
 
@@ -97,13 +97,12 @@ F = TypeVar("F")
 def compare(
     rows: Iterable[Row], figures: Sequence[F], fitted: AbstractSet[str] = frozenset()
 ) -> tuple[list[dict[str, Any]], list[F]]:
-    """A line of comparison.csv for each row that a figure is of; and the figures that are of no row.
+    """Returns a line of comparison.csv for each row that a figure matches, and the figures without a row.
 
-    A study's figure says of which metrics and axes it is (`metrics`, `is_of(axes)`), which columns of the
-    axes a line has (`columns`) and what stands beside a row (`beside(row)`), as `Published` does. Figures are
-    of whole runs, as clients of benchmarks measure them, whatever part of a run a scenario measures. One that
-    something in `fitted` (a profile, a constant) was fitted to has the role "fitted": agreement with it is no
-    evidence.
+    A study's class of figures gives a figure's metrics and cases (`metrics`, `is_of(axes)`), the columns of
+    the axes in a line (`columns`) and its values for a row (`beside(row)`), as `Published` does. Figures are
+    of whole runs, as benchmark clients measure them, even if a scenario measures a window. A figure to which
+    a profile or constant in `fitted` was fitted has the role "fitted": agreement with it is no evidence.
     """
     named: dict[str, list[Row]] = {}
     for row in of_whole_runs(rows) if figures else ():
@@ -132,8 +131,8 @@ def _line(figure: Any, row: Row, fitted: AbstractSet[str]) -> dict[str, Any]:
 
 
 def read_figures(kind: type[F], where: str, path: Path) -> list[F]:
-    """All figures of a file, of the pydantic dataclass `kind`. Raises InputError, naming line, column and
-    what is allowed."""
+    """Reads all figures of a file, as the pydantic dataclass `kind`. Raises InputError with line, column and
+    the allowed values."""
     try:
         head, rows = read_cells(path)
     except InputError as error:

@@ -1,8 +1,8 @@
-"""A study on several devices: what each gives, and which of them is best.
+"""A study on several devices: the results of each, and the best device.
 
-Devices are ranked by the best that each does at the heaviest place of the study that most of them manage.
-Only devices whose prices rest on the same basis are ranked: kernels reach a part of a datasheet's rates, so
-that one priced by its datasheet looks faster than one that was measured.
+Devices are ranked by their best results at the heaviest place of the study that most of them can run. Only
+devices whose prices rest on the same basis are ranked: kernels reach only a part of a datasheet's rates, so
+a device priced by its datasheet looks faster than a measured one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +14,15 @@ from simcore.studies.common import BY_DATASHEET, Outcome, Progress, Standing, St
 from simcore.studies.own import OwnError
 
 DATASHEET = "datasheet"
-# Shares of the time: from which on the datasheet prices all there is; by how much more than of other devices
-# it may price. Collectives, which a link prices, count to it on all devices alike.
+# Shares of the device time priced by the datasheet: above the first the basis is the datasheet; the second is
+# the most by which a device's share may exceed that of others of its basis. Collectives, which a link prices,
+# count as priced by the datasheet on all devices.
 NEARLY_ALL, UNLIKE = 0.95, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """A study put together for one device; `basis`: what its prices rest on, `origin`: that in words."""
+    """A study put together for one device; `basis`: the source of its prices, `origin`: the same in words."""
 
     name: str
     basis: str
@@ -42,7 +43,7 @@ class SeveralDevices:
         return self.each[0].study.laws
 
     def run(self, progress: Progress) -> Outcome:
-        """See Study. A device on which nothing can be run is left out, with a warning."""
+        """See Study. A device that can run nothing is left out, with a warning."""
         refused = []
         for one in self.each:
             try:
@@ -82,13 +83,14 @@ def _on(label: str, device: str) -> str:
 
 
 def _of_device(line: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """A row of comparison.csv, with its device."""
+    """Returns a row of comparison.csv, with its device."""
     told = {"label": _on(line["label"], device)} if "label" in line else {}
     return {"device": device, **line, **told}
 
 
 def joined(each: Sequence[OnDevice], outcomes: Mapping[str, Outcome], refused: Sequence[str]) -> Outcome:
-    """What a study found on all its devices, as one: all rows and tables, with the device in each label."""
+    """Joins the outcomes of a study's devices into one: all rows and tables, with the device in each
+    label."""
     ran = _by_shares([one for one in each if one.name in outcomes], outcomes)
     first = outcomes[ran[0].name]
     found = [(one.name, outcomes[one.name]) for one in ran]
@@ -128,7 +130,8 @@ def joined(each: Sequence[OnDevice], outcomes: Mapping[str, Outcome], refused: S
 
 
 def common_lines(each: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines about several devices: what is said of all of them once, the others with the device's name."""
+    """Returns lines about several devices: a line common to all devices once, the others with the device's
+    name."""
     of_all = set.intersection(*(set(lines) for _, lines in each)) if each else set()
     told = [
         line if line in of_all or line.startswith(f"{name}:") else f"{name}: {line}"
@@ -139,7 +142,7 @@ def common_lines(each: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def _baseline(found: Sequence[tuple[str, Outcome]]) -> str:
-    """What cases are compared with: on each device those of that device."""
+    """Returns the baseline's label: each device has its own baseline."""
     named = [(own.baseline, name) for name, own in found if own.baseline]
     if len({label for label, _ in named}) == 1:
         return f"{named[0][0]}, of the same device"
@@ -147,7 +150,8 @@ def _baseline(found: Sequence[tuple[str, Outcome]]) -> str:
 
 
 def _unranked(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The labels of all devices but those of the basis that most have."""
+    """Returns the labels that cannot be ranked: of devices without the most common basis, and those unranked
+    on their own device."""
     most = _most_common_basis(ran)
     labels = {
         _on(row.axes.label, one.name): None
@@ -159,9 +163,9 @@ def _unranked(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> list[
 
 
 def _by_shares(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> list[OnDevice]:
-    """The devices with what their prices really rest on: a profile may lack the ops of this study. Where it
-    has hardly any, the basis is the datasheet; where the datasheet prices much more of the time than it does
-    of others of the same basis, the device has a basis of its own."""
+    """Returns the devices with the basis that their prices really have: a profile may lack the ops of this
+    study. If it has hardly any, the basis is the datasheet; if the datasheet prices a much larger share of
+    the time than on others of the same basis, the device gets a basis of its own."""
     shares = {one.name: outcomes[one.name].sources.get(BY_DATASHEET, 0.0) for one in ran}
     least = {
         basis: min(shares[one.name] for one in ran if one.basis == basis) for basis in {o.basis for o in ran}
@@ -188,8 +192,8 @@ def _mean_shares(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _stacked(found: Sequence[tuple[str, Outcome]]) -> dict[str, Mapping[str, Any]]:
-    """The tables of all devices, one below the other; of one without labels that of the first device."""
-    # Arrow takes longer to import than all else that `--help` needs.
+    """Returns the tables of all devices, concatenated; a table without labels is the first device's."""
+    # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -198,7 +202,7 @@ def _stacked(found: Sequence[tuple[str, Outcome]]) -> dict[str, Mapping[str, Any
         for name, columns in own.tables.items():
             table = pa.table(dict(columns))
             if "label" not in table.column_names:
-                # Nothing in it tells devices apart: the first stands for itself.
+                # No column tells devices apart: only the first device's table is kept.
                 stacked.setdefault(name, [table])
                 continue
             place = table.column_names.index("label")
@@ -212,7 +216,8 @@ def _stacked(found: Sequence[tuple[str, Outcome]]) -> dict[str, Mapping[str, Any
 
 
 def answer(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> str:
-    """The best device at the heaviest place that most manage, by how much; those that cannot be ranked."""
+    """Returns the answer: the best device at the heaviest place that most devices can run, by how much it is
+    better, and the devices that cannot be ranked."""
     load = _shared_load([outcomes[one.name].standings for one in ran])
     if load is None:
         return " ".join(f"{one.name}: {outcomes[one.name].answer}" for one in ran)
@@ -235,7 +240,7 @@ def answer(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _winner(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> tuple[str, Standing] | None:
-    """The best device of those that are ranked, and what it does, at the place that the answer is about."""
+    """Returns the best of the ranked devices and its standing at the answer's place, or None."""
     load, basis = _shared_load([outcomes[one.name].standings for one in ran]), _most_common_basis(ran)
     here = [(one.name, _at(outcomes[one.name].standings, load)) for one in ran if load and one.basis == basis]
     known = [(name, standing) for name, standing in here if standing is not None]
@@ -243,7 +248,7 @@ def _winner(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> tuple[s
 
 
 def _shared_load(standings: Sequence[Sequence[Standing]]) -> tuple[float, ...] | None:
-    """The heaviest place of those that most devices manage: each counts once."""
+    """Returns the load that most devices can run, the heaviest of several such; each device counts once."""
     loads = [load for each in standings for load in {one.load for one in each}]
     return max(loads, key=lambda load: (loads.count(load), load)) if loads else None
 
@@ -252,14 +257,14 @@ def _at(standings: Iterable[Standing], load: tuple[float, ...]) -> Standing | No
     return next((one for one in standings if one.load == load), None)
 
 
-# So many of those that are behind the best are named.
+# Most devices behind the best that are named.
 TOLD = 3
-# Ranks that differ by less than this share are the same.
+# Ranks that differ by less than this share count as equal.
 SAME = 0.005
 
 
 def _ranked(group: Sequence[tuple[str, Standing]]) -> str:
-    """The devices of one basis, best first."""
+    """Returns the ranking of the devices of one basis in words, best first."""
     ordered = sorted(group, key=lambda pair: pair[1].rank)
     (name, best), *others = ordered
     text = f"{name} {best.figure} ({best.label})"

@@ -6,7 +6,7 @@
     crossover              = the context, hit rate or link latency at which ALSpec on n devices becomes
                              faster than tensor parallelism on the same n devices
 
-A rate of hits that is no whole number of layers is the weighted mean of the two runs around it
+A hit rate that gives no whole number of layers is the weighted mean of the two runs around it
 (speculation.hit_draws); random hits are a mean over replicas.
 """
 

@@ -1,4 +1,4 @@
-"""What a decode study says in words: its answer, and what to be warned of."""
+"""The answer and the warnings of a decode study, in words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +17,8 @@ def answer(
     baseline: Mapping[tuple[int, int], Case],
     found: Sequence[Crossover],
 ) -> str:
-    """Which strategy wins at the longest context and the largest batch there, by how much, and where it
-    stops winning: one sentence."""
+    """Returns one sentence: the winner at the longest context and the largest batch there, its lead, and
+    where the lead ends."""
     context = max(case.context for case in fitting)
     batch = max(case.axes.batch for case in fitting if case.context == context)
     here = [c for c in fitting if (c.context, c.axes.batch) == (context, batch)]
@@ -42,7 +42,7 @@ def answer(
 
 
 def standings(bench: Bench, fitting: Sequence[Case]) -> list[Standing]:
-    """The fastest case at each context and batch."""
+    """Returns the fastest case at each context and batch."""
     best: dict[tuple[int, int], Case] = {}
     for case in fitting:
         place = case.context, case.axes.batch
@@ -81,9 +81,8 @@ def _against(bench: Bench, best: Case, here: Sequence[Case], reference: Case | N
 
 
 def _if_priced(bench: Bench, best: Case, fitting: Sequence[Case]) -> tuple[float, list[int]] | None:
-    """What becomes of a speculative winner where what its profile takes as free is priced: its latency, and
-    the contexts at which tensor parallelism, its free ops priced too, is ahead of it. None where nothing of
-    speculation is free."""
+    """Returns the latency of a speculative winner with its free ops priced, and the contexts at which tensor
+    parallelism, with its free ops priced too, is faster. None if nothing of speculation is free."""
     if best.hits is None or not bench.run(best).free_speculation:
         return None
 
@@ -109,7 +108,7 @@ def _tokens(contexts: Sequence[int]) -> str:
 
 
 def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Crossover]) -> str:
-    """At which contexts another one is faster, and where the search for crossings found an end."""
+    """Returns the contexts at which another strategy is faster, and the crossings found, in words."""
     label, ends = best.axes.label, []
     winners: dict[int, str] = {}
     for context in sorted({case.context for case in fitting if case.axes.batch == best.axes.batch}):
@@ -125,14 +124,15 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
 
 
 def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
-    """Share of the predicted device time of all cases by where its price comes from."""
+    """Returns the share of the predicted time of all cases by source of its price."""
     results = map(bench.run, fitting)
     parts = ((name, share * r.latency_s) for r in results for name, share in r.price_shares.items())
     return dict(sorted(shares_of(parts).items()))
 
 
 def _break_even(best: Case, found: Sequence[Crossover]) -> list[str]:
-    """Below which hit rate tensor parallelism overtakes, if there is one such rate; with nothing free too."""
+    """Returns the hit rate below which tensor parallelism is faster, if there is exactly one, in words; and
+    the same with nothing free."""
     axes = replace(best.axes, hit_rate=None)
     rates = {
         crossover.row.metric: crossover.row.value
@@ -147,7 +147,8 @@ def _break_even(best: Case, found: Sequence[Crossover]) -> list[str]:
 
 
 def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
-    """What does not fit into memory, each strategy from its smallest such context on."""
+    """Returns warnings of cases that do not fit into memory, each strategy from its smallest such context
+    on."""
     first: dict[tuple[str, int], Case] = {}
     for case in sorted(reasons, key=lambda case: case.context):
         if reasons[case]:
@@ -163,8 +164,8 @@ def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
 
 
 def source_warnings(bench: Bench, fitting: Sequence[Case]) -> list[str]:
-    """What to warn of in the prices: extrapolation, no measurement, what is taken as free, hit rates that
-    were measured otherwise."""
+    """Returns warnings about prices: extrapolated, unmeasured, assumed free; and about published hit rates of
+    another chunk."""
     found = []
     far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
     worst, case = max(far, key=lambda pair: pair[0])

@@ -38,8 +38,8 @@ PAIR = 2
 def hits_of(
     strategy: AlSpec | AlSpecPipelined, scenario: DecodeScenario, layers: int, tables: Sequence[HitRow]
 ) -> list[Hits]:
-    """The values that a strategy's hits take. Raises InputError where a list has not a probability a
-    layer, or a task or a threshold is not in the paper's tables."""
+    """Returns the values of a strategy's hits. Raises InputError if a list has not one probability per layer,
+    or a task or a threshold is not in the paper's tables."""
     hits = strategy.hits
     seeds = [scenario.seed + replica for replica in range(scenario.replicas)]
     if isinstance(hits, LayerHits):
@@ -84,7 +84,7 @@ def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) 
 
 
 def label_of(kind: str, ranks: int, groups: int, *, chunk: int | None = None, overlap: bool = True) -> str:
-    """What people call a strategy on so many devices."""
+    """Returns the label of a strategy on `ranks` * `groups` devices."""
     devices = ranks * groups
     if kind == "tensor_parallel":
         return "tensor parallel, 1 device" if devices == 1 else f"tensor parallel, {devices} devices"
@@ -94,7 +94,7 @@ def label_of(kind: str, ranks: int, groups: int, *, chunk: int | None = None, ov
 
 
 def cases(bench: Bench) -> list[Case]:
-    """All points of a scenario, the baseline included. Raises InputError where one cannot be run."""
+    """Returns all points of a scenario, with the baseline. Raises InputError if one cannot run."""
     scenario = bench.scenario
     _check_contexts(bench)
     found: list[Case] = []
@@ -124,11 +124,11 @@ def cases(bench: Bench) -> list[Case]:
 
 
 def _check_contexts(bench: Bench) -> None:
-    """Raises InputError where a context is longer than the model is made for."""
+    """Raises InputError if a context is longer than the model's limit."""
     limit, scenario = bench.config.limit, bench.scenario
     if limit is None or scenario.beyond_model_context:
         return
-    # The first of the tokens attends over itself too.
+    # The first decoded token is part of its context.
     grown = scenario.tokens - 1
     reason = limit.exceeded(max(scenario.context_tokens) + grown)
     if reason:
@@ -137,7 +137,7 @@ def _check_contexts(bench: Bench) -> None:
 
 
 def _each(strategy: DecodeStrategies) -> Iterator[DecodeStrategies]:
-    """A strategy; of one's own, each of its variants."""
+    """Yields a strategy; of a user's own strategy, each variant."""
     yield from single_valued(strategy) if is_own(strategy.kind) else (strategy,)
 
 
@@ -181,7 +181,7 @@ def _check(bench: Bench, ranks: int, groups: int, where: str) -> None:
 
 
 def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
-    """Why the model or the device cannot serve groups of so many ranks, or None where they can."""
+    """Returns the reason why the model or the device cannot run such groups, or None if they can."""
     if reason := why_not(bench.config, ranks) or bench.hardware.usable(ranks):
         return reason
     devices, most = ranks * groups, bench.hardware.max_devices
@@ -191,7 +191,7 @@ def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
 
 
 def does_not_fit(bench: Bench, case: Case) -> str | None:
-    """Why a case does not fit into the memory of its devices, or None where it does."""
+    """Returns the reason why a case does not fit into the memory of its devices, or None if it does."""
     model = bench.model(case)
     needed = model.weight_bytes + model.kv_bytes(case.context + bench.scenario.tokens - 1)
     have = bench.hardware.memory_bytes
@@ -201,7 +201,7 @@ def does_not_fit(bench: Bench, case: Case) -> str | None:
 
 
 def rival_of(bench: Bench, case: Case) -> Case | None:
-    """Tensor parallelism on the same number of devices, where the model and the device allow it."""
+    """Returns tensor parallelism on the same number of devices, or None if it cannot run or does not fit."""
     devices = case.axes.devices
     if cannot_run(bench, devices, 1):
         return None

@@ -1,6 +1,6 @@
-"""Where attention-level speculation on n devices passes tensor parallelism on the same n.
+"""Crossovers of attention-level speculation on n devices and tensor parallelism on the same n.
 
-gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = where it changes its sign
+gain(x) = latency of tensor parallelism - latency of ALSpec,   crossover = x at which it changes its sign
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,15 @@ from simcore.studies.decode.runner import Bench, Case, Hits
 from simcore.studies.decode.speculation import balanced, hit_draws
 from simcore.studies.processes import SHORT_S, in_processes
 
-# Where crossings are searched: hit rates from none to all, link latencies from 0.1 us to 1 ms.
+# Grids of the search: hit rates from none to all, link latencies from 0.1 us to 1 ms.
 RATE_GRID = (0.0, 0.5, 1.0)
 LATENCY_GRID_S = (1e-7, 1e-5, 1e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """A crossing that a scenario asked for: its row, whose `source` says in words where ALSpec is ahead, and
-    where the gain changes its sign (None: it could not be searched)."""
+    """A crossing that a scenario asks for: its row, whose `source` says in words where ALSpec is ahead, and
+    the places where the gain changes its sign (None: no search was possible)."""
 
     row: Row
     where: Crossing | None = None
@@ -31,7 +31,7 @@ class Crossover:
 def crossovers(
     bench: Bench, fitting: Sequence[Case], progress: Callable[[str, int, int], None]
 ) -> list[Crossover]:
-    """The crossings that a scenario asks for."""
+    """Returns the crossings that a scenario asks for."""
     found: list[Crossover] = []
     speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
     for axis in bench.scenario.crossover:
@@ -49,8 +49,8 @@ def crossovers(
 def _in_latency(
     bench: Bench, speculative: Sequence[Case], progress: Callable[[int, int], None]
 ) -> list[Crossover]:
-    """The crossings in link latency, which take by far the most runs, on as many cores as there are. Cases
-    with the same rival are one piece, so that no run of it is made in two processes."""
+    """Returns the crossings in link latency, which need by far the most runs, computed on several cores.
+    Cases with the same rival are one piece, so that no run of the rival is made in two processes."""
     groups: dict[Case | None, list[int]] = {}
     for i, case in enumerate(speculative):
         groups.setdefault(rival_of(bench, case), []).append(i)
@@ -69,7 +69,7 @@ def _in_latency(
 
 
 def _gain(bench: Bench, case: Case) -> float:
-    """Seconds by which a speculative case is faster than its rival."""
+    """Returns the seconds by which a speculative case is faster than its rival."""
     rival = rival_of(bench, case)
     assert rival is not None
     return bench.latency_s(rival) - bench.latency_s(case)
@@ -80,7 +80,7 @@ def _at(case: Case, context: int) -> Case:
 
 
 def _over_context(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossover]:
-    # A strategy's longest context that fits stands for all of them.
+    # One search per strategy, up to its longest context that fits.
     longest = {
         replace(case.axes, context_tokens=None): case
         for case in sorted(speculative, key=lambda case: case.context)
@@ -138,7 +138,7 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossov
         def gain(latency_s: float, case: Case = case) -> float:
             return _gain(bench, replace(case, link_latency_s=latency_s))
 
-        # What a message takes more, all take more that wait for it.
+        # Latencies are nearly linear in that of a message.
         where = crossing(gain, LATENCY_GRID_S, straight=True)
         text = _phrase(where, "s", "0.1 us to 1 ms")
         yield Crossover(Row(case.axes, "crossover_link_latency_s", where.at, "s", source=text), where)
@@ -148,8 +148,8 @@ def _phrase(where: Crossing, unit: str, searched: str) -> str:
     if not where.places:
         return f"ALSpec is {'ahead' if where.ahead_at_low else 'behind'} everywhere from {searched}"
     at = [_shown(place, unit) for place in where.places]
-    # Between the first and the second place, the third and the fourth, and so on, who is ahead differs
-    # from who is ahead at the low end.
+    # Between the first and the second place, the third and the fourth, and so on, the lead is the opposite
+    # of that at the low end.
     spans = [f"from {low} to {high}" for low, high in zip(at[::2], at[1::2], strict=False)]
     spans += [f"from {at[-1]} on"] if len(at) % 2 else []
     return f"ALSpec is {'behind' if where.ahead_at_low else 'ahead'} {' and '.join(spans)} ({searched})"

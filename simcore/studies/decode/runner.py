@@ -1,6 +1,6 @@
 """Runs cases of a decode scenario on one device.
 
-result of a case = sum over its draws of weight * what the run gave, per token
+result of a case = sum over its draws of weight * result of the run, per token
 """
 
 import math
@@ -31,13 +31,13 @@ from simcore.studies.hardware import Hardware
 from simcore.studies.own import blamed
 from simcore.studies.processes import SHORT_S, in_processes
 
-# Sets of prices that are remembered at a time: a search over link latencies goes through hundreds.
+# Most sets of prices in the cache: a search over link latencies uses hundreds.
 MOST_CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HitRow:
-    """A line of ALSpec's Tables 1 and 2: what a threshold does to a task."""
+    """A line of ALSpec's Tables 1 and 2: hit rate and score of a task at a threshold."""
 
     task: str
     threshold: float
@@ -48,7 +48,7 @@ class HitRow:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """One value of a strategy's hits: its mean rate, and the runs to take, each with its weight."""
+    """One value of a strategy's hits: its mean rate, and its runs, each with a weight."""
 
     rate: float
     draws: tuple[tuple[float, HitPattern], ...]
@@ -61,8 +61,8 @@ class Hits:
 class Case:
     """One point of the study; its axes name a context.
 
-    `free`: what the profile assumes to take no time does take none; else it is priced by link and roofline.
-    `own`: a strategy of its user's own.
+    `free`: ops that the profile assumes to take no time take none; else link and roofline price them.
+    `own`: a user's own strategy, or None.
     """
 
     axes: Axes
@@ -81,15 +81,15 @@ class Case:
 
     @property
     def draws(self) -> tuple[tuple[float, HitPattern], ...]:
-        """The runs to take, each with its weight; one without any hit where it does not speculate."""
+        """The runs of the case, each with its weight; one run without hits if it does not speculate."""
         return self.hits.draws if self.hits else ((1.0, no_hits),)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one simulation gave, or several averaged by weight. Seconds per token. `interval` says what low
-    and high are; `free`: ops that were assumed to take no time; `tokens`: those of the last simulation;
-    `standard_error_s`: of the mean over replicas of random hits."""
+    """The result of one simulation, or of several averaged by weight. Seconds per token. `interval`: the
+    meaning of low and high, in words; `free`: ops that were assumed to take no time; `tokens`: of the last
+    simulation; `standard_error_s`: of the mean over replicas of random hits."""
 
     latency_s: float
     low_s: float
@@ -105,14 +105,14 @@ class Result:
 
     @property
     def free_speculation(self) -> frozenset[str]:
-        """What is free and not part of every strategy, as sampling is."""
+        """The free ops except sampling, which every strategy has."""
         return self.free - {"sample"}
 
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers what they gave. `hits`: what ALSpec's tables
-    say of its model."""
+    """Runs cases of one scenario on one device, and caches the results. `hits`: the lines of ALSpec's tables
+    for its model."""
 
     scenario: DecodeScenario
     config: DecoderConfig
@@ -125,7 +125,7 @@ class Bench:
     cuts: dict[Pricer, Cuts] = field(default_factory=dict)
 
     def model(self, case: Case) -> Decoder:
-        """The model, sharded as a case needs it."""
+        """Returns the model, sharded as a case needs it."""
         ranks, batch = case.axes.ranks, case.axes.batch
         key = (ranks, batch, case.chunk)
         if key not in self.models:
@@ -142,7 +142,7 @@ class Bench:
         return self.models[key]
 
     def program(self, case: Case) -> Callable[[Machine], Program]:
-        """The schedule of a case, ready to be run on any machine."""
+        """Returns the schedule of a case, for any machine."""
         model, axes = self.model(case), case.axes
         arguments: dict[str, Any] = {"tokens": self.scenario.tokens, "context": case.context}
         own = case.own
@@ -155,13 +155,13 @@ class Bench:
         return lambda m: alspec_pipelined(m, model, **arguments)
 
     def run(self, case: Case) -> Result:
-        """The result of a case; no simulation is made twice."""
+        """Returns the result of a case; no simulation runs twice."""
         if case not in self.results:
             self.results[case] = _average([(w, self._run(case, p)) for w, p in case.draws], case)
         return self.results[case]
 
     def run_all(self, cases: Sequence[Case], progress: Callable[[int, int], None]) -> None:
-        """Makes the runs that all these cases take, each once, on as many cores as there are."""
+        """Makes the runs of all these cases, each once, on several cores."""
         wanted = {(_same(case), pattern): (case, pattern) for case in cases for _, pattern in case.draws}
         each = [*wanted.values()]
 
@@ -172,7 +172,7 @@ class Bench:
         self.runs.update(zip(wanted, gave, strict=True))
 
     def latency_s(self, case: Case) -> float:
-        """The latency of a case where nothing else of its result is asked for."""
+        """Returns the latency of a case, without computing the rest of its result."""
         if case in self.results or self.hardware.measured:
             return self.run(case).latency_s
         return sum(weight * self._latency_s(case, pattern) for weight, pattern in case.draws)
@@ -198,7 +198,7 @@ class Bench:
         return self.runs[key]
 
     def trace(self, case: Case) -> Trace:
-        """What a case leaves behind, at its last draw. Simulated anew: hundreds of traces are not kept."""
+        """Returns the trace of a case at its last draw. It is simulated anew, since traces are not kept."""
         with self.blamed(case):
             return self._simulate(case, case.draws[-1][1])
 
@@ -207,8 +207,8 @@ class Bench:
         return blamed(case.own, self.scenario.strategies)
 
     def keeps_step(self, case: Case, trace: Trace) -> bool:
-        """Whether one rank of a tensor-parallel group may stand for all, as it does in `run`: in the trace
-        of all ranks of a case, its tokens end when they do with one."""
+        """Whether `run` may simulate one rank of a tensor-parallel group for all: tokens end at the same
+        times in the trace of all ranks as with one."""
         whole = [end_s for _, _, end_s in metrics.moments(trace)]
         return whole == [token.end_s for token in self._run(case, case.draws[-1][1]).tokens]
 
@@ -226,7 +226,7 @@ class Bench:
                 0.0, self.hardware.memory_bandwidth_share["value"], self.hardware.tail_overlap_s
             ),
             lockstep=lockstep,
-            # One rank of a group is simulated, or driven, where figures are wanted; all of them to be shown.
+            # For figures one rank of a group is simulated or driven; for a shown trace, all ranks.
             case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
             device_sizes=self.model(case).told,
@@ -238,13 +238,13 @@ class Bench:
         return trace
 
     def _cuts(self, case: Case) -> Cuts:
-        """What graphs cost at the prices of a case."""
+        """Returns the costs of graphs at the prices of a case."""
         ranks, latency_s, free = case.axes.ranks, case.link_latency_s, case.free
         price, local = self.hardware.price(ranks, latency_s, free), None
         if latency_s is not None:
             local = self._cuts(replace(case, link_latency_s=None))
         found = self.cuts.pop(price, None) or Cuts(price, self.hardware.roofline, local)
-        # The one that was not asked for longest is forgotten.
+        # The least recently used set is dropped.
         if len(self.cuts) >= MOST_CUTS:
             del self.cuts[next(iter(self.cuts))]
         self.cuts[price] = found
@@ -252,8 +252,8 @@ class Bench:
 
 
 def _same(case: Case) -> Case:
-    """What runs of a case go by, but for their hits: counted hits come back at many rates, and what a run
-    gives depends on its pattern alone."""
+    """Returns the key of a case's runs, without its hits: the same counted patterns occur at many rates, and
+    a run depends only on its pattern."""
     label = case.axes.label if case.own else ""
     return replace(case, hits=None, axes=replace(case.axes, hit_rate=None, label=label))
 
@@ -264,14 +264,14 @@ def _title(axes: Axes) -> str:
 
 
 def mesh_of(axes: Axes) -> dict[str, int]:
-    """How the ranks of a strategy are laid out."""
+    """Returns the mesh of a strategy's ranks."""
     if axes.groups == 1:
         return {TENSOR: axes.ranks}
     return {GROUP: axes.groups, TENSOR: axes.ranks}
 
 
 def no_hits(token: int, layer: int) -> bool:
-    """The hits of a strategy that does not speculate."""
+    """The hit pattern of a strategy that does not speculate."""
     del token, layer
     return False
 
@@ -297,7 +297,8 @@ def _summary(trace: Trace) -> Result:
 
 
 def _middle(results: Sequence[Result]) -> Result:
-    """Of several runs of the same, the one of median latency, with the fastest and the slowest."""
+    """Returns the run of median latency among several of a case, with the fastest and the slowest as its
+    interval."""
     middle = middle_first(results, lambda result: result.latency_s)[0]
     if len(results) == 1:
         return middle

@@ -1,4 +1,4 @@
-"""What a decode scenario says: strategies, contexts, batches, hits.
+"""Decode scenarios: strategies, contexts, batches, hits.
 
 runs = product over fields of the number of values given
 """
@@ -14,7 +14,7 @@ from simcore.models.decoder import Decoder
 from simcore.studies.fields import Common, Ranks, SeveralRanks
 from simcore.studies.own import OrOwn, check_labels, is_own
 
-# The longest context, batch and token count that a file may ask for: what is beyond is a slip of the hand.
+# The largest context, batch and token count that a file may have: more is a mistake.
 MOST_CONTEXT = 100_000_000
 MOST_BATCH = 1_000_000
 MOST_TOKENS = 100_000
@@ -101,22 +101,22 @@ DecodeStrategies = TensorParallel | AlSpec | AlSpecPipelined
 
 
 class DecodeStrategy(Protocol):
-    """A way of decoding on devices that hold slices of the model, of one's own (docs/own_strategies.md).
-    Where it is asked for anything, fields with `Many` values have one value each."""
+    """A user's own way of decoding on devices that hold slices of the model (docs/own_strategies.md). When it
+    is used, each field of `Many` values has one value."""
 
     @property
     def kind(self) -> str:
-        """What a scenario calls it."""
+        """Its kind in a scenario."""
 
     @property
     def ranks(self) -> list[int]:
         """Devices of the group."""
 
     def label(self) -> str:
-        """What people call it, but for the number of devices."""
+        """Returns its name in results, without the number of devices."""
 
     def program(self, m: Machine, model: Decoder, *, tokens: int, context: int) -> Program:
-        """Decodes `tokens` tokens from `context` cached ones on; marks "token i" at the end of each."""
+        """Decodes `tokens` tokens after `context` cached ones; marks "token i" at the end of each."""
 
 
 class Baseline(Strict):
@@ -185,13 +185,13 @@ class DecodeScenario(Common):
 
 
 def own_label(strategy: DecodeStrategy) -> str:
-    """What people call a strategy of one's own on so many devices."""
+    """Returns the label of a user's own strategy with its number of devices."""
     ranks = strategy.ranks[0]
     return f"{strategy.label()}, {ranks} device{'s' if ranks > 1 else ''}"
 
 
 def variants(strategy: DecodeStrategies) -> Iterator[tuple[str, int, int]]:
-    """(kind, ranks of a group, groups) of each variant that a strategy's lists multiply into."""
+    """Yields (kind, ranks of a group, groups) of each variant of a strategy's lists."""
     if isinstance(strategy, AlSpecPipelined):
         yield from ((strategy.kind, 1, groups) for groups in strategy.groups)
     else:

@@ -1,13 +1,13 @@
-"""Which speculations hit, and what an accepted one may cost in accuracy (ALSpec, ICML 2025).
+"""Hit patterns of speculation, and bounds of an accepted speculation's error (ALSpec, ICML 2025).
 
-A hit pattern says, for token t and layer l, whether the approximate attention is accepted:
+A hit pattern decides, for token t and layer l, whether the approximate attention is accepted:
 
     RateHits    hit(t, l) = u(seed, t, l) < rate               one rate for all layers
     LayerHits   hit(t, l) = u(seed, t, l) < probabilities[l]   one probability a layer
     CountHits   hit(t, l) = floor((l + 1) h / N) > floor(l h / N)   exactly h of N layers, evenly spread
 
-u is uniform on [0, 1) and comes from a counter-based generator, so that a pattern is a pure function
-of its arguments: the order of the questions, and whoever asks them, change nothing.
+u is uniform on [0, 1) from a counter-based generator, so that a pattern is a pure function of its arguments:
+the order of the calls and their callers change nothing.
 
 An accepted output A~_i differs from the exact A_i by at most delta_i. Over N layers the deviation e_i
 of the hidden state grows as (equation 2; alpha bounds the feed-forward part, f_r beta the attention)
@@ -50,12 +50,12 @@ def _check_probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
 
 
-# -- which speculations hit ----------------------------------------------------------------------
+# -- hit patterns --------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
 def _uniforms(seed: int, token: int, block: int) -> tuple[float, ...]:
-    # One generator gives a whole block of layers: starting it costs more than 64 draws.
+    # One generator serves a whole block of layers: its start costs more than 64 draws.
     count = block * (_BLOCK // _DRAWS_PER_COUNT)
     generator = np.random.Philox(
         key=np.array([seed, _STREAM], dtype=np.uint64),
@@ -74,8 +74,8 @@ def _uniform(seed: int, token: int, layer: int) -> float:
 class RateHits:
     """Every speculation hits with the same probability `rate`, independently of all others.
 
-    The draws do not depend on the rate: what hits at one rate hits at every higher one. Raises
-    ValueError where `rate` is outside [0, 1] or `seed` is not an integer of 64 bits.
+    The draws do not depend on the rate: a hit at one rate is a hit at every higher one. Raises
+    ValueError if `rate` is outside [0, 1] or `seed` is not an integer of 64 bits.
     """
 
     rate: float
@@ -95,8 +95,8 @@ class LayerHits:
     """Speculations of layer l hit with probability `probabilities[l]` (ALSpec section 2, figure 3b:
     the final layers accept more often than the others).
 
-    Draws are those of `RateHits` with the same seed. Raises ValueError where a probability is outside
-    [0, 1], where there is none, or where a layer is asked for that has none.
+    Draws are those of `RateHits` with the same seed. Raises ValueError if a probability is outside
+    [0, 1], if there is none, or if a layer has none.
     """
 
     probabilities: tuple[float, ...]
@@ -119,11 +119,11 @@ class LayerHits:
 @dataclass(frozen=True, slots=True)
 class CountHits:
     """Exactly `hits` of `layers` speculations hit in every token, as evenly spread as integers allow:
-    from one hit to the next it is never more than ceil(layers / hits) layers.
+    the distance between two hits is at most ceil(layers / hits) layers.
 
     The paper's latency formula counts hits in this way (ALSpec appendix F). `shift` moves the pattern to
-    earlier layers, around the end: without it the last layer hits wherever any does. Raises ValueError where
-    `hits` is not an integer from 0 to `layers`, or where a layer is asked for that is not there.
+    earlier layers, cyclically: without it the last layer hits if any layer does. Raises ValueError if `hits`
+    is not an integer from 0 to `layers`, or a layer does not exist.
     """
 
     hits: int
@@ -144,13 +144,14 @@ class CountHits:
 
 
 def hit_draws(rate: float, layers: int, rounding: Rounding = "floor") -> list[tuple[float, HitPattern]]:
-    """The hit rate `rate` as exact counts over `layers` layers: (weight, pattern), weights adding to 1.
+    """Returns the hit rate `rate` as exact counts over `layers` layers: (weight, pattern), weights adding to
+    1.
 
     "floor" rounds rate * layers down, as the formula of ALSpec appendix F does (an upper bound of the
-    latency), "ceil" up; "fractional" gives both, weighted so that the mean count is rate * layers, as
-    the projection of ALSpec table 3 takes it (0.65 of 32 layers: 20.8). A product within 1e-9 of an
-    integer is that integer, which floating-point products often miss. Whoever wants a mean latency
-    weights the latencies of the patterns. Raises ValueError on arguments out of range.
+    latency), "ceil" up; "fractional" gives both, weighted so that the mean count is rate * layers, as in
+    the projection of ALSpec table 3 (0.65 of 32 layers: 20.8). A product within 1e-9 of an integer is that
+    integer, which floating-point products often miss. A mean latency is the weighted mean of the patterns'
+    latencies. Raises ValueError on arguments out of range.
     """
     _check_probability("rate", rate)
     _check_count("layers", layers, 1)
@@ -171,10 +172,10 @@ def hit_draws(rate: float, layers: int, rounding: Rounding = "floor") -> list[tu
 
 
 def balanced(draws: Sequence[tuple[float, HitPattern]]) -> list[tuple[float, HitPattern]]:
-    """Counted draws in which the last layer hits as often as the others do: with weight hits / layers.
+    """Returns counted draws in which the last layer hits as often as the others: with weight hits / layers.
 
-    That layer counts more than others where its attention overlaps the LM head. Other patterns pass as
-    they are.
+    The last layer matters more than others if its attention overlaps the LM head. Other patterns are
+    returned unchanged.
     """
     found: list[tuple[float, HitPattern]] = []
     for weight, pattern in draws:
@@ -187,7 +188,7 @@ def balanced(draws: Sequence[tuple[float, HitPattern]]) -> list[tuple[float, Hit
     return found
 
 
-# -- what an accepted speculation may cost -------------------------------------------------------
+# -- bounds of an accepted speculation's error ---------------------------------------------------
 
 
 def _check_constants(alpha: float, beta: float, f_r: float) -> None:
@@ -204,14 +205,14 @@ def _check_deltas(deltas: Sequence[float]) -> None:
 
 
 def worst_case_bound(deltas: Sequence[float], alpha: float, beta: float, f_r: float) -> float:
-    """Largest deviation of the last hidden state, in the unit of `deltas` (ALSpec equations 1 and 3).
+    """Returns the largest deviation of the last hidden state, in the unit of `deltas` (ALSpec equations 1
+    and 3).
 
-    `deltas[i]` bounds ||A~ - A|| of the i-th layer, first layer first (0 where the speculation was
-    rejected); `alpha`, `beta` and `f_r` are the Lipschitz constants of the feed-forward part, of the
-    attention's input and of attention at the given magnitude R of its input. The paper calls the
-    result epsilon. Reached where all errors point the same way; inf where it is beyond floating point
-    (attention's constant grows like R^2 e^(R^2)). Raises ValueError on a negative or infinite argument,
-    or no layer.
+    `deltas[i]` bounds ||A~ - A|| of the i-th layer, first layer first (0 if the speculation was rejected);
+    `alpha`, `beta` and `f_r` are the Lipschitz constants of the feed-forward part, of the attention's
+    input and of attention at the given magnitude R of its input. The paper calls the result epsilon. It
+    is reached if all errors point the same way, and inf if it overflows floating point (attention's
+    constant grows like R^2 e^(R^2)). Raises ValueError on a negative or infinite argument, or no layer.
     """
     _check_deltas(deltas)
     _check_constants(alpha, beta, f_r)
@@ -227,7 +228,7 @@ def worst_case_bound(deltas: Sequence[float], alpha: float, beta: float, f_r: fl
 
 
 def linear_bound(layers: int, alpha: float, beta: float, f_r: float, delta: float) -> float:
-    """`worst_case_bound` to first order in alpha and f_r beta, every layer within `delta`:
+    """Returns `worst_case_bound` to first order in alpha and f_r beta, every layer within `delta`:
 
         delta (N + alpha N (N + 1) / 2 + f_r beta N (N - 1) / 2),   N = layers
 
@@ -252,16 +253,16 @@ def linear_bound(layers: int, alpha: float, beta: float, f_r: float, delta: floa
 def high_probability_bound(
     threshold: float, layers: int, c: float, failure_probability: float = 0.05
 ) -> float:
-    """What ||H~_N - H_N|| / ||H|| stays below, except with `failure_probability` (ALSpec appendix A.3):
+    """Returns the bound of ||H~_N - H_N|| / ||H||, except with `failure_probability` (ALSpec appendix A.3):
 
         threshold sqrt((4 - ln failure_probability) layers / c)
 
     printed for 0.05 as lambda sqrt(7 N / c). `threshold` is the verification threshold lambda, `c` the
-    universal constant of Naor's inequality of the Azuma type, which the paper does not put a number to.
-    It holds only if errors have mean 0 given the layers before, which the paper assumes without proof,
-    and, since it only adds them up, if no layer amplifies those of the layers before.
+    universal constant of Naor's inequality of the Azuma type, for which the paper gives no number. It
+    holds only if errors have mean 0 given the layers before, which the paper assumes without proof,
+    and, since it only adds errors up, if no layer amplifies errors of the layers before.
 
-    Raises ValueError where `threshold` is negative, `layers` is not a positive integer, `c` is not
+    Raises ValueError if `threshold` is negative, `layers` is not a positive integer, `c` is not
     positive or the probability does not lie inside (0, 1).
     """
     _check_number("threshold", threshold)

@@ -22,12 +22,12 @@ from simcore.studies.decode.runner import Bench, Case, Result, mesh_of
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
 from simcore.studies.decode.timeline import shown_case, timeline
 
-# By how much of it two sums of the same steps may differ.
+# Relative rounding error of two sums of the same steps.
 ROUNDING = 1e-12
 
 
 def run(bench: Bench, progress: Progress) -> Outcome:
-    """Runs a decode scenario. Raises InputError where nothing of it can be run."""
+    """Runs a decode scenario. Raises InputError if no case of it fits into memory."""
     wanted = cases(bench)
     reasons = {case: does_not_fit(bench, case) for case in wanted}
     fitting = [case for case in wanted if reasons[case] is None]
@@ -60,8 +60,8 @@ def run(bench: Bench, progress: Progress) -> Outcome:
 
 
 def _checked_trace(bench: Bench, case: Case) -> Trace:
-    """The trace of a case on all its ranks. Raises LawError where a second run leaves other bytes, or where
-    one rank could not have stood for the others of its tensor-parallel group."""
+    """Returns the trace of a case on all its ranks. Raises LawError if a second run gives other bytes, or the
+    ranks of a tensor-parallel group are not in lockstep."""
     trace = bench.trace(case)
     if bench.hardware.measured:
         return trace
@@ -100,7 +100,7 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     for source, part in shares:
         yield Row(axes, "price_share", part, "", op_kind=source)
     if axes.strategy == "tensor_parallel":
-        # Of speculation it is none: who takes a hit reads no KV.
+        # It is no lower bound for speculation: a hit skips reading KV.
         least_s = metrics.read_once_s(
             bench.model(case).read_bytes(case.context), bench.hardware.hbm_bytes_per_s
         )
@@ -133,7 +133,7 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
     if axes.strategy == "alspec" and case.overlap:
         serial = bench.run(replace(case, overlap=False))
         gain_s = serial.latency_s - _exchange_s(bench, case) - result.latency_s
-        # What is left of two sums of the same steps is no gain.
+        # The rounding error of two sums of the same steps is no gain.
         gain_s = gain_s if abs(gain_s) > ROUNDING * result.latency_s else 0.0
         yield Row(axes, "overlap_gain_s", gain_s, "s", source="less the exchange at which both groups meet")
     if result.free:
@@ -143,7 +143,7 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
         yield Row(axes, "latency_if_priced_s", priced.latency_s, "s", low_s, high_s, why)
     extra_s = _verification_s(bench, case)
     # Each kernel is priced by its own measurements, and at long contexts the speculative one may be faster:
-    # what it does besides takes time then too, but less than the two kernels differ by.
+    # its extra work takes time then too, but less than the difference between the kernels.
     faster = extra_s < 0.0
     told = "per layer; the speculative kernel is priced below the plain one" if faster else "per layer"
     yield Row(axes, "verification_s", None if faster else extra_s, "s", source=told)
@@ -160,7 +160,7 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
 
 
 def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
-    """What an accepted speculation may do to the output, relative to a hidden state of unit norm."""
+    """Yields bounds of an accepted speculation's error, relative to a hidden state of unit norm."""
     layers, given = bench.config.layers, bench.scenario.error_bounds
     worst = worst_case_bound([threshold] * layers, given.alpha, given.beta, given.f_r)
     text = f"App. A.1 with alpha {given.alpha:g}, beta {given.beta:g}, f(R) {given.f_r:g}, delta = threshold"
@@ -175,7 +175,7 @@ def _bounds(bench: Bench, threshold: float) -> Iterator[tuple[str, float, str]]:
 
 
 def _verification_s(bench: Bench, case: Case) -> float:
-    """What a layer's speculative attention costs beyond a plain one (ALSpec section 3.4)."""
+    """Returns the seconds of a layer's speculative attention beyond a plain one (ALSpec section 3.4)."""
     model, price = bench.model(case), _price(bench, case)
     sizes = {"context": case.context}
     speculative = sum(price(op.at(sizes)).seconds for op in model.speculate.ops)
@@ -192,7 +192,7 @@ def _price(bench: Bench, case: Case) -> Pricer:
 
 
 def _steps(bench: Bench, fitting: Sequence[Case]) -> dict[str, list[Any]]:
-    """When each token of each case began and ended, as columns."""
+    """Returns the begin and end of each token of each case, as columns."""
     steps = [(case.axes, token) for case in fitting for token in bench.run(case).tokens]
     place = ("label", "context_tokens", "batch", "hit_rate")
     return {
@@ -204,7 +204,8 @@ def _steps(bench: Bench, fitting: Sequence[Case]) -> dict[str, list[Any]]:
 
 
 def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
-    """What each strategy launches at the first context and batch, on the machine that prints."""
+    """Returns the launches of each strategy at the first context and batch, as the machine `record` prints
+    them."""
     lines: list[str] = []
     seen: set[str] = set()
     for case in cases(bench):

@@ -1,6 +1,5 @@
-"""One layer of attention-level speculation on every rank, as ALSpec's Figure 6 draws it.
-
-from the beginning of one exchange of priorities to the end of the next
+"""The timeline of one layer of attention-level speculation on every rank, as in ALSpec's Figure 6, from the
+beginning of one exchange of priorities to the end of the next.
 """
 
 from collections import defaultdict
@@ -16,8 +15,8 @@ from simcore.studies.decode.speculation import CountHits
 
 
 def shown_case(fitting: Sequence[Case]) -> Case:
-    """The case whose trace is kept: two-group speculation at the longest context and the largest batch, on
-    most devices, with most hits."""
+    """Returns the case whose trace is kept: two-group speculation if there is any, at the longest context and
+    the largest batch, on most devices, with most hits."""
 
     def order(case: Case) -> tuple[bool, int, int, int, float]:
         axes = case.axes
@@ -28,8 +27,9 @@ def shown_case(fitting: Sequence[Case]) -> Case:
 
 
 def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
-    """One layer, from an exchange of priorities to the end of the next, for a hit and for a miss (ALSpec
-    Figure 6); none where a model has fewer than four layers, of which none is an inner one."""
+    """Returns the events of one layer, from one exchange of priorities to the end of the next, for a hit and
+    for a miss (ALSpec Figure 6); empty if a model has fewer than four layers, so that none is an inner
+    one."""
     layers = bench.config.layers
     if layers < 4:
         return []
@@ -39,7 +39,7 @@ def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
     if {mixed(0, layer) for layer in inner} == {True, False}:
         runs = [(mixed, ("hit", "miss"))]
     else:
-        # A single inner layer shows one of the two: a run each.
+        # A single inner layer shows only one of the two: hit and miss need a run each.
         runs = [(CountHits(layers, layers), ("hit",)), (CountHits(0, layers), ("miss",))]
     events: list[dict[str, Any]] = []
     for pattern, outcomes in runs:

@@ -1,4 +1,4 @@
-"""What an operator study says in words: which method is fastest where, and what to be warned of."""
+"""The answer of an operator study in words: the fastest method by length, and warnings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from simcore.studies.operators.runner import Bench
 
 
 def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
-    """Which method is fastest where, and at how many tokens the next one passes it: one sentence."""
+    """Returns one sentence: the fastest methods, and the tokens at which the next one passes."""
     verdicts: dict[str, list[OperatorAxes]] = {}
     for setting, members in settings(cases).items():
         verdicts.setdefault(_verdict(leads(bench, members)), []).append(setting)
@@ -30,7 +30,7 @@ def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
 
 
 def _left_out(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
-    """The methods that cannot be ranked with the others."""
+    """Returns the methods that cannot be ranked with the others, in words."""
     out = not_ranked(bench, cases)
     if not out:
         return ""
@@ -42,7 +42,7 @@ def _left_out(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
 
 
 def standings(bench: Bench, cases: Sequence[OperatorAxes]) -> list[Standing]:
-    """The fastest method at each setting and length, of those that are priced on the same basis."""
+    """Returns the fastest method at each setting and length, among the cases that can be ranked."""
     best: dict[tuple[Any, ...], tuple[float, OperatorAxes]] = {}
     for case, latency_s in ranked(bench, cases):
         place = (case.length or 0, case.batch, case.decay or 0)
@@ -83,7 +83,7 @@ def _time(seconds: float) -> str:
 
 
 def _where(members: Sequence[OperatorAxes], of: Sequence[OperatorAxes]) -> str:
-    """The settings that share a verdict, in words; nothing where they are all that there are."""
+    """Returns the settings that share a verdict, in words; empty if all settings share it."""
     if len(members) == len(of):
         return ""
     words = []
@@ -115,7 +115,7 @@ def _verdict(found: Sequence[Lead]) -> str:
 
 
 def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
-    """Of decode attention: how many times as fast as the other one Flash-Decoding is."""
+    """Returns the speed-up of Flash-Decoding over FlashAttention-2 in words, for decode attention."""
     by: dict[tuple[int, int | None], dict[str, float]] = defaultdict(dict)
     for case in cases:
         latency_s = bench.run(case).latency_s
@@ -129,7 +129,7 @@ def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
 
 
 def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
-    """Prices that rest on no measurement, and what does not fit into memory."""
+    """Returns warnings: extrapolated and unmeasured prices, cases that do not fit into memory."""
     found: list[str] = []
     sources: dict[str, int] = defaultdict(int)
     out: dict[tuple[str, int], int] = {}
@@ -160,8 +160,8 @@ def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
 
 
 def errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Median absolute errors of the latencies that nothing was fitted to, all together, by method and by
-    source, with the worst; and how many cells' memory is predicted right."""
+    """Returns the median and worst errors of latencies that were not fitted, in total, by method and by
+    source; and the number of cells with memory predicted right."""
     predicted = [line for line in lines if line["metric"] == LATENCY and line["role"] != "fitted"]
     notes = []
     if predicted:
@@ -187,7 +187,7 @@ def _method(line: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(line: Mapping[str, Any]) -> list[str]:
-    """The tables that print a figure: "LeetDecoding Table 3, FA; LeetDecoding Table 9, FA" stands in two."""
+    """Returns the tables that print a figure: "LeetDecoding Table 3, FA; LeetDecoding Table 9, FA" has 2."""
     sources = str(line["source"]).split("; ")
     return list(dict.fromkeys(source.rpartition(",")[0] or source for source in sources))
 

@@ -1,8 +1,8 @@
-"""At which number of tokens one method passes another, and which is fastest where.
+"""Crossovers of methods by number of tokens, and the fastest method at each length.
 
-    gain(tokens) = latency of the one - latency of the other,   crossover = where it changes its sign
+    gain(tokens) = latency of one - latency of the other,   crossover = tokens at which it changes its sign
 
-Searched between neighbours of the scenario's lengths at which both fit into memory (`common.crossing`).
+The search is between neighbours of the scenario's lengths at which both fit into memory (`common.crossing`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from simcore.studies.operators.runner import Bench
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A method that is fastest from `first` to `last` tokens of a scenario's grid; `passes` is where it
-    passes the one before it, None for the first."""
+    """A method that is fastest from `first` to `last` tokens of a scenario's grid; `passes`: tokens at which
+    it passes the lead before it, None for the first lead or if unknown."""
 
     label: str
     first: int
@@ -25,7 +25,7 @@ class Lead:
 
 
 def settings(cases: Sequence[OperatorAxes]) -> dict[OperatorAxes, list[OperatorAxes]]:
-    """The cases by what they have in common besides method and tokens, in order."""
+    """Returns the cases by their setting, all axes except method and tokens, in order."""
     found: dict[OperatorAxes, list[OperatorAxes]] = {}
     for case in cases:
         found.setdefault(replace(case, length=None, strategy="", label=""), []).append(case)
@@ -33,8 +33,8 @@ def settings(cases: Sequence[OperatorAxes]) -> dict[OperatorAxes, list[OperatorA
 
 
 def crossovers(bench: Bench, cases: Sequence[OperatorAxes]) -> Iterator[Row]:
-    """A row for each place at which one method passes another; its axes are those of the one that is faster
-    below that place, its `rival` the one that is faster above."""
+    """Yields a row for each place at which one method passes another; its axes are of the method that is
+    faster below, its `rival` is the method that is faster above."""
     for members in settings(cases).values():
         by_method: dict[str, dict[int | None, OperatorAxes]] = {case.strategy: {} for case in members}
         for case, _ in ranked(bench, members):
@@ -46,7 +46,7 @@ def crossovers(bench: Bench, cases: Sequence[OperatorAxes]) -> Iterator[Row]:
 def _between(
     bench: Bench, ours: dict[int | None, OperatorAxes], theirs: dict[int | None, OperatorAxes]
 ) -> Iterator[Row]:
-    # The tokens at which both fit.
+    # The lengths at which both can be ranked.
     grid = sorted(tokens for tokens in ours.keys() & theirs.keys() if tokens is not None)
     if len(grid) < 2:
         return
@@ -63,7 +63,7 @@ def _between(
 
 
 def _search(bench: Bench, one: OperatorAxes, other: OperatorAxes, grid: Sequence[int]) -> Crossing:
-    """Where `other` becomes faster than `one`, or slower."""
+    """Returns the places where `other` becomes faster than `one`, or slower."""
 
     def gain(tokens: float) -> float:
         return bench.seconds(replace(one, length=round(tokens))) - bench.seconds(
@@ -74,8 +74,8 @@ def _search(bench: Bench, one: OperatorAxes, other: OperatorAxes, grid: Sequence
 
 
 def not_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> set[OperatorAxes]:
-    """The cases that are priced by the datasheet where others of the same setting and length were measured:
-    kernels reach a part of a datasheet's rates, so that these look faster than they are."""
+    """Returns the cases priced by the datasheet while others of the same setting and length were measured:
+    kernels reach only a part of a datasheet's rates, so these cases look faster than they are."""
     out: set[OperatorAxes] = set()
     for members in settings(cases).values():
         prices = {case: bench.run(case).price for case in members}
@@ -86,21 +86,20 @@ def not_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> set[OperatorAxes]
 
 
 def ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[tuple[OperatorAxes, float]]:
-    """The cases that fit and can be ranked, each with its latency in seconds."""
+    """Returns the cases that fit and can be ranked, each with its latency in seconds."""
     out = not_ranked(bench, cases)
     found = [(case, bench.run(case).latency_s) for case in cases if case not in out]
     return [(case, latency_s) for case, latency_s in found if latency_s is not None]
 
 
 def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
-    """The labels of the methods none of whose cases can be ranked."""
+    """Returns the labels of the methods without any case that can be ranked."""
     out, others = not_ranked(bench, cases), {case.label for case, _ in ranked(bench, cases)}
     return list(dict.fromkeys(case.label for case in cases if case in out and case.label not in others))
 
 
 def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
-    """Which method is fastest from where to where, of the cases of one setting that can be ranked; shortest
-    first."""
+    """Returns the leads among the cases of one setting that can be ranked, shortest lengths first."""
     best: dict[int, tuple[OperatorAxes, float]] = {}
     for case, latency_s in ranked(bench, members):
         assert case.length is not None
@@ -119,7 +118,8 @@ def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
 
 
 def _passes(bench: Bench, before: OperatorAxes | None, case: OperatorAxes) -> float | None:
-    """Where a method passes the one that led at the neighbour below; None where that one is out of memory."""
+    """Returns the tokens at which a method passes the lead of the length below; None if there is none, runs
+    are measured, or one of the two does not fit at both lengths."""
     if bench.device.measured or before is None or before.length is None or case.length is None:
         return None
     low = before.length

@@ -2,9 +2,9 @@
 
     device,model,method,batch,heads,kv_heads,length,rank,dim,decay,metric,value,unit,role,fitted_by,source
 
-`length` is the tokens, of decode attention the cached ones. Linear attention has rank and decay (0 or 1),
-decode attention kv_heads; the others are empty or left out, and so is `model`. `metric` is latency_s, or
-out_of_memory (1: the method ran out of it). Every figure says something of memory: one with a latency fits.
+`length` is the number of tokens, for decode attention of cached tokens. Linear attention has rank and decay
+(0 or 1), decode attention kv_heads; the others are empty or left out, and so is `model`. `metric` is
+latency_s, or out_of_memory (1: the method ran out of it). A figure with a latency means that the method fits.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from simcore.studies.published import Empty, PublishedValue, Role, Whole
 OUT_OF_MEMORY = "out_of_memory"
 LATENCY = "latency_s"
 Metric = Literal["latency_s", "out_of_memory"]
-# What tells cases apart, in a figure and in axes alike.
+# Fields that tell cases apart, in figures and in axes.
 PLACE = ("batch", "heads", "kv_heads", "length", "rank", "dim", "decay")
 
 
@@ -50,14 +50,14 @@ class OperatorPublished:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See Published; as the study of the operator calls them."""
+        """See Published; with the names of the operator's study."""
         linear = ("batch", "heads", "length", "rank", "dim", "decay")
         decode = ("batch", "q_heads", "kv_heads", "head_dim", "context_tokens")
         return ("strategy", "label", *(linear if self.kv_heads is None else decode))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """See Published. What took some time did not run out of memory."""
+        """See Published. A method with a latency did not run out of memory."""
         return (OUT_OF_MEMORY,) if self.metric == OUT_OF_MEMORY else (OUT_OF_MEMORY, LATENCY)
 
     def is_of(self, axes: OperatorAxes) -> bool:
@@ -71,8 +71,8 @@ class OperatorPublished:
 
 
 def each_once(published: Iterable[OperatorPublished]) -> list[OperatorPublished]:
-    """The figures, with one that is printed again (same method, place, metric and value) joined to the first:
-    its source names both, and it is fitted where either is."""
+    """Returns the figures without repeats: a figure printed again (same method, place, metric and value) is
+    joined to the first, whose source names both; it is fitted if either is."""
     once: dict[tuple[Any, ...], OperatorPublished] = {}
     for figure in published:
         key = (figure.device, figure.method, *_place(figure), figure.metric, figure.value)

@@ -1,7 +1,7 @@
 """Runs cases of an operator study on one device.
 
-latency  = host time until the device has it + price of the op, but no less than the host's launch
-           (simulated; `seconds` asks prices alone)
+latency  = host time until the device has the launch + price of the op, at least the host's launch time
+           (simulated; `seconds` computes it from prices alone)
 fits     = memory_bytes(op) <= memory of the device
 """
 
@@ -24,7 +24,7 @@ from simcore.studies.operators.scenario import LinearAttentionScenario, Operator
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one case gave. `latency_s` is None where it does not fit into memory."""
+    """The result of one case. `latency_s` is None if it does not fit into memory."""
 
     latency_s: float | None
     low_s: float | None
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A run, the mean latency of its launches after the first, and what the op took in the last."""
+    """A run, the mean latency of its counted launches, and the op's price in the last."""
 
     trace: Trace
     latency_s: float
@@ -45,8 +45,8 @@ class _Launched:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers what they gave. `processors`: how many blocks
-    it runs side by side."""
+    """Runs cases of one scenario on one device, and caches the results. `processors`: number of blocks that
+    the device runs concurrently."""
 
     scenario: OperatorScenario
     device: SingleDevice
@@ -55,7 +55,8 @@ class Bench:
     prices: dict[OperatorAxes, float] = field(default_factory=dict)
 
     def cases(self) -> Iterator[OperatorAxes]:
-        """All points of the scenario: settings outermost, then methods, then tokens."""
+        """Yields all cases: settings outermost, then methods, then tokens; of decode attention points, then
+        methods."""
         scenario = self.scenario
         if isinstance(scenario, LinearAttentionScenario):
             for decay in scenario.decay:
@@ -81,7 +82,7 @@ class Bench:
                 )
 
     def op(self, case: OperatorAxes) -> Op:
-        """What a case launches; Flash-Decoding with its splits chosen, if they are not given."""
+        """Returns the op of a case; Flash-Decoding with its splits chosen, if they are not given."""
         assert case.length is not None
         if isinstance(self.scenario, LinearAttentionScenario):
             assert case.rank is not None
@@ -122,20 +123,20 @@ class Bench:
         return memory_bytes(op) <= self.device.memory_bytes
 
     def run(self, case: OperatorAxes) -> Result:
-        """The result of a case, the median run of several; no case is run twice."""
+        """Returns the result of a case, the median run of several; no case runs twice."""
         if case not in self.results:
             op = self.op(case)
             needed = memory_bytes(op)
             if needed <= self.device.memory_bytes:
                 runs = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
-                # The run whose op times a replay takes, and whose trace is shown.
+                # The median run comes first: its latency is the result, and a replay takes its op times.
                 self.results[case] = _result(middle_first(runs, lambda run: run.trace.end_s), op, needed)
             else:
                 self.results[case] = Result(None, None, None, needed, None, op)
         return self.results[case]
 
     def seconds(self, case: OperatorAxes) -> float:
-        """The latency of a case that fits, from prices alone: what `run` simulates."""
+        """Returns the latency of a case that fits, from prices alone; `run` simulates the same."""
         if case not in self.prices:
             op, costs = self.op(case), self.device.overheads
             launch_s = costs.whole_launch_s(op.kernels)
@@ -143,7 +144,7 @@ class Bench:
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
-        """What a case leaves behind."""
+        """Returns the trace of a case."""
         return self._launched(self.op(case), "").trace
 
     def _launched(self, op: Op, name: str, title: str = "") -> _Launched:
@@ -170,15 +171,16 @@ def _title(case: OperatorAxes) -> str:
 
 
 def memory_bytes(op: Op) -> float:
-    """Most bytes of device memory that an op of either study has in use at once."""
+    """Returns the peak device memory of an op of either study, bytes."""
     linear = op.kind.startswith("linear_attention")
     return ops_linear_attention.memory_bytes(op) if linear else ops_flash_decoding.memory_bytes(op)
 
 
 def _result(runs: Sequence[_Launched], op: Op, needed: float) -> Result:
-    """What the first of several runs gave; of several, the least and the largest latency are the interval."""
+    """Returns the result of the first run; if there are several, with the least and the largest latency as
+    interval."""
     latency_s, price = runs[0].latency_s, runs[0].price
-    # All but the op itself is the host's: certain, as far as its overheads are.
+    # The rest of the latency is the host's, which has no interval of its own.
     host_s = latency_s - price.seconds
     if len(runs) > 1:
         each = [run.latency_s for run in runs]

@@ -1,4 +1,4 @@
-"""What a user asks of the studies of single operators: which methods, at which shapes, on which device.
+"""Scenarios of the studies of single operators: methods, shapes, device.
 
 runs of linear_attention = methods * batch * decay * length
 runs of decode_attention = methods * (batch * context_tokens, or shapes)
@@ -14,7 +14,7 @@ from simcore.input.files import nearest
 from simcore.models.operators import DECODE_ATTENTION, LINEAR_ATTENTION
 from simcore.studies.fields import Costs, Dtype, HostOverheads, OnCpu, OnDevices, ToCompare, Unused
 
-# Some methods are a launch a token and more: streams of ops beyond this take minutes to build.
+# Some methods have one launch per token or more: longer streams of ops take minutes to build.
 MOST_LENGTH = 1_000_000
 MOST_CONTEXT = 100_000_000
 MOST_BATCH = 1_000_000
@@ -134,7 +134,7 @@ class DecodeAttentionScenario(OperatorCommon):
 
     @property
     def points(self) -> list[tuple[int, int]]:
-        """(batch, context_tokens) of every point, in the order of the file."""
+        """The (batch, context_tokens) of every point, in the order of the file."""
         if self.shapes:
             return [(shape.batch, shape.context_tokens) for shape in self.shapes]
         return [(batch, context) for batch in self.batch or () for context in self.context_tokens or ()]

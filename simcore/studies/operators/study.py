@@ -20,7 +20,7 @@ from simcore.studies.processes import SHORT_S, in_processes
 
 
 def run(bench: Bench, progress: Progress) -> Outcome:
-    """Runs an operator study. Raises InputError where nothing fits into the device's memory."""
+    """Runs an operator study. Raises InputError if no case fits into the device's memory."""
     cases = list(bench.cases())
     results = in_processes(
         lambda i: bench.run(cases[i]),
@@ -45,7 +45,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         least[_place(case)] = min(latency_s, least.get(_place(case), latency_s))
     rows = [row for case in cases for row in _rows(bench, case, least, ranked=case not in out)]
     progress("crossovers", 0, 1)
-    # Between measured lengths nothing is known.
+    # Measured runs give no latencies between their lengths.
     rows += [] if bench.device.measured else crossovers(bench, cases)
     progress("crossovers", 1, 1)
     return Outcome(
@@ -60,7 +60,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
 
 
 def _shown(bench: Bench, fitting: Sequence[OperatorAxes]) -> OperatorAxes:
-    """The case whose trace is kept: the fastest one at the most tokens and the largest batch."""
+    """Returns the case whose trace is kept: the fastest at the most tokens and the largest batch."""
     tokens = max(case.length or 0 for case in fitting)
     batch = max(case.batch for case in fitting if case.length == tokens)
     here = [case for case in fitting if (case.length, case.batch) == (tokens, batch)]
@@ -68,7 +68,7 @@ def _shown(bench: Bench, fitting: Sequence[OperatorAxes]) -> OperatorAxes:
 
 
 def _place(case: OperatorAxes) -> tuple[Any, ...]:
-    """What a case shares with those that it is compared with."""
+    """Returns the place of a case, which compared cases share."""
     return case.batch, case.length, case.decay
 
 
@@ -103,7 +103,7 @@ def _latency(bench: Bench, case: OperatorAxes, result: Result) -> Row:
 
 
 def _sources(bench: Bench, fitting: Sequence[OperatorAxes]) -> dict[str, float]:
-    """Share of the cases by where their price comes from: times of methods differ too much to be added up."""
+    """Returns the share of the cases by source of price; times of methods differ too much to be added up."""
     found: dict[str, float] = {}
     for case in fitting:
         price = bench.run(case).price
@@ -113,7 +113,7 @@ def _sources(bench: Bench, fitting: Sequence[OperatorAxes]) -> dict[str, float]:
 
 
 def tape(bench: Bench, record: Callable[..., Any]) -> list[str]:
-    """What each method launches at the first setting and the fewest tokens, on the machine that prints."""
+    """Returns the launches of each method in its first case, as the machine `record` prints them."""
     lines: list[str] = []
     seen: set[str] = set()
     for case in bench.cases():

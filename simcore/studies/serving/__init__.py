@@ -3,8 +3,8 @@
     TTFT, TPOT, ITL, E2E, throughput and goodput by vLLM's formulas (figures.py)
     total iterations, overlap and speed-up by Flover's
 
-A figure is a mean over replicas with its 95 % interval; arrivals and lengths come from random streams of
-their own, so that every strategy is asked for the same requests.
+A figure is a mean over replicas with its 95 % interval; arrivals and lengths have random streams of their
+own, so that every strategy gets the same requests.
 """
 
 from simcore.studies.serving.laws import LAWS

@@ -1,8 +1,8 @@
-"""What a serving study says in words: which way of serving wins, and why; what to be warned of.
+"""The answer of a serving study in words: the best strategy and the reason, notes and warnings.
 
-The winner at the heaviest load keeps most promises where there are any (`slo`), and has the lowest mean E2E
-latency where there are none, or where others keep as many. Promises are kept where `NEARLY_ALL` of the
-requests get all of them: where no way does that, the answer says so, and names the nearest.
+With SLOs, the winner at the heaviest load has the highest attainment; without SLOs, or among strategies with
+equal attainment, the lowest mean E2E latency. SLOs count as met if `NEARLY_ALL` of the requests meet all of
+them: if no strategy does, the answer says so and names the nearest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.runner import Bench, Case, Found
 from simcore.workload import arrivals
 
-# Attainments that differ by less than this are the same.
+# Attainments that differ by less than this count as equal.
 SAME = 0.005
 
 
 def answer(bench: Bench, found: Sequence[Found]) -> str:
-    """One sentence: the winner at the heaviest load, by how much, and what makes the difference."""
+    """Returns one sentence: the winner at the heaviest load, its lead, and the reason."""
     here = _heaviest(found)
     if not any(one.value("completed") for one in here):
         requests = here[0].case.axes.requests
@@ -39,7 +39,7 @@ def answer(bench: Bench, found: Sequence[Found]) -> str:
 
 
 def _unsettled(best: Found) -> str:
-    """That sessions last too long for the run to come to the load that they would make in the end."""
+    """Returns a remark if sessions last too long for the run to reach a steady state."""
     axes = best.case.axes
     if axes.arriving == "requests" or not best.windows[0].unrated:
         return ""
@@ -47,7 +47,7 @@ def _unsettled(best: Found) -> str:
 
 
 def standings(bench: Bench, found: Sequence[Found]) -> list[Standing]:
-    """The best way of serving at each load and number of devices."""
+    """Returns the best strategy at each load and number of devices."""
     promised = bool(_promises(bench))
     points: dict[Any, list[Found]] = {}
     for one in found:
@@ -58,17 +58,17 @@ def standings(bench: Bench, found: Sequence[Found]) -> list[Standing]:
 
 
 def _several_counts(found: Sequence[Found]) -> bool:
-    """Whether cases differ in the number of their devices, so that it has to be named."""
+    """Whether cases differ in their number of devices, so that the answer must name it."""
     return len({one.case.axes.devices for one in found}) > 1
 
 
-# What tells one place of a study from another, by the columns of results.csv.
+# Columns of results.csv that identify a place of a study.
 PLACE = ("devices", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
 
 
 def _place(one: Found) -> tuple[float, ...]:
-    """How heavy the load of a case is, and of those that are as heavy for each device, which one it is: few
-    devices stand for the heavier."""
+    """Returns a key that orders loads by weight and identifies them; at equal weight per device, fewer
+    devices count as heavier."""
     axes = one.case.axes
     rate = axes.rate_per_s or 0.0
     return (*_weight(one), -axes.devices, rate, axes.prompt_tokens, axes.output_tokens)
@@ -82,7 +82,7 @@ def _standing(one: Found, promised: bool, several: bool) -> Standing:
     count = (
         f" on {axes.devices} device{'s' if axes.devices > 1 else ''}" if several or axes.devices > 1 else ""
     )
-    # Who keeps nearly all is as good as who keeps all; the latency decides then.
+    # Strategies that meet nearly all SLOs count as equal; then the latency decides.
     lost = 0.0 if not promised or _kept(one) >= NEARLY_ALL else 1.0 - _kept(one)
     return Standing(
         at=f"{_load(one.case)}{count}",
@@ -96,12 +96,12 @@ def _standing(one: Found, promised: bool, several: bool) -> Standing:
     )
 
 
-# A share of promises that a planner takes for all.
+# The share of requests within the SLOs that counts as all.
 NEARLY_ALL = 0.99
 
 
 def _verdict(ranked: Sequence[Found], promises: str) -> str:
-    """Who is best, and in what."""
+    """Returns the best strategy and its result, in words."""
     best, several = ranked[0], len(ranked) > 1
     name, nearly = best.case.axes.label, f"{NEARLY_ALL:.0%} of the requests"
     if not promises:
@@ -119,7 +119,7 @@ def _verdict(ranked: Sequence[Found], promises: str) -> str:
 
 
 def _tail(bench: Bench, best: Found) -> str:
-    """The slowest of the winner's requests, and on how many of them that rests."""
+    """Returns the winner's p99 latencies, and the number of requests behind them if it is small."""
     text = f"p99 TTFT {_time(best, 'ttft_p99_s')}"
     if bench.scenario.slo.tpot_s is not None and best.value("tpot_p99_s") is not None:
         text += f", p99 TPOT {_time(best, 'tpot_p99_s')}"
@@ -128,8 +128,8 @@ def _tail(bench: Bench, best: Found) -> str:
 
 
 def _elsewhere(best: Found, found: Sequence[Found]) -> str:
-    """What was tried that keeps the promises, where nothing does here: more devices, or a lighter load; or
-    what comes nearest with more devices."""
+    """Returns the cases that meet the SLOs with more devices or at a lighter load, or else the nearest one
+    with more devices, in words."""
     axes, point = best.case.axes, best.case.point
     more = [
         one
@@ -153,12 +153,12 @@ def _elsewhere(best: Found, found: Sequence[Found]) -> str:
 
 
 def _rate(one: Found) -> float:
-    """How heavy a load is beside others of the same requests: its rate, or its clients."""
+    """Returns the weight of a load among loads of the same requests: its clients or its rate."""
     return float(one.case.point.clients or one.case.axes.rate_per_s or 0.0)
 
 
 def _lighter(one: Found, than: Found) -> bool:
-    """Whether a case has the same devices and requests, which come more slowly."""
+    """Whether a case has the same devices and requests at a lower rate or with fewer clients."""
     if one.case.point.devices != than.case.point.devices or not _rate(one) < _rate(than):
         return False
     ours, theirs = ({**vars(of.case.point.workload), "arrivals": None} for of in (one, than))
@@ -166,14 +166,14 @@ def _lighter(one: Found, than: Found) -> bool:
 
 
 def _promises(bench: Bench) -> str:
-    """What is promised, in words; empty where nothing is."""
+    """Returns the SLOs in words; empty if there are none."""
     limits = bench.scenario.slo.model_dump()
     words = [f"{name[:-2].upper()} {seconds(limit)}" for name, limit in limits.items() if limit is not None]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def _next(best: Found, other: Found, promised: bool) -> str:
-    """The next best: how far behind, and why."""
+    """Returns the next best strategy, its distance and the reason, in words."""
     name = other.case.axes.label
     decided = "e2e_mean_s"
     if promised and abs(_kept(best) - _kept(other)) >= SAME:
@@ -187,8 +187,8 @@ def _next(best: Found, other: Found, promised: bool) -> str:
 
 
 def _too_close(best: Found, other: Found, figure: str) -> bool:
-    """Whether the replicas leave open which of two is ahead in a figure: the interval of their paired
-    differences holds zero. Where none differs, that is no chance."""
+    """Whether the replicas leave open which of two cases is ahead in a figure: the interval of their paired
+    differences contains zero. False if no pair differs."""
     pairs = zip(best.replicas, other.replicas, strict=True)
     both = [(ours[figure][0], theirs[figure][0]) for ours, theirs in pairs]
     lost = [{"lost": (b - a, "")} for a, b in both if a is not None and b is not None]
@@ -199,13 +199,13 @@ def _too_close(best: Found, other: Found, figure: str) -> bool:
 
 
 def _heaviest(found: Sequence[Found]) -> list[Found]:
-    """The cases at the load with most tokens a second for each device."""
+    """Returns the cases at the load with most tokens per second and device."""
     heaviest = max(found, key=_weight).case.point
     return [one for one in found if one.case.point == heaviest]
 
 
 def _weight(one: Found) -> tuple[float, float, float]:
-    """How heavy the load of a case is: tokens a second for each device, clients, requests."""
+    """Returns the weight of a case's load: tokens per second and device, clients, requests."""
     axes = one.case.axes
     tokens = axes.prompt_tokens + axes.output_tokens
     clients = one.case.point.clients or 0
@@ -213,8 +213,8 @@ def _weight(one: Found) -> tuple[float, float, float]:
 
 
 def _ranked(here: Sequence[Found], promised: bool) -> list[Found]:
-    """Best first: those that keep nearly as many promises as the best by their latency, then the others by
-    the promises that they keep."""
+    """Returns the cases, best first: cases with nearly the best attainment by latency, then the others by
+    attainment."""
     most = max(_kept(one) for one in here) if promised else 0.0
 
     def rank(one: Found) -> tuple[float, float]:
@@ -248,7 +248,7 @@ def _share(one: Found) -> str:
     share = one.value("slo_attainment")
     if share is None:
         return "none"
-    # What is not quite all, or nothing, is not said to be.
+    # Rounding must not turn a share into 0 or 100 %.
     if 0.9995 <= share < 1.0:
         return "over 99.9%"
     return "under 0.1%" if 0.0 < share < 0.0005 else f"{share:.1%}"
@@ -260,7 +260,7 @@ def _time(one: Found, name: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time as people write it.
+    """Returns a time in the usual notation.
 
     >>> seconds(0.0123), seconds(2.5), seconds(0.0)
     ('12.3 ms', '2.5 s', '0 ms')
@@ -269,7 +269,7 @@ def seconds(value: float) -> str:
 
 
 def _why(best: Found, other: Found) -> str:
-    """Where the time goes that the next best takes more: waiting, the first token, or each further one."""
+    """Returns where the next best loses most time, in words: waiting, the first token, or further tokens."""
     parts = {
         "wait": ("queue_mean_s", 1.0),
         "prefill": ("ttft_mean_s", 1.0),
@@ -295,7 +295,7 @@ def _why(best: Found, other: Found) -> str:
 
 
 def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
-    """What a reader has to know to read the figures."""
+    """Returns the notes that a reader of the figures needs."""
     told = ["figures are means over replicas; requests and levels over time are those of the first one"]
     rooms = {one.case.axes.label: one for one in found}
     told += [f"{name}: {one.room} a server" for name, one in rooms.items()]
@@ -312,7 +312,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
 
 
 def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
-    """KV blocks that a scenario gives a server and no device has room for."""
+    """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
     needed = [
@@ -331,7 +331,7 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
 
 
 def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) -> list[str]:
-    """What to be warned of: requests that were turned away, work done twice, prices that nobody measured."""
+    """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
     told = []
     for one in found:
         name, place = one.case.axes.label, _load(one.case)

@@ -1,12 +1,12 @@
-"""How far the figures of a serving study can be trusted: what was measured of each run, whether it had come
-to a steady state, and how many requests a percentile rests on.
+"""Certainty of a serving study's figures: the measured part of each run, whether it reached a steady state,
+and the number of requests behind a percentile.
 
-    beyond(p, n) = n (1 - p / 100)          expected requests beyond a percentile; `ENOUGH` make it firm
+    beyond(p, n) = n (1 - p / 100)          expected requests beyond a percentile; firm from `ENOUGH` on
     interval     = [x_(l), x_(u)], the order statistics with P(B < l) <= 2.5 % and P(B < u) >= 97.5 %,
                    B ~ binomial(n, p / 100)
 
-The interval holds for any distribution, of requests that are independent. Requests that wait for each other
-are not: there it is too narrow, and replicas say more.
+The interval holds for any distribution, if requests are independent. Requests that wait for each other are
+not: then it is too narrow, and replicas give a better one.
 """
 
 import math
@@ -19,7 +19,7 @@ from simcore.studies.serving.runner import Found
 from simcore.studies.serving.served import Floats
 from simcore.studies.serving.window import AS_ASKED
 
-# Requests that are expected beyond a percentile before it is taken as firm: 1,000 for p99, 200 for p95.
+# Expected requests beyond a firm percentile: 1,000 requests for p99, 200 for p95.
 ENOUGH = 10
 LEVEL = 0.95
 UPPER = (90, 95, 99)
@@ -28,7 +28,7 @@ NAMED = 2
 
 
 def needed(percent: int) -> int:
-    """How many requests make a percentile firm.
+    """Returns the number of requests that make a percentile firm.
 
     >>> [needed(percent) for percent in (50, 90, 95, 99)]
     [20, 100, 200, 1000]
@@ -37,8 +37,8 @@ def needed(percent: int) -> int:
 
 
 def interval(values: Floats, percent: int) -> tuple[float, float] | None:
-    """The 95 % interval of a percentile of values [n], by their order; None where there are too few."""
-    # A third of the time that `--help` takes would be the import of SciPy.
+    """Returns the 95 % interval of a percentile of values [n], by their order; None if they are too few."""
+    # Importing SciPy would be a third of the time of `--help`.
     from scipy.special import bdtr, bdtrik  # noqa: PLC0415
 
     count, share = len(values), percent / 100.0
@@ -52,8 +52,8 @@ def interval(values: Floats, percent: int) -> tuple[float, float] | None:
 
 
 def intervals(latencies: Mapping[str, Floats]) -> dict[str, tuple[float, float]]:
-    """The intervals of the upper percentiles of latencies, by the names of their figures, where there are
-    such."""
+    """Returns the intervals of the upper percentiles of latencies, if there are any, by the names of their
+    figures."""
     found = {
         f"{name}_p{percent}_s": interval(values, percent)
         for name, values in latencies.items()
@@ -63,13 +63,14 @@ def intervals(latencies: Mapping[str, Floats]) -> dict[str, tuple[float, float]]
 
 
 def requests(one: Found) -> int:
-    """How many answered requests a percentile of a case rests on: those of one replica, the one with the
-    fewest, for the percentile over replicas is the mean of those of each."""
+    """Returns the number of answered requests behind a percentile of a case: that of the replica with the
+    fewest, since the percentile over replicas is the mean of the replicas' percentiles."""
     return min((count for count in one.measured if count), default=0)
 
 
 def slowest(one: Found, percent: int = 99) -> str:
-    """What a percentile of a case rests on, where that is too little: "the slowest 2 of 200 requests"."""
+    """Returns the requests behind a percentile of a case in words, if they are too few: "the slowest 2 of 200
+    requests"."""
     count = requests(one)
     if count >= needed(percent):
         return ""
@@ -80,12 +81,12 @@ def slowest(one: Found, percent: int = 99) -> str:
 
 
 def growing(one: Found) -> bool:
-    """Whether ever more requests wait in the windows of most replicas."""
+    """Whether the queue grows in the windows of most replicas."""
     return 2 * sum(window.growing for window in one.windows) > len(one.windows)
 
 
 def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
-    """What to be warned of, each in one line; `name` says which case one is."""
+    """Returns warnings, each in one line; `name`: names a case."""
 
     def cases(those: Sequence[Found]) -> str:
         named = [name(one) for one in those[:NAMED]]

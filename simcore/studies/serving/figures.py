@@ -16,22 +16,22 @@ and over a window of the run (`simcore/studies/serving/window.py`):
                   count when its answer's first token comes
     utilisation = time of it in which a server runs a step / its length, mean over servers
 
-or over the whole run, as vLLM's benchmark has them, whose length is the duration. Latencies are those of the
-requests that come in the window; gaps between tokens those of the steps that begin in it. Greatest values and
-counts are always those of the whole run.
+or over the whole run, as in vLLM's benchmark, with the duration as length. Latencies are of the requests that
+come in the window; gaps between tokens are of the steps that begin in it. Maxima and counts are always of the
+whole run.
 
-Percentiles of requests are NumPy's linear ones, as vLLM's. Rejected requests have no latency, but count among
-the arrivals.
+Percentiles of requests are NumPy's linear ones, like vLLM's. Rejected requests have no latency, but count as
+arrivals.
 
 ITL: a step of r replays in t seconds is, for each request that decodes in it, r gaps of t / r. The
-percentiles are those of this weighted sample: the least gap such that at least so many percent of all gaps
-are not longer (NumPy's "inverted_cdf"). A step does not know how long its requests stood still before it
-(preempted, in steps that only prefilled, while the host prepared a launch), so percentiles leave that out;
-`unseen_gaps_s` says how much it is. The mean has it in: it is all time between tokens by the number of
-gaps, sum(finish_s - first_token_s) / sum(output_tokens - 1).
+percentiles are of this weighted sample: the least gap such that at least p percent of all gaps are not
+longer (NumPy's "inverted_cdf"). A step does not include the time for which its requests stood still before
+it (preempted, in steps that only prefilled, while the host prepared a launch), so percentiles leave this
+time out; `unseen_gaps_s` is its sum. The mean includes it: all time between tokens over the number of gaps,
+sum(finish_s - first_token_s) / sum(output_tokens - 1).
 
-Means over time weigh busy and idle time alike. Batch and queue are those of all servers together, KV shares
-those of a server. An iteration counts from the first token on, as in Flover: one that prefills only is none.
+Means over time weigh busy and idle time alike. Batch and queue are of all servers together, KV shares of one
+server. As in Flover, an iteration that only prefills and gives no token does not count.
 """
 
 import math
@@ -47,11 +47,11 @@ from simcore.studies.serving.levels import most_at_once, stretches
 from simcore.studies.serving.served import Bools, Floats, Ints, Served, Steps
 from simcore.studies.serving.window import Window, whole_run
 
-# A value, None where the run has none (no gap, no SLO, no duration), and its unit.
+# A value, None if the run has none (no gap, no SLO, no duration), and its unit.
 Figure = tuple[float | None, str]
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-# Figures that are of a window.
+# Figures of a window.
 WINDOWED = (
     *(f"{name}_mean_s" for name in LATENCIES),
     *(f"{name}_p{percent}_s" for name in LATENCIES for percent in PERCENTILES),
@@ -62,7 +62,7 @@ WINDOWED = (
 
 
 class Slo(Protocol):
-    """The longest times that a service promises; None: no promise."""
+    """SLOs: the longest allowed times; None: no limit."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -70,7 +70,7 @@ class Slo(Protocol):
 
     @property
     def tpot_s(self) -> float | None:
-        """Per token after the first; a request of one token keeps it."""
+        """Per token after the first; a request of one token meets it."""
 
     @property
     def e2e_s(self) -> float | None:
@@ -86,8 +86,8 @@ def figures(
     slo: Slo | None,
     window: Window | None = None,
 ) -> dict[str, Figure]:
-    """Every figure of one run by its name. `kv_limit`: units of KV that one of the `servers` has; `window`:
-    what the `WINDOWED` ones are of, by default the whole run."""
+    """Returns every figure of one run by its name. `kv_limit`: units of KV of one of the `servers`; `window`:
+    the part of the run for the `WINDOWED` figures, by default the whole run."""
     window = window or whole_run(served)
     came = served if window.whole else served.only(window.came)
     found: dict[str, Figure] = {}
@@ -106,10 +106,11 @@ def figures(
 def both(
     served: Served, journal: Steps, *, kv_limit: float, servers: int, slo: Slo | None, window: Window
 ) -> dict[str, Figure]:
-    """The figures of a window, those of the whole run under names that end in `WHOLE_RUN`, and the window.
+    """Returns the figures of a window, the `WINDOWED` ones of the whole run with the suffix `WHOLE_RUN`, and
+    the window itself.
 
-    A run that is too short for a window and is offered requests at a rate has no goodput but that of the
-    whole run, which would be beside the rate: it has starting and ending in its length.
+    A run too short for a window, with requests at a rate, has a goodput only of the whole run: including
+    warm-up and drain, it is not comparable with the rate.
     """
     whole = figures(served, journal, kv_limit=kv_limit, servers=servers, slo=slo)
     found = whole
@@ -128,7 +129,7 @@ def both(
 
 
 def _offered_per_s(served: Served, window: Window) -> float | None:
-    """Requests that come in a window by its length; of a whole run until its last arrival."""
+    """Returns the requests that come in a window over its length; in a whole run, until its last arrival."""
     if not window.whole or not len(served):
         return _over(float(window.came.sum()), window.length_s)
     last_s = float(served.arrival_s.max())
@@ -136,7 +137,7 @@ def _offered_per_s(served: Served, window: Window) -> float | None:
 
 
 def _begun(journal: Steps, window: Window) -> Steps:
-    """The steps that begin in a window."""
+    """Returns the steps that begin in a window."""
     if window.whole:
         return journal
     start_s = journal["start_s"]
@@ -145,7 +146,8 @@ def _begun(journal: Steps, window: Window) -> Steps:
 
 
 def latencies(served: Served) -> dict[str, Floats]:
-    """Seconds of the requests that finished, by name, each [finished]; `tpot` only of more than one token."""
+    """Returns the latencies of finished requests, s, by name, each [finished]; `tpot` only of requests with
+    more than one token."""
     done = served.finished
     arrival_s, first_s, finish_s = served.arrival_s[done], served.first_token_s[done], served.finish_s[done]
     gaps_each = served.output_tokens[done] - 1
@@ -159,7 +161,8 @@ def latencies(served: Served) -> dict[str, Floats]:
 
 
 def gaps(journal: Steps) -> tuple[Floats, Ints]:
-    """Gaps between tokens in seconds, and how many there are of each; see above for what is not in them."""
+    """Returns the gaps between tokens in seconds, and the number of each; the head of this file says which
+    time they leave out."""
     decoded = np.asarray(journal["replays"] * journal["decoding"], dtype=np.int64)
     rows = np.flatnonzero(decoded)
     span_s = journal["end_s"][rows] - journal["start_s"][rows]
@@ -167,26 +170,26 @@ def gaps(journal: Steps) -> tuple[Floats, Ints]:
 
 
 def mean_gap_s(served: Served) -> float | None:
-    """The mean time between two tokens of a request, over all tokens of all requests."""
+    """Returns the mean time between two tokens of a request, over all tokens of all requests."""
     done = served.finished
     number = int((served.output_tokens[done] - 1).sum())
     return _over(float((served.finish_s[done] - served.first_token_s[done]).sum()), number)
 
 
 def unseen_gaps_s(served: Served, journal: Steps) -> float:
-    """Seconds between tokens, over all requests, that no step accounts for."""
+    """Returns the seconds between tokens, over all requests, that no step accounts for."""
     done = served.finished
     gap_s, number = gaps(journal)
     return float((served.finish_s[done] - served.first_token_s[done]).sum() - (gap_s * number).sum())
 
 
 def weighted_percentiles(values: Floats, weights: Ints) -> tuple[float, ...]:
-    """The `PERCENTILES` of values that come `weights` times each, all positive; none of no values."""
+    """Returns the `PERCENTILES` of values with positive integer `weights`; empty without values."""
     if not len(values):
         return ()
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
-    # In whole numbers: a share of a float that is a bit too large would give the next gap.
+    # In whole numbers: a float share that rounding makes too large would give the next gap.
     needed = [-(-percent * int(reached[-1]) // 100) for percent in PERCENTILES]
     return tuple(values[order[np.searchsorted(reached, needed, side="left")]].tolist())
 
@@ -232,7 +235,7 @@ def _throughput(served: Served, journal: Steps, window: Window) -> dict[str, Fig
 
 
 def _generated(journal: Steps, window: Window) -> float:
-    """Tokens that are generated in a window: of a burst that is only partly in it, as much of them."""
+    """Returns the tokens generated in a window; a burst partly in it counts in proportion."""
     start_s, end_s = np.ascontiguousarray(journal["start_s"]), np.ascontiguousarray(journal["end_s"])
     ends = (end_s >= window.begin_s) & (end_s < window.end_s)
     inside_s = end_s.clip(window.begin_s, window.end_s) - start_s.clip(window.begin_s, window.end_s)
@@ -258,7 +261,7 @@ def _attainment(
 
 
 def _kept(served: Served, found_s: Mapping[str, Floats], slo: Slo | None) -> dict[str, Bools]:
-    """Which requests that finished keep each SLO that there is, by its name, each [finished]."""
+    """Returns which finished requests meet each given SLO, by its name, each [finished]."""
     if slo is None:
         return {}
     tpot_s = np.zeros(len(found_s["e2e"]))
@@ -275,7 +278,7 @@ def _occupancy(
     begin_s, until_s, used, peak = stretches(journal)
     from_s, to_s = begin_s.clip(*limits_s), until_s.clip(*limits_s)
     busy_s, took_s = to_s - from_s, until_s - begin_s
-    # KV in the middle of what of a stretch is in the window, for it grows evenly.
+    # KV at the middle of a stretch's part in the window, since it grows linearly.
     place = np.divide(
         (from_s + to_s) / 2.0 - begin_s, took_s, out=np.full(len(took_s), 0.5), where=took_s > 0.0
     )
@@ -317,8 +320,8 @@ def _counts(served: Served, journal: Steps) -> dict[str, Figure]:
 
 
 def prefix_hit_share(served: Served) -> Figure:
-    """The share of prompt tokens that were in a server's cache when their requests were first scheduled, of
-    the requests that finished; vLLM's prefix cache hit rate."""
+    """Returns the share of finished requests' prompt tokens that were in a server's cache when their requests
+    were first scheduled; vLLM's prefix cache hit rate."""
     done = served.finished
     cached, prompts = served.cached_prompt_tokens[done].sum(), served.prompt_tokens[done].sum()
     return _over(float(cached), float(prompts)), ""
@@ -327,8 +330,8 @@ def prefix_hit_share(served: Served) -> Figure:
 def over_replicas(
     replicas: Sequence[Mapping[str, Figure]],
 ) -> dict[str, tuple[float | None, float | None, float | None]]:
-    """Each figure's mean over replicas and the ends of its 95 % confidence interval by Student's t, which are
-    None with one replica. A replica that has no value of a figure is left out of it."""
+    """Returns each figure's mean over replicas and the ends of its 95 % confidence interval by Student's t,
+    None with one replica. Replicas without a value of a figure are left out of it."""
     names = replicas[0] if replicas else ()
     return {name: _interval([replica[name][0] for replica in replicas]) for name in names}
 
@@ -339,5 +342,5 @@ def _interval(values: Sequence[float | None]) -> tuple[float | None, float | Non
         return (known[0] if known else None), None, None
     mean = fmean(known)
     half = student_t(len(known) - 1) * stdev(known) / math.sqrt(len(known))
-    # No figure is negative, and no interval needs to say so.
+    # The interval of values that are never negative is cut at 0.
     return mean, max(0.0, mean - half) if min(known) >= 0.0 else mean - half, mean + half

@@ -1,15 +1,15 @@
-"""What a server's memory leaves for its KV cache, by the rule of the engine that it runs.
+"""Memory of a server for its KV cache, by the rule of its engine.
 
-With M bytes of device memory, W of weights, P of activations at their peak, R that libraries take besides
-while the engine looks for its peak, and D that contexts and communicators hold before it looks at all:
+With M bytes of device memory, W of weights, P of activations at their peak, R of libraries while the engine
+measures its peak, and D of contexts and communicators before the measurement:
 
     total   room = share M - W - P - R               vLLM
-    free    room = share (M - D) - W - P - R         SGLang, whose activations take what is left (P = R = 0)
+    free    room = share (M - D) - W - P - R         SGLang, whose activations take the rest (P = R = 0)
     rest    room = share (M - D - W - P - R)         TensorRT-LLM
 
     KV blocks = floor(room / (block_tokens * KV bytes of a token));  KV tokens = blocks * block_tokens
 
-Everything is per rank: ranks of a group hold the same blocks, each its own heads of them.
+All sizes are per rank: each rank of a group holds its own heads of the same blocks.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ class KvMemory(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a server has for KV: `limit` blocks of `block_tokens` tokens each, or, where that is None, slots
-    of `slot_tokens`, which the longest request needs."""
+    """A server's room for KV: `limit` blocks of `block_tokens` tokens each or, if that is None, slots of
+    `slot_tokens`, the tokens of the longest request."""
 
     limit: int
     slot_tokens: int
@@ -65,7 +65,7 @@ class Room:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in all."""
+        """Total tokens."""
         return self.limit * (self.block_tokens or self.slot_tokens)
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """The memory of one server, in which a strategy makes room for KV. `share` and `units` (blocks, or slots)
-    are what a scenario gives in the place of what is reckoned; `longest_prompt` and `longest`, tokens of the
-    longest prompt and of the longest request that may come."""
+    """The memory of one server, in which a strategy reserves room for KV. `share` and `units` (blocks or
+    slots): given by the scenario instead of the rule's, or None; `longest_prompt`, `longest`: tokens of the
+    longest possible prompt and request."""
 
     hardware: Hardware
     model: ServedDecoder
@@ -88,10 +88,10 @@ class ServerMemory:
     longest: int
 
     def slots(self, count: int) -> Room:
-        """So many slots for the longest request each. Raises InputError where they do not fit, ValueError
-        where it is no number of slots."""
+        """Reserves `count` slots, each for the longest request. Raises InputError if they do not fit,
+        ValueError if `count` is no number of slots."""
         _whole("slots", count=count)
-        # All prompts may be computed at once: as one batch, or beside each other.
+        # All prompts may be computed at once: as one batch, or concurrently.
         free = self._free_bytes(KvMemory(), count * self.longest_prompt, count)
         fitting = self.units or blocks_in(free, self.model, self.longest)
         if fitting < count:
@@ -103,8 +103,8 @@ class ServerMemory:
         return Room(count, self.longest)
 
     def blocks(self, block_tokens: int, *, tokens: int, rows: int, rule: KvMemory | None = None) -> Room:
-        """As many blocks as the rest of the memory holds beside a step of `tokens` tokens of which `rows` get
-        a next one. Raises InputError where that is none, ValueError where a number is none of these."""
+        """Reserves as many blocks as fit beside a step of `tokens` tokens, of which `rows` get a next token.
+        Raises InputError if none fits, ValueError if an argument is no whole number from 1 on."""
         _whole("blocks", block_tokens=block_tokens, tokens=tokens, rows=rows)
         free = self._free_bytes(rule or KvMemory(), tokens, rows)
         limit = self.units or blocks_in(free, self.model, block_tokens)
@@ -122,7 +122,7 @@ class ServerMemory:
 
 
 def _whole(method: str, **numbers: object) -> None:
-    """Raises ValueError where one is no whole number from 1 on."""
+    """Raises ValueError if a number is no whole number from 1 on."""
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"memory.{method}: {name} is {number!r}; a whole number from 1 on is needed")
@@ -131,10 +131,10 @@ def _whole(method: str, **numbers: object) -> None:
 def room_bytes(
     memory: KvMemory, share: float, hardware: Hardware, model: ServedDecoder, tokens: int, rows: int
 ) -> float:
-    """Bytes of one rank that its KV cache may take; below zero where weights and activations do not fit.
+    """Returns the bytes that the KV cache of one rank may take; negative if weights and activations do not
+    fit.
 
-    `share` stands for the rule's own. `tokens`, `rows`: of the largest step; rows are those that get a next
-    token.
+    `share` replaces the rule's own. `tokens`, `rows`: of the largest step; a row gets a next token.
     """
     group = model.ranks > 1
     driver = memory.group_driver_bytes if group else memory.driver_bytes
@@ -149,7 +149,7 @@ def room_bytes(
 
 
 def blocks_in(room: float, model: ServedDecoder, block_tokens: int) -> int:
-    """KV blocks of `block_tokens` tokens that so many bytes of a rank hold."""
+    """Returns the number of KV blocks of `block_tokens` tokens in `room` bytes of a rank."""
     return floor(room / (model.kv_bytes_per_token * block_tokens))
 
 

@@ -1,11 +1,11 @@
-"""What must hold in every serving run. Each law reads the requests and the journal and says what breaks it.
+"""The laws of every serving run. Each law reads the requests and the journal and yields its violations.
 
 1  conservation  every arrival is finished or rejected, once; tokens in the journal = tokens of the answers
 2  causality     arrival_s <= scheduled_s <= first_token_s <= finish_s
 3  clock         times are finite and not negative, and no step ends before it starts
-4  capacity      a server never holds more KV than it has
-5  in turn       on each server the order of first scheduling is that of arrival, so nobody starves
-                 (not asked where `in_turn` is off: shortest first)
+4  capacity      a server never holds more KV than its limit
+5  in turn       on each server the order of first scheduling is that of arrival, so no request starves
+                 (not checked if `in_turn` is off: shortest first)
 6  Little        area under the number in the system = sum of the times spent in it:
                      integral N(t) dt = sum(finish_s - arrival_s),  N counted while the run lasts
 7  decoding      steps decode no longer than requests are between their first and their last token:
@@ -13,9 +13,9 @@
 8  reuse         the last token of a prompt is computed, from which the answer comes:
                      0 <= cached_prompt_tokens < prompt_tokens
 
-Law 6 over the duration is L = lambda W, with what the machine let in and out on one side and the times that
-requests keep on the other; law 7 is the same of the requests that decode, with the journal as witness.
-Times that are equal but for rounding count as equal, as in `simcore.machine.laws`.
+Law 6 over the duration is L = lambda W, with the machine's count on one side and the times in the requests on
+the other; law 7 is the same for the requests that decode, with the journal's count.
+Times that are equal except for rounding count as equal, as in `simcore.machine.laws`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,15 +28,15 @@ from simcore.machine.laws import MOST_PER_LAW, ROUNDING, broken_laws
 from simcore.machine.machine import LawError
 from simcore.studies.serving.served import Bools, Floats, Ints, Occupancy, Served, Steps
 
-# What is left of sums of times, relative to them, once others are taken off.
+# Rounding error of a difference of sums of times, relative to the sums.
 CANCELLED = 1e-12
 REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What laws are asked of. `kv_limit`: units of KV of one server; `in_turn`: whether the order of arrival
-    is kept; `occupancy`: requests counted as they came and went, where somebody did."""
+    """The run that laws check. `kv_limit`: units of KV of one server; `in_turn`: whether the order of arrival
+    is kept; `occupancy`: the machine's count of requests, or None."""
 
     served: Served
     journal: Steps
@@ -108,10 +108,10 @@ def little(run: Run) -> Iterator[str]:
     if counted.number:
         yield f"{counted.number} requests have come and not gone, or gone and not come"
     if served.rejected.any():
-        # When those went is not among the times that requests keep.
+        # Requests do not record the time of their rejection.
         return
     stays_s = float((served.finish_s - served.arrival_s).sum())
-    # The area is a difference of sums of times, which are rounded each.
+    # The area is a difference of sums of times, each of which is rounded.
     slack_s = ROUNDING * stays_s + CANCELLED * sum(counted.went_s)
     if not abs(counted.area_s - stays_s) <= slack_s:
         yield f"the area under the number in the system is {counted.area_s} s, requests stayed {stays_s} s"
@@ -148,7 +148,7 @@ LAWS: Mapping[str, Callable[[Run], Iterator[str]]] = {
 
 
 def violations(run: Run) -> dict[str, list[str]]:
-    """The laws that a run breaks, each with its violations (empty: all hold)."""
+    """Returns the laws that a run breaks, each with its violations (empty: all hold)."""
     return broken_laws(LAWS, run)
 
 
@@ -159,7 +159,7 @@ def enforce(run: Run) -> None:
 
 
 def _named(broken: Bools, ids: Ints, text: str, what: str = "request") -> Iterator[str]:
-    """A line for each of the first that break a law, and one that counts the rest."""
+    """Yields a line for each of the first that break a law, and one that counts the rest."""
     found = ids[np.flatnonzero(broken)]
     for number in found[:MOST_PER_LAW].tolist():
         yield f"{what} {number} {text}"
@@ -168,14 +168,14 @@ def _named(broken: Bools, ids: Ints, text: str, what: str = "request") -> Iterat
 
 
 def _before(earlier_s: Floats, later_s: Floats) -> Bools:
-    """Which times are really before the others; none where one is NaN."""
+    """Returns which times are before the others by more than rounding; False for NaN."""
     with np.errstate(invalid="ignore"):
         early: Bools = earlier_s < later_s - ROUNDING * np.maximum(1e-3, np.abs(later_s))
     return early
 
 
 def _sum_s(number: Floats | Ints, start_s: Floats, end_s: Floats) -> float:
-    # Times may be infinite here: that is what law 3 is about.
+    # Times may be infinite here: law 3 checks them.
     with np.errstate(invalid="ignore"):
         return float((number * (end_s - start_s)).sum())
 

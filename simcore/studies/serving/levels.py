@@ -2,8 +2,8 @@
 
 queue(t)    = requests with arrival_s <= t < scheduled_s
 batch(t)    = sum of `decoding` over the steps with start_s <= t < end_s, of all servers
-kv_share(t) = mean over servers of KV held / kv_limit, of the step begun last while one runs, else 0:
-              linear from its kv_used to its kv_peak
+kv_share(t) = mean over servers of KV held / kv_limit; a server holds the KV of its last begun step while a
+              step runs, linear from kv_used to kv_peak, else 0
 tokens(t)   = replays * decoding of every step, linear from its start_s to its end_s, and its
               first_tokens from its end_s on
 
@@ -19,8 +19,8 @@ MOST_TIMES = 400
 def levels(
     served: Served, journal: Steps, *, kv_limit: float, servers: int, most: int = MOST_TIMES
 ) -> dict[str, Floats]:
-    """Columns t_s, queue, batch, kv_share and tokens, each [times]: `most` evenly spaced times from the first
-    arrival to the last finish (one where these are the same time, none without requests)."""
+    """Returns columns t_s, queue, batch, kv_share and tokens, each [times]: `most` evenly spaced times from
+    the first arrival to the last finish (one if these are equal, none without requests)."""
     times_s = _times(served, most)
     batch, tokens = _batch_and_tokens(times_s, journal)
     return {
@@ -64,18 +64,18 @@ def _kv_used(times_s: Floats, journal: Steps) -> Floats:
 
 
 def _summed(places: Ints, amounts: Floats | None, size: int) -> Floats:
-    # Of nothing, bincount makes whole numbers, weights or not.
+    # For empty input, bincount returns integers, even with weights.
     return np.bincount(places, amounts, size).astype(np.float64)
 
 
 def _reached(times_s: Floats, at_s: Floats, amounts: Floats | None = None) -> Floats:
-    """Sum of the amounts (one each) that came at or before each time, [times]."""
+    """Returns the sum of the amounts (default 1 each) at or before each time, [times]."""
     places = np.searchsorted(times_s, at_s, side="left")
     return np.cumsum(_summed(places, amounts, len(times_s) + 1)[: len(times_s)])
 
 
 def _running(times_s: Floats, start_s: Floats, end_s: Floats) -> tuple[Ints, Ints]:
-    """All pairs of an interval and a time inside it, start_s <= t < end_s, as two columns of indices."""
+    """Returns all pairs of an interval and a time in it, start_s <= t < end_s, as two columns of indices."""
     first = np.searchsorted(times_s, start_s, side="left")
     inside = np.searchsorted(times_s, end_s, side="left") - first
     steps = np.flatnonzero(inside > 0)
@@ -85,9 +85,9 @@ def _running(times_s: Floats, start_s: Floats, end_s: Floats) -> tuple[Ints, Int
 
 
 def stretches(journal: Steps) -> tuple[Floats, Floats, Floats, Floats]:
-    """Start, end and KV held at both of stretches in which a server runs: each begins with a step and goes on
-    until the server begins its next, or has ended all that it began. Those of one server never overlap, even
-    where its steps do, and together they cover the union of its steps."""
+    """Returns start, end and KV held at both ends of stretches in which a server runs. Each begins with a
+    step and lasts until the server's next step begins or all its begun steps have ended. Stretches of one
+    server never overlap, even if its steps do, and together they cover the union of its steps."""
     order = np.lexsort((journal["start_s"], journal["instance"]))
     instance, start_s, end_s = (journal[name][order] for name in ("instance", "start_s", "end_s"))
     turns = np.flatnonzero(instance[1:] != instance[:-1]) + 1
@@ -99,7 +99,7 @@ def stretches(journal: Steps) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def most_at_once(begin_s: Floats, end_s: Floats, amounts: Floats | None = None) -> float:
-    """The highest level of amounts (one each) that are there from begin_s until before end_s."""
+    """Returns the highest sum of amounts (default 1 each), each present from begin_s until before end_s."""
     begun_s, begun = _sorted_sums(begin_s, amounts)
     ended_s, ended = _sorted_sums(end_s, amounts)
     gone = np.append(0.0, ended)[np.searchsorted(ended_s, begun_s, side="right")]

@@ -1,21 +1,21 @@
-"""Lets the requests of a workload come to the servers, and says which server each goes to.
+"""Sends the requests of a workload to the servers, and routes each to one server.
 
-    open loop     at the times that were drawn
+    open loop     at the drawn times
     closed loop   a client's next request comes `think_s` after its last answer
-    sessions      the first turn at the time that was drawn, each other one `think_s` after the answer before
+    sessions      the first turn at the drawn time, each further turn `think_s` after the previous answer
 
-A router knows what a real one can know: which requests it sent where, and which of them were answered.
+A router knows only what a real router knows: the server of each request, and which requests were answered.
 
     least_loaded   the server with the fewest open requests, the first of several
     round_robin    one after the other
-    prefix_aware   the server that was sent the longest beginning of the prompt, if that is a good part of it
+    prefix_aware   the server with the longest known prefix of the prompt, if that is a good part of it
                    (`WORTH`) and the server has not far more open requests than the least loaded one (more
                    than `FAR` more, and more than `TIMES` as many); else, and of several, the least loaded
 
-The last is the rule of SGLang's router (cache_aware: cache_threshold 0.3, balance_abs_threshold 64,
-balance_rel_threshold 1.5, as its documentation gives them), but that it looks at the load of the server in
-question and not of the busiest one. It remembers of each server the blocks of prompts that were sent there
-last, as many as the server has room for; whether they are still in its cache it does not know.
+prefix_aware is the rule of SGLang's router (cache_aware: cache_threshold 0.3, balance_abs_threshold 64,
+balance_rel_threshold 1.5, as in its documentation), except that it checks the load of the server in question
+instead of the busiest one. It remembers for each server the blocks of the last prompts sent there, up to the
+server's room; it does not know whether they are still in the server's cache.
 """
 
 from collections import OrderedDict
@@ -38,26 +38,26 @@ ROUTER_BLOCK = 16
 
 
 class Choice(Protocol):
-    """Which server a request goes to."""
+    """Chooses the server of a request."""
 
     def __call__(self, request: Request, open_requests: Sequence[int]) -> int:
-        """`open_requests`: of each server, how many it has not answered."""
+        """Returns the server's index. `open_requests`: unanswered requests of each server."""
 
 
 def least_loaded(request: Request, open_requests: Sequence[int]) -> int:
-    """The server with the fewest open requests; the first of several."""
+    """Chooses the server with the fewest open requests; the first of several."""
     return open_requests.index(min(open_requests))
 
 
 def round_robin(servers: int) -> Choice:
-    """One server after the other."""
+    """Returns a choice of one server after the other."""
     turns = cycle(range(servers))
     return lambda request, open_requests: next(turns)
 
 
 @dataclass(slots=True)
 class PrefixAware:
-    """Remembers of each server up to `most` blocks of the prompts that it was sent, those sent last."""
+    """Chooses by prefix. Remembers for each server the last `most` blocks of prompts sent to it."""
 
     servers: int
     most: int
@@ -86,7 +86,7 @@ class PrefixAware:
         return open_requests.index(least)
 
     def _remember(self, sent: OrderedDict[int, None], names: Sequence[int]) -> None:
-        # The beginning of a prompt is remembered longer than its end.
+        # In reverse order, so that the beginning of a prompt is remembered longer than its end.
         for name in reversed(names):
             sent[name] = None
             sent.move_to_end(name)
@@ -96,14 +96,14 @@ class PrefixAware:
 
 @dataclass(slots=True)
 class Router:
-    """Which rank a request goes to. `open_requests`: of each server, how many it has not answered."""
+    """Chooses the rank of a request. `open_requests`: unanswered requests of each server."""
 
     ranks: Sequence[int]
     choose: Choice
     open_requests: list[int]
 
     def __call__(self, item: object) -> Sequence[int]:
-        """The ranks that an item goes to: one for a request, all for the end."""
+        """Returns the ranks that get an item: one for a request, all for the end."""
         if not isinstance(item, Request):
             return self.ranks
         server = self.choose(item, self.open_requests)
@@ -111,12 +111,13 @@ class Router:
         return (self.ranks[server],)
 
     def answered(self, request: Request) -> None:
-        """A request is open no more."""
+        """Counts a request as answered."""
         self.open_requests[self.ranks.index(request.instance)] -= 1
 
 
 def router(routing: str, servers: int, ranks: int, kv_tokens: int) -> Router:
-    """A router to so many servers of `ranks` devices each, with room for `kv_tokens` in each one's cache."""
+    """Returns a router to `servers` servers of `ranks` devices each, with room for `kv_tokens` in each one's
+    cache."""
     choices: dict[str, Choice] = {
         "least_loaded": least_loaded,
         "round_robin": round_robin(servers),
@@ -126,7 +127,7 @@ def router(routing: str, servers: int, ranks: int, kv_tokens: int) -> Router:
 
 
 def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Router, journal: Journal) -> list[Request]:
-    """Lets the requests come, and after them the end; gives the list that holds them once the run is over."""
+    """Sends the requests, and after them the end. Returns a list that holds all requests after the run."""
     if isinstance(workload.arrivals, ClosedLoop):
         return _closed_loop(simulation, workload.arrivals, drawn, to, journal)
     with no_collections():
@@ -149,7 +150,7 @@ def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Router, journal
 def _closed_loop(
     simulation: Run, loop: ClosedLoop, drawn: Drawn, to: Router, journal: Journal
 ) -> list[Request]:
-    """Clients that each send the next request `think_s` after their last answer."""
+    """Sends requests of clients; each sends its next request `think_s` after its last answer."""
     source, total = arrivals.requests(drawn), len(drawn.prompt_tokens)
     ended = _Ended(total)
     requests: list[Request] = []
@@ -179,7 +180,8 @@ def _sessions(
     to: Router,
     journal: Journal,
 ) -> list[Request]:
-    """Sessions that begin when they were drawn to; a session whose turn is rejected goes on with the next."""
+    """Sends sessions that begin at their drawn times; after a rejected turn a session goes on with the
+    next."""
     ended = _Ended(len(requests))
 
     def answered(request: Request, at_s: float) -> None:
@@ -197,14 +199,14 @@ def _sessions(
 
 @dataclass(slots=True)
 class _Ended:
-    """Counts what has come: those sent before it may come after it, for hosts' clocks run ahead of each
-    other."""
+    """Counts arrived requests, to send the end after the last: requests may arrive in another order than
+    sent, because hosts' clocks differ."""
 
     total: int
     came: Iterator[int] = field(default_factory=lambda: count(1))
 
     def after(self, requests: Sequence[Request]) -> Iterator[tuple[float, object]]:
-        """The requests at their times, and the end after the last of all."""
+        """Yields the requests at their times, and the end after the last of all."""
         for request in requests:
             yield request.arrival_s, request
             if next(self.came) == self.total:

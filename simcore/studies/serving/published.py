@@ -19,11 +19,11 @@ from simcore.studies.own import is_own
 from simcore.studies.published import Empty, PublishedValue, Role, Whole
 from simcore.studies.serving.strategies import ServingStrategies
 
-# Rates that come out of 1 / interval differ in the last bits.
+# Rates computed as 1 / interval differ in the last bits.
 SAME = 1e-6
-# Where requests are served, in a figure and in axes alike.
+# The place of a figure; the same fields are in its axes.
 PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
-# Metrics that a figure may be of: latencies of requests by statistic, and what is counted over a run.
+# Metrics of published figures: latencies of requests by statistic, and figures of a run.
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RUN_METRICS = (
@@ -50,9 +50,9 @@ def _metric(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class ServingPublished:
-    """One figure of a server, in SI units. `rate_per_s` is the mean rate at which requests come, in requests
-    per second, `prompt_tokens` and `output_tokens` are mean lengths. What is empty is not said: it holds for
-    any value, and an empty `label` for every variant of the strategy."""
+    """One figure of a server, in SI units. `rate_per_s` is the mean rate of arrivals, in requests per second;
+    `prompt_tokens` and `output_tokens` are mean lengths. An empty field matches any value, and an empty
+    `label` every variant of the strategy."""
 
     device: str
     model: str

@@ -1,6 +1,6 @@
 """Runs cases of a serving scenario on one device: a strategy, a load, a number of devices, a replica.
 
-Every server is a group of `ranks` devices, of which one stands for all (they are in lockstep).
+Every server is a group of `ranks` devices in lockstep; one of them is simulated for all.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One strategy at one load, every list of which has one value."""
+    """One strategy at one load; every list field has one value."""
 
     axes: ServingAxes
     point: Point
@@ -48,13 +48,13 @@ class Case:
 
     @property
     def servers(self) -> int:
-        """Groups of devices that each serve alone."""
+        """Number of groups of devices that each serve independently."""
         return self.axes.devices // self.axes.ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What one run left behind. `opens`: which requests open a session, [requests]; None: no sessions."""
+    """The results of one run. `opens`: which requests open a session, [requests]; None: no sessions."""
 
     served: Served
     journal: Steps
@@ -66,11 +66,11 @@ class Result:
 
 @dataclass(slots=True)
 class Found:
-    """What the replicas of a case gave: of each its figures, its window and how many requests of that were
-    answered. `ends` are the figures of the first replica at the fast and the slow
-    end of all prices; `requests` and `levels` its tables, `unseen_gaps` the share of the time between tokens
-    that the percentiles of ITL leave out, `trace` what it launched, kept of one case only;
-    `chance` intervals of percentiles by the order of requests, where there is one replica only."""
+    """The results of a case: for each replica its figures, its window and the number of requests answered in
+    it. Of the first replica: `ends` are the figures at the fast and the slow end of all prices, `requests`
+    and `levels` the tables, `unseen_gaps` the share of the time between tokens that the percentiles of ITL
+    leave out, `trace` its launches, kept for one case only. `chance`: intervals of percentiles by the order
+    of requests, if there is only one replica."""
 
     case: Case
     replicas: list[Mapping[str, Figure]]
@@ -87,13 +87,13 @@ class Found:
     chance: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
-        """The mean of a figure over replicas."""
+        """Returns the mean of a figure over replicas."""
         return over_replicas([{name: replica[name]} for replica in self.replicas])[name][0]
 
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers models and prices."""
+    """Runs cases of one scenario on one device, and caches models and prices."""
 
     scenario: ServingScenario
     config: DecoderConfig
@@ -103,7 +103,7 @@ class Bench:
     groups: dict[int, PricedGroups] = field(default_factory=dict)
 
     def model(self, ranks: int) -> ServedDecoder:
-        """The model, sharded. Raises ModelError where it cannot be."""
+        """Returns the sharded model. Raises ModelError if it cannot be sharded so."""
         if ranks not in self.models:
             hardware = self.hardware
             self.models[ranks] = ServedDecoder(
@@ -112,7 +112,8 @@ class Bench:
         return self.models[ranks]
 
     def price(self, ranks: int, end: End) -> tuple[Pricer, GraphPricer]:
-        """Prices as they are, or at the `low` or `high` end of their intervals; and what is known of them."""
+        """Returns the prices as they are, or at the `low` or `high` end of their intervals, and the pricer of
+        graphs."""
         key = (ranks, end)
         if key not in self.prices:
             plain = self.hardware.price(ranks, None, True)
@@ -125,33 +126,33 @@ class Bench:
         return self.prices[key]
 
     def found_out(self) -> dict[int, dict[str, Known]]:
-        """What was found out of prices since this was last asked for, by ranks."""
+        """Returns the graph prices found since the last call, by ranks."""
         return {ranks: groups.fresh() for ranks, groups in self.groups.items()}
 
     def take_over(self, found: Mapping[int, Mapping[str, Known]]) -> None:
-        """Takes over what another process has found out of prices."""
+        """Adds graph prices that another process has found."""
         for ranks, known in found.items():
             self.groups[ranks].add(known)
 
     def keep_prices(self) -> None:
-        """Keeps what is known of prices for other runs."""
+        """Saves the known graph prices for other runs."""
         if self.hardware.kept is not None:
             for ranks, groups in self.groups.items():
                 if groups.grown:
                     self.hardware.kept.save(ranks, groups.known)
 
     def draw(self, case: Case, replica: int) -> Drawn:
-        """The requests of a case. Raises InputError where a file of it cannot be read."""
+        """Returns the requests of a case. Raises InputError if a file of it cannot be read."""
         return arrivals.draw(case.point.workload, self.scenario.seed, replica)
 
     def check_lengths(self, case: Case) -> None:
-        """Raises InputError where a request that comes is longer than the model is made for."""
+        """Raises InputError if a request is longer than the model's context limit."""
         limit = self.config.limit
         if limit is None or self.scenario.beyond_model_context:
             return
         for replica in range(self.scenario.replicas):
             drawn = self.draw(case, replica)
-            # What the workload can ask for bounds what comes.
+            # The workload's longest possible request bounds all requests.
             if drawn.longest_prompt + drawn.max_tokens <= limit.tokens:
                 return
             longest = int((drawn.prompt_tokens + drawn.output_tokens).max())
@@ -159,19 +160,19 @@ class Bench:
                 raise InputError(f"workload: the longest request: {reason}")
 
     def run(self, case: Case, replica: int, end: End = "value", most: int | None = None) -> Result:
-        """One simulation, of the first `most` requests if that is given, its laws checked. Raises LawError
-        where one is broken."""
+        """Runs one simulation, of the first `most` requests if given, and checks its laws. Raises LawError if
+        one is broken."""
         run = prepared(self, case, replica, end, most)
         with self.blamed(case):
             run.simulate()
             return run.result()
 
     def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
-        """The schedule of a case on one machine."""
+        """Returns the schedule of a case on one machine."""
         return case.strategy.program(m, self.model(case.axes.ranks), journal, room)
 
     def room(self, case: Case, drawn: Drawn) -> Room:
-        """What a server has for KV. Raises InputError where that is not enough for one request."""
+        """Returns a server's room for KV. Raises InputError if it is too small for one request."""
         scenario, longest = self.scenario, drawn.longest_prompt + drawn.max_tokens
         memory = ServerMemory(
             self.hardware,
@@ -200,7 +201,7 @@ class Bench:
 
 @dataclass(slots=True, eq=False)
 class Prepared:
-    """A run before its event loop, and after it."""
+    """A run, before or after its event loop."""
 
     bench: Bench
     case: Case
@@ -213,12 +214,12 @@ class Prepared:
     opens: Bools | None
 
     def simulate(self) -> None:
-        """The event loop."""
+        """Runs the event loop."""
         with no_collections():
             self.simulation.run(lambda m: self.bench.program(self.case, self.room, m, self.journal))
 
     def result(self) -> Result:
-        """What the run left behind. Raises LawError where a law is broken."""
+        """Returns the results of the run. Raises LawError if a law is broken."""
         laws.enforce(self.simulation.trace)
         found = Result(
             served(self.requests),
@@ -235,7 +236,7 @@ class Prepared:
 
 
 def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: int | None = None) -> Prepared:
-    """A run up to its event loop: requests drawn, machine and servers there."""
+    """Prepares a run up to its event loop: draws the requests, makes the machine and the servers."""
     drawn = bench.draw(case, replica)
     room = bench.room(case, drawn)
     drawn = drawn if most is None else drawn.first(most)
@@ -269,7 +270,7 @@ def _title(axes: ServingAxes) -> str:
 
 
 def _counted(simulation: Run, journal: Journal) -> Occupancy:
-    """Counts requests as they come into the machine and as they are answered."""
+    """Records the times at which requests enter the machine and are answered."""
     occupancy, told = Occupancy(simulation.fed_s), journal.answered
     went = occupancy.went_s.append
 
@@ -296,5 +297,5 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contentio
 
 
 def price_shares(sources: Mapping[SourceKind, float]) -> dict[str, float]:
-    """Share of the predicted device time by where its price comes from."""
+    """Returns the share of the predicted device time by source of its price."""
     return dict(sorted(shares_of(sources.items()).items()))

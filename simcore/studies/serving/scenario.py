@@ -1,4 +1,4 @@
-"""What a user asks of the study `serving`: requests that come, ways of serving them, what they promise.
+"""Scenarios of the study `serving`: arriving requests, strategies, SLOs.
 
 servers of a strategy = devices // ranks
 runs = devices * workloads * sum over strategies of their variants * replicas
@@ -23,7 +23,7 @@ from simcore.studies.serving.strategies import (
 )
 from simcore.workload.spec import ClosedLoop, ConstantLength, TraceArrivals, Workload
 
-# Requests of all runs of a scenario together: beyond them a number was mistaken.
+# Most requests of all runs of a scenario together: more are a mistake.
 MOST_REQUESTS_IN_ALL = 1_000_000_000
 Devices = Annotated[int, Field(ge=1, le=1024)]
 Target = Annotated[float, Field(gt=0.0, le=1e6)]
@@ -136,7 +136,7 @@ class ServingScenario(Common):
             if isinstance(strategy, IterationBatching):
                 _check_one_length(place, self.workload)
         _check_amount(self)
-        # What an engine that is named fills in depends on the device.
+        # The fields that an engine fills in depend on the device, so its labels are checked later.
         placed = enumerate(self.strategies)
         check_labels(((place, one) for place, one in placed if not engine_of(one)), label)
         return self
@@ -167,7 +167,7 @@ def _check_one_length(place: int, workload: Workload) -> None:
 
 
 def _check_amount(scenario: ServingScenario) -> None:
-    """Raises FieldError where the lists multiply into more than anybody waits for."""
+    """Raises FieldError if the lists multiply into too many runs or requests."""
     work = scenario.workload
     variants = sum(map(count, scenario.strategies))
     runs = len(scenario.devices) * count(work) * variants * scenario.replicas
@@ -198,30 +198,30 @@ class Point:
 
     @property
     def requests(self) -> int | None:
-        """How many requests come; None where all of a trace do."""
+        """The number of requests; None for all requests of a trace."""
         return self.workload.requests[0] if self.workload.requests else None
 
     @property
     def rate_per_s(self) -> float | None:
-        """The mean rate that was asked for; None for traces and closed loops."""
+        """The mean rate in the scenario; None for traces and closed loops."""
         arrivals = self.workload.arrivals
         return None if isinstance(arrivals, TraceArrivals | ClosedLoop) else arrivals.rates[0]
 
     @property
     def rate_scale(self) -> float:
-        """How many times as fast as recorded a trace is replayed; 1 for anything else."""
+        """The replay speed of a trace over the recorded one; 1 for other arrivals."""
         arrivals = self.workload.arrivals
         return arrivals.rate_scale[0] if isinstance(arrivals, TraceArrivals) else 1.0
 
     @property
     def clients(self) -> int | None:
-        """How many clients a closed loop has; None for anything else."""
+        """The number of clients of a closed loop; None for other arrivals."""
         arrivals = self.workload.arrivals
         return arrivals.clients[0] if isinstance(arrivals, ClosedLoop) else None
 
 
 def points(scenario: ServingScenario) -> Iterator[Point]:
-    """Every load on every number of devices, in the order of the file's lists."""
+    """Yields every load on every number of devices, in the order of the file's lists."""
     for devices in scenario.devices:
         for workload in single_valued(scenario.workload):
             yield Point(devices, workload)

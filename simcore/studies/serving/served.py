@@ -1,4 +1,4 @@
-"""The requests of a run as columns, for figures that are taken over a million of them at once.
+"""The requests of a run as columns, for figures over a million requests at once.
 
 finished = not rejected, and has a finish_s
 window   = first arrival to last finish
@@ -18,7 +18,7 @@ from simcore.workload.requests import Request
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-# By how much of it two sums of the same time may differ.
+# Relative rounding error of two sums of the same time.
 ROUNDING = 1e-12
 # The journal's columns (`simcore.workload.requests.STEP`), each [steps].
 Steps = Mapping[str, Floats]
@@ -26,26 +26,26 @@ Steps = Mapping[str, Floats]
 
 @dataclass(slots=True)
 class Occupancy:
-    """When requests came and went, as the machine let them in and out: the witness of Little's law that
-    knows nothing of the times which requests keep."""
+    """Times at which the machine let requests in and out: they test Little's law independently of the times
+    in the requests."""
 
     came_s: list[float] = field(default_factory=list)
     went_s: list[float] = field(default_factory=list)
 
     @property
     def number(self) -> int:
-        """How many are there in the end."""
+        """Requests left in the system at the end."""
         return len(self.came_s) - len(self.went_s)
 
     @property
     def area_s(self) -> float:
-        """Area under their number over time, once all have gone."""
+        """Area under the number of requests over time, once all have gone."""
         return math.fsum(self.went_s) - math.fsum(self.came_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Columns of `Request`, each [requests], in any order. Times in seconds, NaN where they never came."""
+    """Columns of `Request`, each [requests], in any order. Times in seconds, NaN if never reached."""
 
     id: Ints
     arrival_s: Floats
@@ -63,7 +63,7 @@ class Served:
         return len(self.id)
 
     def only(self, chosen: Bools) -> "Served":
-        """The requests that are chosen, [requests]."""
+        """Returns the chosen requests; `chosen`: [requests]."""
         return Served(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
     @property
@@ -74,7 +74,7 @@ class Served:
 
     @property
     def window_s(self) -> tuple[float, float]:
-        """First arrival and last finish; twice the first arrival where nothing finished."""
+        """First arrival and last finish; twice the first arrival if no request finished."""
         if not len(self):
             return 0.0, 0.0
         first_s = float(self.arrival_s.min())
@@ -82,8 +82,8 @@ class Served:
 
 
 def served(requests: Sequence[Request]) -> Served:
-    """The columns of requests. Who is let in at once may be so by sums of other steps, a rounding before the
-    arrival: that is no wait below 0."""
+    """Returns the columns of requests. A request scheduled at once may be a rounding error before its
+    arrival, since both are different sums: its wait is set to 0."""
     columns: dict[str, NDArray[Any]] = {
         column.name: np.fromiter(map(attrgetter(column.name), requests), _dtype(column.name), len(requests))
         for column in fields(Served)

@@ -1,8 +1,7 @@
-"""The strategies of the study `serving`: what a scenario says of each, what it is called, the memory that it
-takes, its program.
+"""The strategies of the study `serving`: the fields, the label, the memory and the program of each.
 
-One is a class of fields that satisfies `ServingStrategy`: one of those in `ServingStrategies`, or one of a
-user's own (docs/own_strategies.md).
+A strategy is a class of fields that satisfies `ServingStrategy`: one in `ServingStrategies`, or a user's own
+(docs/own_strategies.md).
 """
 
 from collections.abc import Sequence
@@ -28,30 +27,30 @@ ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
 
 
 class ServingStrategy(Protocol):
-    """A way of serving. Where it is asked for anything, fields with `Many` values have one value each."""
+    """A way of serving. When it is used, each field of `Many` values has one value."""
 
     @property
     def kind(self) -> str:
-        """What a scenario calls it."""
+        """Its kind in a scenario."""
 
     @property
     def ranks(self) -> list[int]:
-        """Devices of a server, which hold slices of the model."""
+        """Devices of a server, each with a slice of the model."""
 
     @property
     def in_turn(self) -> bool:
-        """Whether it begins requests in the order in which they come, which a law then holds it to."""
+        """Whether it begins requests in the order of arrival; a law then checks it."""
 
     def label(self) -> str:
-        """What people call it: a line of text, like that of no other strategy of a scenario."""
+        """Returns its name in results: a line of text, unique in a scenario."""
 
     def room(self, memory: ServerMemory) -> Room:
-        """What it takes of a server's memory: `memory.slots(...)` or `memory.blocks(...)`."""
+        """Returns its part of a server's memory: `memory.slots(...)` or `memory.blocks(...)`."""
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        """Serves what comes into the inbox REQUESTS of a server, until END: sets `scheduled_s`,
-        `first_token_s` and `instance` of each request, and tells the journal of every step, of each that ends
-        and of each that is rejected."""
+        """Serves the requests in a server's inbox REQUESTS, until END: sets `scheduled_s`, `first_token_s`
+        and `instance` of each request, and reports every step and every finished or rejected request to the
+        journal."""
 
 
 class TemporalFusion(Strict):
@@ -177,7 +176,7 @@ class ContinuousBatching(Strict):
 
     @model_serializer(mode="wrap")
     def _as_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What is not said is the engine's, which depends on the device: a default in its place would be said.
+        # Unset fields are the engine's, which depend on the device: a default here would count as set.
         found: dict[str, Any] = whole(self)
         said = found if self.engine is None else self.model_fields_set
         return {name: value for name, value in found.items() if name in said}
@@ -223,7 +222,7 @@ class ContinuousBatching(Strict):
 
 
 def _unusual(strategy: ContinuousBatching) -> list[str]:
-    """The settings of continuous batching that are not the defaults, or not its engine's."""
+    """Returns the settings of continuous batching that differ from the defaults, or from its engine's."""
     # Presets are of this class.
     from simcore.studies.serving.engines.presets import usual  # noqa: PLC0415
 
@@ -253,24 +252,24 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
 
 
 def _memory(memory: KvMemory, shipped: Sequence[KvMemory]) -> str:
-    """How a rule for memory differs from those that are usual."""
+    """Returns how a rule for memory differs from the usual ones."""
     plain = [each for each in shipped if each.model_copy(update={"share": memory.share}) == memory]
     share = f"{memory.share:g} of the memory"
     return share if plain else f"{share}, by a rule of its own"
 
 
-# The table of strategies: a kind is added here.
+# The strategies: add a new kind here.
 ServingStrategies = (
     TemporalFusion | DynamicBatching | ConcurrentInstances | IterationBatching | ContinuousBatching
 )
 
 
 def label(strategy: ServingStrategy) -> str:
-    """What a variant is called, by what tells it from others."""
+    """Returns the label of a variant, with the fields that tell it from others."""
     ranks = strategy.ranks[0]
     return strategy.label() + (f", TP{ranks}" if ranks > 1 else "")
 
 
 def engine_of(strategy: ServingStrategy) -> str | None:
-    """The engine that a strategy names, if it names one."""
+    """Returns the engine that a strategy names, or None."""
     return strategy.engine if isinstance(strategy, ContinuousBatching) else None

@@ -1,8 +1,8 @@
 """From the cases of a serving scenario to its figures.
 
 speedup            = duration of concurrent instances / duration, same load, same replica (Flover)
-measured           = means over time, rates and latencies are those of a window (`window.py`), beside which
-                     those of the whole run stand under names that end in "_whole_run"
+measured           = means over time, rates and latencies are of a window (`window.py`); names with the suffix
+                     "_whole_run" are of the whole run
 mean and interval  = over replicas, 95 % by Student's t
 price interval     = the first replica run again with every price at the fast, and at the slow, end of its own
 """
@@ -43,17 +43,17 @@ from simcore.studies.serving.window import Window, steady, whole_run
 from simcore.workload import arrivals
 from simcore.workload.requests import Journal
 
-# Requests that are served twice, to see whether the run repeats.
+# Requests that are served twice, to check that the run repeats.
 REPEATED = 2000
-# Longer runs are made at both ends of the prices' intervals only where that is asked for.
+# Runs with more requests are repeated at both ends of the prices' intervals only if the scenario asks for it.
 MOST_AT_ENDS = 5000
 BASELINE = "concurrent_instances"
-# Figures that are given at both ends of the prices' intervals too.
+# Figures that also get an interval by prices.
 PRICED = ("ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "e2e_p50_s", "duration_s", "goodput_per_s")
 
 
 def cases(bench: Bench) -> Iterator[Case]:
-    """Every strategy at every load, in the order of the file."""
+    """Yields every strategy at every load, in the order of the file."""
     several = len({point.clients for point in points(bench.scenario)}) > 1
     for point in points(bench.scenario):
         drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
@@ -80,7 +80,7 @@ def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: ServingStrate
 
 
 def run(bench: Bench, progress: Progress) -> Outcome:
-    """Runs a serving scenario. Raises InputError where nothing of it can be run."""
+    """Runs a serving scenario. Raises InputError if no case of it can run."""
     wanted = list(cases(bench))
     refused: dict[str, str] = {}
     runnable: list[Case] = []
@@ -114,7 +114,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
 
 
 def refusal(bench: Bench, case: Case) -> str | None:
-    """Why a case cannot be run, or None where it can."""
+    """Returns the reason why a case cannot run, or None if it can."""
     ranks, hardware = case.axes.ranks, bench.hardware
     if ranks > hardware.max_devices:
         most = hardware.max_devices
@@ -138,7 +138,7 @@ def refusal(bench: Bench, case: Case) -> str | None:
 
 @dataclass(slots=True)
 class _Replica:
-    """What a replica gave; of the first, all else that is found of its case."""
+    """The results of a replica; `found`: the other results of its case, only of the first replica."""
 
     figures: Mapping[str, Figure]
     window: Window
@@ -149,10 +149,10 @@ class _Replica:
 
 
 def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
-    """What all replicas of all cases gave, worked out on as many cores as there are.
+    """Returns the results of all replicas of all cases, run on several cores.
 
-    The first run by each set of prices finds out which of them are curves; only then do processes share the
-    others out, so that what they give does not depend on who runs what.
+    The first run with each set of prices finds out which prices are curves. Only then do processes share the
+    other runs, so that results do not depend on which process runs which.
     """
     places = [(case, replica) for case in wanted for replica in range(bench.scenario.replicas)]
     seen: set[tuple[int, str]] = set()
@@ -195,7 +195,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
 
 
 def _ends(bench: Bench, case: Case) -> tuple[End, ...]:
-    """The ends of the prices' intervals at which a case is run too."""
+    """Returns the ends of the prices' intervals at which a case runs too."""
     asked = False if bench.hardware.measured else bench.scenario.price_interval
     short = asked is None and case.axes.requests <= MOST_AT_ENDS
     return ("low", "high") if asked or short else ()
@@ -230,7 +230,7 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         found.chance = intervals(latencies(served.only(window.came)))
     for end in _ends(bench, case):
         result = bench.run(case, 0, end)
-        # Of the same requests, where they come whatever the answers take.
+        # The window's requests stay the same if arrivals do not depend on answers.
         waits = case.point.clients is not None or result.opens is not None
         same = _window(bench, case, result) if waits else window
         found.ends[end] = _figures(bench, result, case, _placed(same, result))
@@ -250,7 +250,7 @@ def _answered(result: Result, window: Window) -> int:
 
 
 def _placed(window: Window, result: Result) -> Window:
-    """The window in another run of the same requests; the whole of it, where it is a whole run."""
+    """Returns the window for another run of the same requests: the same, or that whole run."""
     if not window.whole:
         return window
     return whole_run(result.served, window.whole, unrated=window.unrated)
@@ -271,8 +271,8 @@ def _figures(bench: Bench, result: Result, case: Case, window: Window) -> Mappin
 
 
 def _check_repeatable(bench: Bench, found: Found) -> Trace:
-    """The trace of a case. Raises LawError where a second run, of the first requests at least, leaves other
-    bytes."""
+    """Returns the trace of a case. Raises LawError if a second run, of its first requests at least, gives
+    other bytes."""
     assert found.trace is not None
     if bench.hardware.measured:
         return found.trace
@@ -287,7 +287,7 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
 def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
     axes, count = one.case.axes, len(one.replicas)
     room = float(one.room.kv_tokens)
-    # The same in all replicas.
+    # All replicas have the same room.
     end = room if count > 1 else None
     yield Row(axes, "kv_tokens", room, "tokens", end, end, "KV cache of a server")
     source = f"95 % interval over {count} replicas" if count > 1 else "one replica"
@@ -341,7 +341,7 @@ def _place(one: Found) -> dict[str, Any]:
 
 
 def _requests(result: Result, window: Window) -> dict[str, Any]:
-    """The requests of a run, as columns; `measured`: whether they came in its window."""
+    """Returns the requests of a run, as columns; `measured`: whether they came in its window."""
     served = result.served
     names = (
         *("instance", "arrival_s", "scheduled_s", "first_token_s", "finish_s", "prompt_tokens"),
@@ -356,8 +356,8 @@ def _requests(result: Result, window: Window) -> dict[str, Any]:
 
 
 def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    """Tables one below the other, each with its place repeated in every row; places as dictionaries."""
-    # Arrow takes longer to import than all else that `--help` needs.
+    """Concatenates tables, each with its place repeated in every row; places are dictionary-encoded first."""
+    # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415
 
     lengths = [len(next(iter(columns.values()))) for _, columns in parts]
@@ -377,8 +377,8 @@ MOST_PRINTED = 4
 
 
 def tape(bench: Bench, record: Any) -> list[str]:
-    """What each strategy launches for the first few requests, all there from the start, on the machine that
-    prints."""
+    """Returns the launches of each strategy for the first few requests, all there from the start, as the
+    machine `record` prints them."""
     lines: list[str] = []
     seen: set[str] = set()
     for case in cases(bench):

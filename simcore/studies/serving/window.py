@@ -1,35 +1,35 @@
-"""Which part of a serving run is measured: warm-up and drain are cut.
+"""The measured window of a serving run, without warm-up and drain.
 
-    begins  with the first request that comes once the first w requests have been answered or turned away,
+    begins  with the first request that comes once the first w requests have been answered or rejected,
             but no later than with the middle one
     ends    when the last request comes
     w     = max(warmup_share * requests, clients of a closed loop)
 and of sessions
-    begins  with the first turn that comes once the first warmup_share of the sessions have ended, and so
-            much time has gone by as a session takes on average
+    begins  with the first turn that comes once the first warmup_share of the sessions have ended, and the
+            mean time of a session has passed
     ends    when the last session opens
 
-A server that starts empty is quicker than it will be, until those that came first begin to leave; when no
-more come, it empties. A closed loop has warmed up once each of its clients has had its first answer. The rule
-reads requests in their order of arrival alone, so it holds for any arrivals. It looks at no level, as rules
-do that wait for one to settle: those also cut bursts that happen to come early. Sessions go on for long after
-the last one has opened, ever fewer of them at a time: that is drain, though turns still come.
+An empty server is faster than in steady state, until the first requests leave; after the last arrival it
+empties. A closed loop has warmed up once each of its clients has had its first answer. The rule uses only the
+order of arrival, so it holds for any arrivals. It does not wait for a level to settle, as other rules do:
+those also cut bursts that happen to come early. Sessions go on long after the last one has opened, fewer and
+fewer at a time: that is drain, though turns still come.
 
-Between begin and end, end left out, there are as many requests as gaps: their number by the length is the
-rate that is offered, without bias. Latencies are those of the requests that come in the window, each followed
-to its end: to leave out what ends later would leave out the longest.
+From begin to before end there are as many requests as gaps: their number over the length is the offered rate,
+without bias. Latencies are of the requests that come in the window, each followed to its end: leaving out
+requests that end later would leave out the longest.
 
-The whole run is measured where the window would hold fewer than `FEWEST` requests, where it would be shorter
-than a request is served on average (a batch that is there at once has no steady state), and where half of a
-closed loop's requests are sent before its clients have had their first answers.
+The whole run is measured if the window would have fewer than `FEWEST` requests, if it would be shorter than
+the mean time in service (a batch that is there at once has no steady state), or if half of a closed loop's
+requests are sent before its clients have had their first answers.
 
-growing: n1, n2, n3, the mean numbers that wait over the thirds of the window, rise twice by more than
+growing: n1, n2, n3, the mean queue lengths in the thirds of the window, rise twice by more than
     max(GROWTH * requests of the window, CHANCE * sqrt(n1 + n3))
-which is more than numbers of this size vary by themselves. Figures then depend on the length of the run.
-Means, for a number at one moment is chance; twice, for a queue that warms up late rises at first only. Of
-M/M/1 runs of 300 to 1,000 requests at load 0.8 at most one in a hundred is taken to grow; of 1,000 at load
-1.3 nearly all are. Short runs in slight overload pass unnoticed. Who is being served does not
-count: a batch that grows, as in a burst, is no sign that the server cannot keep up.
+which is more than random variation at this size. Figures then depend on the length of the run. Means are
+used, since a number at one moment is random; two rises, since a queue that warms up late rises only at first.
+Of M/M/1 runs of 300 to 1,000 requests at load 0.8, at most one in a hundred counts as growing; of 1,000 at
+load 1.3, nearly all. Short runs in slight overload pass undetected. Requests in service do not count: a batch
+that grows, as in a burst, does not mean that the server cannot keep up.
 """
 
 import math
@@ -39,7 +39,7 @@ import numpy as np
 
 from simcore.studies.serving.served import Bools, Served
 
-# Fewer requests make no window.
+# Fewest requests of a window.
 FEWEST = 20
 GROWTH, CHANCE = 0.01, 1.1
 WARMUP_SHARE = 0.1
@@ -47,9 +47,9 @@ WARMUP_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Part of a run, in seconds of its clock. `came`: which requests count, [requests]. `whole`: why it is
-    all of the run; empty where it is not. `growing`: see above. `unrated`: it is the whole run for want of a
-    steady state, though requests come at a rate of their own, beside which its rates would mislead."""
+    """Part of a run, in seconds of its clock. `came`: which requests count, [requests]. `whole`: why the
+    window is the whole run; empty if it is not. `growing`: see above. `unrated`: the window is the whole run
+    because there is no steady state, although requests come at a given rate: its rates would mislead."""
 
     begin_s: float
     end_s: float
@@ -60,7 +60,7 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """From begin to end."""
+        """Seconds from begin to end."""
         return self.end_s - self.begin_s
 
 
@@ -72,7 +72,7 @@ NO_ANSWERS = "half of the requests are sent before each client has its first ans
 
 
 def whole_run(served: Served, why: str = AS_ASKED, *, unrated: bool = False) -> Window:
-    """All of a run."""
+    """Returns the whole run as a window."""
     begin_s, end_s = served.window_s
     return Window(begin_s, end_s, np.ones(len(served), np.bool_), why, unrated=unrated)
 
@@ -83,9 +83,9 @@ def steady(
     clients: int | None = None,
     opens: Bools | None = None,
 ) -> Window:
-    """The window of a run. `warmup_share`: of its requests, 0 or more and below 1; `clients`: of a closed
-    loop, None where requests come by themselves; `opens`: which requests open a session, [requests], None
-    where there are no sessions."""
+    """Returns the window of a run. `warmup_share`: of its requests, 0 or more and below 1; `clients`: of a
+    closed loop, else None; `opens`: which requests open a session, [requests], None if there are no
+    sessions."""
     if opens is not None:
         return _of_sessions(served, warmup_share, opens)
     order = np.argsort(served.arrival_s, kind="stable")
@@ -104,7 +104,7 @@ def steady(
 
 
 def _of_sessions(served: Served, warmup_share: float, opens: Bools) -> Window:
-    """The window of a run whose requests are turns of sessions, one session after the other."""
+    """Returns the window of a run whose requests are turns, ordered session by session."""
     first = np.flatnonzero(opens)
     gone_s = np.where(served.finished, served.finish_s, served.arrival_s)
     ended_s = gone_s[np.append(first[1:], len(served)) - 1]
@@ -117,7 +117,8 @@ def _of_sessions(served: Served, warmup_share: float, opens: Bools) -> Window:
 
 
 def _between(served: Served, begin_s: float, end_s: float, few: str, *, unrated: bool) -> Window:
-    """The window from begin to end, or the whole run where too little is in it; `few` says so."""
+    """Returns the window from begin to end, or the whole run if it has too little; `few`: the reason if it
+    has too few requests."""
     came: Bools = (served.arrival_s >= begin_s) & (served.arrival_s < end_s)
     if came.sum() < FEWEST:
         return whole_run(served, few, unrated=unrated)
@@ -128,13 +129,13 @@ def _between(served: Served, begin_s: float, end_s: float, few: str, *, unrated:
 
 
 def _grows(served: Served, begin_s: float, end_s: float, came: int) -> bool:
-    """See the head of this file."""
+    """Whether the queue grows; see the head of this file."""
     stays, third_s = served.finished, (end_s - begin_s) / 3.0
     arrival_s, begun_s = served.arrival_s[stays], served.scheduled_s[stays]
     edges_s = [(begin_s + i * third_s, begin_s + (i + 1) * third_s) for i in range(3)]
     first, second, third = (
         float((begun_s.clip(*edge_s) - arrival_s.clip(*edge_s)).sum()) / third_s for edge_s in edges_s
     )
-    # Rounding may leave less than nothing where nobody waits.
+    # Rounding may give a negative sum if no request waits.
     chance = CHANCE * math.sqrt(max(0.0, first + third))
     return min(second - first, third - second) > max(GROWTH * came, chance)

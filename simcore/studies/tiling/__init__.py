@@ -2,7 +2,7 @@
 
     lazy, eager     O(L^2) mixer work          fractal, generic, relaxed     O(L log^2 L)
 
-Times come from simulated (or real) runs of the schedules; FLOPs and bytes from all ops that they launch.
+Times are from simulated (or real) runs of the schedules; FLOPs and bytes are from all ops that they launch.
 """
 
 from simcore.studies.tiling.cases import Case, cases

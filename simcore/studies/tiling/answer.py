@@ -1,4 +1,4 @@
-"""What a tiling study says in words: the fastest schedule, what Hybrid takes, what all of it rests on."""
+"""The answer of a tiling study in words: the fastest schedule, Hybrid's choices, assumptions, warnings."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ LAZY = "lazy"
 
 
 def answer(found: Sequence[Found]) -> str:
-    """The fastest strategy, per token and over lazy, and what its tiles are computed by."""
+    """Returns the fastest strategy, its time per token and over lazy, and its tiles, in words."""
     groups = list(_by_point(found).values())
     if len(groups) == 1:
         return _single(_fastest(groups[0]), found)
-    # A point at which one strategy alone fits into memory says nothing of which is faster.
+    # A point at which only one strategy fits into memory compares nothing.
     compared = [group for group in groups if len(group) > 1] or groups
     winners: dict[str, list[Found]] = {}
     for one in map(_fastest, compared):
@@ -28,7 +28,7 @@ def answer(found: Sequence[Found]) -> str:
 
 
 def standings(found: Sequence[Found]) -> list[Standing]:
-    """The fastest strategy at each point."""
+    """Returns the fastest strategy at each point."""
     return [_standing(_fastest(group)) for _, group in sorted(_by_point(found).items())]
 
 
@@ -75,13 +75,13 @@ def _taken(one: Found) -> str:
     strategy = one.case.strategy
     if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid":
         return ""
-    # With half storage the largest is the carry.
+    # With half storage the largest tile is the carry.
     taken = one.tiles[:-1] if strategy.half_storage[0] else one.tiles
     return f"; its tiles: {in_words(taken)}" if taken else ""
 
 
 def in_words(choice: Choice) -> str:
-    """What computes tiles of which sides.
+    """Returns the implementations with their sides, in words.
 
     >>> in_words(((1, "conv"), (2, "fft"), (4, "fft")))
     'conv of side 1, fft from 2 to 4'
@@ -106,7 +106,7 @@ def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
 
 
 def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
-    """What the figures rest on, and what Hybrid takes at each point."""
+    """Returns the assumptions of the figures, and Hybrid's choices at each point."""
     told = [] if bench.device.measured else _assumptions(bench, found)
     chosen: dict[str, list[str]] = {}
     for one in found:
@@ -152,7 +152,7 @@ def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
 
 
 def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
-    """Prices that nobody measured, or not so far."""
+    """Returns warnings about unmeasured and extrapolated prices."""
     if bench.device.measured:
         return []
     told, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)

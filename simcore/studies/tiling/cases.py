@@ -1,6 +1,6 @@
-"""What there is to run: a strategy, variant by variant, at every size of model, batch and length.
+"""The cases of a tiling scenario: each variant of a strategy at every size of model, batch and length.
 
-The program of a case runs over a model whose tiles have an implementation for each side.
+The program of a case runs on a model with an implementation for each side of its tiles.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from simcore.studies.tiling.strategies import Fractal, Generic, Relaxed, TilingS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One strategy, all lists of which have one value, at one point. `axes` say where, `dtype` of what."""
+    """One strategy at one point; its list fields have one value. `axes`: the point; `dtype`: of the model."""
 
     axes: TilingAxes
     strategy: TilingStrategy
@@ -28,17 +28,17 @@ class Case:
 
     @property
     def generated(self) -> int:
-        """Positions that are computed one by one."""
+        """Number of positions that are computed one by one."""
         return self.axes.tokens - self.axes.prompt_tokens
 
     @property
     def point(self) -> tuple[int, int, int, int]:
-        """(layers, channels, batch, tokens): what cases are compared at."""
+        """(layers, channels, batch, tokens), the place at which cases are compared."""
         return (self.axes.layers, self.axes.channels, self.axes.batch, self.axes.tokens)
 
 
 def cases(scenario: TilingScenario) -> Iterator[Case]:
-    """Every strategy at every point, in the order of the file."""
+    """Yields every strategy at every point, in the order of the file."""
     for model in single_valued(scenario.model):
         for batch in scenario.batch:
             for tokens in scenario.tokens:
@@ -58,7 +58,7 @@ def cases(scenario: TilingScenario) -> Iterator[Case]:
 
 
 def lanes(case: Case, side: int) -> Lanes:
-    """How the tiles of a side are launched: all layers at once, or one after the other."""
+    """Returns how the tiles of a side are launched: all layers at once, or one after the other."""
     axes, strategy = case.axes, case.strategy
     together = True
     if isinstance(strategy, Fractal):
@@ -70,7 +70,7 @@ def lanes(case: Case, side: int) -> Lanes:
 
 
 def choice(case: Case, price: Pricer) -> Choice:
-    """The implementation of each side of a case's tiles; none where it has no such tiles."""
+    """Returns the implementation of each side of a case's tiles; empty if it has no such tiles."""
     if not isinstance(case.strategy, Fractal):
         return ()
     own, tiles = sides(case.generated), case.strategy.tiles[0]
@@ -80,7 +80,7 @@ def choice(case: Case, price: Pricer) -> Choice:
 
 
 def model_of(case: Case, tiles: Choice) -> LongConvolution:
-    """The model of a case. Raises ValueError where nothing is to be generated."""
+    """Returns the model of a case. Raises ValueError if there is nothing to generate."""
     axes, strategy = case.axes, case.strategy
     mixer: Mixer = "convolution"
     rank = DEFAULT_RANK
@@ -103,7 +103,7 @@ def model_of(case: Case, tiles: Choice) -> LongConvolution:
 
 
 def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:
-    """What a case holds in device memory; `instead`: storage options that take the place of its own."""
+    """Returns the device memory of a case; `instead`: storage options that replace its own."""
     strategy = case.strategy
     if not isinstance(strategy, Fractal):
         return memory(model, fractal=False)
@@ -116,7 +116,7 @@ def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:
 
 
 def refusal(case: Case, model: LongConvolution, most_bytes: float) -> str | None:
-    """Why a case does not fit into memory, and what would help; None where it fits."""
+    """Returns the reason why a case does not fit into memory, and what would help; None if it fits."""
     needed = memory_of(case, model).total
     if needed <= most_bytes:
         return None

@@ -1,13 +1,13 @@
-"""When the launches of an order begin and end, for all of them at once: what the simulated machine does with
-one host, one stream and nobody beside them.
+"""Computes begin and end of all launches of an order at once, as the simulated machine does with one host and
+one stream.
 
     a launch begins     max(its host has issued it, the one before has ended)
-    a wait is over      max(host's clock, end of what it waits for) + wait_s
+    a wait is over      max(host's clock, end of the launch that it waits for) + wait_s
 
-What is launched between two waits is a block. All of it follows from one number, its lag: by how much the
-stream is busy beyond the moment at which the block begins. So lags are guessed to be none, each block gives
-the lag of the next, and what is guessed wrongly is worked out again, until nothing changes: as a rule a lag
-is forgotten at the next wait. Chains that are longer are followed block by block.
+The launches between two waits are a block. Its times follow from one number, its lag: for how long the stream
+is busy after the block begins. So all lags are first assumed to be 0, each block gives the lag of the next,
+and blocks with a wrong lag are computed again until no lag changes: usually a lag has no effect beyond the
+next wait. Longer chains are followed block by block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ from simcore.studies.tiling.launches import spread
 from simcore.studies.tiling.order import Order
 
 Seconds = NDArray[np.float64]
-# Blocks of very different lengths are not put side by side: so many places a launch, at most.
+# Most array places per launch: blocks of very different lengths are not put side by side.
 MOST_PLACES = 8
-# Blocks are worked out all at once so often, at most: then one after the other.
+# Most sweeps over all blocks at once; then blocks are computed one after the other.
 MOST_SWEEPS = 24
-# Lags that differ by no more than this, relative to what the block before takes, are the same: where the
+# Lags that differ by no more than this, relative to the time of the block before, count as equal: if the
 # stream is never idle they are differences of the same sums, each rounded.
 ROUNDING = 1e-15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """What each launch takes [launches]: of its host, of which the last `back_s` come after it was issued;
-    and of the device. `floor_s`: the least; `sources`: device seconds by where their price comes from."""
+    """Times of each launch [launches]: `host_s` of its host, of which the last `back_s` follow the issue;
+    `work_s` of the device; `floor_s`: the least; `sources`: device seconds by source of price."""
 
     host_s: Seconds
     back_s: Seconds
@@ -48,7 +48,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """When each launch was issued, began and ended [launches], and each wait was over [waits]."""
+    """Times at which each launch was issued, began and ended [launches], and each wait was over [waits]."""
 
     issued_s: Seconds
     start_s: Seconds
@@ -57,7 +57,7 @@ class Times:
 
 
 def can_be_worked_out(order: Order) -> bool:
-    """Whether an order is one of plain launches and waits, and its blocks are about equally long."""
+    """Whether an order has only plain launches and waits, and its blocks are about equally long."""
     launches, blocks = len(order.numbers), len(order.waits) + 1
     even = blocks * int(_lengths(order).max()) <= MOST_PLACES * (launches + blocks)
     return order.plain and launches > 0 and even
@@ -74,7 +74,7 @@ def costs(
     overheads: Overheads,
     device_sizes: DeviceSizes,
 ) -> Costs:
-    """What the launches of an order cost, `graphs` being its graphs. Raises what the prices raise."""
+    """Returns the costs of the launches of an order; `graphs`: its graphs. Raises the prices' errors."""
     launches = len(order.numbers)
     work_s, floor_s = np.empty(launches), np.empty(launches)
     sources: dict[SourceKind, float] = {}
@@ -89,7 +89,8 @@ def costs(
 
 
 def _size_updates(order: Order, graphs: Sequence[Graph], device_sizes: DeviceSizes) -> NDArray[np.int64]:
-    """How many sizes each launch has to write to the device: those that differ from what it wrote last."""
+    """Returns the number of sizes that each launch writes to the device: sizes that differ from their last
+    written values."""
     found = np.zeros(len(order.numbers), np.int64)
     read = [device_sizes(graph) for graph in graphs]
     for name in sorted(frozenset().union(*read)):
@@ -114,7 +115,7 @@ class _Blocks:
         first = np.concatenate(([0], order.waits))
         place = np.arange(lengths.max(initial=0))[:, None]
         self.there = place < lengths
-        # Where no launch stands nothing is issued, and nothing takes time.
+        # Places without a launch issue nothing and take no time.
         which = np.where(self.there, first + place, 0)
         self.host_s = np.where(self.there, cost.host_s[which], 0.0)
         self.back_s = np.where(self.there, cost.back_s[which], np.inf)
@@ -123,7 +124,7 @@ class _Blocks:
         self.waited = place == waited
 
     def took(self, lag_s: Seconds, which: NDArray[np.int64]) -> tuple[Seconds, Seconds]:
-        """Seconds from the beginning of some blocks to that of the next, and the next one's lag."""
+        """Returns the seconds from the beginning of some blocks to that of the next, and the next's lag."""
         host_s, free_s = np.zeros(len(lag_s)), lag_s
         seen_s = np.full(len(lag_s), -np.inf)
         parts = (self.host_s, self.back_s, self.work_s, self.waited)
@@ -135,7 +136,7 @@ class _Blocks:
         return took_s, free_s - took_s
 
     def lags(self) -> tuple[Seconds, Seconds]:
-        """The lag of each block, and how long each takes."""
+        """Returns the lag and the time of each block."""
         lag_s, took_s = np.zeros(self.count), np.zeros(self.count)
         which = np.arange(self.count)
         for _ in range(MOST_SWEEPS):
@@ -151,7 +152,7 @@ class _Blocks:
         return lag_s, took_s
 
     def _one_by_one(self, lag_s: Seconds, took_s: Seconds, which: NDArray[np.int64]) -> None:
-        """Follows each chain of changed lags from where it begins to where nothing changes."""
+        """Follows each chain of changed lags from its beginning until a lag does not change."""
         done = 0
         rows = range(len(self.host_s))
         host, back, work = (part.T.tolist() for part in (self.host_s, self.back_s, self.work_s))
@@ -177,7 +178,7 @@ class _Blocks:
 
 
 def worked_out(order: Order, cost: Costs, wait_s: float) -> Times:
-    """The times of all launches and waits of an order that can be worked out."""
+    """Returns the times of all launches and waits of an order for which `can_be_worked_out` holds."""
     blocks = _Blocks(order, cost, wait_s)
     lag_s, took_s = blocks.lags()
     over_s = np.cumsum(took_s)
@@ -195,7 +196,7 @@ def worked_out(order: Order, cost: Costs, wait_s: float) -> Times:
 
 
 def traced(order: Order, graphs: Sequence[Graph], cost: Costs, times: Times) -> Trace:
-    """What the simulated machine leaves behind of such a run where it keeps rows of numbers."""
+    """Returns the trace that the simulated machine gives for such a run with rows of numbers."""
     launches = len(order.numbers)
     rows = Rows()
     if launches:

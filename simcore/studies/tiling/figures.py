@@ -1,10 +1,10 @@
-"""Figures of one generation, from its token times and from what its ops do.
+"""Figures of one generation, from its token times and the work of its ops.
 
-    latency of a token    when it was done - when the one before was (the first: when the prompt was)
+    latency of a token    its end - the end of the token before (for the first: the end of the prompt)
     mixer_s, block_s      device seconds of the mixers' ops, and of all others
     activation positions  positions that mixers read or add to, per layer and generated token (section 3.6)
 
-Tokens a second count generated tokens over the whole time, the prompt's included.
+Tokens per second are generated tokens over the whole time, including the prompt's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,8 @@ Figures = Mapping[str, tuple[float, str]]
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """What a case gave. `runs` are figures of time: with prices as they are, then at their ends, where not
-    all of them need be known; or of each measured run, the one that is reported first. `stays`: see
-    `Bench.stays`."""
+    """The results of a case. `runs` are figures of time: with prices as they are, then at their ends, where
+    some may be missing; or of each measured run, the reported run first. `stays`: see `Bench.stays`."""
 
     case: Case
     tiles: Choice
@@ -43,21 +42,21 @@ class Found:
     stays: bool
 
     def values(self, name: str) -> list[float]:
-        """A figure of time in each run."""
+        """Returns a figure of time in each run that has it."""
         return [run[name][0] for run in self.runs if name in run]
 
     def value(self, name: str) -> float:
-        """A figure of time: with prices as they are, or of the measured run that is reported."""
+        """Returns a figure of time: with prices as they are, or of the reported measured run."""
         return self.values(name)[0]
 
 
 def mixer_s(by_kind: Mapping[str, float]) -> float:
-    """Device seconds of the mixers."""
+    """Returns the device seconds of the mixers."""
     return sum(seconds for kind, seconds in by_kind.items() if kind in MIXER_KINDS)
 
 
 def times(result: Result) -> Figures:
-    """What follows from when the tokens were done, and what their ops took."""
+    """Returns the figures from the times of the tokens and of their ops."""
     latency_s = np.diff(result.ended_s, prepend=result.begun_s)
     p50_s, p99_s = np.quantile(latency_s, [0.5, 0.99]).tolist()
     return {
@@ -69,7 +68,7 @@ def times(result: Result) -> Figures:
 
 
 def sums(by_kind: Mapping[str, float], total_s: float, generated: int) -> Figures:
-    """What follows from the whole time and the seconds of each kind of op."""
+    """Returns the figures from the whole time and the seconds of each kind of op."""
     mixing_s = mixer_s(by_kind)
     return {
         "total_s": (total_s, "s"),
@@ -80,7 +79,7 @@ def sums(by_kind: Mapping[str, float], total_s: float, generated: int) -> Figure
 
 
 def counts(model: LongConvolution, bursts: Sequence[Burst]) -> Figures:
-    """What follows from the launches alone, whatever runs them."""
+    """Returns the figures from the launches alone, which do not depend on the machine."""
     mixing = work(bursts, lambda op: op.kind in MIXER_KINDS)
     everything = work(bursts, lambda _: True)
     touched = sum(value for burst in bursts for _, value in burst.total(touched_positions))
@@ -95,8 +94,8 @@ def counts(model: LongConvolution, bursts: Sequence[Burst]) -> Figures:
 
 
 def touched_positions(op: Op) -> float:
-    """Positions of the activations that an op of a mixer reads or adds to, over all of its layers; a straight
-    line in the sizes that grow."""
+    """Returns the positions of the activations that a mixer's op reads or adds to, over all its layers;
+    linear in the sizes that grow. 0 for other ops."""
     if op.kind not in MIXER_KINDS:
         return 0.0
     sizes = dict(op.shape)

@@ -1,9 +1,9 @@
-"""How the tiles of a generation are computed: one way for all sides, or for each side the cheapest.
+"""Implementations of the tiles of a generation: one for all sides, or the cheapest for each side.
 
     Hybrid, for every side U:   argmin over implementations of the sum of prices of the run's tiles of side U
 
-(Flash Inference, section 4.2, which takes measured times in the place of prices.) Where the length is no
-power of two the last tile of a side may have fewer outputs than the others; the choice counts it as it is.
+(Flash Inference, section 4.2, which uses measured times instead of prices.) If the length is no power of two,
+the last tile of a side may have fewer outputs than the others; the choice prices it with its own outputs.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ Choice = tuple[tuple[int, Implementation], ...]
 
 
 def sides(generated: int) -> list[int]:
-    """The sides of the tiles of so many positions, ascending.
+    """Returns the sides of the tiles of `generated` positions, ascending.
 
     >>> sides(8), sides(9), sides(1)
     ([1, 2, 4], [1, 2, 4, 8], [])
@@ -28,14 +28,14 @@ def sides(generated: int) -> list[int]:
 
 
 def tile_counts(generated: int) -> dict[int, Counter[int]]:
-    """How many tiles there are, by side and by how many positions they give to.
+    """Returns the number of tiles by side and by number of outputs.
 
     >>> tile_counts(7)
     {1: Counter({1: 3}), 2: Counter({2: 1, 1: 1}), 4: Counter({3: 1})}
     """
     found: dict[int, Counter[int]] = {}
     for side in sides(generated):
-        # The tiles of a side stand at its odd multiples.
+        # The tiles of a side are at its odd multiples.
         number = (generated - 1 + side) // (2 * side)
         last = (2 * number - 1) * side
         assert tile_side(last) == side
@@ -46,7 +46,7 @@ def tile_counts(generated: int) -> dict[int, Counter[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What a tile works on: `together` layers in one launch, `launches` such launches."""
+    """The layers of a tile: `together` layers in one launch, `launches` such launches."""
 
     together: int
     launches: int
@@ -55,7 +55,7 @@ class Lanes:
     dtype: str
 
     def tile(self, implementation: Implementation, side: int, outputs: int) -> Op:
-        """The tile of one launch."""
+        """Returns the tile of one launch."""
         return conv.tile(
             implementation,
             layers=self.together,
@@ -68,7 +68,7 @@ class Lanes:
 
 
 def cheapest(lanes: Mapping[int, Lanes], generated: int, price: Pricer) -> Choice:
-    """Hybrid's choice for each side, the first of equals; `lanes` says how tiles of a side are launched."""
+    """Returns Hybrid's choice for each side, the first of equals; `lanes`: the launches of a side's tiles."""
     found = []
     for side, counts in tile_counts(generated).items():
         cost = {
@@ -82,13 +82,13 @@ def cheapest(lanes: Mapping[int, Lanes], generated: int, price: Pricer) -> Choic
 
 
 def tile_prices(lanes: Lanes, side: int, price: Pricer) -> Iterator[tuple[Implementation, Price]]:
-    """What a whole tile of a side costs by each implementation."""
+    """Yields the price of a whole tile of a side by each implementation."""
     for name in IMPLEMENTATIONS:
         yield name, price(lanes.tile(name, side, side))
 
 
 def ranges(choice: Choice) -> list[tuple[Implementation, int, int]]:
-    """A choice as runs of sides that take the same: (implementation, first side, last side).
+    """Returns a choice as runs of sides with one implementation: (implementation, first side, last side).
 
     >>> ranges(((1, "conv"), (2, "conv"), (4, "fft")))
     [('conv', 1, 2), ('fft', 4, 4)]

@@ -1,8 +1,8 @@
-"""All launches of a schedule, without running it: what its work is reckoned from.
+"""All launches of a schedule, without running it, from which its work is computed.
 
-Launches of a graph that differ in one size that grows evenly (a history, a column) are one entry:
+Launches of a graph that differ in one evenly growing size (a history, a column) are one burst:
 
-    flops, bytes of n launches  =  n (first + last) / 2         both are straight lines in that size
+    flops, bytes of n launches  =  n (first + last) / 2         both are linear in that size
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from simcore.studies.tiling.order import Ints, Order, recorded
 
 @dataclass(frozen=True, eq=False)
 class Burst:
-    """`count` launches of one graph, each with the sizes of the one before and `advance`."""
+    """`count` launches of one graph, each with the sizes of the launch before plus `advance`."""
 
     graph: Graph
     sizes: Mapping[str, int]
@@ -38,29 +38,29 @@ class Burst:
 
     @cached_property
     def ops(self) -> Mapping[Op, int]:
-        """The ops of the graph, wherever they work, and how often each is there."""
+        """The ops of the graph, regardless of their place, with their counts."""
         return Counter(op.without_place for op in self.graph.ops)
 
     def total(self, of: Callable[[Op], float]) -> Iterator[tuple[Op, float]]:
-        """Each op with what it adds up to over all launches, `of` being a straight line in the sizes."""
+        """Yields each op with its sum of `of` over all launches; `of` must be linear in the sizes."""
         for op, times in self.ops.items():
             ends = of(op.at(self.sizes)) + of(op.at(self.last))
             yield op, times * self.count * ends / 2.0
 
 
 def launches(program: Callable[[Machine], Program]) -> list[Burst]:
-    """All that a schedule launches, in the order in which each graph is launched first."""
+    """Returns all launches of a schedule, in the order of each graph's first launch."""
     order = recorded(program, [], {})
     return bursts(order, order.made(None))
 
 
 def bursts(order: Order, graphs: Sequence[Graph]) -> list[Burst]:
-    """The launches of an order, `graphs` being its graphs."""
+    """Returns the launches of an order; `graphs`: its graphs."""
     return [burst for i, graph in enumerate(graphs) for burst in _bursts(order, i, graph)]
 
 
 def _bursts(order: Order, i: int, graph: Graph) -> Iterator[Burst]:
-    """Launches of one graph at the values of the one size that it reads, if it reads any."""
+    """Yields the launches of one graph, by the values of the one size that it reads, if any."""
     if not graph.reads:
         yield Burst(graph, {}, {}, len(order.places[i]))
         return
@@ -71,9 +71,9 @@ def _bursts(order: Order, i: int, graph: Graph) -> Iterator[Burst]:
 
 
 def _stretches(values: Ints) -> Iterator[tuple[int, int, int]]:
-    """Values that grow evenly: where a stretch of them starts, how many they are, by how much they grow."""
+    """Yields stretches of evenly growing values: start, count, growth."""
     steps = np.diff(values)
-    # Where one step is another than the one before.
+    # Places where a step differs from the step before.
     turns = np.flatnonzero(np.diff(steps)) + 1
     start = 0
     while start < len(values):
@@ -93,8 +93,8 @@ def spread(
     floor_s: NDArray[np.float64],
     sources: dict[SourceKind, float],
 ) -> None:
-    """Writes what each launch of an order's graph `i` takes, and the least that it can take, to its place in
-    `work_s` and `floor_s` [launches]; adds to `sources` where its price comes from."""
+    """Writes the time and the floor of each launch of an order's graph `i` to its place in `work_s` and
+    `floor_s` [launches]; adds the seconds to `sources` by source of price."""
     places = order.places[i]
     for start, ramp in _ramps(order, i, graph, graph_pricer):
         for piece in ramp.pieces:
@@ -106,8 +106,8 @@ def spread(
 
 
 def _ramps(order: Order, i: int, graph: Graph, graph_pricer: GraphPricer) -> Iterator[tuple[int, BurstCost]]:
-    """The prices of a graph's launches, and from which on each holds. Where a price comes from is told apart
-    at powers of two, as the simulated machine does, which asks for each launch by itself."""
+    """Yields the prices of a graph's launches, each with its first launch. Sources of prices are determined
+    per octave of the size, as in the simulated machine, which prices each launch by itself."""
     if not graph.reads:
         yield 0, graph_pricer.ramp(graph, {}, {}, len(order.places[i]))
         return
@@ -115,7 +115,7 @@ def _ramps(order: Order, i: int, graph: Graph, graph_pricer: GraphPricer) -> Ite
     values, grows = order.sizes[i][name], order.advance[i].get(name, 0)
     for begin, count, by in _stretches(values):
         octaves = np.frexp(np.maximum(values[begin : begin + count], 1).astype(np.float64))[1]
-        # What its launch does not say to grow is priced at each size by itself.
+        # A size without `advance` is priced at each value by itself.
         cuts = np.flatnonzero(np.diff(octaves)) + 1 if grows else np.arange(1, count)
         ends = [*cuts.tolist(), count]
         for start, end in zip([0, *ends], ends, strict=False):
@@ -125,7 +125,7 @@ def _ramps(order: Order, i: int, graph: Graph, graph_pricer: GraphPricer) -> Ite
 
 
 def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
-    """FLOPs and bytes of all ops that `of` holds for, by their formulas."""
+    """Returns FLOPs and bytes of all ops for which `of` holds, by their formulas."""
     flops = hbm_bytes = 0.0
     for burst in bursts:
         flops += sum(value for op, value in burst.total(lambda op: op.work.flops) if of(op))
@@ -134,7 +134,7 @@ def work(bursts: Iterable[Burst], of: Callable[[Op], bool]) -> Work:
 
 
 def seconds_by_kind(bursts: Iterable[Burst], graph_pricer: GraphPricer) -> dict[str, float]:
-    """Device seconds of all launches by kind of op, each op alone on its device."""
+    """Returns the device seconds of all launches by kind of op, each op alone on its device."""
     found: dict[str, float] = {}
     for burst in bursts:
         for kind in dict.fromkeys(op.kind for op in burst.graph.ops):

@@ -1,12 +1,12 @@
-"""Device memory that a generation takes at its peak, and what would make it fit.
+"""Peak device memory of a generation, with its storage options.
 
     activations   (M + 1) B n D        n = L, or the half that is kept (App. D)
-    filters       M L D, for each sequence where they depend on data
+    filters       M L D, per sequence if they depend on data
     spectra       M D (U + 1) complex  for each side U that is computed by FFT: cached (App. C)
     flipped       M D 2U               for each side U of "conv", whose kernel correlates (section 4.1)
     temporaries   of the largest tile: of all layers at once, or of one (App. E); of the prompt, of the carry
 
-A fused kernel keeps what is between on the chip. Transforms of two-byte numbers are in fp32.
+A fused kernel keeps intermediate results on the chip. Transforms of two-byte numbers are in fp32.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from simcore.studies.tiling.implementations import sides
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes by what they hold; `temporaries` at their peak."""
+    """Bytes by use; `temporaries` at their peak."""
 
     activations: float
     filters: float
@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Total bytes."""
         return self.activations + self.filters + self.weights + self.cached + self.temporaries
 
 
@@ -41,7 +41,7 @@ def memory(
     half_storage: bool = False,
     sequential_from: int | None = None,
 ) -> Memory:
-    """What a generation holds; `fractal` where it has Algorithm 1's tiles, by `model.tiles`."""
+    """Returns the memory of a generation; `fractal`: whether it has Algorithm 1's tiles, by `model.tiles`."""
     half = model.prompt + half_length(model.generated)
     kept = min(half, model.tokens) if half_storage else model.tokens
     own = sides(model.generated) if fractal else []
@@ -60,7 +60,7 @@ def memory(
     if half_storage and model.tokens > half:
         op = conv_carry(**shape, inputs=half, outputs=model.tokens - half, dtype=model.dtype)
         passing.append(_span_temporaries(op))
-    # Algorithm 2 keeps partial states beside the activations, where they are of another size.
+    # Algorithm 2 keeps partial states besides the activations, if they have another size.
     states = (
         model.state * model.layers * model.batch * model.tokens * model.channels if model.state > 1 else 0
     )
@@ -92,7 +92,7 @@ def _tile_temporaries(model: LongConvolution, side: int, layers: int) -> float:
     lanes = layers * model.batch * model.channels
     match model.implementation(side):
         case "fft":
-            # Spectra of the inputs and their product; then the product and the inverse, which is no larger.
+            # Spectra of the inputs and their product; later the product and the inverse, which is no larger.
             return lanes * 2.0 * (side + 1) * 2.0 * _computed_bytes(model.dtype)
         case "conv":
             # Padded inputs and the result.
@@ -102,7 +102,7 @@ def _tile_temporaries(model: LongConvolution, side: int, layers: int) -> float:
 
 
 def _span_temporaries(op: Op) -> float:
-    """Spectra of inputs, of taps, and their product, in one layer."""
+    """Returns the bytes of the spectra of inputs and taps, and of their product, in one layer."""
     lanes, taps = op["batch"] * op["channels"], op["channels"]
     bins = span_order(op["inputs"], op["outputs"]) / 2 + 1
     return (2.0 * lanes + taps) * bins * 2.0 * DTYPE_BYTES[op.dtype]

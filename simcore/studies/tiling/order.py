@@ -1,7 +1,7 @@
-"""The order of a schedule: what it launches and waits for, and at which sizes, recorded without running it.
+"""The order of a schedule: its launches with their sizes, and its waits, recorded without running it.
 
-A tiling's order is fixed by a few numbers of its model (tokens, prompt), so one order serves all models that
-have these: graphs are kept by how the schedule asked for them, and made for each model anew.
+A tiling's order depends on a few numbers of its model (tokens, prompt), so one order serves all models with
+these numbers: graphs are stored as calls of the model's methods, and made anew for each model.
 """
 
 from array import array
@@ -21,20 +21,20 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A graph by how it is made: the model's method, and what it was given."""
+    """A graph as a call: the model's method, and its arguments."""
 
     method: str
     arguments: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...]
 
     def of(self, model: Any) -> Graph:
-        """The graph of one model."""
+        """Returns the graph of one model."""
         graph: Graph = getattr(model, self.method)(*self.arguments, **dict(self.options))
         return graph
 
 
 class Asked:
-    """A model in the eyes of a schedule. `read`: the numbers that it was asked for; its graphs are `Made`."""
+    """A proxy of a model that records. `read`: the numbers that a schedule has read; graphs are `Made`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Asked:
         found = self._maker(name) if callable(value) else value
         if found is value:
             self.read[name] = value
-        # Found without coming here from now on.
+        # Later reads find the attribute without this method.
         self.__dict__[name] = found
         return found
 
@@ -67,10 +67,11 @@ class Asked:
 class Order:
     """All launches of a schedule on one stream of one rank.
 
-    `numbers` [launches]: which of `graphs` each is; `sizes`: by graph, each size [its launches]; `advance`:
-    by graph, what its launches say of it. `waits` [waits]: how many launches come before each wait, `waited`
-    [waits] for which launch it waits; `ended` [times that the schedule asked for]: after how many waits.
-    `read`: what the schedule asked its model for. `plain`: nothing but that was done.
+    `numbers` [launches]: the index of each one's graph in `graphs`; `sizes`: by graph, each size [its
+    launches]; `advance`: by graph, the `advance` of its first launch. `waits` [waits]: number of launches
+    before each wait; `waited` [waits]: the launch that it waits for; `ended` [times that the schedule noted]:
+    number of waits before. `read`: the numbers that the schedule read from its model. `plain`: whether the
+    schedule only launched plainly and waited for launches since the wait before.
     """
 
     graphs: tuple[Graph | Made, ...]
@@ -88,12 +89,12 @@ class Order:
         return all(getattr(model, name) == value for name, value in self.read.items())
 
     def made(self, model: Any) -> list[Graph]:
-        """Its graphs, of one model."""
+        """Returns its graphs, made by one model."""
         return [graph.of(model) if isinstance(graph, Made) else graph for graph in self.graphs]
 
     @cached_property
     def places(self) -> list[Ints]:
-        """By graph, which launches are its own."""
+        """The launches of each graph."""
         order = np.argsort(self.numbers, kind="stable")
         counts = np.bincount(self.numbers, minlength=len(self.graphs))
         return np.split(order, np.cumsum(counts)[:-1])
@@ -101,7 +102,7 @@ class Order:
 
 @dataclass
 class _Recorder:
-    """A machine on which nothing takes time and everything is written down."""
+    """A machine that takes no time and records all verbs."""
 
     rank: int = 0
     world: int = 1
@@ -131,7 +132,7 @@ class _Recorder:
         number = self.known.get(id(graph))
         if number is None:
             number = self.known[id(graph)] = len(self.graphs)
-            # A graph that is gone could leave its id to another one: keep it.
+            # Keep the graph, so that no other graph gets its id.
             self.graphs.append(graph)
             self.sizes.append([(name, array("q")) for name in given])
             self.advance.append(advance or {})
@@ -153,13 +154,13 @@ class _Recorder:
 
 
 def recorded(program: Callable[[Machine], Program], ended_s: list[float], read: Mapping[str, Any]) -> Order:
-    """The order of a program that notes times in `ended_s`, which holds no times afterwards. Raises
-    ValueError where launches of one graph give other sizes by name."""
+    """Records the order of a program that notes times in `ended_s`, which then holds counts of waits. Raises
+    ValueError if launches of one graph give different numbers of sizes."""
     machine = _Recorder()
     for _ in program(cast(Machine, machine)):
         pass
     waits, waited = np.array(machine.waits, np.int64), np.array(machine.waited, np.int64)
-    # What is waited for was launched since the wait before: then a wait forgets all but what still runs.
+    # Each wait is for a launch since the wait before: then only running launches matter after a wait.
     first = np.concatenate(([0], waits[:-1])) if len(waits) else waits
     own = bool(((waited >= first) & (waited < waits)).all())
     return Order(

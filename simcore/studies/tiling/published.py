@@ -21,7 +21,7 @@ Metric = Literal["speedup_over_lazy", "mixer_speedup_over_lazy"]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class TilingPublished:
-    """A range that `metric` of `label` is said to be in at all points. Raises InputError where it is none."""
+    """The published range of `metric` of `label`, at all points. Raises InputError if low is above high."""
 
     device: str
     label: str
@@ -59,7 +59,7 @@ class TilingPublished:
 
 
 def inside(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Predictions beside each published range, in words: how many are inside it."""
+    """Returns the predictions with each published range, in words, and how many are inside it."""
     found = []
     for source in dict.fromkeys((line["metric"], line["source"]) for line in lines):
         own = [line for line in lines if (line["metric"], line["source"]) == source]

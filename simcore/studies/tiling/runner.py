@@ -1,11 +1,10 @@
 """Runs cases of a tiling scenario on one device: one generation each, its laws checked.
 
     seconds by kind of op  =  sum over all launches of the prices of its ops             (simulated)
-                           =  sum over all spans of what its ops took                    (measured)
+                           =  sum over all spans of the times of its ops                 (measured)
 
-Simulated runs are in closed form, launch by launch; what they sum up to has to be what the device was busy.
-Where an order allows it all launches are worked out at once (`closed_form`), which gives what the simulated
-machine gives.
+Simulated runs are checked: the closed-form sums must equal the busy time of the device. If an order allows
+it, the times of all launches are computed at once (`closed_form`), with the simulated machine's results.
 """
 
 from collections.abc import Mapping
@@ -36,9 +35,9 @@ from simcore.studies.tiling.order import Asked, Order, recorded
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.studies.tiling.strategies import Fractal
 
-# Sums of a million rounded numbers agree to so much.
+# Relative rounding error of sums of a million numbers.
 ROUNDING = 1e-9
-# Orders of more launches than these, together, are not all remembered.
+# Orders in the cache are dropped once they have more launches in total than this.
 MOST_LAUNCHES = 1 << 22
 LAW = "device time by kind of op adds up (tiling)"
 AT_ONCE = "what is worked out at once is what the machine does launch by launch (tiling)"
@@ -46,8 +45,8 @@ AT_ONCE = "what is worked out at once is what the machine does launch by launch 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What one run left behind: when each generated position was done, when the prompt was, device seconds by
-    kind of op, and by source of price."""
+    """The results of one run: the times at which each generated position and the prompt were done, device
+    seconds by kind of op, and by source of price."""
 
     ended_s: NDArray[np.float64]
     begun_s: float
@@ -58,7 +57,7 @@ class Result:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and remembers models, launches and prices."""
+    """Runs cases of one scenario on one device, and caches models, launches and prices."""
 
     scenario: TilingScenario
     device: SingleDevice
@@ -67,9 +66,9 @@ class Bench:
     orders: dict[str, list[Order]] = field(default_factory=dict)
 
     def price(self, case: Case, end: End = "value") -> tuple[Pricer, GraphPricer]:
-        """Prices of a case as they are, or at the `low` or `high` end of their intervals; what is known of
-        them."""
-        # What is known of another case is forgotten.
+        """Returns the prices of a case as they are, or at the `low` or `high` end of their intervals, and the
+        pricer of graphs."""
+        # This drops the prices of another case.
         self.launches(case)
         if end not in self.prices:
             charged = self._charged(case)
@@ -77,13 +76,13 @@ class Bench:
         return self.prices[end]
 
     def stays(self, case: Case) -> bool:
-        """Whether ops of steps find in the cache what the step before has used, and are priced so: where less
-        than stays there is moved from step to step, in the mean."""
+        """Whether ops of steps are priced with operands that the step before has left in the cache: if steps
+        move less, on average, than stays there."""
         return self.price(case)[0] is not self.device.price
 
     def _charged(self, case: Case) -> Pricer:
-        """The device's prices, but of ops of steps those in the cache. Tiles come too seldom; what a prompt
-        has used is long gone."""
+        """Returns the device's prices, with those in the cache for ops of steps. Tiles come too rarely, and a
+        prompt's data has long left the cache."""
         price, cached = self.device.price, self.device.in_cache
         if cached is None:
             return price
@@ -96,17 +95,17 @@ class Bench:
         return (lambda op: warm.get(op) or price(op)) if warm else price
 
     def tiles(self, case: Case) -> Choice:
-        """The implementation of each side, by the prices that choices are made by."""
+        """Returns the implementation of each side, by the device's prices for choices."""
         return choice(case, self.device.choose)
 
     def model(self, case: Case) -> LongConvolution:
-        """The model of a case, with its tiles chosen."""
+        """Returns the model of a case, with its tiles chosen."""
         return model_of(case, self.tiles(case))
 
     def launches(self, case: Case) -> tuple[LongConvolution, list[Burst]]:
-        """The model of a case and all that it launches; of the last case that was asked for, it is known."""
+        """Returns the model of a case and all its launches; cached for the last case."""
         if case not in self.models:
-            # Tariffs know graphs by what they are, and keep them: forget both with the case.
+            # The pricers keep the case's graphs: drop both together.
             self.models.clear()
             self.prices.clear()
             model = self.model(case)
@@ -120,12 +119,12 @@ class Bench:
 
     @property
     def full(self) -> bool:
-        """Whether orders are forgotten when the next one is recorded."""
+        """Whether the cached orders are dropped when the next one is recorded."""
         known = (order for orders in self.orders.values() for order in orders)
         return sum(len(order.numbers) for order in known) > MOST_LAUNCHES
 
     def order(self, case: Case, model: LongConvolution) -> Order:
-        """What a case launches and waits for, in order; cases whose schedules do the same share it."""
+        """Returns the launches and waits of a case, in order; cases with equal schedules share an order."""
         known = self.orders.setdefault(case.axes.label, [])
         found = next((order for order in known if order.holds(model)), None)
         if found is None:
@@ -139,7 +138,7 @@ class Bench:
         return found
 
     def run(self, case: Case, end: End = "value") -> Result:
-        """One generation. Raises LawError where a law is broken."""
+        """Runs one generation. Raises LawError if a law is broken."""
         with self.blamed(case):
             model, launched = self.launches(case)
         ended: list[float] = []
@@ -163,7 +162,7 @@ class Bench:
     def trace(
         self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
     ) -> Trace:
-        """What a case did; `rows`: launches as rows of numbers, for long runs. Raises LawError."""
+        """Returns the trace of a case; `rows`: with rows of numbers, for long runs. Raises LawError."""
         if rows and not self.device.measured:
             trace = self.at_once(case, model, ended_s, end)
             if trace is not None:
@@ -174,8 +173,8 @@ class Bench:
     def at_once(
         self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value"
     ) -> Trace | None:
-        """What a case does, all launches at once, its laws not checked; None where its order is too involved
-        for that."""
+        """Returns the trace of a case, computed for all launches at once, without checking laws; None if its
+        order does not allow that."""
         order = self.order(case, model)
         if not can_be_worked_out(order):
             return None
@@ -186,7 +185,7 @@ class Bench:
         return traced(order, graphs, cost, times)
 
     def check_at_once(self, case: Case) -> None:
-        """Raises LawError where the machine, launch by launch, gives other times than `at_once`."""
+        """Raises LawError if the machine, launch by launch, gives other times than `at_once`."""
         model, _ = self.launches(case)
         ended, expected = list[float](), list[float]()
         trace = self.at_once(case, model, ended)
@@ -201,7 +200,7 @@ class Bench:
     def simulated(
         self, case: Case, model: LongConvolution, ended_s: list[float], end: End = "value", *, rows: bool
     ) -> Trace:
-        """What a case did, launch by launch on the device's machine. Raises LawError."""
+        """Returns the trace of a case, launch by launch on the device's machine. Raises LawError."""
         price, graph_pricer = self.price(case, end)
         strategy = case.strategy
         half = isinstance(strategy, Fractal) and strategy.half_storage[0]
@@ -233,7 +232,7 @@ def _title(axes: TilingAxes) -> str:
 
 
 def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -> Any:
-    # A real machine may run it before the run that counts.
+    # A real machine may run the program before the run that counts.
     ended_s.clear()
     return case.strategy.program(m, model, ended_s)
 

@@ -1,4 +1,4 @@
-"""What a user asks of the study `tiling`: a long-convolution model, a length, and the schedules to compare.
+"""Scenarios of the study `tiling`: a long-convolution model, a length, and the schedules to compare.
 
 runs = strategies * layers * channels * batch * tokens            (Flash Inference, section 4)
 """
@@ -12,7 +12,7 @@ from simcore.studies.fields import Costs, HostOverheads, OnCpu, OnDevices, ToCom
 from simcore.studies.own import OrOwn, check_labels
 from simcore.studies.tiling.strategies import MOST_TOKENS, Generic, Relaxed, TilingStrategies, TilingStrategy
 
-# Beyond these a file has a slip of the hand in it.
+# Largest values: more is a mistake in the file.
 MOST_LAYERS = 1024
 MOST_CHANNELS = 65_536
 MOST_BATCH = 65_536

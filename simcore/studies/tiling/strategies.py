@@ -1,6 +1,6 @@
-"""The strategies of the study `tiling`: what a scenario says of each, what it is called, its program.
+"""The strategies of the study `tiling`: the fields, the label and the program of each.
 
-One is a class of fields that satisfies `TilingStrategy`: one of those in `TilingStrategies`, or one of a
+A strategy is a class of fields that satisfies `TilingStrategy`: one in `TilingStrategies`, or one of a
 user's own (docs/own_strategies.md).
 """
 
@@ -18,10 +18,10 @@ from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 
-# Beyond these a file has a slip of the hand in it.
+# Largest values: more is a mistake in the file.
 MOST_TOKENS = 1 << 22
 MOST_RANK = 1024
-# As in simcore.ops.convolution, and the cheapest of them.
+# The implementations of simcore.ops.convolution, or the cheapest for each side.
 Tiles = Literal["hybrid", "conv", "flash_conv", "fft", "flash_fft"]
 Parallel = Annotated[
     Many[bool], Field(description="whether contributions are made for all layers at once, or layer by layer")
@@ -29,18 +29,18 @@ Parallel = Annotated[
 
 
 class TilingStrategy(Protocol):
-    """A way of generating. Where it is asked for anything, fields with `Many` values have one value each."""
+    """A way of generating. When it is used, each field of `Many` values has one value."""
 
     @property
     def kind(self) -> str:
-        """What a scenario calls it."""
+        """Its kind in a scenario."""
 
     def label(self) -> str:
-        """What people call it: a line of text, like that of no other strategy of a scenario."""
+        """Returns its name in results: a line of text, unique in a scenario."""
 
     def program(self, m: Machine, model: LongConvolution, ended_s: list[float]) -> Program:
-        """Generates all positions after the prompt; appends to `ended_s` when the prompt, if there is one,
-        and each of them is done."""
+        """Generates all positions after the prompt; appends the times to `ended_s` at which the prompt, if
+        there is one, and each position are done."""
 
 
 class Lazy(Strict):
@@ -143,5 +143,5 @@ def _order(parallel: Sequence[bool]) -> str:
     return "" if parallel[0] else ", layer by layer"
 
 
-# The table of strategies: a kind is added here.
+# The strategies: add a new kind here.
 TilingStrategies = Lazy | Eager | Fractal | Generic | Relaxed

@@ -3,8 +3,8 @@
 speedup_over_lazy        = total of lazy / total, at the same layers, channels, batch and length
 mixer_speedup_over_lazy  = mixer's device seconds of lazy / mixer's device seconds
 interval of a figure     = the same run with all prices at the fast, and at the slow, end of their own;
-                           of a measured one the least and the largest of its runs, of which the one of
-                           median total is reported
+                           of a measured figure the least and the largest of its runs, whose run of median
+                           total is reported
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +27,11 @@ from simcore.studies.tiling.launches import seconds_by_kind
 from simcore.studies.tiling.runner import Bench, Result
 from simcore.studies.tiling.strategies import Fractal
 
-# The run whose repetition is checked is cut to so many tokens; those that are done launch by launch too, to
-# fewer.
+# Most tokens of the run that is repeated as a check, and of runs that are checked launch by launch.
 REPEATED, LAUNCH_BY_LAUNCH = 4096, 256
-# Cases up to the first length are run at both ends of the prices' intervals. Of longer ones the ends are sums
-# of prices where the device is never idle, for then that is their time; else they are run, up to the second.
+# Cases up to the first length run at both ends of the prices' intervals. For longer cases the ends are sums
+# of prices if the device is never idle, since the sum is then the time; else they run, up to the second
+# length.
 SHORT, MOST_AT_ENDS = 1 << 14, 1 << 17
 NEVER_IDLE = 1e-9
 BASELINES = {"speedup_over_lazy": "lazy", "speedup_over_lazy_by_layers": "lazy, layer by layer"}
@@ -42,7 +42,7 @@ EXACT = "formulas of the launched ops"
 
 
 def run(bench: Bench, progress: Progress) -> Outcome:
-    """Runs a tiling scenario. Raises InputError where nothing of it fits into memory."""
+    """Runs a tiling scenario. Raises InputError if no case of it fits into memory."""
     wanted = list(cases(bench.scenario))
     refused: list[str] = []
     runnable: list[Case] = []
@@ -76,7 +76,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
 def _all_found(
     bench: Bench, runnable: Sequence[Case], progress: Callable[[int, int], None]
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """What all cases gave, on as many cores as there are, and how they grow with the length."""
+    """Returns the results of all cases, computed on several cores, and their growth with the length."""
     # Growth is shown at the first point of a label; longer cases come later.
     longest = max(bench.scenario.tokens)
     grown = {
@@ -90,7 +90,7 @@ def _all_found(
 
     count, jobs = len(runnable), bench.device.jobs
     if jobs > 1:
-        # Many cases launch the same: what that is, is recorded once, before there are several processes.
+        # Many cases share an order of launches: each is recorded once, before other processes start.
         for case in runnable:
             if bench.full:
                 break
@@ -126,7 +126,7 @@ def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
 
 
 def _ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mapping[str, float]]]:
-    """Figures of time, and seconds by kind of op, with all prices at the low and at the high end."""
+    """Returns figures of time, and seconds by kind of op, with all prices at the low and at the high end."""
     asked, length = bench.scenario.price_interval, case.axes.tokens
     idle_s = result.ended_s[-1] - sum(result.by_kind.values())
     summed = asked is None and length > SHORT and idle_s <= NEVER_IDLE * result.ended_s[-1]
@@ -144,7 +144,7 @@ def _ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mappi
 
 
 def _check_repeatable(bench: Bench, case: Case) -> None:
-    """Raises LawError where a second run leaves other bytes."""
+    """Raises LawError if a second run gives other bytes."""
     if bench.device.measured:
         return
     few = _cut(case, REPEATED)
@@ -154,13 +154,13 @@ def _check_repeatable(bench: Bench, case: Case) -> None:
 
 
 def _check_at_once(bench: Bench, case: Case) -> None:
-    """Raises LawError where the machine, launch by launch, takes other times."""
+    """Raises LawError if the machine, launch by launch, gives other times."""
     if not bench.device.measured:
         bench.check_at_once(_cut(case, LAUNCH_BY_LAUNCH))
 
 
 def _cut(case: Case, most: int) -> Case:
-    """The same with at most so many generated tokens, and half as many of a prompt."""
+    """Returns the case with at most `most` generated tokens, and at most half as many of a prompt."""
     prompt = min(case.axes.prompt_tokens, most // 2)
     tokens = min(case.axes.tokens, most + prompt)
     return replace(case, axes=replace(case.axes, tokens=tokens, prompt_tokens=prompt))
@@ -194,14 +194,14 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
 
 def _row(one: Found, name: str, values: Sequence[float], unit: str, source: str) -> Row:
     if len(values) == 1:
-        # Known as it is, and at no end of any interval.
+        # Without values at the ends there is no interval.
         return Row(one.case.axes, name, values[0], unit, source=source.replace(PREDICTED, AS_PRICED))
     return Row(one.case.axes, name, values[0], unit, min(values), max(values), source)
 
 
 def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
-    """A ratio of two cases: of predicted ones at the same end of all prices; measured runs belong to nobody
-    else's, so the interval is that of the least over the largest to the largest over the least."""
+    """Returns the ratio of two cases. Predicted ones are paired at the same end of all prices. Measured runs
+    are not paired: the interval is from the least over the largest to the largest over the least."""
     ours, theirs = of.values(name), to.values(name)
     if to.measured:
         ratios = [ours[0] / theirs[0], min(ours) / max(theirs), max(ours) / min(theirs)]
@@ -214,7 +214,8 @@ def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
 
 
 def _areas(bench: Bench, found: Sequence[Found]) -> tuple[list[dict[str, Any]], Trace]:
-    """What the launches of each strategy cover in a short run; and the trace of the first tiled one."""
+    """Returns the cells that the launches of each strategy cover in a short run, and the trace of the first
+    tiled strategy."""
     areas: list[dict[str, Any]] = []
     traces: dict[str, Trace] = {}
     for one in found:
@@ -246,7 +247,8 @@ PRINTED = 8
 
 
 def tape(bench: Bench, record: Any) -> list[str]:
-    """What each strategy launches for its first few positions, on the machine that prints."""
+    """Returns the launches of each strategy for its first few positions, as the machine `record` prints
+    them."""
     lines: list[str] = []
     seen: set[str] = set()
     for case in cases(bench.scenario):

@@ -1,4 +1,4 @@
-"""Tables of a tiling study: latencies, tiles by side, what each launch covers, growth with the length."""
+"""Tables of a tiling study: latencies, tiles by side, cells covered by launches, growth with the length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from simcore.studies.tiling.figures import counts, times
 from simcore.studies.tiling.implementations import Lanes, cheapest, sides, tile_prices
 from simcore.studies.tiling.runner import Bench, Result
 
-# So many stretches of tokens are told apart.
+# Most stretches of tokens.
 MOST_STEPS = 2048
-# Positions of the run whose launches are drawn, and how many of them are a prompt where there is one.
+# Positions of the run whose launches are drawn, and most of them that are a prompt.
 DRAWN, DRAWN_PROMPT = 32, 8
 SHORTEST = 1 << 8
 
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def columns(records: Sequence[Record]) -> dict[str, Any]:
-    """Records as columns; numbers of which some are missing are NaN there."""
+    """Returns records as columns; missing numbers are NaN."""
     found: dict[str, Any] = {
         name: [record[name] for record in records] for name in (records[0] if records else {})
     }
@@ -34,14 +34,14 @@ def columns(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def point(case: Case) -> Record:
-    """Where a case stands among the cases of its label."""
+    """Returns the point of a case, which identifies it among the cases of its label."""
     axes = case.axes
     return {"layers": axes.layers, "channels": axes.channels, "batch": axes.batch, "tokens": axes.tokens}
 
 
 def steps(case: Case, result: Result) -> Record:
-    """Tokens in stretches of equal length, as columns: the last of each, when it was done, and the longest
-    latency in the stretch."""
+    """Returns tokens in stretches of equal length, as columns: the last token of each, its end, and the
+    longest latency in the stretch."""
     latency_s = np.diff(result.ended_s, prepend=result.begun_s)
     length = -(-len(latency_s) // MOST_STEPS)
     starts = np.arange(0, len(latency_s), length)
@@ -57,13 +57,13 @@ def steps(case: Case, result: Result) -> Record:
 
 
 def stacked(tables: Sequence[Record]) -> Record:
-    """Tables of the same columns, one below the other."""
+    """Concatenates tables of the same columns."""
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]} if tables else {}
 
 
 def tiles(bench: Bench, case: Case) -> Iterator[Record]:
-    """What one tile of all layers costs at a case's point, by side and implementation; `chosen`: what Hybrid
-    takes there."""
+    """Yields the price of one tile of all layers at a case's point, by side and implementation; `chosen`:
+    whether Hybrid chooses it."""
     price, axes = bench.device.price, case.axes
     at_once = Lanes(axes.layers, 1, axes.batch, axes.channels, case.dtype)
     own = sides(case.generated)
@@ -82,13 +82,13 @@ def tiles(bench: Bench, case: Case) -> Iterator[Record]:
 
 
 def drawn(case: Case) -> Case:
-    """The same strategy over so few positions that each of its launches can be seen."""
+    """Returns the case over few positions, so that each launch can be drawn."""
     prompt = min(case.axes.prompt_tokens, DRAWN_PROMPT)
     return replace(case, axes=replace(case.axes, tokens=DRAWN, prompt_tokens=prompt, batch=1))
 
 
 def covered(case: Case, trace: Trace) -> Iterator[Record]:
-    """The contributions that each launch accounts for, in the first layer; ends of ranges belong to them."""
+    """Yields the contributions of each launch, in the first layer; ranges include both ends."""
     for span in trace.spans:
         for priced, start_s, _ in span.op_times():
             for area in cells(priced.op, case.axes.tokens):
@@ -113,14 +113,14 @@ def _ends(name: str, among: tuple[int, int] | None) -> Record:
 
 
 def lengths(case: Case) -> list[int]:
-    """The lengths at which growth is shown: powers of two up to that of the case, and its own."""
+    """Returns the lengths at which growth is shown: powers of two below the case's length, and its own."""
     longest = case.axes.tokens
     powers = [1 << i for i in range(SHORTEST.bit_length() - 1, longest.bit_length())]
     return [length for length in powers if case.axes.prompt_tokens < length < longest] + [longest]
 
 
 def growth(bench: Bench, case: Case, known: Result) -> Iterator[Record]:
-    """Work, memory and time of a case at shorter and shorter lengths; `known`: its own run."""
+    """Yields work, memory and time of a case at growing lengths up to its own; `known`: its own run."""
     for length in lengths(case):
         shorter = replace(case, axes=replace(case.axes, tokens=length))
         model, bursts = bench.launches(shorter)

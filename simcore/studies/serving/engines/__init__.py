@@ -1,1 +1,1 @@
-"""Serving engines as they are shipped: `catalog/<engine>-<version>.yaml`, and how a scenario takes them."""
+"""Serving engines with their defaults: `catalog/<engine>-<version>.yaml`, and how a scenario uses them."""

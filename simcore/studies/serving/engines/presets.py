@@ -1,7 +1,7 @@
-"""Serving engines as they are shipped: what stands for the fields that a strategy which names one leaves out.
+"""Presets of serving engines: they fill in the fields that a strategy with an engine leaves out.
 
-    field of a strategy = what the scenario gives, else the preset's case that holds on the device (the first
-                          that does), else the preset's own
+    field of a strategy = the scenario's, else that of the preset's first case that holds on the device, else
+                          the preset's own
 
 A preset is a file of `catalog/`, named after the engine and its version; the engine's name alone means the
 newest version there.
@@ -24,7 +24,7 @@ from simcore.studies.serving.strategies import ContinuousBatching, label
 
 ENGINES = Path(__file__).resolve().parent / "catalog"
 GIB = 2.0**30
-# What a preset has to say: all that an engine decides by itself. The others stay as a strategy has them.
+# Fields that a preset must give: the engine's own decisions. The strategy's other fields stay.
 DECIDED = (
     "token_budget",
     "max_sequences",
@@ -47,7 +47,7 @@ class Case:
     except_devices: tuple[str, ...] = ()
 
     def holds(self, device: str, memory_bytes: float) -> bool:
-        """Whether a device of this name and memory is one of them."""
+        """Whether the case holds for a device of this name and memory."""
         low, high = self.memory_gib
         return low <= memory_bytes / GIB < high and not any(name in device for name in self.except_devices)
 
@@ -80,20 +80,20 @@ class Engine:
                 raise InputError(f"fields: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
 
     def on(self, device: str, memory_bytes: float) -> dict[str, Any]:
-        """The fields on a device of this name and memory."""
+        """Returns the fields on a device of this name and memory."""
         case = next((case for case in self.cases if case.holds(device, memory_bytes)), None)
         return _over(self.fields, case.fields) if case else self.fields
 
     @property
     def anywhere(self) -> Iterator[ContinuousBatching]:
-        """The strategies that this engine is, on one device or another."""
+        """The strategies of this engine on all devices."""
         yield _strategy(self.fields)
         for case in self.cases:
             yield _strategy(_over(self.fields, case.fields))
 
 
 def engine_names() -> list[str]:
-    """The presets, by engine, the oldest version first."""
+    """Returns the names of the presets, by engine, the oldest version first."""
     return sorted((path.stem for path in ENGINES.glob("*.yaml")), key=_by_version)
 
 
@@ -104,7 +104,7 @@ def _by_version(name: str) -> tuple[str, tuple[int, ...]]:
 
 @cache
 def load_engine(name: str) -> Engine:
-    """The preset of this name, the newest one where it names no version. Raises InputError where none is."""
+    """Returns the preset of this name, the newest if it has no version. Raises InputError if none exists."""
     names = engine_names()
     versions = [each for each in names if each == name or each.rpartition("-")[0] == name]
     if not versions:
@@ -118,9 +118,9 @@ def load_engine(name: str) -> Engine:
 
 
 def with_engines(scenario: ServingScenario, device: str, memory_bytes: float) -> ServingScenario:
-    """The scenario with every field of its engines written out, for a device of this name and memory.
+    """Returns the scenario with every field of its engines written out, for a device of this name and memory.
 
-    Raises InputError where an engine is unknown, or two strategies turn out to be the same.
+    Raises InputError if an engine is unknown, or two strategies become the same.
     """
     strategies = list(scenario.strategies)
     for place, strategy in enumerate(strategies):
@@ -140,8 +140,8 @@ def with_engines(scenario: ServingScenario, device: str, memory_bytes: float) ->
 
 
 def pinned(scenario: ServingScenario) -> ServingScenario:
-    """The scenario with the version of each of its engines, whose fields are filled in for each of several
-    devices. Raises InputError where an engine is unknown."""
+    """Returns the scenario with the version of each of its engines; fields stay open, since they may differ
+    between devices. Raises InputError if an engine is unknown."""
     strategies = [
         strategy.model_copy(update={"engine": load_engine(strategy.engine).name})
         if isinstance(strategy, ContinuousBatching) and strategy.engine
@@ -152,8 +152,8 @@ def pinned(scenario: ServingScenario) -> ServingScenario:
 
 
 def usual(strategy: ContinuousBatching) -> list[ContinuousBatching]:
-    """What a strategy is compared with to say what is unusual about it: its engine as shipped, on one device
-    or another; the defaults where it names none."""
+    """Returns the strategies that show what is unusual about this one: its engine's presets on all devices,
+    or the defaults if it has no engine."""
     return list(load_engine(strategy.engine).anywhere) if strategy.engine else [_strategy({})]
 
 
@@ -163,12 +163,12 @@ def _filled(strategy: ContinuousBatching, fields: Mapping[str, Any]) -> Continuo
     given["memory"] = strategy.memory.model_dump(exclude_unset=True)
     plain = _strategy({}).model_dump()
     name = load_engine(strategy.engine).name
-    # A class of one's own may go on from ours.
+    # A user's class may be a subclass.
     return type(strategy).model_validate({**plain, **_over(fields, given), "engine": name})
 
 
 def _over(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given in the place of what stands in `fields`; of memory, field by field."""
+    """Returns `fields` replaced by the given ones; memory is merged field by field."""
     memory = {**fields.get("memory", {}), **given.get("memory", {})}
     return {**fields, **given, "memory": memory}
 
