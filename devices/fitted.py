@@ -114,6 +114,10 @@ class Birth:
     )
 
 
+# What constants of contention were called in profiles before.
+RENAMED = {"leaves_s": "tail_overlap_s", "reach": "bandwidth_share"}
+
+
 @dataclass(frozen=True, config=STRICT)
 class SharedUse:
     """The constants of the law by which graphs on one device slow each other down (`shared_reads` of
@@ -342,6 +346,7 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
     for name, file in (("fits", FITS), ("points", POINTS)):
         if name in document:
             raise InputError(f"{path}: {name}: they belong into {file}")
+    document = _with_names_of_today(document)
     given = read_rows(path.parent / FITS, FitRow)
     points = _read_points(path.parent / POINTS) if document.get("granularity") == MEASURED else []
     try:
@@ -350,6 +355,15 @@ def read_fitted(document: Mapping[str, Any], path: Path) -> FittedProfile:
         raise InputError(_in_its_file(str(error), path)) from None
     _check_whole(profile, path.parent)
     return profile
+
+
+def _with_names_of_today(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a profile with the constants of contention under their names, which older profiles lack."""
+    contention = document.get("contention")
+    if not isinstance(contention, Mapping):
+        return document
+    renamed = {RENAMED.get(name, name): value for name, value in contention.items()}
+    return {**document, "contention": renamed} if len(renamed) == len(contention) else document
 
 
 def read_rows(path: Path, kind: Any) -> list[dict[str, str]]:

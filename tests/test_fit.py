@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 
+from simcore.devices import fitted as fitted_module
 from simcore.devices.fit import LEAST_CHECKS, Fit, checked_interval, fit_two
 from simcore.devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
 from simcore.devices.price import launches_and_floor, pricer, roofline
@@ -248,6 +250,17 @@ def test_a_profile_reads_back_as_it_was_written(folder: Path) -> None:
     bare = replace(PROFILE, birth=None, notes=(), overheads={})
     write_fitted(bare, folder)
     assert load_profile("cpu", str(folder)) == bare
+
+
+def test_a_profile_with_the_old_names_of_contention_is_read_as_before() -> None:
+    """The shipped one, its constants under the names that they had."""
+    shipped = Path(fitted_module.__file__).parent / "profiles" / "h200-sxm" / "local" / "profile.yaml"
+    document = yaml.safe_load(shipped.read_text(encoding="utf-8"))
+    old = {new: name for name, new in fitted_module.RENAMED.items()}
+    contention = {old.get(name, name): value for name, value in document["contention"].items()}
+    assert contention.keys() > set(fitted_module.RENAMED)
+    named = fitted_module.read_fitted({**document, "contention": contention}, shipped)
+    assert named.contention == fitted_module.read_fitted(document, shipped).contention
 
 
 @pytest.mark.parametrize(

@@ -132,16 +132,16 @@ def test_laws_hold_where_prompts_are_shared_and_blocks_are_few(monkeypatch: pyte
     """Running a case enforces them; here memory is short, so that requests are sent back too. What is counted
     as held and what the cache knows to be free are all blocks, in every step."""
     reused = preempted = steps = 0
-    advance = schedule_module._advance
+    advance = schedule_module._finish_complete
 
     def checked(server: Any, *rest: Any) -> None:
         nonlocal steps
         steps += 1
-        assert server.kv.used + server.known.free == server.kv.total
+        assert server.kv.used + server.cache.free == server.kv.total
         advance(server, *rest)
-        assert server.kv.used + server.known.free == server.kv.total
+        assert server.kv.used + server.cache.free == server.kv.total
 
-    monkeypatch.setattr(schedule_module, "_advance", checked)
+    monkeypatch.setattr(schedule_module, "_finish_complete", checked)
     for seed in range(20):
         random = Random(seed)
         block = random.choice([1, 4, 16])

@@ -44,7 +44,7 @@ def partial_of(path: Path) -> Path:
 def write_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Writes rows with the same names as a CSV file, completely or not at all."""
     with file_draft(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]) if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -276,6 +276,9 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "error_bound_high_probability": Metric("lower", "relative error that is hardly ever exceeded"),
         "crossover_context_tokens": Metric(None, "cached tokens at which it passes tensor parallelism"),
         "crossover_hit_rate": Metric(None, "hit rate at which it passes tensor parallelism"),
+        "crossover_hit_rate_if_priced": Metric(
+            None, "the same with prices for what the profile takes as free"
+        ),
         "crossover_link_latency_s": Metric(None, "link latency at which it passes tensor parallelism"),
     },
     "serving": {

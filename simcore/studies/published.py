@@ -124,6 +124,7 @@ def _line(figure: Any, row: Row, fitted: AbstractSet[str]) -> dict[str, Any]:
         **{name: getattr(row.axes, name) for name in figure.columns},
         "metric": row.metric,
         **said,
+        # A flag, such as out_of_memory, may be 0; other figures are never.
         "error_pct": 100.0 * (said["predicted"] - said["reference"]) / (said["reference"] or 1.0),
         "role": "fitted" if is_fitted and figure.fitted_by else figure.role,
         "source": figure.source,
