@@ -21,6 +21,7 @@ from simcore.validate.benchmarks.kernels import BY_NAME
 from simcore.validate.benchmarks.peers import Candidate, Inputs, Peer
 from simcore.validate.benchmarks.run import Bench, Benchmark
 from simcore.validate.benchmarks.timing import Card
+from tests.test_bench_kernels import Replayed
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter is for machines without one"
@@ -48,19 +49,6 @@ class Generator(torch.Generator):
         return super().__new__(cls, "cpu")
 
 
-class Graph:
-    """Calls, made again."""
-
-    def __init__(self, calls: Sequence[Any]) -> None:
-        self.calls = calls
-        calls[0]()
-        self.replay()
-
-    def replay(self) -> None:
-        for call in self.calls:
-            call()
-
-
 @pytest.fixture(autouse=True)
 def no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     properties = SimpleNamespace(multi_processor_count=4, L2_cache_size=1 << 12)
@@ -71,7 +59,7 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(bench_run, "capture", Graph)
+    monkeypatch.setattr(bench_run, "capture", Replayed)
     monkeypatch.setattr(bench_run, "replayed", lambda graph, calls, *, quick=False: [1e-5 / calls] * 5)
     with torch.no_grad(), OnCpu():
         yield
