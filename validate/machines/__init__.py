@@ -1,1 +1,1 @@
-"""The real machines, and what they share: the host's side, launches, cuts, ops one by one."""
+"""The real machines and the parts they share: the host's side, launches, cuts, ops one by one."""

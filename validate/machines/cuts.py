@@ -1,4 +1,4 @@
-"""Graphs, cut at their collectives and where they publish something; and ranks that meet in a collective."""
+"""Cuts graphs into segments at their collectives, and matches the ranks that meet in a collective."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from simcore.validate.machines.launches import Need, Steps, Stream
 
 
 def units(op: Op) -> Iterator[Op]:
-    """What of an op is executed one by one: itself, or the parts of a fused one that has no kernel."""
+    """Yields the ops of an op that run one by one: itself, or the parts of a fused op without a kernel."""
     if not op.parts or op.kind in TABLE:
         yield op
         return
@@ -24,7 +24,7 @@ def units(op: Op) -> Iterator[Op]:
 
 
 def met(states: Sequence[Any], op: Op) -> None:
-    """A collective, or what it is fused of, on the states of a group."""
+    """Runs a collective, or the parts of a fused one, on the states of a group."""
     for unit in units(op):
         if unit.ranks > 1:
             states[0].meet(unit, states)
@@ -34,7 +34,7 @@ def met(states: Sequence[Any], op: Op) -> None:
 
 
 def skipped(state: Any, ops: Iterable[Op]) -> None:
-    """Ops that a state passes over."""
+    """Makes a state pass over ops."""
     for op in ops:
         for unit in units(op):
             state.skip(unit)
@@ -42,7 +42,7 @@ def skipped(state: Any, ops: Iterable[Op]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Bound ops between two collectives, or one collective; what is published after which of them."""
+    """Bound ops between two collectives, or one collective; `leaving`: publications by index of their op."""
 
     ops: tuple[Op, ...]
     collective: bool = False
@@ -50,7 +50,7 @@ class Segment:
 
 
 def segments(graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
-    """The segments of a graph, in order; an empty graph is one without ops."""
+    """Yields the segments of a graph in order; a graph without ops has one segment, without ops."""
     leaves: dict[int, list[Publication]] = defaultdict(list)
     for publication in graph.publishes:
         leaves[publication.op].append(publication)
@@ -72,7 +72,7 @@ def segments(graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Ranks in a collective: what each of those that have come brought, and the end of each, once held."""
+    """A collective: what each arrived rank brought, and the end of each rank once the collective has run."""
 
     op: Op
     members: tuple[int, ...]
@@ -81,7 +81,7 @@ class Meeting:
 
 
 class Meetings:
-    """Which collective of a rank meets which of others: the n-th along an axis, on a stream, the n-th."""
+    """Matches collectives: along an axis, on streams of one name, the n-th one of each rank is the same."""
 
     def __init__(self, host: HostSide) -> None:
         self._host = host
@@ -89,7 +89,7 @@ class Meetings:
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
 
     def members(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks whose hosts a rank meets: of those in lockstep, the first stands for all."""
+        """Returns the ranks that a rank's host meets along an axis: in lockstep only the rank itself."""
         return (rank,) if axis in self._host.lockstep else layout.members(self._host.mesh, rank, axis)
 
     def joins(self, rank: int, op: Op) -> bool:
@@ -97,15 +97,15 @@ class Meetings:
         return len(self.members(rank, op.axis)) > 1
 
     def groups(self, meeting: Meeting) -> list[tuple[tuple[int, ...], dict[int, int]]]:
-        """The ranks that do one collective together, group by group, and whose host told each of them."""
+        """Returns the groups of ranks that run one collective together, each with its ranks' leaders."""
         leader_of = {r: leader for leader in meeting.arrived for r in self._host.followers[leader]}
         axis, mesh = meeting.op.axis, self._host.mesh
         groups = dict.fromkeys(layout.members(mesh, rank, axis) for rank in leader_of)
         return [(group, {rank: leader_of[rank] for rank in group}) for group in groups]
 
     def meet(self, op: Op, stream: Stream, brings: Any, hold: Callable[[Meeting], None]) -> Steps:
-        """The rank of a stream comes to a collective with what it brings, and waits for the others; the last
-        one holds it. Gives its end. Raises MismatchError where the others are in another one."""
+        """Brings a stream's rank to a collective; the last rank calls `hold`, the others wait. Returns its
+        end. Raises MismatchError if the others are in another collective or the axis has another size."""
         meeting = self._next(op, stream.name, stream.rank)
         meeting.arrived[stream.rank] = brings
         there = len(meeting.arrived)

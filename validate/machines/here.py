@@ -1,7 +1,6 @@
-"""What runs a study's programs on a real device: the torch machine, with the buffers that its model needs.
+"""Runs a study's programs on the CPU of this machine: the torch machine, with the buffers of the model.
 
-Everything runs on the CPU of this machine, one op after another, whatever stream or rank it is on; times
-are the wall clock's.
+All ops run one after another, whatever their stream or rank; times are by the wall clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ SEED = 0
 
 
 class OperatorState(State):
-    """Random inputs of one operator, on which it has run once: what a run times is the operator alone."""
+    """Random inputs of one operator, which has run once on them already: a run times the operator alone."""
 
     def __init__(self, op: Op) -> None:
         generator = torch.Generator().manual_seed(SEED)
@@ -46,7 +45,7 @@ class OperatorState(State):
 
 
 def states(setup: Setup) -> Sequence[State]:
-    """The buffers of each rank for the model of a set-up."""
+    """Returns the buffers of each rank for the model of a set-up. Raises TypeError for an unknown model."""
     model, holds = setup.model, setup.holds
     match model:
         case Decoder():
@@ -63,7 +62,7 @@ def states(setup: Setup) -> Sequence[State]:
             raise TypeError(f"no buffers are known for a {type(model).__name__}")
 
 
-# Half precision has no transforms on a CPU, and few fast kernels: such models are computed in fp32 there.
+# How long convolutions are computed: in half precision a CPU has no FFT and few fast kernels.
 COMPUTED = {
     "fp64": torch.float64,
     "fp32": torch.float32,
@@ -73,7 +72,7 @@ COMPUTED = {
 
 
 def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> None:
-    """Raises InputError for a number format that torch does not compute in here."""
+    """Raises InputError for a number format in which torch does not compute here."""
     given = {"dtype": getattr(scenario, "dtype", None)}
     given |= {f"dtypes.{name}": dtype for name, dtype in getattr(scenario, "dtypes", {}).items()}
     for field_, dtype in given.items():
@@ -94,12 +93,12 @@ class Real:
 
     @property
     def traces(self) -> list[Trace]:
-        """See `reported`."""
+        """Same as `reported`."""
         return reported(self.started)
 
     @property
     def described(self) -> dict[str, Any]:
-        """The birth record of a run here, for provenances."""
+        """The birth record of the runs here, for provenances."""
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "processor": processor(),
@@ -111,12 +110,12 @@ class Real:
         }
 
     def host_costs(self, case: str) -> Mapping[str, float]:
-        """None: on a CPU ops are timed with the host's share in them."""
+        """Returns no costs: on a CPU the times of ops include the host's share."""
         del case
         return {}
 
     def start(self, setup: Setup) -> Run:
-        """A run with buffers of its own."""
+        """Makes a run with buffers of its own."""
         run = TorchRun(
             states(setup),
             mesh=setup.mesh,
@@ -130,7 +129,7 @@ class Real:
 
 
 def reported(started: Mapping[str, Sequence[Trace]]) -> list[Trace]:
-    """What the run of median length of each case left behind: the one that is reported. Runs that were only
-    drawn are left out."""
+    """Returns the trace of the run of median length of each case: the run that is reported. Leaves out runs
+    that are only drawn."""
     cases = [traces for case, traces in started.items() if case]
     return [middle_first(traces, lambda trace: trace.end_s)[0] for traces in cases]

@@ -1,11 +1,10 @@
-"""The host's side of a real machine: programs, inboxes, feeds and marks, whatever device carries out
-launches.
+"""The host's side of a real machine, for any device: programs, inboxes, feeds and marks.
 
     host loops go on while they can, then the device does; else the host sleeps until something is due,
     or looks again at once while the device is busy
 
-All host loops of all ranks share one thread, and the wall clock is the only one: what a verb costs is what it
-takes. A device (`Device`) is given launches and says how it goes on; which of them there is, no program sees.
+All host loops of all ranks share one thread. The wall clock is the only clock: a verb costs the time that it
+takes. A device (`Device`) executes the launches; no program sees which device it is.
 """
 
 import itertools
@@ -36,7 +35,7 @@ from simcore.workload.requests import END
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """Items that are fed: the next one, and when it comes (inf: there is none)."""
+    """A feed of items: the next item and its time of arrival (inf: there is none)."""
 
     to: int | Route
     inbox: str
@@ -45,14 +44,14 @@ class Source:
     item: object = None
 
     def advance(self) -> bool:
-        """Asks for the next item, which may have been made up only now; False where there is none."""
+        """Takes the next item, which the iterator may make only now. Returns False if there is none."""
         self.at_s, self.item = next(self.left, (inf, None))
         return self.at_s < inf
 
 
 def mesh_of(states: Sequence[Any], mesh: layout.Mesh | None) -> layout.Mesh:
-    """A mesh of ranks; if left out, all along "tensor". Raises ValueError where there are not as many states
-    as ranks."""
+    """Returns the mesh of the ranks; if left out, all along "tensor". Raises ValueError if there are not as
+    many states as ranks."""
     found = dict(mesh or {"tensor": len(states)})
     if prod(found.values()) != len(states):
         raise ValueError(f"{len(states)} states for a mesh of {prod(found.values())} ranks")
@@ -60,17 +59,17 @@ def mesh_of(states: Sequence[Any], mesh: layout.Mesh | None) -> layout.Mesh:
 
 
 class HostSide:
-    """All ranks' host programs on one thread; `device` carries out what they launch.
+    """The host programs of all ranks on one thread; `device` executes their launches.
 
-    `lockstep` names axes whose ranks do what the first of them is told. What would come once all programs
-    have ended comes no more.
+    `lockstep` names axes along which all ranks do what the first rank is told. Items that are due after all
+    programs and launches have ended are not delivered.
     """
 
     def __init__(self, device: Device, mesh: layout.Mesh, lockstep: Sequence[str]) -> None:
         self.device = device
         self.mesh, world = mesh, prod(mesh.values())
         self.trace = Trace()
-        # When each item came, the end left out.
+        # The time at which each item was due, without END.
         self.fed_s: list[float] = []
         self.lockstep = tuple(axis for axis in lockstep if axis in mesh)
         self.machines = [RealMachine(self, rank, world) for rank in range(world)]
@@ -86,17 +85,17 @@ class HostSide:
         self._launches = itertools.count()
 
     def now(self) -> float:
-        """Seconds since the run began; 0 before that."""
+        """Returns the seconds since the run began; 0 before."""
         return 0.0 if self._origin is None else time.perf_counter() - self._origin
 
     @property
     def origin_s(self) -> float:
-        """When the run began, by the wall clock."""
+        """The start of the run by time.perf_counter."""
         assert self._origin is not None
         return self._origin
 
     def run(self, program: Callable[[Machine], Program]) -> None:
-        """Runs one program on every rank (of those in lockstep: on the first) until all are done.
+        """Runs one program on every rank (of ranks in lockstep: on the first) until all are done.
 
         Raises DeadlockError if something still waits when nothing can happen any more.
         """
@@ -110,7 +109,7 @@ class HostSide:
     def _first(self, rank: int, program: Callable[[Machine], Program]) -> Steps:
         steps = self.host(program(self.machines[rank]))
         if self._origin is None:
-            # Before a program has its first turn nothing of it has begun.
+            # The run begins with the first turn of a program.
             self._origin = time.perf_counter()
         try:
             need = next(steps)
@@ -122,18 +121,18 @@ class HostSide:
         yield from steps
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Puts items into an inbox at given times (seconds, ascending): of a rank, or of those that `to` says
-        for an item when it comes. An item that comes while the processor is busy is noticed later."""
+        """Puts items into an inbox at given times (seconds, ascending): that of rank `to`, or of the ranks
+        that `to` returns for an item as it arrives. If the processor is busy then, the item arrives later."""
         source = Source(to, inbox, iter(arrivals))
         if source.advance():
             self._sources.append(source)
 
     def watch(self, what: str, steps: Steps) -> None:
-        """Runs a host loop or a mark that has to come to its end."""
+        """Adds a host loop or a mark that has to end."""
         self._hosts.append(Task(lambda: what, steps))
 
     def host(self, program: Program) -> Steps:
-        """A program as steps: what it yields are waits, made by its machine."""
+        """Returns the steps of a program; each wait that it yields is steps too, made by its machine."""
         result = None
         while True:
             try:
@@ -143,11 +142,11 @@ class HostSide:
             result = yield from wait
 
     def next_launch(self) -> int:
-        """A number for the next launch."""
+        """Returns the number of the next launch."""
         return next(self._launches)
 
     def _leader(self, rank: int) -> int:
-        """The first of the ranks that are in lockstep with a rank."""
+        """Returns the first of the ranks that are in lockstep with a rank."""
         for axis in self.lockstep:
             rank = layout.along(self.mesh, rank, axis, -layout.coordinate(self.mesh, rank, axis))
         return rank
@@ -171,7 +170,7 @@ class HostSide:
             time.sleep(max(0.0, due_s - self.now()))
 
     def _deliver(self) -> None:
-        """All items whose time has come, in its order."""
+        """Delivers all items that are due, in order of time."""
         while due := [source for source in self._sources if source.at_s <= self.now()]:
             source = min(due, key=lambda each: each.at_s)
             at_s, item = source.at_s, source.item
@@ -198,7 +197,7 @@ class HostSide:
 
 @dataclass(slots=True, eq=False)
 class _Receiver:
-    """A host that waits for an item; `item` once it has come."""
+    """A host that waits for an item; `item`: the item once it has arrived."""
 
     item: tuple[Message, object] | None = None
 
@@ -217,11 +216,11 @@ class RealMachine:
         self._watched: dict[str, list[Launch]] = defaultdict(list)
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Returns the seconds since the run began."""
         return self._host.now()
 
     def along(self, axis: str, offset: int = 0) -> int:
-        """The rank `offset` places further along `axis`, around the end."""
+        """The rank `offset` places further along `axis`, wrapping around."""
         return layout.along(self.mesh, self.rank, axis, offset)
 
     def coordinate(self, axis: str) -> int:
@@ -241,7 +240,7 @@ class RealMachine:
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError where a size is missing or repeat is below 1."""
+        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
         issued_s = self.now()
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
@@ -267,7 +266,7 @@ class RealMachine:
         return ticket
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
-        """A flag of this rank or of another. Raises ValueError where the latter is given a value."""
+        """A flag of this rank or of another. Raises ValueError if another rank's flag is given a value."""
         flag = Flag(name, self.rank if rank is None else rank)
         if flag.rank == self.rank:
             self._device.declare(flag, initial)
@@ -287,12 +286,12 @@ class RealMachine:
         self._device.waited(self.rank, ends)
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
-        """The host gets a flag's value once `after` is done."""
+        """Waits until `after` is done and returns the flag's value."""
         self._device.waited(self.rank, [(yield from _done(after))])
         return self._device.value_of(flag)
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
-        """The next item of an inbox, or None after `timeout_s`."""
+        """Waits for the next item of an inbox and returns it, or None after `timeout_s`."""
         if self._items[inbox]:
             return self._taken(self._items[inbox].popleft())
         receiver = _Receiver()
@@ -310,7 +309,7 @@ class RealMachine:
         return item
 
     def poll(self, inbox: str) -> list[Any]:
-        """All items that have come and were not taken yet."""
+        """Takes all items that are in an inbox now."""
         found = [self._taken(came) for came in self._items[inbox]]
         self._items[inbox].clear()
         return found
@@ -320,7 +319,7 @@ class RealMachine:
         self._host.machines[rank].deliver(inbox, item, self.now())
 
     def deliver(self, inbox: str, item: object, at_s: float) -> None:
-        """An item has come into an inbox of this rank at `at_s`."""
+        """Puts an item that arrived at `at_s` into an inbox of this rank."""
         messages = self._host.trace.messages
         message = Message(len(messages), self.rank, inbox, at_s)
         messages.append(message)
@@ -332,7 +331,7 @@ class RealMachine:
             launch.curtailed = True
 
     def spawn(self, program: Program) -> Ticket:
-        """One more host loop, on the same host thread."""
+        """Starts one more host loop on the same host thread."""
         ticket, host = TorchTicket(), self._host
 
         def loop() -> Steps:
@@ -344,7 +343,7 @@ class RealMachine:
         return ticket
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
-        """Notes when the host has come here and the tickets are done."""
+        """Records the time at which the host is here and the tickets are done."""
         since = self._device.moment(self.rank)
         self._host.watch(f"mark {name!r} of rank {self.rank}", self._mark(name, after, since))
 
@@ -355,7 +354,7 @@ class RealMachine:
         self._device.mark(self.rank, name, since, ends)
 
     def gauge(self, name: str, value: float, limit: float) -> None:
-        """Notes a level and its limit."""
+        """Records a level and its limit."""
         self._host.trace.gauges.append(Gauge(self.rank, name, self.now(), value, limit))
 
 

@@ -1,4 +1,4 @@
-"""What host and device of a real machine give each other: launches, tickets, and what tasks wait for."""
+"""Objects that the host and the device of a real machine share: launches, tickets, tasks and their waits."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,27 +13,27 @@ from simcore.ops.op import Graph, Op, Price
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a task waits for: it goes on once `ready()`, or at `until_s` at the latest."""
+    """The wait of a task: the task continues once `ready()` is true, or at `until_s` at the latest."""
 
     ready: Callable[[], bool]
     until_s: float = inf
 
 
-# Nothing but its turn.
+# Ready at once: the task only waits for its turn.
 TURN = Need(lambda: True)
 Steps = Generator[Need, None, Any]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """A host loop, a mark or a stream that is being worked off; `what` says which, for a deadlock."""
+    """A host loop, a mark or a stream with work; `what` describes it for a deadlock message."""
 
     what: Callable[[], str]
     steps: Steps
     need: Need = TURN
 
     def go_on(self) -> bool:
-        """Takes it to its next wait. False where it has come to its end."""
+        """Runs the task until its next wait. Returns False if the task has ended."""
         try:
             self.need = next(self.steps)
         except StopIteration:
@@ -43,19 +43,19 @@ class Task:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Stream:
-    """A stream of a program's rank: its launches in order, and the task that works them off, while there are
-    any. `lanes`: what carries them out, one for each rank that is led."""
+    """A stream of a program's rank: its launches in order and, while there are any, the task that executes
+    them. `lanes`: for each rank in lockstep, its own first, where the launches run (a rank, or a `Lane`)."""
 
     rank: int
     name: str
     lanes: Sequence[Any]
     queue: "deque[Launch]" = field(default_factory=deque)
     task: Task | None = None
-    # A text, and what stands in it: put together only where somebody asks.
+    # A template and its arguments, put together only when needed.
     waiting_for: tuple[Any, ...] = ("",)
 
     def start(self, execute: "Callable[[Stream, Launch], Steps]") -> Task:
-        """A task that executes its launches, one after the other."""
+        """Starts a task that executes the launches one after another."""
         self.task = Task(self.what, self._work_off(execute))
         return self.task
 
@@ -65,25 +65,25 @@ class Stream:
         self.task = None
 
     def what(self) -> str:
-        """What it waits for, for a deadlock."""
+        """Returns the text that says what the stream waits for, for a deadlock message."""
         text, *of = self.waiting_for
         return f"rank {self.rank} stream {self.name}: {text.format(*of)}"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class TorchTicket:
-    """A launch or a host loop that will be done; `end` is what its device makes of its end."""
+    """The ticket of a launch or a host loop; `end`: as its device records it, None until it is done."""
 
     ran: int = 0
     end: Any = None
     stopped: bool = False
 
     def stop(self) -> None:
-        """Ends a repeated launch at its next replay boundary; one that has not begun runs not once."""
+        """Ends a repeated launch at its next replay boundary; a launch that has not begun runs no replay."""
         self.stopped = self.stopped or self.end is None
 
     def done(self) -> Steps:
-        """Waits until it is done."""
+        """Waits until the ticket is done; returns its end."""
         if self.end is None:
             yield Need(lambda: self.end is not None)
         return self.end
@@ -93,7 +93,7 @@ class Waitable(Ticket, Protocol):
     """A ticket of a real machine."""
 
     def done(self) -> Steps:
-        """Waits until it is done, and gives what its device makes of its end."""
+        """Waits until the ticket is done; returns its end as its device records it."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,16 +107,16 @@ class SignalTicket:
     ran: int = 1
 
     def stop(self) -> None:
-        """A signal cannot be stopped: nothing happens."""
+        """Does nothing: a signal cannot be stopped."""
 
     def done(self) -> Steps:
-        """Takes it, once it has come."""
+        """Waits for the publication and takes it; returns its end."""
         return self.device.take(self)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """A graph on its way through a stream."""
+    """One launch of a graph."""
 
     id: int
     rank: int
@@ -131,68 +131,68 @@ class Launch:
     when: Condition | None
     sets: Mapping[Flag, Setting]
     ticket: Any
-    # What its host had waited for last when it issued it, as its device puts it.
+    # What its host had waited for last before the launch, as its device records it.
     since: Any = None
-    # What it runs until has come: it ends at its next boundary, but runs once.
+    # An item has arrived in its inbox `until`: it ends at the next replay boundary, but runs at least once.
     curtailed: bool = False
-    # When the device had been given the first of it, where the host did that at once; how long it was at it.
+    # When its first local stage had been queued (None: not yet); the seconds of the launch call.
     given_s: float | None = None
     took_s: float = 0.0
-    # Of that, what it took to write sizes in the device's memory, and how many there were.
+    # Seconds of that for writing sizes to the device's memory, and the number of these sizes.
     told_s: float = 0.0
     sizes_told: int = 0
 
     def sizes_at(self, replay: int) -> dict[str, int]:
-        """The sizes that a replay reads."""
+        """Returns the sizes that a replay reads."""
         by = self.advance
         return {n: value + replay * (1 if by is None else by.get(n, 0)) for n, value in self.sizes.items()}
 
 
 def measured(op: Op, seconds: float, detail: str, floor_s: float = 0.0) -> PricedOp:
-    """An op of a span and what it took; `detail`: by what that is known."""
+    """Returns an op of a span with its measured time; `detail`: how the time was measured."""
     return PricedOp(op, Price(seconds, seconds, seconds, "measured", detail), floor_s)
 
 
 class Device(Protocol):
-    """What carries out launches; `working`: what the streams that have work are at."""
+    """The device that executes launches; `working`: the tasks of the streams that have work."""
 
     working: list[Task]
 
     def ticket(self) -> Any:
-        """A ticket for a launch."""
+        """Makes a ticket for a launch."""
 
     def take(self, signal: SignalTicket) -> Steps:
-        """A host waits for a publication, and gives what is known of its end."""
+        """Waits, for a host, for a publication and takes it; returns its end."""
 
     def submit(self, launch: Launch) -> None:
         """Queues a launch on its stream."""
 
     def go_on(self) -> bool:
-        """Does the next thing that can be done. False where there is none."""
+        """Does the work that can be done next. Returns False if there is none."""
 
     def waiting(self) -> list[str]:
-        """What has been queued and cannot go on, in words; empty where all has been done or is under way."""
+        """Returns what each stream that has work waits for; empty if all work is done or under way."""
         return [task.what() for task in self.working]
 
     def under_way(self) -> bool:
-        """Whether something runs that will end by itself."""
+        """Whether the device still runs work that ends by itself."""
         return False
 
     def declare(self, flag: Flag, initial: int) -> None:
-        """A flag of this machine; the first to declare it says what it holds."""
+        """Declares a flag of this machine; the first declaration sets its value."""
 
     def value_of(self, flag: Flag) -> int:
-        """What a flag holds, as far as the host knows."""
+        """Returns the value of a flag, as far as the host knows it."""
 
     def moment(self, rank: int) -> Any:
-        """Now, on the host of a rank."""
+        """Returns the present moment on the host of a rank."""
 
     def waited(self, rank: int, ends: Sequence[Any]) -> None:
-        """The host of a rank has waited for some ends."""
+        """Notes that the host of a rank has waited for these ends."""
         del rank, ends
 
     def mark(self, rank: int, name: str, since: Any, ends: Sequence[Any]) -> None:
-        """Notes a mark: a moment of the host, and the ends of what it named."""
+        """Records a mark: the host's moment `since`, and the ends of the mark's tickets."""
 
     def woke(self) -> None:
-        """Something has come while everything slept."""
+        """Notes that an item has arrived while the host slept."""

@@ -1,13 +1,13 @@
-"""What the ops of real runs on a card take one by one, and prices for the simulated machine from that.
+"""Times of the ops of real runs on a card, one by one, and prices for the simulated machine from them.
 
     isolated times      each op alone, cold, in captured graphs             simcore.validate.timing.cuda_times
-    in a case           less by cold - warm, for ops that find their operands in the L2 cache there
+    in a case           less by cold - warm, for ops whose operands are in the L2 cache there
                                                                             simcore.validate.machines.reuse
     between two shapes  log t = log t1 + (log t2 - log t1) (log x - log x1) / (log x2 - log x1)
-                        where both differ from it in the one dimension x alone, and lie on both sides
-    beside one          t = t1 floor / floor1, where x lies within NEAR of it
+                        if both differ from the op only in dimension x, one of them smaller, one larger
+    beside one shape    t = t1 floor / floor1, if x differs from x1 by a share below NEAR
 
-Collectives are no kernels that could be measured alone: of them the times of the runs are taken.
+Collectives are not kernels that can be measured alone: their times are those in the runs.
 """
 
 import math
@@ -41,9 +41,9 @@ from simcore.validate.machines.reuse import found_in_cache
 from simcore.validate.timing.cuda_times import FAILURES, go_on, measured
 from simcore.validate.timing.op_times import op_times, plain
 
-# Shapes of a kind that are measured: more than are shown, for a replay takes its prices from them.
+# The most measured shapes of a kind: more than are shown, because a replay takes its prices from them.
 MOST_SHAPES = 64
-# Two sizes that are closer than this are one another's neighbours.
+# The relative difference below which two sizes are neighbours.
 NEAR = 0.02
 
 Measure = Callable[[Kernel, Op], Point]
@@ -53,7 +53,7 @@ Shape = tuple[str, str, str]
 
 @dataclass
 class Isolated:
-    """What was measured: points by op, why others were not, and the times in runs of all."""
+    """The results: points by op, reasons of failures by op, and the times of all ops in the runs."""
 
     floor: Roofline
     points: dict[Op, Point] = field(default_factory=dict)
@@ -63,8 +63,8 @@ class Isolated:
     def op_points(
         self, price: Pricer, device: torch.device | str, known: Collection[Shape] = ()
     ) -> list[OpPoint]:
-        """Rungs 0 and 1: at most 20 shapes of each kind and dtype, 5 of them with their numerical error.
-        `known`: shapes that prices were fitted to, which are not held out."""
+        """Returns rungs 0 and 1: at most 20 shapes of each kind and dtype, 5 of them with their numerical
+        error. `known`: shapes to which prices were fitted, which are not held out."""
         found = []
         for group in _groups(self.points, self.floor).values():
             chosen = spread(group, PRICE_SHAPES)
@@ -78,8 +78,8 @@ class Isolated:
         return found
 
     def prices(self, otherwise: Pricer) -> Pricer:
-        """Prices for the simulated machine; see the head of this file. What lies between no two shapes is
-        priced by a fit to its kind, the rest by `otherwise`."""
+        """Returns prices for the simulated machine; see the head of this file. An op to which none of its
+        rules applies is priced by a fit to its kind, or by `otherwise`."""
         times = {op: [point.median_s] for op, point in self.points.items()}
         times |= {op: list(seconds) for op, seconds in self.in_runs.items() if op.ranks > 1}
         fitted = prices_of(times, self.floor, otherwise)
@@ -97,13 +97,13 @@ class Isolated:
         return price
 
     def saved_s(self, trace: Trace, cache_bytes: int) -> Mapping[Op, float]:
-        """How many seconds less than by themselves ops of a run take that find their operands in a cache of
-        so many bytes."""
+        """Returns by how many seconds ops of a run are faster than alone because their operands are in a
+        cache of `cache_bytes` bytes."""
         found = ((op, self.points[op]) for op in found_in_cache(trace, cache_bytes) if op in self.points)
         return {op: point.median_s - point.warm_s for op, point in found if point.warm_s is not None}
 
     def told(self) -> Iterator[str]:
-        """What to warn of."""
+        """Yields the warnings."""
         if self.failed:
             op, reason = next(iter(self.failed.items()))
             yield (
@@ -134,7 +134,7 @@ def measure_alone(
     table: Mapping[str, Kernel] = TABLE,
     measure: Measure | None = None,
 ) -> Isolated:
-    """Measures the distinct ops of real runs on this card, at most MOST_SHAPES of each kind and dtype."""
+    """Measures the distinct local ops of real runs on this card, at most MOST_SHAPES per kind and dtype."""
     by_card = measure or (lambda kernel, op: measured(kernel, op, floor, card))
     in_runs = op_times(traces)
     single = {plain(unit): None for op in in_runs for unit in units(op) if unit.ranks == 1}
@@ -156,7 +156,7 @@ def measure_alone(
 
 
 def _groups(ops: Iterable[Op], floor: Roofline) -> dict[tuple[str, str], list[Op]]:
-    """Ops of each kind and dtype, by their floors."""
+    """Groups ops by kind and dtype, each group sorted by floor."""
     found: dict[tuple[str, str], list[Op]] = {}
     for op in sorted(ops, key=lambda each: launches_and_floor(each, floor)[1]):
         found.setdefault((op.kind, op.dtype), []).append(op)
@@ -164,8 +164,8 @@ def _groups(ops: Iterable[Op], floor: Roofline) -> dict[tuple[str, str], list[Op
 
 
 def priced_between(op: Op, measured: Iterable[tuple[Op, float]], floor: Roofline) -> Price | None:
-    """The price of an op from times (seconds) of ops that differ from it in one dimension alone; see the head
-    of this file. None where there are none."""
+    """Returns the price of an op from times (seconds) of ops that differ from it in only one dimension; see
+    the head of this file. None if no such op applies."""
     by_name: dict[str, list[tuple[float, Op, float]]] = {}
     for other, seconds in measured:
         name = _unlike(op, other)
@@ -187,7 +187,7 @@ def priced_between(op: Op, measured: Iterable[tuple[Op, float]], floor: Roofline
 
 
 def _unlike(op: Op, other: Op) -> str | None:
-    """The one dimension that two ops of a kind do not share."""
+    """Returns the dimension in which two ops of a kind differ if there is only one, else None."""
     if [name for name, _ in op.shape] != [name for name, _ in other.shape]:
         return None
     found = [one[0] for one, two in zip(op.shape, other.shape, strict=True) if one != two]
@@ -204,8 +204,8 @@ def one_by_one(
     known: Collection[Shape] = (),
     device: torch.device | str = "cuda",
 ) -> Ops:
-    """Op times for a climb on a card: `release` lets go of what its run holds there, then ops are
-    measured."""
+    """Returns the function that measures op times for a climb on a card: it calls `release`, which frees the
+    memory of the run there, then measures the ops."""
 
     def ops(traces: Sequence[Trace], price: Pricer, floor: Roofline, progress: Progress) -> OpTimes:
         release()
@@ -218,12 +218,12 @@ def one_by_one(
 
 
 def shape_of(op: Op) -> Shape:
-    """What tells an op's shape from others."""
+    """Returns all that identifies an op's shape."""
     return op.kind, shape_text(op), op.dtype
 
 
 def calibrated(device: str, profile: str | None) -> frozenset[Shape]:
-    """The shapes that a profile of a device was fitted to (None: the default one)."""
+    """Returns the shapes to which a profile of a device was fitted (None: the default profile)."""
     name = load_device(device).default_profile if profile is None else profile
     if name is None or (profile is None and not has_profile(device, name)) or name == NO_PROFILE:
         return frozenset()
@@ -232,6 +232,6 @@ def calibrated(device: str, profile: str | None) -> frozenset[Shape]:
 
 
 def card_here() -> Card:
-    """What `card_measure.measured` has to know of this card; its rates are for calibrations."""
+    """Returns this card as `cuda_times.measured` needs it: without rates, which only calibrations need."""
     properties: Any = torch.cuda.get_device_properties(0)
     return Card(int(properties.L2_cache_size), int(properties.multi_processor_count), 0.0, "", 0.0)

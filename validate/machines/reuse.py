@@ -1,13 +1,13 @@
-"""Which ops of real runs find their operands in the L2 cache of a card: those that used them not long ago.
+"""Which ops of real runs have their operands in a card's L2 cache, because they used them not long ago.
 
     reuse distance   bytes that all ops on the card move from the end of one use of the same operands to the
                      end of the next
-    stays            median reuse distance <= STAYS * size of the cache
+    stays in cache   median reuse distance <= STAYS * size of the cache
 
-The n-th op of its kind and shape in a graph uses what the n-th one did when the graph was launched before:
-weights, say, of the same layer. Two limits: layers that are launched one by one, under one name, are taken
-for one; an op whose shape grows from launch to launch (a history) is found nowhere, though it reads mostly
-what it read before. All ranks share the card; what they move by way of a link counts as nothing.
+The n-th op of its kind and shape in a graph is taken to use the operands of the n-th one in the graph's
+launch before, for example the weights of the same layer. Two limits: layers that are launched one by one
+under one graph name count as one layer; an op whose shape grows from launch to launch (a history) is never
+found, although it mostly reads what it read before. All ranks share the card; bytes over a link do not count.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ from simcore.validate.timing.op_times import plain
 
 
 def found_in_cache(trace: Trace, cache_bytes: int) -> frozenset[Op]:
-    """Ops of a run, without place and name, whose operands stay in a cache of so many bytes."""
+    """Returns the plain ops of a run whose operands stay in a cache of `cache_bytes` bytes."""
     distances = defaultdict[Op, list[float]](list)
     for op, distance in _distances(sorted(trace.spans, key=lambda span: (span.start_s, span.id))):
         distances[op].append(distance)
@@ -29,9 +29,9 @@ def found_in_cache(trace: Trace, cache_bytes: int) -> frozenset[Op]:
 
 
 def _distances(spans: Iterable[Span]) -> Iterator[tuple[Op, float]]:
-    """The reuse distance of each use but the first."""
+    """Yields the reuse distance of each use except the first."""
     moved, last = 0.0, dict[tuple[int, str, Op, int], float]()
-    # Traces share their ops: each is made plain once.
+    # Traces share their ops: `plain` is called once for each.
     known = dict[int, tuple[Op, Op, float]]()
     turns = defaultdict[tuple[int, int, int], Counter[Op]](Counter)
     for span in spans:

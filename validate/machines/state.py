@@ -1,6 +1,6 @@
-"""What a real machine asks of the buffers of one rank: which of them an op reads and writes.
+"""The interface of one rank's buffers for a real machine: which tensors each op reads and writes.
 
-What is said here stands for buffers that have nothing else to say: a model of one rank meets nobody.
+Methods with a body are defaults, for a model of one rank, which meets no other ranks and publishes nothing.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,67 +15,66 @@ from simcore.ops.op import Graph, Op, Publication
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a number format. Raises ValueError for one that torch does not compute in."""
+    """Returns the torch dtype of a number format. Raises ValueError if torch does not compute in it."""
     if name not in DTYPES:
         raise ValueError(f"the torch machine computes in {', '.join(DTYPES)}, not in {name}")
     return DTYPES[name]
 
 
 def run_kernel(op: Op, *tensors: Tensor) -> Any:
-    """What the kernel of an op gives for some tensors."""
+    """Runs the kernel of an op on some tensors; returns its result."""
     return TABLE[op.kind].run(op, *tensors)
 
 
 class State(Protocol):
-    """The buffers of one rank, and which of them an op reads and writes. Ops come bound, with numbers for
-    all sizes; a fused op comes part by part unless `simcore.kernels.table.TABLE` has its kind."""
+    """The buffers of one rank, and which of them an op reads and writes. Ops are bound: all their sizes are
+    numbers. A fused op is executed part by part unless `simcore.kernels.table.TABLE` has its kind."""
 
     def execute(self, op: Op) -> None:
-        """A local op."""
+        """Runs a local op."""
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """A collective: asked once, of the first rank's state, with all states along the axis, in order.
-        Raises ValueError for one that these buffers do not know."""
+        """Runs a collective: called once, on the first rank's state, with all states along the axis, in
+        order. Raises ValueError for a collective that these buffers do not have."""
         raise ValueError(f"{op.kind} {op.name}: a {type(self).__name__} meets no other rank")
 
     def skip(self, op: Op) -> None:
-        """An op, local or not, of a launch that its flag skipped: it counts as passed over."""
+        """Passes over an op, local or not, of a launch that its flag skipped."""
         del op
 
     def put(self, publication: Publication, to: Any) -> None:
         """Writes what is published into the buffers of the next rank along the axis of the put. Raises
-        ValueError where nothing can be published."""
+        ValueError if nothing can be published."""
         raise ValueError(f"{publication.signal}: a {type(self).__name__} publishes nothing")
 
 
 class CardState(State, Protocol):
-    """The buffers of one rank on a card. What ops are captured with is where tensors lie, and what the state
-    goes by on the host (`key`: the layer that it has come to, say), which `skip` carries on as `execute`
-    does.
+    """The buffers of one rank on a card. A captured op depends on the addresses of its tensors and on the
+    state's `key` on the host (for example the current layer), which `skip` advances as `execute` does.
 
-    Ops read `simcore.kernels.streams.current_gate`, and leave nothing to later ones where it is 0; `put` and
-    `meet` too.
+    Ops, `put` and `meet` read `simcore.kernels.streams.current_gate` and change nothing that later ops read
+    if it is 0; those without such a kernel raise ValueError if there is a gate.
     """
 
     def reset(self) -> None:
-        """As before the first launch of a run."""
+        """Restores the state before the first launch of a run."""
 
     def told(self, graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory (`sizes`)."""
+        """Returns the sizes that kernels of a graph read in the device's memory (`sizes`)."""
         del graph
         return frozenset()
 
     def bound(self, graph: Graph) -> frozenset[str]:
-        """The sizes that its ops are captured with: at others they are captured anew."""
+        """Returns the sizes with which the ops of a graph are captured: other values need another capture."""
         return graph.needs - self.told(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """int32 tensors that hold a size for kernels of a stream, all elements the same."""
+        """Returns int32 tensors by the size that they hold for kernels of a stream, all elements the same."""
         del stream
         return {}
 
     def key(self) -> Hashable:
-        """What the next ops go by, apart from the ops themselves."""
+        """Returns all that the next ops depend on, apart from the ops themselves."""
 
     def restore(self, key: Any) -> None:
-        """Goes back, or on, to a key."""
+        """Goes back or forward to a key."""

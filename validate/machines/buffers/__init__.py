@@ -1,1 +1,1 @@
-"""Which tensors an op reads and writes, by model and device."""
+"""The buffers of models: the tensors that each op reads and writes, by model and device."""

@@ -1,12 +1,11 @@
-"""The buffers of one rank that decodes on a card: each has its place, and what changes is read on the card.
+"""The buffers of one rank that decodes on a card: no buffer moves, and kernels read what changes on the card.
 
-    lengths [batch] int32 = context     how many tokens a sequence has, the new one included
-    K, V of the new token at position lengths - 1; attention over lengths tokens; the id chosen at lengths -
-    first
+    lengths [batch] int32 = context     the tokens of each sequence, the new token included
+    K, V of the new token at position lengths - 1; attention over lengths tokens; chosen[lengths - first] = id
 
-So one captured step is right for every token. Kernels are those of `simcore.kernels.table`, called with where
-to write. Weights, caches and ids are as in `decoder_state`, drawn on the card unless a generator elsewhere is
-asked for. Layouts of attention are chosen for all tokens that the cache has room for.
+So one captured step is valid for every token. The kernels are those of `simcore.kernels.table`, called with
+their output tensors. Weights, caches and ids are as in `buffers.decoder`, drawn on the card unless another
+generator is asked for. Layouts of attention are chosen for the capacity of the cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,8 @@ CONTEXT = "context"
 
 
 def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> dict[str, Tensor]:
-    """Activations of one rank, by what reads them next. x and y [batch, hidden]; turned [batch, q_heads +
-    kv_heads, d], the q and k of qkv; gate_up, or gate and up; ids int64 [batch]."""
+    """Returns the activations of one rank by the op that reads them next. x and y [batch, hidden]; turned
+    [batch, q_heads + kv_heads, d], the rotated q and k of qkv; gate_up, or gate and up; ids int64 [batch]."""
     config, layer = model.config, weights.layers[0]
     heads, wide = config.q_heads // model.ranks, layer["qkv"].shape[1]
     kv_heads = (wide // config.head_dim - heads) // 2
@@ -68,9 +67,9 @@ def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> di
 class CardDecoderState(CardState):
     """One rank's buffers for the graphs of `models.decoder.Decoder` on a card; see the head of this file.
 
-    `chosen` int64 [tokens, batch]: ids by token. What its graphs are captured with is the layer that the rank
-    has come to. `x`: the residual stream that layers alone begin with, which goes on from token to token.
-    Raises ValueError where an op's kernel does not read the gate that it would have to.
+    `chosen` int64 [tokens, batch]: ids by token. Captured graphs depend on the rank's current layer. `x`: the
+    residual stream with which layers alone begin; it continues from token to token. Raises ValueError if an
+    op has to read a gate and its kernel does not.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class CardDecoderState(CardState):
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
         self._asked, self._stream = ids, x
-        # Read as fp32, as positions of any size want it.
+        # In fp32, because large positions need it.
         self._angles = angles(torch.arange(capacity, device=device), self.config.head_dim, torch.float32)
         self._gains: dict[int, Tensor] = {}
         self._methods: Mapping[str, Callable[[Op, Tensor | None], None]] = {
@@ -109,34 +108,34 @@ class CardDecoderState(CardState):
         self.reset()
 
     def reset(self) -> None:
-        """As before the first token: what a run has written to the cache comes to be written again."""
+        """Restores the state before the first token; what a run has written to the cache is written again."""
         self.layer = 0
         self.buffers["ids"].copy_(self._asked)
         if self._stream is not None:
             self.buffers["x"].copy_(self._stream)
         self.chosen.fill_(-1)
 
-    # -- the protocol of the machine on a card -----------------------------------------------------------
+    # -- the interface of the machine on a card ----------------------------------------------------------
 
     def told(self, graph: Graph) -> frozenset[str]:
-        """The context, where it counts."""
+        """Returns the context, if the graph depends on it."""
         return Decoder.told(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """The lengths, which all streams of a rank share: it has one set of activations."""
+        """Returns the lengths, which all streams of a rank share, as they share one set of activations."""
         del stream
         return {CONTEXT: self.lengths}
 
     def key(self) -> int:
-        """The layer."""
+        """Returns the current layer."""
         return self.layer
 
     def restore(self, key: int) -> None:
-        """Goes to a layer."""
+        """Sets the current layer."""
         self.layer = key
 
     def execute(self, op: Op) -> None:
-        """A local op. Raises ValueError for one that a card does not do (yet)."""
+        """Runs a local op. Raises ValueError for an op that has no buffers on a card."""
         method = self._methods.get(op.kind)
         if method is None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} has no buffers on a card")
@@ -144,13 +143,13 @@ class CardDecoderState(CardState):
         self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """On to the layer that comes after an op; of layers alone the next token begins with the first."""
+        """Goes to the layer after an op; with layers alone the first layer follows the last one."""
         self.layer = layer_after(op, self.layer)
         if not self.model.outside and self.layer == self.config.layers:
             self.layer = 0
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """A collective between the ranks of a tensor-parallel group."""
+        """Runs a collective between the ranks of a tensor-parallel group."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
         source = "y" if op.kind == "all_reduce" else "logits"
@@ -161,7 +160,7 @@ class CardDecoderState(CardState):
             state.receive(op, whole)
 
     def receive(self, op: Op, whole: Tensor) -> None:
-        """What ranks have put together: of logits, the choice is made of those of all."""
+        """Takes the result of a collective: a sum, or all ranks' logits, which the choice then reads."""
         target = "y" if op.kind == "all_reduce" else "all_logits"
         if target not in self.buffers:
             self.buffers[target] = torch.empty_like(whole)
@@ -199,7 +198,7 @@ class CardDecoderState(CardState):
         source = self.buffers[READS.get(op.name, "normed")]
         target, weight = self.buffers[WRITES.get(op.name, op.name)], self._weight(op.name)
         if op.name == "down" and self.config.parallel_residual:
-            # The MLP's part of what the attention has given too.
+            # Adds the MLP's output to the attention's.
             residual(product(source, weight, gate=gate), target, gate=gate)
         elif weight.dtype == target.dtype:
             product(source, weight, out=target, gate=gate)
@@ -224,7 +223,7 @@ class CardDecoderState(CardState):
         kv_append(k, v, self.k[self.layer], self.v[self.layer], lengths=self.lengths, gate=gate)
 
     def _attend(self, op: Op, gate: Tensor | None) -> None:
-        """With the layout for a full cache, and a workspace that the launches of a stream share."""
+        """Attends with the layout for a full cache and a workspace that the launches of a stream share."""
         k, v = self.k[self.layer], self.v[self.layer]
         q = self.buffers["turned"][:, : op["q_heads"]].to(k.dtype)
         heads = self.buffers["heads"].view(q.shape)
@@ -265,13 +264,13 @@ def card_decoder_states(
     drawn_on: torch.device | str | None = None,
     weights: Sequence[Weights] | None = None,
 ) -> list[CardDecoderState]:
-    """A state for every rank of a mesh, for `tokens` tokens from `context` on. `drawn_on`: the device whose
-    generator draws the numbers; "cpu" gives those of `decoder_states`, in minutes for billions of them.
-    `weights`: those of `card_weights`, if they are there already.
+    """Returns a state for every rank of a mesh, for `tokens` tokens from `context` on. `drawn_on`: the device
+    whose generator draws the numbers; "cpu" draws those of `decoder_states`, billions of them in minutes.
+    `weights`: the result of `card_weights`, if already made.
 
-    Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", is made of
-    parts that nobody can execute, puts ranks' results together in another way than all-reduces, or is in a
-    number format that torch does not compute in.
+    Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is made of parts
+    that cannot be executed, combines ranks' results otherwise than by all-reduce, or has a number format that
+    torch does not compute in.
     """
     check_decoder(model, mesh)
     if model.style != "all_reduce" and model.ranks > 1:
@@ -290,10 +289,10 @@ def card_decoder_states(
 def card_weights(
     model: Decoder, seed: int, *, device: torch.device | str = "cuda", drawn_on: torch.device | str = "cuda"
 ) -> list[Weights]:
-    """The weights of each rank, which do not hang on batch and context."""
+    """Returns the weights of each rank, which do not depend on batch and context."""
     return [each.to(device) for each in shards(*drawn_of(model), seed, drawn_on)]
 
 
 def drawn_of(model: Decoder) -> tuple[Any, Dtypes, int, Any]:
-    """What weights go by."""
+    """Returns all that the weights depend on, apart from the seed."""
     return model.config, model.dtypes, model.ranks, model.style

@@ -1,10 +1,10 @@
-"""A long-convolution model on a card: the buffers of `long_convolution_state` there, at addresses that stay.
+"""A long-convolution model on a card: the buffers of `buffers.long_convolution`, at addresses that stay.
 
-A step (cells and blocks) reads its position on the card (`simcore.kernels.long_convolution.placed`): one
-graph does for all of them, and what goes from op to op inside it lies still. What else works on positions,
-rows, columns and tiles, is captured with them, one graph for each; so is a graph that has both. A layer's
-output comes to its place with the op behind its block: no copy is launched that the model does not have.
-Outputs stay where the last level has them.
+The kernels of a step (cells and blocks) read its position on the card
+(`simcore.kernels.long_convolution.placed`), so one graph serves all positions, and tensors between its ops do
+not move. Other ops that depend on positions (rows, columns, tiles) are captured with them, one graph for
+each, and so is a graph with ops of both kinds. The op after a block writes the layer's output to its place,
+so no copies are launched that the model does not have. Outputs stay in the last level.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,15 +22,15 @@ from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
 
 
 class CardLongConvolutionState(CardState):
-    """All levels of one model; see the head of this file. Raises ValueError for a number format that torch
-    does not compute in."""
+    """All levels of one model; see the head of this file. Raises ValueError for a number format in which
+    torch does not compute."""
 
     def __init__(self, model: LongConvolution, seed: int, device: torch.device | str = "cuda") -> None:
         drawn = parameters(model, seed, torch_dtype(model.dtype)).to(device)
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         self._at = placed_for(drawn.given)
-        # Where a step is: what the layer below gave, the layer's sums, what a product gave to the next op.
+        # Inside a step: the output of the layer below, the layer's sums, the next input inside the block.
         self._below = self._input = drawn.given.new_empty(model.batch, model.channels)
         self._rooms = drawn.given.new_empty(2, model.batch, model.channels)
         self._sums = self._hidden = self._rooms[0]
@@ -45,45 +45,45 @@ class CardLongConvolutionState(CardState):
 
     @property
     def outputs(self) -> Tensor:
-        """Those of the last level, [positions, batch, channels]."""
+        """The outputs of the last level, [positions, batch, channels]."""
         return self.inner.a[-1].transpose(0, 1)
 
     def reset(self) -> None:
-        """As before the first position."""
+        """Restores the state before the first position."""
         self.inner.reset()
 
     def told(self, graph: Graph) -> frozenset[str]:
-        """As the model says."""
+        """Same as the model's."""
         return LongConvolution.told(graph)
 
     def bound(self, graph: Graph) -> frozenset[str]:
-        """All that a graph needs, but of a step the position."""
+        """Returns all sizes that a graph needs, for a step without the position."""
         return graph.needs - self.told(graph) if graph.kinds <= self._methods.keys() else graph.needs
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
-        """The position, of all streams: there is one set of activations."""
+        """Returns the position, the same for all streams: there is one set of activations."""
         del stream
         return {POSITION.name: self.position}
 
     def key(self) -> bool:
-        """Whether a step has begun. Else ops say themselves where they work."""
+        """Returns whether a step has begun; outside a step, ops give their places themselves."""
         return self._in_step
 
     def restore(self, key: bool) -> None:
-        """Goes back to that."""
+        """Sets whether a step has begun."""
         self._in_step = key
 
     def execute(self, op: Op) -> None:
-        """Any op of the model's graphs. Raises ValueError where it would have to read a gate."""
+        """Runs any op of the model's graphs. Raises ValueError if it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
-        # Blocks of a prompt, and of mixers without cells, work where their ops say.
+        # Blocks of a prompt, and of mixers without cells, work at the places that their ops give.
         in_step = self._in_step or op.kind == "conv_cell"
         (self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute)(op)
         self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """A step goes from its first cell to the next input."""
+        """Goes on: a step begins with its first cell and ends with the next input."""
         self._in_step = op.kind != "next_input" and (self._in_step or op.kind == "conv_cell")
 
     # -- a step ----------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class CardLongConvolutionState(CardState):
 
     def _cell(self, op: Op) -> None:
         layer = op.where("layer")
-        # What a gate made of the sums of the layer below is read here.
+        # Rooms alternate: this cell reads the output of the layer below, which a gate left in the other one.
         self._sums = self._rooms[layer % 2]
         first = layer == 1
         if first:

@@ -1,13 +1,13 @@
-"""The buffers of one rank that decodes: weights, KV cache, and the activations between two ops.
+"""The buffers of one rank that decodes: weights, KV cache, and the activations between ops.
 
-    W of rank t of n = its slice of the whole W        qkv, gate, up: columns; o, down: rows; lm_head: columns
+    W of rank t of n = slice t of W     columns: qkv, gate, up, lm_head (fused_gather: o); rows: down, else o
 
-Weights are random by a seed and sharded from the whole ones, so that the ranks of a tensor-parallel group
-together are the same model whatever their number. An op finds its operands by its name; its layer is how many
-layers' last residual its rank has passed, executed or skipped, since the embedding of the token.
+Weights are random by a seed and are slices of whole ones, so that the ranks of a tensor-parallel group
+together are the same model whatever their number. An op finds its operands by its name and its layer: the
+number of layers whose last residual its rank has executed or skipped since the token's embedding.
 
-The cache holds `context - 1` random tokens when the run begins; token t is written at position
-context - 1 + t and attends over context + t tokens, itself included.
+The cache holds `context - 1` random tokens when the run begins; token t is written at position context - 1 +
+t and attends over context + t tokens, itself included.
 """
 
 from collections import deque
@@ -28,29 +28,29 @@ from simcore.ops.op import Op, Publication, Size
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
 Matrices = dict[str, Tensor]
-# K and V of the layers of one rank, [batch, kv_heads, capacity, head_dim] each.
+# K and V of one rank's layers, [batch, kv_heads, capacity, head_dim] each.
 Caches = tuple[list[Tensor], list[Tensor]]
-# The op with which a layer ends.
+# The ops that end a layer.
 LAYER_ENDS = ("mlp_residual", "layer_residual")
-# What products read and write, by name: else `normed`, and what is called as they are.
+# Buffers that products read and write, by op name; others read `normed` and write the one of their name.
 READS = {"o": "heads", "down": "inner"}
 WRITES = {"lm_head": "logits", "o": "y", "down": "y"}
-# What is gathered of all ranks, and where it goes: else `x` to `gathered`.
+# Source and target buffers of gathers, by op name; the others gather `x` into `gathered`.
 GATHERED = {"logits_gather": ("logits", "logits"), "heads_gather": ("heads", "heads")}
 
 
 def layer_after(op: Op, layer: int) -> int:
-    """The layer that a rank has come to after an op, executed or skipped."""
+    """Returns the layer of a rank after an op, executed or skipped."""
     return 0 if op.name == "embedding" else layer + (op.name in LAYER_ENDS)
 
 
 def together(op: Op, parts: Sequence[Tensor]) -> Tensor:
-    """What a collective makes of the parts of its ranks: their sum, or all of their columns."""
+    """Returns the result of a collective from its ranks' parts: their columns side by side, or their sum."""
     return torch.cat(tuple(parts), 1) if op.kind == "all_gather" else torch.stack(tuple(parts)).sum(0)
 
 
 def mlp_inputs(buffers: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """What the activation of an MLP reads: gate and up, made by one product or by two, or up alone."""
+    """Returns the inputs of an MLP's activation: gate and up, made by one product or by two, or up alone."""
     if "gate_up" in buffers:
         return buffers["gate_up"].chunk(2, 1)
     return tuple(buffers[name] for name in ("gate", "up") if name in buffers)
@@ -67,11 +67,11 @@ class Weights:
     outside: Matrices
 
     def of(self, name: str, layer: int) -> Tensor:
-        """What an op reads that is in a layer, or outside of all."""
+        """Returns the weight that an op reads, in a layer or outside all layers."""
         return self.outside[name] if name in self.outside else self.layers[layer][name]
 
     def to(self, device: torch.device | str) -> "Weights":
-        """The same on a device."""
+        """Returns the same weights on a device."""
 
         def moved(matrices: Matrices) -> Matrices:
             return {name: matrix.to(device) for name, matrix in matrices.items()}
@@ -80,7 +80,7 @@ class Weights:
 
 
 def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
-    """Normal numbers of standard deviation `scale`, where the generator is."""
+    """Returns normal numbers of standard deviation `scale`, on the device of the generator."""
     drawn = torch.randn(*size, generator=generator, dtype=torch.float32, device=generator.device)
     return drawn.mul_(scale)
 
@@ -90,7 +90,7 @@ def _gain(generator: torch.Generator, size: int) -> Tensor:
 
 
 def _whole_layer(config: DecoderConfig, generator: torch.Generator) -> Matrices:
-    """The whole matrices of one layer; q, k, v apart. Columns scaled so that activations keep their size."""
+    """Returns the matrices of a whole layer; q, k, v apart; columns scaled to keep activations' size."""
     hidden, d, inner = config.hidden, config.head_dim, config.intermediate
     sizes: dict[str, tuple[int, int]] = {
         "q": (hidden, config.q_heads * d),
@@ -113,7 +113,7 @@ def _columns(matrix: Tensor, part: int, parts: int) -> Tensor:
 
 
 def kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
-    """The KV heads of one rank; each on several where there are more ranks."""
+    """Returns the KV heads of one rank; with more ranks than KV heads, several ranks have the same head."""
     count = max(1, config.kv_heads // parts)
     first = part * config.kv_heads // parts
     return slice(first, first + count)
@@ -122,7 +122,7 @@ def kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
 def _layer_of(
     whole: Matrices, config: DecoderConfig, dtypes: Dtypes, part: int, parts: int, style: Style
 ) -> Matrices:
-    """One rank's slice of a layer's matrices."""
+    """Returns one rank's slice of a layer's matrices."""
     heads, d = kv_heads_of(config, part, parts), config.head_dim
     kv = slice(heads.start * d, heads.stop * d)
     qkv = torch.cat((_columns(whole["q"], part, parts), whole["k"][:, kv], whole["v"][:, kv]), 1)
@@ -149,7 +149,7 @@ def _format(dtypes: Dtypes, name: str) -> str:
 
 
 def _outside(config: DecoderConfig, dtypes: Dtypes, generator: torch.Generator, parts: int) -> list[Matrices]:
-    """Embedding, last norm and LM head of each rank; the LM head's columns are filled up with zeros."""
+    """Returns embedding, last norm and LM head of each rank; zeros pad the columns of the LM head."""
     act = torch_dtype(dtypes.activation)
     table = normal(generator, config.vocab, config.hidden, scale=1.0)
     gain = _gain(generator, config.hidden).to(act)
@@ -176,8 +176,8 @@ def shards(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> list[Weights]:
-    """The weights of each of `parts` ranks, random by `seed` on a device (another device draws others); the
-    whole layer lives only while it is cut."""
+    """Returns the weights of each of `parts` ranks, random by `seed` on a device (another device draws other
+    numbers); a whole layer exists only until it is cut."""
     generator = torch.Generator(device).manual_seed(seed)
     outside = _outside(config, dtypes, generator, parts)
     layers: list[list[Matrices]] = [[] for _ in range(parts)]
@@ -188,16 +188,16 @@ def shards(
     return [Weights(tuple(layers[part]), outside[part]) for part in range(parts)]
 
 
-# -- what every decoder does between attentions -----------------------------------------------------------
+# -- all of a decoder except attention --------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Body:
     """A rank's weights and activations; projections, norms, MLP, head, and the collectives between ranks.
 
-    `x` is the residual stream [rows, hidden], or this rank's columns of it where the style scatters it; `y`
-    what the next residual adds, `heads` the attention's output [rows, q_heads head_dim]. `part` of `parts`
-    ranks is this one.
+    `x` is the residual stream [rows, hidden], or this rank's columns of it if the style scatters it; `y` is
+    what the next residual adds; `heads` is the attention's output [rows, q_heads head_dim]. This rank is
+    number `part` of `parts`.
     """
 
     config: DecoderConfig
@@ -213,7 +213,7 @@ class Body:
 
     @property
     def scattered(self) -> bool:
-        """Whether each rank holds a part of the columns of x."""
+        """Whether each rank holds only a part of the columns of x."""
         return self.style != "all_reduce" and self.parts > 1
 
     @property
@@ -222,7 +222,7 @@ class Body:
         return torch_dtype(self.dtypes.activation)
 
     def execute(self, op: Op) -> None:
-        """Any local op but those that know positions and caches."""
+        """Runs a local op, except ops that depend on positions and caches."""
         {
             "embedding": self._embed,
             "norm": self._norm,
@@ -234,7 +234,7 @@ class Body:
         self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """On to what comes after an op, executed or passed over."""
+        """Continues after an op, executed or skipped."""
         self.layer = layer_after(op, self.layer)
 
     def _weight(self, name: str) -> Tensor:
@@ -256,7 +256,7 @@ class Body:
             normed.copy_(run_kernel(op, normed.reshape(-1, d), gains).view(normed.shape))
             return
         x = self.buffers["gathered" if self.scattered else "x"]
-        # Before the head only the last rows go on: those that get a next token.
+        # The norm before the head takes only the last rows: those that get a next token.
         self.buffers["normed"] = run_kernel(op, x[-op["tokens"] :], self._weight(op.name))
 
     def _multiply(self, op: Op) -> None:
@@ -268,7 +268,7 @@ class Body:
         elif op.name == "down" and parallel:
             y = self.buffers["y"] + y
         elif op.name == "o" and parallel and y.shape[1] < self.config.hidden:
-            # Whole sums of this rank's columns, which are added to what the MLP's reduction sums.
+            # Whole sums of this rank's columns, which the MLP's reduction adds to zeros of other ranks.
             own, y = y, torch.zeros(len(y), self.config.hidden, dtype=y.dtype)
             _columns(y, self.part, self.parts).copy_(own)
         self.buffers[WRITES.get(op.name, op.name)] = y
@@ -281,12 +281,12 @@ class Body:
 
     def _choose(self, op: Op) -> None:
         logits = self.buffers["logits"]
-        # Where logits are not gathered, each rank goes on with the best of its own slice of the vocabulary.
+        # If logits are not gathered, each rank continues with the best id of its slice of the vocabulary.
         first = self.part * logits.shape[1] if self.scattered else 0
         self.ids = (run_kernel(op, logits) + first).clamp_max_(self.config.vocab - 1)
 
     def meet(self, op: Op, bodies: Sequence["Body"]) -> None:
-        """A collective between the ranks of a tensor-parallel group."""
+        """Runs a collective between tensor-parallel ranks. Raises ValueError for other kinds."""
         if op.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
             raise ValueError(f"the torch machine has no {op.kind} {op.name}")
         gathers = op.kind == "all_gather"
@@ -298,14 +298,14 @@ class Body:
 
 @dataclass(slots=True, eq=False)
 class Angles:
-    """cos and sin of the rotary angles of positions 0, 1, ..., made for more of them when asked for."""
+    """cos and sin of the rotary angles of positions 0, 1, ..., computed for more positions when needed."""
 
     head_dim: int
     dtype: torch.dtype
     known: tuple[Tensor, Tensor] | None = None
 
     def of(self, first: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Those of `tokens` positions from `first` on, [tokens, head_dim // 2] each."""
+        """Returns cos and sin of `tokens` positions from `first` on, [tokens, head_dim // 2] each."""
         last = first + tokens
         if self.known is None or len(self.known[0]) < last:
             self.known = angles(torch.arange(2 * last), self.head_dim, self.dtype)
@@ -317,8 +317,8 @@ class Angles:
 
 
 class _Speculated(NamedTuple):
-    """What a group gives another ahead: the attention's output, and where the other has not seen it, what
-    stands beside it."""
+    """What a group sends to another early: the attention's output and, if the other lacks them, token, layer,
+    x, normed, and the layer's new K and V."""
 
     heads: Tensor
     beside: tuple[int, int, Matrices, Tensor, Tensor] | None
@@ -328,15 +328,14 @@ class _Speculated(NamedTuple):
 class DecoderState(State):
     """One rank's buffers for the graphs of `simcore.models.decoder.Decoder`.
 
-    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: where the first token is written.
-    `chosen`: ids [batch] by token, as far as this rank chose them; `errors`: ||speculated - exact|| /
-    ||exact|| by token and layer, of the sequence where it is largest; `held`: whether the last attention was
-    this rank's to make exactly, `held_at` the same by the token that it chose after it. `first`: the op that
-    a token begins with, which is another one than the embedding in a layer alone; x then goes on from token
-    to token.
+    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: the position of the first token.
+    `chosen`: ids [batch] by token, if this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by
+    token and layer, the largest over the sequences; `held`: whether this rank computed the last speculative
+    attention (False: skipped it), `held_at`: the same by token, when its id was chosen. `first`: the op that
+    begins a token; with layers alone it is not the embedding, and x continues from token to token.
 
-    Which rank holds x at an exchange: the one that computed it; where both did, one of them from what was
-    speculated, the one that attended exactly.
+    The source of an exchange is the rank that computed x; if both did, one of them from the speculated
+    output, it is the rank that attended exactly.
     """
 
     body: Body
@@ -366,7 +365,7 @@ class DecoderState(State):
     # -- ops ---------------------------------------------------------------------------------------------
 
     def execute(self, op: Op) -> None:
-        """A local op."""
+        """Runs a local op."""
         own: dict[str, Callable[[Op], None]] = {
             "rotary": self._turn,
             "kv_append": self._append,
@@ -385,7 +384,7 @@ class DecoderState(State):
             self.held_at[self._token] = self.held
 
     def skip(self, op: Op) -> None:
-        """An op of a launch that its flag skipped."""
+        """Passes over an op of a launch that its flag skipped."""
         self._token += op.name == "embedding"
         self.body.skip(op)
         if op.name == "embedding" or op.name in LAYER_ENDS:
@@ -404,7 +403,7 @@ class DecoderState(State):
         run_kernel(op, k, v, *self._slots())
 
     def _slots(self) -> list[Tensor]:
-        """Where K and V of the new token stand in the cache, [batch, kv_heads, head_dim] each."""
+        """Returns the places of the new token's K and V in the cache, [batch, kv_heads, head_dim] each."""
         return [cache[self.body.layer][:, :, self._position] for cache in (self.k, self.v)]
 
     def _operands(self, op: Op) -> tuple[Tensor, ...]:
@@ -430,13 +429,13 @@ class DecoderState(State):
         self.errors[self._token, self.body.layer] = float((difference / exact).max().sqrt())
 
     def hits(self, token: int, layer: int, threshold: float) -> bool:
-        """The verdict of the data: ||speculated - exact|| < threshold ||exact||, for all sequences."""
+        """Whether the data say yes: ||speculated - exact|| < threshold ||exact||, for all sequences."""
         return self.errors[token, layer] < threshold
 
     # -- between ranks -------------------------------------------------------------------------------------
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """A collective of all states along an axis."""
+        """Runs a collective of all states along an axis."""
         if op.kind == "exchange_priority":
             _exchange(states)
         elif op.name == "verify_reduce":
@@ -448,7 +447,7 @@ class DecoderState(State):
             self.body.meet(op, [state.body for state in states])
 
     def put(self, publication: Publication, to: Any) -> None:
-        """Sends what was speculated; where more than that is published, what stands beside it too."""
+        """Sends the speculated output, in a larger publication also x, normed and the new K and V."""
         buffers, more = self.body.buffers, None
         if publication.put["elements"] > buffers["speculated"].numel():
             beside = {name: buffers[name].clone() for name in ("x", "normed")}
@@ -469,7 +468,7 @@ class DecoderState(State):
 
 
 def _exchange(states: Sequence[DecoderState]) -> None:
-    """Residual stream, and the layer's new K and V, of the rank that holds them to the others."""
+    """Copies residual stream, and the layer's new K and V, from the rank that holds them to the others."""
     fresh = [state for state in states if state._fresh]
     holder = next((state for state in fresh if state.held), None) if len(fresh) > 1 else None
     source = holder or fresh[0]
@@ -487,7 +486,7 @@ def _exchange(states: Sequence[DecoderState]) -> None:
 def bodies(
     config: DecoderConfig, dtypes: Dtypes, style: Style, mesh: layout.Mesh, seed: int
 ) -> Iterator[Body]:
-    """The body of every rank of a mesh: shards along "tensor", copies along the other axes."""
+    """Yields the body of every rank of a mesh: shards along "tensor", copies along the other axes."""
     parts = mesh.get(TENSOR, 1)
     weights, act = shards(config, dtypes, parts, style, seed), torch_dtype(dtypes.activation)
     for rank in range(prod(mesh.values())):
@@ -496,21 +495,21 @@ def bodies(
 
 
 def check_ranks(model: Decoder | ServedDecoder, mesh: layout.Mesh) -> None:
-    """Raises ValueError where a model is not for as many ranks as a mesh has along "tensor"."""
+    """Raises ValueError if a model is not for as many ranks as a mesh has along "tensor"."""
     if model.ranks != mesh.get(TENSOR, 1):
         raise ValueError(f"a model for {model.ranks} ranks on {mesh.get(TENSOR, 1)} of them")
 
 
 def check_decoder(model: Decoder, mesh: layout.Mesh) -> None:
-    """See `check_ranks`; raises ValueError, too, for a model made of parts that nobody can execute."""
+    """As `check_ranks`; also raises ValueError for parts that cannot be executed and for a symbolic batch."""
     check_ranks(model, mesh)
     if model.parts or isinstance(model.batch, Size):
         raise ValueError("the torch machine needs every op of a layer, and a batch that is a number")
 
 
 class Beginning(NamedTuple):
-    """What a run of a decoder goes on from: ids [batch] and the caches of every rank; where layers stand
-    alone, the residual stream x [batch, hidden] that the first of them reads."""
+    """The start of a decoder's run: ids [batch], the caches of every rank and, for layers alone, the residual
+    stream x [batch, hidden] that the first layer reads."""
 
     ids: Tensor
     caches: list[Caches]
@@ -527,8 +526,8 @@ def beginning(
     device: torch.device | str,
     drawn_on: torch.device | str,
 ) -> Beginning:
-    """Random by a seed: `context` - 1 tokens in caches that have room for `tokens` more, and the next one.
-    `drawn_on`: the device whose generator draws the numbers, another one others."""
+    """Draws by a seed: caches for `context` + `tokens` tokens, the first `context` - 1 filled, and the next
+    ids. `drawn_on`: the device whose generator draws the numbers; another device draws others."""
     config, batch, dtype = model.config, model.batch, torch_dtype(model.dtypes.kv)
     assert isinstance(batch, int)
     generator = torch.Generator(drawn_on).manual_seed(seed + 1)
@@ -541,7 +540,7 @@ def beginning(
             for cache, heads in zip(caches, ranks, strict=True):
                 shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
                 cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
-            # One by one: what all of them are drawn in would leave holes of the size of a cache.
+            # One sequence at a time: the memory to draw all of them would leave holes as large as a cache.
             for i in range(batch):
                 drawn = normal(generator, config.kv_heads, context - 1, config.head_dim, scale=1.0)
                 for cache, heads in zip(caches, ranks, strict=True):
@@ -553,10 +552,10 @@ def beginning(
 def decoder_states(
     model: Decoder, mesh: layout.Mesh, seed: int, context: int, tokens: int
 ) -> list[DecoderState]:
-    """A state for every rank of a mesh, for `tokens` tokens from `context` on; see the head of this file.
+    """Returns a state for every rank of a mesh, for `tokens` tokens from `context` on; see this file's head.
 
-    Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", is made of
-    parts that nobody can execute, or is in a number format that torch does not compute in.
+    Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is made of parts
+    that cannot be executed, or has a number format that torch does not compute in.
     """
     check_decoder(model, mesh)
     ranks = list(bodies(model.config, model.dtypes, model.style, mesh, seed))

@@ -1,16 +1,16 @@
-"""The buffers of a long-convolution model, and what each of its ops reads and writes.
+"""The buffers of a long-convolution model, and which of them each op reads and writes.
 
-    a[level 0 .. M]  [batch, positions, channels]     sums of z_l,t stand where a_l,t will
+    a[level 0 .. M]  [batch, positions, channels]     sums of z_l,t are kept in the place of a_l,t
     taps[layer]      [1 or batch, positions, channels]
-    a_0,(t+1) = a_M,t + noise_t                       as far as there is a position t + 1
+    a_0,(t+1) = a_M,t + noise_t                       if there is a position t + 1
 
-Filters, matrices, noise and what is given (a first token, or a prompt) are random by a seed. Filters decay by
-channels at different rates, slowly enough that every lag counts, and are scaled with the blocks so that what
-a model feeds back to itself stays bounded.
+Filters, matrices, noise and the given input (a first token, or a prompt) are random by a seed. Filters decay
+at a different rate in each channel, slowly enough that every lag counts, and are scaled with the blocks so
+that the feedback of a model to itself stays bounded.
 
 With half of the storage (Flash Inference, App. D), a carry writes layer l's later half over the earlier half
-of level l - 1; after the last layer the buffer of level l - 1 is that of level l, and the first one's that of
-level 0. The levels of a tile then lie on both sides of the end of the buffer, and it is run in two pieces.
+of level l - 1; after the last layer the buffer of level l - 1 becomes that of level l, and the last buffer
+that of level 0. The first two levels are then not neighbours, and a tile runs in two pieces.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,14 +26,14 @@ from simcore.validate.machines.state import State, run_kernel
 
 Views = tuple[Tensor, Tensor]
 
-# Decay of the filters over all positions: exp(-rate), the rates of channels lying between these.
+# Filters decay by exp(-rate) over all positions; the rates of the channels lie between these.
 RATES = (0.5, 4.0)
-# What all layers together make of the size of their input: far from growing, far from vanishing.
+# The factor of all layers together on the size of their input: far from growing and from vanishing.
 LOOP = 0.1
 NOISE = 0.5
-# gelu makes numbers around 0 smaller; the matrix behind it makes up for that.
+# gelu shrinks numbers around 0; the scale of the matrix after it corrects that.
 DOWN = 1.5
-# Size of a gate. A gated block squares sizes: at 1 a deep model would run away, below it what is deep fades.
+# Size of a gate. A gated block squares sizes: at 1 a deep model would diverge, below 1 deep levels fade.
 GATE = 0.4
 # Decays of linear attention lie in this range.
 DECAYS = (0.5, 0.9)
@@ -41,11 +41,11 @@ DECAYS = (0.5, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """filters [layers, tokens, channels]; matrices [layers, in, out] by the op that reads them; `given`, the
+    """filters [layers, tokens, channels]; matrices [layers, in, out] by the op that reads them; `given`: the
     prompt or the first token, [batch, max(1, prompt), channels]; noise [tokens, batch, channels].
 
-    Linear attention: keys are key_scales[layer] phi(y W_key), queries phi(y W_query), phi(x) = 1 + tanh(x),
-    a bounded feature map with positive values; decays [layers].
+    Linear attention: keys are key_scales[layer] phi(y W_key), queries phi(y W_query), phi(x) = 1 + tanh(x), a
+    bounded feature map with positive values; decays [layers].
     """
 
     filters: Tensor
@@ -56,7 +56,7 @@ class Parameters:
     key_scales: Tensor
 
     def to(self, device: torch.device | str) -> "Parameters":
-        """The same numbers on a device."""
+        """Returns the same numbers on a device."""
         return Parameters(
             self.filters.to(device),
             {name: matrix.to(device) for name, matrix in self.matrices.items()},
@@ -65,11 +65,11 @@ class Parameters:
 
 
 def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, Tensor]]:
-    """Rows, columns and scale by layer of the matrices, by name; `gain`: of one layer's mixer."""
+    """Returns rows, columns and scale by layer of the matrices, by name; `gain`: of one layer's mixer."""
     d, one = model.channels, torch.ones(model.layers, dtype=torch.float64)
     found: dict[str, tuple[int, int, Tensor]] = {}
     if model.block == "gate":
-        # Relative to the size of the level that the gate is made of.
+        # Relative to the size of the level from which the gate is computed.
         sizes = NOISE * gain ** torch.arange(model.layers, dtype=torch.float64)
         found["gate_projection"] = d, d, GATE / sizes
     else:
@@ -82,7 +82,7 @@ def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, 
 
 
 def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Parameters:
-    """All that is drawn, by a seed, in float64 and then cast."""
+    """Draws all parameters by a seed, in float64, and casts them."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
@@ -122,10 +122,10 @@ class _Aggregates:
 class LongConvolutionState(State):
     """One rank's buffers for the graphs of `simcore.models.long_convolution.LongConvolution`.
 
-    `a` is one tensor [layers + 1, batch, room, channels], `room` being all positions or, with half storage,
-    as many as have to be there at once. `outputs` are those of the last layer, [batch, channels] by position,
-    as they were made; with `outputs_stay` they are left where the last level has them. Taps that depend on
-    data are no numbers (nan) until they are made.
+    `a` is one tensor [layers + 1, batch, room, channels]; `room`: all positions or, with half storage, as
+    many as are needed at once. `outputs`: those of the last layer, [batch, channels] by position, in order of
+    computation; with `outputs_stay` they remain only in the last level. Taps that depend on data are nan
+    until they are computed.
     """
 
     def __init__(
@@ -150,25 +150,25 @@ class LongConvolutionState(State):
             if name.endswith("fft") and side < model.generated
         }
         self.outputs: list[Tensor] = []
-        # The first position that is stored, and by how many buffers the levels have moved.
+        # The first stored position, and by how many buffers the levels have moved.
         self._base, self._moved = 0, 0
-        # Views that ops of one layer and position need, made once: a cell takes less time than four views.
+        # Views for ops of one layer and position, made once: making four of them takes longer than a cell.
         self._buffers = self.a.unbind(0)
         self._weights = {name: matrix.unbind(0) for name, matrix in drawn.matrices.items()}
         self._first_taps = self.taps[:, :, 0].unbind(0)
-        # What a matrix product gave to the next op; the input that has no place before the carry.
+        # A matrix product's result for the next op; the next input, if it has no place before the shift.
         self._hidden, self._aside = drawn.given, drawn.given
         self._found: _Aggregates | None = None
         self._ops = self._methods()
 
     def reset(self) -> None:
-        """The levels as before the first position; of a state that keeps all of them, its outputs too."""
+        """Restores the levels before the first position, with `outputs_stay` thereby also the outputs."""
         given = self.parameters.given
         self.a.zero_()
         self.a[0, :, : given.shape[1]] = given
 
     def _methods(self) -> dict[str, Callable[[Op], None]]:
-        """What carries out an op, by its kind."""
+        """Returns the method of each kind of op."""
         return {
             "conv_cell": self._cell, "conv_row": self._row, "conv_column": self._column,
             "conv_prefill": self._prefill, "conv_carry": self._carry, "slot_shift": self._shift,
@@ -180,14 +180,14 @@ class LongConvolutionState(State):
         }  # fmt: skip
 
     def execute(self, op: Op) -> None:
-        """Any op of the model's graphs."""
+        """Runs any op of the model's graphs."""
         self._ops[op.kind](op)
 
-    # -- where things are --------------------------------------------------------------------------------
+    # -- where tensors lie -------------------------------------------------------------------------------
 
     def level(self, level: int, start: int, stop: int) -> Tensor:
-        """Positions start to stop - 1 of a level: a view [batch, positions, channels]. Raises IndexError
-        where they are not stored (any more)."""
+        """Positions start to stop - 1 of a level: a view [batch, positions, channels]. Raises IndexError if
+        they are not stored (any more)."""
         self._check(start, stop)
         return self._buffers[self._slot(level)].narrow(1, start - self._base, stop - start)
 
@@ -197,7 +197,7 @@ class LongConvolutionState(State):
         return self._buffers[self._slot(level)].select(1, t - self._base)
 
     def _levels(self, first: int, count: int, start: int, stop: int) -> Tensor:
-        """Positions start to stop - 1 of `count` levels, which have to lie one after the other."""
+        """Positions start to stop - 1 of `count` levels, which have to lie one after another."""
         self._check(start, stop)
         slots = self.a.narrow(0, self._slot(first), count)
         return slots.narrow(2, start - self._base, stop - start)
@@ -215,7 +215,7 @@ class LongConvolutionState(State):
             raise IndexError(f"positions {start} to {stop - 1}; stored are {stored}")
 
     def _pieces(self, op: Op) -> Iterator[tuple[int, int]]:
-        """First layer and number of layers of the pieces of an op whose levels lie one after the other."""
+        """Yields first layer and number of layers of an op's pieces, each with levels one after another."""
         first, count = op.where("layer"), op["layers"]
         if self._moved and first == 1 and count > 1:
             yield 1, 1
@@ -223,7 +223,7 @@ class LongConvolutionState(State):
         yield first, count
 
     def _between(self, first: int, count: int, inputs: tuple[int, int], outputs: tuple[int, int]) -> Views:
-        """Inputs of `count` layers from the level below, and where their outputs are summed."""
+        """Returns the inputs of `count` layers, from the levels below, and the places of their sums."""
         return self._levels(first - 1, count, *inputs), self._levels(first, count, *outputs)
 
     # -- the mixer -----------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class LongConvolutionState(State):
             z.copy_(self._hidden.view(z.shape))
 
     def _rows(self, rows: int, level: int, t: int) -> Tensor:
-        """A level at the last positions up to t that make so many rows: one, or those of the prompt."""
+        """Returns the last positions of a level until t that make `rows` rows: one, or the prompt's."""
         if rows == self.model.batch:
             return self._at(level, t)
         return self.level(level, t + 1 - rows // self.model.batch, t + 1)
@@ -337,7 +337,7 @@ class LongConvolutionState(State):
 
     @property
     def _aggregates(self) -> _Aggregates:
-        """Made when first asked for. A convolution's sums are kept where its activations will stand."""
+        """The state, made at first use. A convolution keeps its sums in the places of its activations."""
         if self._found is None:
             model, lags = self.model, torch.arange(self.model.tokens, device=self.a.device)
             q = self.a.new_zeros(model.layers, model.batch, model.tokens, model.state)
@@ -350,7 +350,7 @@ class LongConvolutionState(State):
         return self._found
 
     def _projected(self, name: str, y: Tensor, layers: slice) -> Tensor:
-        """Keys or queries of y [layers, batch, positions, channels]; all 1 for a convolution."""
+        """Returns keys or queries of y [layers, batch, positions, channels]; all 1 for a convolution."""
         if self.model.mixer == "convolution":
             return y.new_ones(()).expand(*y.shape[:-1], 1)
         found = 1.0 + torch.tanh(y @ self.parameters.matrices[name][layers, None])
@@ -387,5 +387,5 @@ def long_convolution_state(
     half_storage: bool = False,
     device: torch.device | str = "cpu",
 ) -> LongConvolutionState:
-    """The state of a model that nothing has been computed of; see the head of this file."""
+    """Returns the state of a model before any computation; see the head of this file."""
     return LongConvolutionState(model, parameters(model, seed, dtype).to(device), half_storage=half_storage)

@@ -1,11 +1,11 @@
-"""The buffers of one rank that serves: real tensors of the right sizes, as far as a step's sizes tell them.
+"""The buffers of one rank that serves: real tensors of the right sizes, as far as a step's sizes give them.
 
     lengths of the sequences of a step = kv_tokens / sequences each, or one more
 
-A step says how many rows, sequences and cached tokens it has in all (`models.served_decoder`), not whose
-they are. So the cached tokens are split evenly among the sequences and lie one after another from the
-beginning of the pool, prompts likewise as prompts of one length; ids are drawn once, and what is appended
-goes round the pool. The work is the right one; the text is nobody's.
+A step gives only the totals of its rows, sequences and cached tokens (`models.served_decoder`), not their
+owners. So the cached tokens are split evenly among the sequences and lie one after another from the beginning
+of the pool, prompts likewise, as prompts of one length; ids are drawn once, and new K and V are written round
+the pool. The work is right; the text has no meaning.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ from simcore.validate.machines.state import State, run_kernel, torch_dtype
 class ServedState(State):
     """One rank's buffers for the graphs of `simcore.models.served_decoder.ServedDecoder`.
 
-    `pool`: the KV cache [layers, 2, kv_tokens, kv_heads, head_dim]; `known`: ids that steps are fed with.
-    There is one set of activations: launches on several streams may meet other ranks only in lockstep.
-    Raises ValueError where a step attends over more tokens than the pool has, or moves more.
+    `pool`: the KV cache [layers, 2, kv_tokens, kv_heads, head_dim]; `known`: the ids that steps read. There
+    is one set of activations: launches on several streams may meet other ranks only in lockstep. Raises
+    ValueError if a step attends over, appends or moves more tokens than the pool has.
     """
 
     body: Body
@@ -39,7 +39,7 @@ class ServedState(State):
     _new: tuple[Tensor, ...] = ()
 
     def execute(self, op: Op) -> None:
-        """A local op."""
+        """Runs a local op."""
         own: dict[str, Callable[[Op], None]] = {
             "embedding": self._embed,
             "rotary": self._turn,
@@ -51,11 +51,11 @@ class ServedState(State):
         own.get(op.kind, self.body.execute)(op)
 
     def skip(self, op: Op) -> None:
-        """An op that is passed over."""
+        """Passes over an op."""
         self.body.skip(op)
 
     def meet(self, op: Op, states: Sequence[Any]) -> None:
-        """A collective between the ranks of one server."""
+        """Runs a collective between the ranks of one server."""
         self.body.meet(op, [state.body for state in states])
 
     def _embed(self, op: Op) -> None:
@@ -65,7 +65,7 @@ class ServedState(State):
 
     def _turn(self, op: Op) -> None:
         self._new = run_kernel(op, self.body.buffers["qkv"], *self.body.angles.of(0, op["tokens"]))
-        # Filled by the attentions of this layer: prompts first, then the sequences that decode.
+        # The attentions of this layer fill it: first the rows of prompts, then those of decoding sequences.
         self.body.buffers["heads"] = torch.empty_like(self._new[0]).flatten(1)
 
     def _append(self, op: Op) -> None:
@@ -89,7 +89,7 @@ class ServedState(State):
         self._attend(op, slice(0, op["tokens"]), *(torch.tensor(part) for part in prompts_of(op)))
 
     def _attend(self, op: Op, rows: slice, *lengths: Tensor) -> None:
-        """Attention of some rows over cached tokens from the beginning of the pool on."""
+        """Attends with some rows over cached tokens from the beginning of the pool on."""
         self._check(op["kv_tokens"], "attends over")
         k, v = self.pool[self.body.layer, :, : op["kv_tokens"]]
         out = run_kernel(op, self._new[0][rows].to(k.dtype), k, v, *lengths)
@@ -99,16 +99,16 @@ class ServedState(State):
         tokens = op["tokens"]
         self._check(tokens, "moves")
         source = self.pool[:, :, :tokens]
-        # Where less than half of the pool is free, into a buffer beside it: as many bytes.
+        # More than half of the pool would overlap its copy there: it goes to a new buffer, as many bytes.
         apart = 2 * tokens <= self.pool.shape[2]
         run_kernel(op, source, self.pool[:, :, -tokens:] if apart else torch.empty_like(source))
 
 
 def served_states(model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens: int) -> list[ServedState]:
-    """A state for every rank of a mesh, each with a cache of `kv_tokens` random tokens.
+    """Returns a state for every rank of a mesh, each with a cache of `kv_tokens` random tokens.
 
-    Raises ValueError where the model is not for as many ranks as the mesh has along "tensor", runs as whole
-    iterations, or is in a number format that torch does not compute in.
+    Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is priced by whole
+    iterations, or has a number format that torch does not compute in.
     """
     check_ranks(model, mesh)
     if model.whole:

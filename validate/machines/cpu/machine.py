@@ -1,16 +1,16 @@
 """The real machine on a CPU: the same programs as on the simulated one, with real tensors, on the wall clock.
 
     op i of a span takes  stamp i+1 - stamp i         0 s = the start of the run
-    a span starts when    issued, stream free, tickets done, signals come, last rank there, processor free
+    a span starts when    issued, stream free, tickets done, signals arrived, last rank there, processor free
 
-A small cooperative scheduler: host programs (`host_side`) go on while they can, then of the streams that can
-go on the one that waited longest does a replay, or as much of one as stands before the next meeting with
-other ranks, else the machine sleeps until the next arrival or timeout.
+A small cooperative scheduler: host programs (`machines.host`) go on while they can. Then, of the streams that
+can go on, the stream that has waited longest runs a replay, or its part until the next collective with other
+ranks. Otherwise the machine sleeps until the next arrival or timeout.
 
-Streams and ranks run one after another on the one processor: nothing overlaps here, and the latency of a
-run is the sum of what all ranks do (`ONE_AFTER_ANOTHER` says so for provenances). What a span waited for
-last is therefore the span before it on the processor, with the host busy in between; its cause says that.
-Each replay of a burst is a span of its own, for other streams may run between two of them.
+Streams and ranks run one after another on one processor: nothing overlaps, and the latency of a run is the
+sum over all ranks (`ONE_AFTER_ANOTHER` says so in provenances). So the cause of a span is the span before it
+on the processor, with the host busy in between. Each replay of a burst is a span of its own, because other
+streams may run between two replays.
 """
 
 import itertools
@@ -52,19 +52,19 @@ ONE_AFTER_ANOTHER = "streams and ranks ran one after another, on one thread"
 
 
 def one_thread() -> None:
-    """Lets torch compute on one thread: ops of small models are too short to be shared out, and where others
-    want the cores, threads that wait for each other cost more than they save, by milliseconds an op."""
+    """Makes torch compute on one thread: ops of small models are too short to be split, and if other
+    processes use the cores, threads that wait for each other lose more than they gain, milliseconds an op."""
     torch.set_num_threads(1)
 
 
 class TorchRun(Device):
     """All ranks of one real machine; the verbs of `simcore.sim.simulation.Simulation`.
 
-    `states`: one a rank, in the order of `mesh` (left out: all along "tensor"). `outcomes` gives, by verdict
-    name, what is decided for a key. `lockstep` names axes whose ranks do what the first of them is told: its
-    host runs the program, and each of its launches runs on all of them, as a driver has it with its workers.
-    `roofline`: the least that a local op can take here, for law 6. What would come once all programs have
-    ended comes no more. Raises ValueError where there are not as many states as ranks.
+    `states`: one a rank, in the order of `mesh` (left out: all along "tensor"). `outcomes`: by verdict name,
+    the function that decides a key. `lockstep` names axes along which only the first rank's host runs the
+    program; each of its launches runs on all ranks, as a driver's launches run on its workers. `roofline`:
+    the least time of a local op here, for law 6. Items that are due after all programs and launches have
+    ended do not arrive. Raises ValueError if there are not as many states as ranks.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class TorchRun(Device):
         self._meetings = Meetings(self._host)
         self._segments: dict[int, tuple[Graph, tuple[int, ...], tuple[Segment, ...]]] = {}
         self._ids = itertools.count()
-        # The last span on the processor.
+        # The last span on the processor, and its end.
         self._last, self._last_s = cast(int | None, None), 0.0
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
-        """Runs one program on every rank (of those in lockstep: on the first) until all are done.
+        """Runs one program on every rank (of ranks in lockstep: on the first) until all are done.
 
         Raises DeadlockError if something still waits when nothing can happen any more.
         """
@@ -106,20 +106,20 @@ class TorchRun(Device):
         return self.trace
 
     def _floored(self, span: Span) -> Span:
-        """A span with the least that its ops can take, looked up once the clock has stopped."""
+        """Returns a span with the least times of its ops, which are looked up after the run."""
         if span.state != "run":
             return span
         ops = tuple([PricedOp(o.op, o.price, self._roofline(o.op.without_place).seconds) for o in span.ops])
         return replace(span, ops=ops)
 
-    # -- what the host's side asks of it --------------------------------------------------------------
+    # -- the interface for the host's side ------------------------------------------------------------
 
     def ticket(self) -> TorchTicket:
-        """A ticket for a launch."""
+        """Makes a ticket for a launch."""
         return TorchTicket()
 
     def take(self, signal: SignalTicket) -> Steps:
-        """Waits for the next publication that a rank has not taken."""
+        """Waits for the next publication that a rank has not taken; returns its end."""
         published = self._published[signal.name, signal.source]
         key = signal.name, signal.source, signal.waiter
         turn = self._taken[key]
@@ -129,31 +129,31 @@ class TorchRun(Device):
         return published[turn]
 
     def declare(self, flag: Flag, initial: int) -> None:
-        """A flag, and what it holds at first."""
+        """Declares a flag and its first value."""
         self.flags.setdefault(flag, initial)
 
     def value_of(self, flag: Flag) -> int:
-        """What a flag holds now."""
+        """Returns the present value of a flag."""
         return self.flags.get(flag, 0)
 
     def moment(self, rank: int) -> Cause:
-        """Now: the processor had the last span until it ended, then the host."""
+        """Returns the present moment: the host has been busy since the last span ended."""
         del rank
         return Cause(self._last, self.now(), host=True)
 
     def mark(self, rank: int, name: str, since: Cause, ends: Sequence[Cause]) -> None:
-        """Notes a mark at the latest of these."""
+        """Records a mark at the latest of these moments."""
         cause = reduce(latest, ends, since)
         self.trace.marks.append(Mark(rank, name, cause.at_s, cause))
 
     def woke(self) -> None:
-        """From here on the machine is busy with what has come, not with what it did before."""
+        """Forgets the last span: it is not the cause of what runs after an arrival."""
         self._last = None
 
     # -- launches ----------------------------------------------------------------------------------
 
     def submit(self, launch: Launch) -> None:
-        """Queues a launch; its stream works it off in order."""
+        """Queues a launch; its stream executes its launches in order."""
         rank, name = launch.rank, launch.stream
         stream = self._streams.get((rank, name))
         if stream is None:
@@ -163,8 +163,8 @@ class TorchRun(Device):
             self.working.append(stream.start(self._execute))
 
     def go_on(self) -> bool:
-        """The stream that waited longest goes on. Those that met others keep their places, so that all of
-        them have written their flags before any of them does more."""
+        """Advances the stream that has waited longest. Streams that met others keep their places, so that all
+        of them have written their flags before any of them does more."""
         task = next((task for task in self.working if task.need.ready()), None)
         if task is None:
             return False
@@ -193,7 +193,7 @@ class TorchRun(Device):
             for segment in found:
                 if have_met:
                     yield TURN
-                # Streams take turns between replays, and where ranks met, so that all of them go on alike.
+                # Turns come between replays and after collectives with others: all ranks there go on alike.
                 have_met = segment.collective and self._meetings.joins(launch.rank, segment.ops[0])
                 if segment.collective:
                     brings = launch, replay
@@ -205,16 +205,16 @@ class TorchRun(Device):
         launch.ticket.end = end or self.moment(launch.rank)
 
     def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Segment, ...]:
-        """A graph at given sizes, cut where ranks meet; ranks that run the same one share it."""
+        """Returns the segments of a graph at given sizes; ranks that run the same graph share them."""
         key = tuple(sizes[name] for name in sorted(graph.needs))
         found = self._segments.get(id(graph))
         if found is None or found[1] != key:
-            # With the graph itself: one that is gone could leave its id to another one.
+            # Kept with the graph: otherwise another graph could get its id.
             found = self._segments[id(graph)] = graph, key, tuple(segments(graph, sizes))
         return found[2]
 
     def _run_on(self, rank: int, launch: Launch, segment: Segment, replay: int) -> Cause:
-        """Local ops, on the rank of a launch or on one that is in lockstep with it."""
+        """Runs local ops, on the rank of a launch or on a rank in lockstep with it."""
         id_, state, cause = next(self._ids), self.states[rank], self.moment(rank)
         start_s = end_s = begun_s = cause.at_s
         done_s, progress, ops = 0.0, [(start_s, 0.0)], []
@@ -250,7 +250,7 @@ class TorchRun(Device):
     # -- ranks that meet, flags ----------------------------------------------------------------------
 
     def _hold(self, meeting: Meeting) -> None:
-        """The last rank is there: each group of ranks along the axis does the collective."""
+        """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         for group, leader_of in self._meetings.groups(meeting):
             cause, states, id_ = self.moment(0), [self.states[rank] for rank in group], next(self._ids)
             met(states, meeting.op)
@@ -290,7 +290,7 @@ class TorchRun(Device):
         meeting: int | None = None,
         members: tuple[int, ...] = (),
     ) -> Cause:
-        """Appends a span, and gives its end; its work goes on evenly where no `progress` is given."""
+        """Appends a span and returns its end; without `progress` its work is done at one rate."""
         id_ = next(self._ids) if id_ is None else id_
         after = tuple(t.end.span for t in launch.after if t.end is not None and t.end.span is not None)
         span = Span(

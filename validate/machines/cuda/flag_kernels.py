@@ -1,13 +1,13 @@
-"""What a card decides by itself: small kernels, one program each, that stand between the ops of a launch.
+"""Decisions that a card makes by itself: small kernels of one program each, between the ops of a launch.
 
-    gate     gate = left (==, !=, >) right                      log[n] = gate
-    take     spin until published > turn                        log[n + i] = turn, or NOTHING where the gate
-    is 0 publish  published += 1
+    gate     gate = left (==, !=, >) right          log[n] = gate
+    take     spin until published > turn            log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
+    publish  published += 1
     settle   flags[target] = a number | a comparison | a verdict,   all from the values of that moment
 
-All but the gate itself do nothing where the gate is 0; without one (None) they always do. Logs, the copy of
-the flags and verdicts that were given lie in memory that the host sees (pinned), so that it looks without
-asking the device; a kernel's writes are there once an event behind it has passed.
+If the gate is 0, take only logs, publish does nothing, and settle only passes over its verdicts; publish and
+settle may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host looks at
+them without asking the device. A kernel's writes are there once an event behind it has passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,18 @@ from torch import Tensor
 
 from simcore.machine.machine import Condition, Flag, Setting, Verdict
 
-# In a log: a signal that was not taken, for its launch was skipped; one that did not come.
+# Log entries: a signal was not taken, because its launch was skipped; a signal did not come.
 NOTHING, GIVEN_UP = -1, -2
 COMPARISONS = {"==": 1, "!=": 2, ">": 3}
-# How a row of settings says what is written: a number, a comparison with a flag or a number, a verdict.
+# Kinds of settings: a number, a comparison with a flag or with a number, a verdict.
 NUMBER, WITH_FLAG, WITH_NUMBER, VERDICT = 0, 1, 2, 3
 COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next place in `log` and
-    in
-    `given`. For the host to see: `log` and `given` int32 [many], what gates and turns were, and verdicts."""
+    """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next places in `log` and
+    `given`. Pinned, for the host: `log` and `given` int32 [many], gates and turns, and verdicts."""
 
     gate: Tensor
     cursor: Tensor
@@ -53,7 +52,7 @@ def _gate_kernel(
     flags_ptr, gate_ptr, cursor_ptr, log_ptr, left, right,
     COMPARISON: tl.constexpr, WITH_FLAG: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """COMPARISON 0: always 1."""
+    """COMPARISON 0: the gate is always 1."""
     place = tl.load(cursor_ptr)
     holds = 1
     if COMPARISON > 0:
@@ -103,8 +102,9 @@ def _take_kernel(published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_
 def take(
     published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
 ) -> None:
-    """Waits for a publication that nobody has taken, and takes it, where the gate is not 0. Its turn goes
-    `back` places before the end of the log. After `most` looks it gives up and writes `code` into `error`."""
+    """Waits for the next publication that the rank has not taken and takes it, unless the gate is 0. Logs its
+    turn `back` places before the log's cursor. After `most` looks it gives up and writes `code` to
+    `error`."""
     _take_kernel[(1,)](
         published, taken, words.gate, words.cursor, words.log, error, back, code, most, num_warps=1
     )
@@ -118,7 +118,7 @@ def _publish_kernel(published_ptr, gate_ptr, GATED: tl.constexpr):
 
 
 def publish(published: Tensor, gate: Tensor | None) -> None:
-    """One more publication."""
+    """Adds one publication, unless the gate is 0."""
     _publish_kernel[(1,)](published, gate, GATED=gate is not None, num_warps=1)
 
 
@@ -127,10 +127,10 @@ def _settle_kernel(
     flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
     GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Row of settings: target, what, comparison or order of a verdict, left or yes, right or no, unused."""
+    """A row: target, kind, comparison or verdict's number, left or yes or number, right or no, unused."""
     place = 0
     if VERDICTS > 0:
-        # What was given for a launch that is skipped is passed over.
+        # The verdicts of a skipped launch are passed over.
         place = tl.load(cursor_ptr + 1)
         tl.store(cursor_ptr + 1, place + VERDICTS)
     open_ = 1
@@ -156,7 +156,7 @@ def _settle_kernel(
         is_verdict = inside & (what == 3)
         said = tl.load(given_ptr + place + how, mask=is_verdict, other=0, volatile=True)
         value = tl.where(is_verdict & (said == 0), other, value)
-    # All has been read before anything is written.
+    # All reads come before any write.
     tl.debug_barrier()
     tl.store(flags_ptr + target, value, mask=inside)
     tl.store(seen_ptr + target, value, mask=inside)
@@ -164,8 +164,8 @@ def _settle_kernel(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; the verdicts among them, in
-    order."""
+    """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; `verdicts`: how many are
+    verdicts."""
 
     rows: Tensor
     verdicts: int
@@ -174,7 +174,7 @@ class Settings:
 def settings(
     sets: Mapping[Flag, Setting], slots: Mapping[Flag, int], ints: Callable[[list[list[int]]], Tensor]
 ) -> Settings:
-    """The rows of some settings, whatever keys their verdicts have; `ints` puts them on the device."""
+    """Returns the rows of settings, the same for all keys of verdicts; `ints` puts them on the device."""
     rows, verdicts = [], 0
     for flag, setting in sets.items():
         match setting:
@@ -202,14 +202,14 @@ def settle(flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated:
 
 
 def keyless(sets: Mapping[Flag, Setting]) -> tuple[tuple[Flag, Setting], ...]:
-    """Settings without the keys of their verdicts: what a captured launch has to be the same in."""
+    """Returns settings without the keys of their verdicts: all that a captured launch depends on."""
     return tuple(
         (flag, Verdict(x.name, (), x.yes, x.no) if isinstance(x, Verdict) else x) for flag, x in sets.items()
     )
 
 
 def flags_of(condition: Condition | None, sets: Mapping[Flag, Setting]) -> Sequence[Flag]:
-    """The flags that a launch reads."""
+    """Returns the flags that a launch reads."""
     conditions = [condition, *(x for x in sets.values() if isinstance(x, Condition))]
     sides = [side for each in conditions if each is not None for side in (each.left, each.right)]
     return [side for side in sides if isinstance(side, Flag)]

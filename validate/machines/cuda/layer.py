@@ -1,6 +1,6 @@
-"""What the machine on a CUDA card asks of CUDA: streams, events, captured graphs, memory that the host sees.
+"""The CUDA calls of the machine on a card: streams, events, captured graphs, memory that the host sees.
 
-Everything is queued and nothing waits, but `synchronize`. Events take the time.
+Work is queued without waiting, except in `synchronize`, `reset`, `ints` and `zeros`. Events record times.
 """
 
 import ctypes
@@ -15,60 +15,60 @@ from torch import Tensor
 from simcore.validate.machines.cuda import flag_kernels
 from simcore.validate.timing.captures import CUDA, GraphPool
 
-# A kernel that spins for a signal must not stand in the hardware queue of whoever sends it: as many queues as
-# there can be. Read when CUDA is initialised.
+# A kernel that spins for a signal must not share a hardware queue with the kernel that sends it, so there are
+# as many queues as possible. CUDA reads this when it is initialised.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Call = Callable[[], object]
-# torch hands out streams of a ring of so many.
+# torch returns streams from a ring of this size.
 STREAMS_OF_TORCH = 32
-# CU_STREAM_NON_BLOCKING: what is on the default stream is not waited for, as on torch's own streams.
+# CU_STREAM_NON_BLOCKING: no waiting for work on the default stream, as with torch's own streams.
 NON_BLOCKING = 1
-# Looks at the clocks of host and card, of which the one with the least in between counts.
+# Looks at the clocks of host and card, of which the shortest counts.
 LOOKS = 16
 
 
 class Layer(Protocol):
-    """A device that works off streams; what stands on one runs in order."""
+    """A device with streams; the work on one stream runs in order."""
 
     verbs: Any
     device: torch.device | str
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Makes a new stream."""
 
     def record(self, stream: Any) -> Any:
-        """An event that passes when all that is on a stream so far has been done."""
+        """Returns an event that passes when all work on a stream so far is done."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What is queued on the stream from here on waits for an event."""
+        """Makes the work that is queued on the stream from now on wait for an event."""
 
     def done(self, event: Any) -> bool:
         """Whether an event has passed."""
 
     def elapsed_s(self, before: Any, after: Any) -> float:
-        """Seconds between two events that have passed."""
+        """Returns the seconds between two events that have passed."""
 
     def run(self, stream: Any, call: Call) -> None:
-        """Queues what a call launches."""
+        """Queues the launches of a call on a stream."""
 
     def captured(self, stream: Any, call: Call) -> Call:
-        """What queues the same again, without Python; the call has been run before."""
+        """Returns a call that queues the same launches again, without Python; `call` has run before."""
 
     def ints(self, rows: list[list[int]]) -> Tensor:
-        """int32 numbers on the device, there before anything is queued."""
+        """Returns int32 numbers on the device, written before anything else is queued."""
 
     def zeros(self, count: int) -> Tensor:
-        """int32 zeros on the device, there before anything is queued."""
+        """Returns int32 zeros on the device, written before anything else is queued."""
 
     def host_zeros(self, count: int) -> Tensor:
-        """int32 zeros that host and device see."""
+        """Returns int32 zeros that host and device see."""
 
     def reset(self) -> None:
-        """Events may be used again: a new run begins."""
+        """Begins a new run: events may be used again."""
 
     def synchronize(self) -> None:
-        """Waits until all is done."""
+        """Waits until all work is done."""
 
 
 class CudaLayer:
@@ -85,8 +85,8 @@ class CudaLayer:
         self._aside = self.stream()
 
     def stream(self) -> Any:
-        """A stream that nobody else of this layer has; beyond those that torch hands out, the driver's. All
-        are of one priority, so that none goes before another."""
+        """Makes a stream that this layer does not have yet: one of torch's, then one of the driver's. All
+        have the same priority, so that none goes before another."""
         for _ in range(STREAMS_OF_TORCH):
             found = CUDA.Stream()
             if found.cuda_stream not in self._streams:
@@ -97,7 +97,7 @@ class CudaLayer:
         return found
 
     def record(self, stream: Any) -> Any:
-        """An event, made before if there is one left."""
+        """Records an event, if possible one that was made before."""
         if self._used == len(self._events):
             self._events.append(CUDA.Event(enable_timing=True))
         event = self._events[self._used]
@@ -106,7 +106,7 @@ class CudaLayer:
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Nothing of the host waits."""
+        """Makes the stream wait; the host does not wait."""
         stream.wait_event(event)
 
     def done(self, event: Any) -> bool:
@@ -115,29 +115,29 @@ class CudaLayer:
         return found
 
     def elapsed_s(self, before: Any, after: Any) -> float:
-        """To half a microsecond, as long as they are not far apart."""
+        """Returns seconds, exact to half a microsecond if the events are not far apart."""
         return 1e-3 * float(before.elapsed_time(after))
 
     def run(self, stream: Any, call: Call) -> None:
-        """On the stream, which stays the current one: changing it takes longer than asking."""
+        """Runs the call on the stream and leaves it current: setting it takes longer than comparing."""
         if self._current is not stream:
             CUDA.set_stream(stream)
             self._current = stream
         call()
 
     def captured(self, stream: Any, call: Call) -> Call:
-        """Captured on the stream itself, so that what libraries keep for a stream is its own."""
+        """Captures on the stream itself, so that the memory of libraries for each stream is its own."""
         pool = self._pools.get(stream.cuda_stream)
         if pool is None:
             pool = self._pools[stream.cuda_stream] = GraphPool(stream)
         graph = pool.capture(call)
-        # It leaves the stream that was current before it.
+        # The capture sets torch's current stream back to the one before it.
         self._current = None
         replay: Call = graph.replay
         return replay
 
     def ints(self, rows: list[list[int]]) -> Tensor:
-        """On a stream of their own: others may have kernels that spin, which must not be waited for."""
+        """Writes on a separate stream: others may have spinning kernels, which must not be waited for."""
         with torch.cuda.stream(self._aside):
             found = torch.tensor(rows, dtype=torch.int32, device=self.device)
         self._aside.synchronize()
@@ -151,27 +151,27 @@ class CudaLayer:
         return found
 
     def host_zeros(self, count: int) -> Tensor:
-        """Pinned: with one address space for host and card, kernels read and write it where it is."""
+        """Pinned: host and card have one address space, so kernels read and write it in place."""
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
     def reset(self) -> None:
-        """Nothing may be under way."""
+        """Waits until all work is done; events are then used again."""
         self.synchronize()
         self._used = 0
 
     def synchronize(self) -> None:
-        """All streams; and the current one is again what it was for everybody else."""
+        """Waits for all streams; torch's current stream is then the default one, for all other code."""
         torch.cuda.synchronize()
         CUDA.set_stream(CUDA.default_stream())
         self._current = None
 
 
-# Streams of the driver, which live as long as the process: layers come and go, and take the same ones.
+# Streams of the driver, kept as long as the process: one layer after another takes the same ones.
 _DRIVERS: list[Any] = []
 
 
 def _drivers_streams() -> Iterator[Any]:
-    """Those that were made before, then new ones. Raises RuntimeError where the driver makes none."""
+    """Yields streams made before, then new ones. Raises RuntimeError if the driver makes none."""
     yield from _DRIVERS
     driver = ctypes.CDLL("libcuda.so.1")
     while True:
@@ -184,8 +184,8 @@ def _drivers_streams() -> Iterator[Any]:
 
 
 def seen_together(layer: Layer, stream: Any) -> tuple[Any, float, float]:
-    """An event on an idle stream, when it passed by the host's clock (time.perf_counter), and by how much
-    that may be wrong: half of the least time that it took to queue it and to see it pass."""
+    """Returns an event on an idle stream, the host's time (time.perf_counter) when it passed, and the error
+    of that time: half of the least time from queueing it until it was seen to have passed."""
 
     def look() -> tuple[Any, float, float]:
         before_s = time.perf_counter()

@@ -1,20 +1,22 @@
 """The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
 
-    a launch      is cut into stages (`plan.py`), each captured once and replayed; the host queues them at
-    once after         stream waits for event           when, sets   kernels of one program (`flag_kernels`)
-    a signal      a counter on the card; who takes it spins    a collective   the last rank's stream holds it
-    repeat        DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
+    launch       cut into stages (`plan.py`), each captured once and replayed
+    after        its stream waits for an event
+    when, sets   kernels of one program (`flag_kernels`)
+    signal       a counter on the card; a kernel spins until it can take the publication
+    collective   on the stream of its group's first rank, for which the streams of the other ranks wait
+    repeat       DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
 
-All ranks share one card as streams of it, and all hosts one thread: what is queued is queued in an order that
-is known, so a stream whose launch has to wait for something that nobody has queued yet (the last rank of a
-collective, a ticket's launch) is held back on the host, and goes on as soon as it has been.
+All ranks are streams of one card, and all hosts share one thread, so the order of queueing is known: a launch
+that has to wait for work that is not queued yet (the last rank of a collective, a ticket's launch) is held
+back on the host until that work is queued.
 
-Where a stage comes for the first time it runs as Python launches it, and is then captured: a first run of a
-program is for that, and its times do not count (`fresh` says how many stages it captured). Memory stays where
-it is from run to run of one `Card`.
+A stage that comes for the first time is launched by Python and then captured: a first run of a program does
+that, and its times do not count (`fresh` counts the stages that it captured). Memory keeps its addresses from
+run to run of one `Card`.
 
-`ran` counts the replays that were carried out, those that stood in the queue when `stop` came included. Ranks
-that meet have to launch the same collectives in the same order, whether or not their flags then skip them.
+`ran` counts the replays that ran, including those that were queued when `stop` came. Ranks that meet have to
+launch the same collectives in the same order, even if their flags then skip them.
 """
 
 import itertools
@@ -55,20 +57,19 @@ from simcore.validate.machines.launches import (
 
 # Replays that are queued ahead of the device.
 DEPTH = 2
-# A launch gives up its signal after so many looks, about a microsecond each.
+# The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
-# Graphs of so many ops are compared rather than remembered.
+# Graphs of at most so many ops are compared each time, not remembered by their ids.
 FEW_OPS = 8
 # The stream on which a host takes signals.
 HOSTS = "(host)"
 
 
 class Card:
-    """What stays from run to run: the states of all ranks, their streams, what was captured, flags and
-    signals.
+    """The lasting parts of runs: the states of all ranks, their streams, captured stages, flags, signals.
 
     `states`: one a rank, in the order of `mesh` (left out: all along "tensor"); `lockstep` as in TorchRun.
-    Raises ValueError where there are not as many states as ranks.
+    Raises ValueError if there are not as many states as ranks.
     """
 
     def __init__(
@@ -89,40 +90,40 @@ class Card:
         self._known: dict[int, tuple[Graph, Graph]] = {}
         self.lanes: dict[tuple[int, str], Lane] = {}
         self.shared = SharedOut(self.same, no_floor, no_floor)
-        # By code - 1, what waits too long where.
+        # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
         self.own = layer.stream()
         self.stage_queue = StageQueue(layer, self.memory, self.mesh, self.states, self.looks)
 
     def lane(self, rank: int, name: str) -> Lane:
-        """A stream of a rank."""
+        """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
             found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.layer.stream())
         return found
 
     def reset(self) -> None:
-        """Before a run: flags, signals and events are new; what the states hold is their own affair."""
+        """Resets flags, signals, events and lanes for a new run; the states are reset by their owners."""
         self.layer.reset()
         self.memory.reset()
-        # Zeros are written on a stream that those of the lanes do not wait for.
+        # Zeros are written on a stream that the lanes' streams do not wait for.
         self.layer.synchronize()
         for lane in self.lanes.values():
             lane.reset()
 
     def same(self, graph: Graph) -> Graph:
-        """The first graph that was equal to this one: programs may make theirs anew whenever they launch."""
+        """Returns the first graph that was equal to this one: programs may make a new one for each launch."""
         known = self._known.get(id(graph))
         if known is not None:
             return known[1]
         found = self._graphs.setdefault(graph, graph)
         if len(graph.ops) > FEW_OPS:
-            # Comparing takes long; kept, or its id could become another one's.
+            # Comparing takes long. The graph is kept: otherwise another graph could get its id.
             self._known[id(graph)] = graph, found
         return found
 
     def code(self, what: str) -> int:
-        """The code of somebody who waits for a signal."""
+        """Returns the error code of a wait for a signal; `what` describes the wait."""
         self.takers.append(what)
         return len(self.takers)
 
@@ -134,9 +135,9 @@ class Card:
         weight: Pricer | None = None,
         warmup_launches: int = 0,
     ) -> "CardRun":
-        """A run. `outcomes` and `roofline` as in TorchRun; `weight`: what says how long an op takes alone, in
-        proportion to which the time of a graph is shared out (else its roofline); `warmup_launches`: how many
-        launches come before those by which it is told what verbs take."""
+        """Makes a run. `outcomes` and `roofline` as in TorchRun; `weight`: the times of ops alone, in
+        proportion to which the time of a graph is shared out (default: the roofline); `warmup_launches`: how
+        many launches come before those from which the times of verbs are taken."""
         by = roofline, weight or roofline
         if by != (self.shared.roofline, self.shared.weight):
             self.shared = SharedOut(self.same, *by)
@@ -153,7 +154,7 @@ class CardRun(Device):
         self._host = host = HostSide(self, card.mesh, card.lockstep)
         self.trace, self.machines, self.fed_s = host.trace, host.machines, host.fed_s
         self.now, self.feed = host.now, host.feed
-        # Stages that were captured in this run, and by how many seconds the clocks may be apart.
+        # Stages that were captured in this run, and by how many seconds the looks at the clocks may be wrong.
         self.fresh, self.clocks_apart_s = 0, 0.0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
@@ -168,15 +169,15 @@ class CardRun(Device):
         # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
         self._sent: dict[tuple[str, int], int] = defaultdict(int)
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
-        # The same with those that a gate may skip.
+        # The same, with those that a gate may skip.
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
         # Writes of flags' first values: how many, and the event behind them.
         self._written, self._writing = 0, None
-        # What stands in tensors that hold sizes, by address.
+        # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
-        # What was put on each rank's wire last.
+        # The last record on each rank's wire.
         self._wires: dict[int, Record] = {}
-        # Those of earlier runs: made at a first launch they would be part of its time.
+        # Streams of earlier runs: making them at a first launch would be part of its time.
         for rank, name in tuple(card.lanes):
             if rank in self._host.followers:
                 self._stream(rank, name)
@@ -185,11 +186,11 @@ class CardRun(Device):
 
     @property
     def flags(self) -> dict[Flag, int]:
-        """What all declared flags hold."""
+        """The values of all declared flags."""
         return {flag: self.value_of(flag) for flag in self.memory.declared}
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
-        """Runs one program on every rank (of those in lockstep: on the first) until all are done.
+        """Runs one program on every rank (of ranks in lockstep: on the first) until all are done.
 
         Raises DeadlockError if something still waits when nothing can happen any more, or waits too long for
         a signal on the card.
@@ -220,19 +221,19 @@ class CardRun(Device):
             resolver.mark(rank, name, moments)
 
     def _check(self) -> None:
-        """Raises DeadlockError where somebody has waited too long for a signal."""
+        """Raises DeadlockError if a wait for a signal took too long."""
         if code := self.memory.failed:
             self.layer.synchronize()
             raise DeadlockError(f"nothing can happen any more: {self.card.takers[code - 1]}")
 
-    # -- what the host's side asks of it ---------------------------------------------------------------
+    # -- the interface for the host's side -------------------------------------------------------------
 
     def ticket(self) -> CardTicket:
-        """A ticket for a launch."""
+        """Makes a ticket for a launch."""
         return CardTicket(self.layer)
 
     def go_on(self) -> bool:
-        """Queues what can be queued by now."""
+        """Queues all that can be queued now. Returns whether there was any."""
         went_on = False
         for task in tuple(self.working):
             if task.need.ready():
@@ -241,7 +242,7 @@ class CardRun(Device):
         return went_on
 
     def _advance(self, task: Task) -> None:
-        """As far as it comes, but of a burst one replay: hosts have their turns between two of them."""
+        """Advances a task as far as possible, a burst by one replay: hosts get a turn after each replay."""
         while task.need.ready():
             if not task.go_on():
                 self.working.remove(task)
@@ -250,19 +251,18 @@ class CardRun(Device):
                 return
 
     def _release(self) -> None:
-        """What has been held back for something that has been queued now goes on."""
+        """Advances the tasks that were held back for work that is queued by now."""
         while held := [task for task in self.working if task.need is not TURN and task.need.ready()]:
             for task in held:
                 self._advance(task)
 
     def under_way(self) -> bool:
-        """Whether the card is busy. Raises DeadlockError where somebody has waited too long."""
+        """Whether the card is busy. Raises DeadlockError if a wait for a signal took too long."""
         self._check()
         return any(self._is_busy(lane) for lane in self.card.lanes.values())
 
     def _is_busy(self, lane: Lane) -> bool:
-        """Whether it has something to do, or had when somebody looked last: who waited for that goes on
-        now."""
+        """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
         if lane.tail is lane.passed:
             return False
         if self.layer.done(lane.tail):
@@ -270,7 +270,7 @@ class CardRun(Device):
         return True
 
     def declare(self, flag: Flag, initial: int) -> None:
-        """A flag, and what it holds at first: written before anything that is queued from here on."""
+        """Declares a flag; its first value is written before anything that is queued from now on."""
         memory = self.memory
         slot = memory.slot(flag)
         if flag in memory.declared:
@@ -282,28 +282,28 @@ class CardRun(Device):
             self._written, self._writing = self._written + 1, self.layer.record(self.card.own)
 
     def value_of(self, flag: Flag) -> int:
-        """What a flag held when the last kernel that wrote it had ended."""
+        """Returns the value that a flag had when the last kernel that wrote it had ended."""
         return int(self.memory.seen[self.memory.slot(flag)])
 
     def moment(self, rank: int) -> HostMoment:
-        """Now."""
+        """Returns the present moment on the host of a rank."""
         return HostMoment(rank, self.now(), self._since.get(rank))
 
     def waited(self, rank: int, ends: Sequence[Any]) -> None:
-        """From here on what the host of a rank does comes after these ends."""
+        """Notes that what the host of a rank does from now on comes after these ends."""
         if ends:
             self._since[rank] = tuple(ends)
 
     def mark(self, rank: int, name: str, since: HostMoment, ends: Sequence[Any]) -> None:
-        """Kept until times are known."""
+        """Keeps a mark until times are known."""
         self._marks.append((rank, name, [since, *ends]))
 
     def woke(self) -> None:
-        """Nothing: causes are kept rank by rank."""
+        """Forgets what hosts waited for last: an item that arrived is now the reason of what they do."""
         self._since.clear()
 
     def take(self, signal: SignalTicket) -> Steps:
-        """The card takes it, on a stream that is only for that."""
+        """Takes a publication on the card, on a stream only for that; returns which one."""
         key = (signal.name, signal.source, signal.waiter)
         if not self._has_come(key):
             yield Need(partial(self._has_come, key))
@@ -326,7 +326,7 @@ class CardRun(Device):
     # -- launches ------------------------------------------------------------------------------------------
 
     def submit(self, launch: Launch) -> None:
-        """Queues a launch: on the card, unless something before it is held back."""
+        """Queues a launch on the card, unless something before it is held back."""
         launch.since = self._since.get(launch.rank)
         self._submitted.append(launch)
         stream = self._stream(launch.rank, launch.stream)
@@ -351,7 +351,7 @@ class CardRun(Device):
                 yield Need(partial(_is_queued, ticket))
         others = {flag.rank for flag in flags_of(launch.when, launch.sets)} - {launch.rank}
         if not others <= self._host.begun:
-            # Nobody has said yet what their flags begin with.
+            # The hosts of these ranks have not begun, so their flags have no first values yet.
             yield Need(lambda: others <= self._host.begun)
         queued: deque[list[Any]] = deque()
         for replay in range(launch.repeat):
@@ -377,7 +377,7 @@ class CardRun(Device):
         ticket.issued = True
 
     def _hold_back(self, stream: Stream, launch: Launch) -> Steps:
-        """Until what its signals take has been queued: a kernel that spins may be in the way of what it waits
+        """Waits until the publications of its signals are queued: a spinning kernel could block what it waits
         for."""
         for signal in launch.signals:
             key = (signal.name, signal.source, signal.waiter)
@@ -393,8 +393,8 @@ class CardRun(Device):
     def _wait(
         self, stream: Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
     ) -> Steps:
-        """The gate, and the signals behind it. Where what these take may not have been queued, the host looks
-        at the gate before it queues a kernel that spins."""
+        """Queues the gate and the waits for signals. If the publications may not be queued yet, the host
+        looks at the gate before it queues a kernel that spins."""
         keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
         leader = stream.lanes[0]
         head = partial(self._stages.head, leader, notes, plan, launch)
@@ -415,7 +415,7 @@ class CardRun(Device):
             for key in keys:
                 self._may_take[key] += 1
             self._stages.alone(stream, plan, stage.index, head)
-        # Which way it goes next time, time decides: a first run captures both.
+        # Timing decides which way a replay goes: a first run captures both.
         parts[stage.index] = head
         for which, nodes in parts.items():
             self._stages.capture(leader, plan, which, (), nodes, ())
@@ -423,7 +423,7 @@ class CardRun(Device):
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
         key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
-        # Codes and words are a stream's own.
+        # Each stream has its own codes and words.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
@@ -482,7 +482,7 @@ class CardRun(Device):
         launch.ticket.replays += 1
 
     def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
-        """Waits for tickets, and what flags begin with; writes the sizes that kernels read."""
+        """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
         layer = self.layer
         if first:
             for ticket in launch.after:
@@ -504,7 +504,7 @@ class CardRun(Device):
                     self._sizes[place] = value
                     if not launch.took_s:
                         launch.told_s += self.now() - begun_s
-                        # Those that are led are told with their leader.
+                        # Only the leader's are counted: the time covers all ranks in lockstep.
                         launch.sizes_told += lane.rank == launch.rank
 
     # -- stages --------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ class CardRun(Device):
         replay: int,
         sizes: Mapping[str, int],
     ) -> Record:
-        """Queues a local stage, or what is put on the wire."""
+        """Queues a local stage or a put."""
         queued_s, states = self.now(), [lane.state]
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
@@ -555,7 +555,7 @@ class CardRun(Device):
         return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
 
     def _hold(self, meeting: Meeting) -> None:
-        """The last rank is there: each group of ranks along the axis does the collective."""
+        """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         arrivals: Mapping[int, Arrival] = meeting.arrived
         holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
         settling = [at for at in arrivals.values() if at.settles]
@@ -566,7 +566,7 @@ class CardRun(Device):
     def _hold_group(
         self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
     ) -> Lane:
-        """One group's collective, on the stream of its first rank; gives that."""
+        """Queues one group's collective on the stream of its first rank; returns that lane."""
         came = [arrivals[leader_of[rank]] for rank in group]
         places = [
             [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
@@ -601,7 +601,7 @@ class CardRun(Device):
     def _settle_together(
         self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[Lane]
     ) -> None:
-        """Flags of all whose launch ends with a meeting, before anybody who met goes on."""
+        """Writes the flags of all launches that end with a collective, before any of its ranks goes on."""
         holder = holders[0]
         for other in holders[1:]:
             self.layer.wait(holder.stream, other.tail)
@@ -619,10 +619,10 @@ class CardRun(Device):
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
-    """Mean seconds of the verbs of a run, as far as it had any (means add up to what all of them took): from
-    the call of a launch to its return but for the writing of sizes, from when the device had it to that, of
-    one size, and from the end of what a host had nothing to do but wait for to its next launch. `cause`: says
-    when an end was."""
+    """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
+    a launch call without the writing of sizes; return_s, from when the device had the launch to the end of
+    the call; size_s, the writing of one size; wait_s, from the end for which an idle host waited to its next
+    launch. `cause`: gives the time of an end."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -632,13 +632,13 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
                 back_s.append(max(0.0, launch.issued_s - ended_s))
         waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
     left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
-    # What is held back is given to the device when others are launched.
+    # Launches that were held back are given to the device after their calls.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
     bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.sizes_told for x in launches)
     each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     if bare_s:
-        # The mean has what kernels take in it.
+        # The mean of launches includes the host time of kernels.
         found["launch_kernel_s"] = 0.0
     return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
 

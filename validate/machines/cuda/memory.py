@@ -1,8 +1,8 @@
-"""Flags and signals in a card's memory, and what the host has of them.
+"""Flags and signals in a card's memory, and the host's view of them.
 
-flags[slot]  int32 on the card          seen[slot]  the same, written beside it where the host sees it
-counters     publications of a (name, rank); those that a rank has taken of them
-error        the code of a launch that waited too long for a signal (0: none)
+flags[slot]  int32 on the card          seen[slot]  a copy in pinned memory, written with it
+counters     publications of a (name, rank); those of them that a rank has taken
+error        the code of a wait that was too long for its signal (0: none)
 """
 
 from collections.abc import Hashable
@@ -16,29 +16,29 @@ from simcore.validate.machines.cuda.flag_kernels import Words
 from simcore.validate.machines.cuda.layer import Layer
 
 MOST_FLAGS = MOST_COUNTERS = 4096
-# Gates and turns that one stream notes in one run, and verdicts that it is given.
+# The most gates and turns in the log of one stream in one run, and the most verdicts.
 MOST_NOTES = 1 << 18
 
 
 class Notes:
-    """The words of a stream, and how far the host has gone in them: places of its log that launches have been
-    given, verdicts that have been written."""
+    """The words of a stream, and the host's position in them: `logged` places of the log given to launches,
+    `given` verdicts written."""
 
     def __init__(self, words: Words) -> None:
         self.words, self.logged, self.given = words, 0, 0
-        # The same memory, without what torch takes for an access.
+        # The same memory in numpy: an access through torch takes longer.
         self._log: NDArray[np.int32] = words.log.numpy()
         self._given: NDArray[np.int32] = words.given.numpy()
 
     def take_places(self, count: int) -> int:
-        """The first of so many places of the log. Raises RuntimeError where it is full."""
+        """Returns the first of `count` places of the log. Raises RuntimeError if the log is full."""
         first, self.logged = self.logged, self.logged + count
         if self.logged > MOST_NOTES:
             raise RuntimeError(f"more than {MOST_NOTES:,} gates and signals on one stream in one run")
         return first
 
     def give(self, verdicts: list[bool]) -> None:
-        """Verdicts of the next launch that takes some. Raises RuntimeError where there is no more room."""
+        """Writes the verdicts of the next launch that has any. Raises RuntimeError if no room is left."""
         if self.given + len(verdicts) > MOST_NOTES:
             raise RuntimeError(f"more than {MOST_NOTES:,} verdicts on one stream in one run")
         for verdict in verdicts:
@@ -46,12 +46,12 @@ class Notes:
             self.given += 1
 
     def at(self, place: int) -> int:
-        """What has been noted; only after an event behind it has passed."""
+        """Returns an entry of the log; only after an event behind it has passed."""
         return int(self._log[place])
 
 
 class Memory:
-    """All flags and signals of a machine's ranks; addresses stay, for captured graphs have them."""
+    """All flags and signals of a machine's ranks; addresses stay, because captured graphs contain them."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -64,21 +64,21 @@ class Memory:
         self._notes: dict[Hashable, Notes] = {}
 
     def slot(self, flag: Flag) -> int:
-        """Where a flag stands. Raises RuntimeError where there are too many."""
+        """Returns the slot of a flag. Raises RuntimeError if there are too many flags."""
         found = self.slots.setdefault(flag, len(self.slots))
         if found >= MOST_FLAGS:
             raise RuntimeError(f"more than {MOST_FLAGS:,} flags")
         return found
 
     def counter(self, *key: Hashable) -> Tensor:
-        """A counter int32 [1], by what it counts. Raises RuntimeError where there are too many."""
+        """Returns a counter int32 [1], by what it counts. Raises RuntimeError if there are too many."""
         place = self._places.setdefault(key, len(self._places))
         if place >= MOST_COUNTERS:
             raise RuntimeError(f"more than {MOST_COUNTERS:,} signals and their takers")
         return self.counters[place : place + 1]
 
     def notes(self, *stream: Hashable) -> Notes:
-        """The words of a stream."""
+        """Returns the words of a stream."""
         if stream not in self._notes:
             words = Words(
                 self.layer.zeros(1),
@@ -91,11 +91,11 @@ class Memory:
 
     @property
     def failed(self) -> int:
-        """The code of who has waited too long, or 0."""
+        """The code of a wait that took too long, or 0."""
         return int(self._error[0])
 
     def reset(self) -> None:
-        """As at the start of a run; nothing may be under way."""
+        """Resets all values to the start of a run; no work may be under way."""
         for tensor in (self.flags, self.seen, self.counters, self.error):
             tensor.zero_()
         self.declared.clear()

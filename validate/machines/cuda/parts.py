@@ -1,4 +1,4 @@
-"""What the machine on a card keeps of its streams and launches: lanes, tickets, arrivals at meetings."""
+"""Objects by which the machine on a card follows its work: lanes, tickets, arrivals at collectives."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from simcore.validate.machines.launches import Launch, Need, Steps, Stream
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A stream of one rank: where it is, and what was queued on it last."""
+    """A CUDA stream of one rank and the last work queued on it."""
 
     rank: int
     name: str
@@ -21,20 +21,20 @@ class Lane:
     stream: Any
     buffers: dict[Hashable, Any] = field(default_factory=dict)
     last: Record | None = None
-    # The event behind all that was queued; one that is known to have passed.
+    # The event behind all queued work; the last event that is known to have passed.
     tail: Any = None
     passed: Any = None
     flags_seen: int = 0
 
     def reset(self) -> None:
-        """As at the start of a run."""
+        """Resets the lane to the start of a run."""
         self.last = self.tail = self.passed = None
         self.flags_seen = 0
 
 
 @dataclass(slots=True, eq=False)
 class CardTicket:
-    """A launch. `ends`: by rank the event behind its last replay; `records`: its last ones, for the trace."""
+    """A launch's ticket. `ends`: the event behind its last replay by rank; `records`: the last of each."""
 
     layer: Layer
     replays: int = 0
@@ -47,26 +47,26 @@ class CardTicket:
 
     @property
     def ran(self) -> int:
-        """How many replays ran; once it has been waited for."""
+        """How many replays ran; valid after a wait for the ticket."""
         return sum(notes.at(place) for notes, place in self.gates) if self.gates else self.replays
 
     @property
     def end(self) -> "CardTicket | None":
-        """None as long as it is not done."""
+        """The ticket itself once it is done, else None."""
         return self if self.is_done() else None
 
     def stop(self) -> None:
-        """No replay is queued any more; one that nothing has been queued of runs not once."""
+        """Queues no more replays; a launch of which nothing has been queued runs no replay."""
         self.stopped = self.stopped or not self.issued
 
     def is_done(self) -> bool:
-        """Whether all has been queued and has ended."""
+        """Whether all its work has been queued and has ended."""
         if not self._done and self.issued:
             self._done = all(self.layer.done(event) for event in self.ends.values())
         return self._done
 
     def done(self) -> Steps:
-        """Waits until it is done."""
+        """Waits until the ticket is done; returns it."""
         if not self.is_done():
             yield Need(self.is_done)
         return self
@@ -74,8 +74,8 @@ class CardTicket:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """What a rank brings to a meeting: `events` behind all that is on its lanes; what it `waited` for; the
-    first records of this replay (`heads`), which are filled in."""
+    """A rank's arrival at a collective: `events` behind all work on its lanes; `waited`: what it waited for;
+    `heads`: the first records of this replay, filled in there."""
 
     stream: Stream
     launch: Launch
@@ -89,5 +89,5 @@ class Arrival:
 
     @property
     def settles(self) -> bool:
-        """Whether its flags are written when this meeting ends."""
+        """Whether its flags are written at the end of this collective."""
         return self.plan.settles_in_meeting and self.stage is self.plan.stages[-1]

@@ -2,10 +2,10 @@
 
     [wait]  local | collective | wire  ...  [settle]
 
-wait: the gate is evaluated, signals are taken; it is a stage of its own where signals are waited for or
-several ranks are led, else the gate is the first node of what follows. wire: what is published goes to the
-next rank. settle: flags are written; the last node of the last stage, but where that is a collective (then
-whoever holds it writes the flags of all that met) or where several ranks are led.
+wait: evaluates the gate and takes signals. It is a stage of its own if there are signals, if several ranks
+run in lockstep or if a collective comes first; else the gate is the first node of what follows. wire: puts
+what is published to the next rank. settle: writes the flags, as the last node of the last stage, or for
+several ranks in lockstep as a stage of its own; if a collective is last, its holder writes the flags of all.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -22,8 +22,8 @@ Kind = Literal["wait", "local", "collective", "wire", "settle"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Part `index` of a plan: ops `first` to `first + count - 1` of the graph, bound as they are captured.
-    `gates`, `settles`: its first node evaluates the gate, its last one writes the flags."""
+    """Part `index` of a plan: local ops from op `first` of the graph on, a collective or a put; ops are bound
+    as they are captured. `gates`: its first node is the gate; `settles`: its last node writes the flags."""
 
     index: int
     kind: Kind
@@ -36,8 +36,8 @@ class Stage:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """The stages of a launch; what has been captured of them, by stage, lane and what else it depends on, and
-    what its ranks' states are then like."""
+    """The stages of a launch. `captured`: by stage, lane and keys of states, the replay of the stage and the
+    key of the first state after it."""
 
     stages: tuple[Stage, ...]
     gated: bool
@@ -48,26 +48,26 @@ class Plan:
 
     @property
     def noted(self) -> bool:
-        """Whether each replay notes its gate in the log."""
+        """Whether each replay writes its gate to the log."""
         return self.gated or bool(self.signals)
 
     @property
     def settles_in_meeting(self) -> bool:
-        """Whether whoever holds its last collective writes its flags."""
+        """Whether the flags are written when the last stage, a collective, ends."""
         return self.settings is not None and self.stages[-1].kind == "collective"
 
 
 def plan_key(launch: Launch, graph: Graph, bound: Mapping[str, int], lanes: int) -> Hashable:
-    """What a plan goes by: the graph, the sizes that are captured with it, and what it hangs on."""
+    """Returns the key of a plan: the graph, the captured sizes, and all else that its stages depend on."""
     signals = tuple([(signal.name, signal.source) for signal in launch.signals])
     return id(graph), tuple(bound.values()), launch.when, keyless(launch.sets), signals, lanes
 
 
 def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage, ...]:
-    """The stages of a launch at given sizes, on so many ranks that are led together."""
+    """Returns the stages of a launch at given sizes, on `lanes` ranks in lockstep."""
     found: list[Stage] = []
     gated = launch.when is not None
-    # A signal's place in the log comes after that of a gate.
+    # A signal's place in the log comes after the gate's.
     apart = bool(launch.signals) or (gated and lanes > 1)
     if apart:
         found.append(Stage(0, "wait", gates=True))
@@ -89,7 +89,7 @@ def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage,
 
 
 def _of_segment(segment: Segment, first: int) -> list[Stage]:
-    """One collective, or local ops up to each that publishes something."""
+    """Returns one collective, or the local ops, cut after each op that publishes something."""
     if segment.collective:
         return [Stage(0, "collective", first, segment.ops)]
     found, begin = [], 0

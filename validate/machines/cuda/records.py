@@ -1,19 +1,19 @@
-"""From what was queued on a card to a trace, once all has been done and events have their times.
+"""Makes the trace of a run on a card, after all queued work has ended and its events have times.
 
     host time of an event = first look + (event - first) (last look - first look) / (last - first)
 
-The clocks of host and card are looked at together before and after a run; between the two they are taken to
-go apart evenly. No event passes before the host queued it: where one seems to, the looks were off, and all
-events pass later by the most of that.
+The clocks of host and card are looked at together before and after a run and are assumed to drift evenly in
+between. No event passes before the host queued it: if some seem to, the looks were wrong, and all events pass
+later by the largest of these errors.
 
-A span starts when the last thing that it waited for has ended, if that was after the host had queued it: what
-the card takes between two graphs is then part of the later one, as what it takes between two nodes is part of
-an op's measured time. Else it starts when the host had queued it, or when the card came to it after that, and
-what went before is its host's. The time of a graph of several ops is shared out in proportion to what they
-take alone (`weight`).
+A span starts when the last thing that it waited for has ended, if that was after the host had queued it: the
+card's time between two graphs is then part of the later graph, as its time between two nodes is part of an
+op's measured time. Otherwise a span starts when the host had queued it, or when the card came to it after
+that; its host caused the time before. A graph's time is shared out among several ops in proportion to their
+times alone (`weight`).
 
-Records name each other, so that none of these classes has a text of its own: in a traceback one would be
-written out with all those before it, over and over.
+Records refer to each other, so none of these classes has a repr: a traceback would print each record with all
+records before it, over and over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,22 +28,22 @@ from simcore.validate.machines.cuda.layer import Layer
 from simcore.validate.machines.cuda.memory import Notes
 from simcore.validate.machines.launches import Launch, TorchTicket, measured
 
-# Events further apart than this are timed from one that lies between: the driver gives single precision.
+# Events further apart than this are timed from an event in between: the driver has single precision.
 NEAR_S = 0.25
-# Events are timed to a quarter of this, and two of them are compared.
+# Two events are compared, each timed to a quarter of this.
 TICK_S = 2e-6
-# Ops, each with its share of a time, and the floors of all.
+# Ops, each with its share of a time, and the sum of their floors.
 Shares = tuple[tuple[tuple[Op, float], ...], float]
 SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
 
 
 class OrderError(RuntimeError):
-    """A card did something before what it had to wait for: a fault of the machine."""
+    """A card began work before the end of work that it had to wait for: a fault of the machine."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostMoment:
-    """A moment on the host of a rank; `since`: the ends that it had waited for last."""
+    """A moment on the host of a rank; `since`: the ends that the host had waited for last."""
 
     rank: int
     at_s: float
@@ -52,7 +52,7 @@ class HostMoment:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Taken:
-    """A publication that somebody took: which one, the log at `place` says."""
+    """A publication that a rank took; the log at `place` gives its number."""
 
     name: str
     source: int
@@ -62,12 +62,12 @@ class Taken:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """One stretch of one stream of one rank as it was queued: ops `first` to `first + count - 1` of a
-    launch's graph at `sizes`, between two events. `before` is None where it starts when what was before it
-    ended; the host began to queue it at `queued_s` and had done so at `given_s`. `gate`: where the log says
-    whether it ran; it stands for all records of its replay, of which `head` is the first, and `until_s` the
-    end of all if it was skipped. `waited`: what it waited for besides the record `earlier` of its stream; of
-    a collective, what all of its ranks did."""
+    """One queued stretch of one stream of one rank: ops `first` to `first + count - 1` of a launch's graph at
+    `sizes`, between two events. `before` is None if it starts at the end of the work before it. The host
+    queued it from `queued_s` to `given_s`. `gate`: the log entry that says whether it ran, one for all
+    records of its replay; `head`: the first of these; `until_s`: the end of all of them if they were skipped.
+    `waited`: what it waited for besides the record `earlier` of its stream; for a collective, what all its
+    ranks did."""
 
     id: int
     launch: Launch
@@ -96,13 +96,13 @@ class Record:
     skipped: bool = False
 
     def shown(self) -> "Record":
-        """What stands for it in a trace: of a replay that was skipped, its first record."""
+        """Returns the record that a trace shows for it: for a skipped replay, the first record."""
         return self.head if self.skipped and self.head is not None else self
 
 
 class Clocks:
-    """When events passed, in seconds since the run began. `first`, `last`: (event, host's seconds), which
-    together may be wrong by `apart_s`: where that explains how far the clocks go apart, they do not."""
+    """Times of events in seconds since the run began. `first`, `last`: (event, host's seconds), together
+    wrong by at most `apart_s`; a difference of the clocks that this explains is not taken for a drift."""
 
     def __init__(
         self, layer: Layer, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
@@ -116,7 +116,7 @@ class Clocks:
             self._rate = host_s / card_s
 
     def on_card(self, event: Any) -> float:
-        """Seconds since the first look, by the card's clock."""
+        """Returns the seconds from the first look to an event, by the card's clock."""
         found = self._known.get(id(event))
         if found is None:
             apart_s = self.layer.elapsed_s(self._near, event)
@@ -126,20 +126,20 @@ class Clocks:
         return found
 
     def at(self, event: Any) -> float:
-        """Seconds since the run began."""
+        """Returns the time of an event in seconds since the run began."""
         return self.first[1] + self._rate * self.on_card(event) + self._later_s
 
     def move(self, seconds: float) -> None:
-        """Events pass so much later than they seemed to: of that, at most what looking at the clocks may be
-        wrong by, and as much again for how far they go apart."""
+        """Makes all events pass later by `seconds`, but at most by twice the possible error of the looks at
+        the clocks: once for the looks, once for the drift."""
         self._later_s += min(seconds, 2.0 * self.apart_s)
 
 
 @dataclass(slots=True, eq=False)
 class SharedOut:
-    """The ops of graphs, bound, each with its share of a graph's time, and all their floors together; kept
-    from run to run. `same`: the graph that stands for all equal ones, and stays, as its id does; `weight`:
-    what says how long an op takes alone."""
+    """The bound ops of graphs, each with its share of the graph's time, and the sum of their floors; kept
+    from run to run. `same`: returns the graph that stands for all equal graphs; it is kept, so its id stays
+    valid. `weight`: the time of an op alone."""
 
     same: Callable[[Graph], Graph]
     roofline: Roofline
@@ -147,14 +147,14 @@ class SharedOut:
     _known: dict[Any, Shares] = field(default_factory=dict)
 
     def of(self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]) -> Shares:
-        """Of ops `first` to `first + count - 1` of a graph at sizes."""
+        """Returns the shares of ops `first` to `first + count - 1` of a graph at some sizes."""
         key = (id(self.same(graph)), first, count, tuple(sizes.items()))
         if key not in self._known:
             self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
         return self._known[key]
 
     def between(self, ops: Sequence[Op]) -> Shares:
-        """Of bound ops."""
+        """Returns the shares of bound ops."""
         bare = [op.without_place for op in ops]
         weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
         total, floor_s = sum(weights), sum(self.roofline(op).seconds for op in bare)
@@ -164,14 +164,14 @@ class SharedOut:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Resolver:
-    """Makes spans and marks of records; `published`: those of each signal that ran, in order."""
+    """Makes spans and marks of records; `published`: the records of each signal that ran, in order."""
 
     trace: Trace
     clocks: Clocks
     shared: SharedOut
     published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
     _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
-    # When the last rank's host issued what meets.
+    # When the last rank's host issued the launch of a collective.
     _issued_s: dict[int, float] = field(default_factory=dict)
 
     def resolve(self, records: Sequence[Record]) -> None:
@@ -200,15 +200,15 @@ class Resolver:
         self.trace.rows.sources["measured"] = measured_s
 
     def _early_s(self, record: Record) -> float:
-        """By how much its events seem to pass before the host had begun to queue them; 0 where they do not.
-        The looks at both clocks are off by that at least: where others use the card, by a slice of time."""
+        """Returns by how much a record's events seem to pass before the host began to queue them, or 0. The
+        looks at the clocks are wrong by at least that: by a time slice if other processes use the card."""
         ends_s = record.queued_s - self.clocks.at(record.after)
         if record.before is None:
             return max(0.0, ends_s + (0.0 if record.skipped else self._floor_s(record)))
         return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
-        """A moment of whatever kind as a cause: of several ends, and of a launch's records, the last."""
+        """Returns a moment of any kind as a cause: of several ends, and of a launch's records, the last."""
         match moment:
             case HostMoment():
                 return Cause(self.cause(moment.since).span, moment.at_s, host=True)
@@ -228,14 +228,14 @@ class Resolver:
                 return max(ends, key=lambda cause: cause.at_s, default=Cause(None, 0.0))
 
     def mark(self, rank: int, name: str, moments: Sequence[Any]) -> None:
-        """Notes a mark at the latest of some moments."""
+        """Records a mark at the latest of some moments."""
         cause = max((self.cause(moment) for moment in moments), key=lambda each: each.at_s)
         self.trace.marks.append(Mark(rank, name, cause.at_s, cause))
 
     def _place(self, record: Record) -> None:
-        """When it started, and why."""
+        """Sets start, end and cause of a record."""
         if record.head is not None and record.skipped:
-            # Of a launch that was skipped the whole is one span.
+            # A skipped replay is one span.
             record.head.until_s = max(record.head.until_s, record.end_s)
             return
         if record.meeting is not None and record.meeting in self._meetings:
@@ -249,7 +249,7 @@ class Resolver:
         else:
             came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
             earliest_s = max(came_s, device.at_s, issued_s)
-            # Of a graph that takes long to queue the card may begin while the host is at it.
+            # If a graph takes long to queue, the card may begin it while the host still does.
             record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
@@ -257,17 +257,17 @@ class Resolver:
             self._meetings[record.meeting] = record.start_s, record.end_s, record.cause
 
     def _last_waited(self, record: Record) -> Cause:
-        """What ended last of all that a record waited for. Raises OrderError where the card did not wait for
-        it: without this a trace would say what was meant."""
+        """Returns the last end of all that a record waited for. Raises OrderError if the card did not wait
+        for it: the trace would otherwise show what was intended."""
         began_s = record.end_s if record.before is None else self.clocks.at(record.before)
         last = Cause(None, 0.0)
         for each in (*record.waited, record.earlier):
             cause = self.cause(each)
             if isinstance(each, Taken):
-                # It has been sent a little before the event behind it.
+                # A publication is sent a little before the event behind it.
                 cause = Cause(cause.span, min(cause.at_s, began_s))
             last = latest(last, cause)
-        # Times of the host do not count: its clock is another one.
+        # The host's times do not count: they are by another clock.
         if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
             raise OrderError(
                 f"rank {record.rank} stream {record.stream}: graph {record.launch.graph.name} began"
@@ -294,12 +294,12 @@ class Resolver:
         return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)
 
     def _floor_s(self, record: Record) -> float:
-        """The least that the ops of a record take where they run."""
+        """Returns the least time of a record's local ops, 0 for other records."""
         return self._ops_of(record)[1] if record.state == "run" else 0.0
 
     def _priced(self, record: Record, took_s: float) -> tuple[PricedOp, ...]:
         ops, floor_s = self._ops_of(record)
         detail = ALONE if len(ops) == 1 else SHARED
-        # A share is not what its op took: what all of them took together is held against all of their floors.
+        # A share is not its op's own time: the time of all ops is compared with the sum of their floors.
         floor_s = floor_s if record.state == "run" else 0.0
         return tuple([measured(op, took_s * share, detail, floor_s * share) for op, share in ops])

@@ -1,9 +1,9 @@
-"""What runs a study's programs on the CUDA card of this machine: one `Card` a case, first runs thrown away.
+"""Runs a study's programs on the CUDA card of this machine: one `Card` for each case, first runs discarded.
 
-First runs compile, fill caches and capture; more are thrown away until card and host have worked for
-WARM_S: at first a card's clocks are low, and launches take twice as long. The next ones count; before each
-the host is kept busy until it is at its pace (`pace`), as it is where it decodes all the time.
-Between two runs of a case its state goes back to where it began. All ranks of a mesh share the card.
+First runs compile, fill caches and capture. More are discarded until those that capture nothing have taken
+WARM_S: at first a card's clocks are low, and launches take twice as long. The next runs count; before each
+the host is kept busy until it is at its pace (`pace`), as it is when it decodes all the time. The states of a
+case are reset before each run. All ranks of a mesh share the card.
 """
 
 import gc
@@ -34,17 +34,17 @@ from simcore.validate.timing.pace import pace
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
-# What runs a program once, and says how long that took.
+# Runs a program once; returns the run and its seconds.
 Once = Callable[[], tuple[CardRun, float]]
-# Runs that are thrown away at most until one captures nothing; how long those take together that do not.
+# The most discarded runs that capture, and the seconds that discarded runs without captures take together.
 MOST_WARM_UPS, WARM_S = 3, 0.05
-# A run that is shorter is warmed up by others, for so long, whenever it counts.
+# A run shorter than this counts right after other runs, which take this long together.
 SHORT_S = 5e-3
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A card with the states of a case; `warm` once it has been warmed up, and what a run took then."""
+    """A card with the states of a case; `warm`: whether it is warmed up; `run_s`: time of a warm-up run."""
 
     key: Any
     card: Card
@@ -52,7 +52,7 @@ class _Case:
     run_s: float = math.inf
 
     def reset(self) -> None:
-        """The states go back to where a run begins."""
+        """Resets the states to the start of a run."""
         with torch.inference_mode():
             for state in self.card.states:
                 state.reset()
@@ -60,9 +60,9 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts, one with its host at its pace if that can be; before the first of a case some that
-    do not count (`_warm_up`). When it is over it holds its case no more: whoever keeps it would keep the
-    case's memory from the next one. `ended` is given what it leaves behind, and whether its host was."""
+    """A run that counts, with its host at its pace if possible; before the first run of a case, some that do
+    not count (`_warm_up`). A finished run no longer refers to its case: otherwise it would keep the case's
+    memory from the next one. `ended` gets its trace and whether its host was at its pace."""
 
     def __init__(
         self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[Trace, bool], None]
@@ -72,13 +72,13 @@ class CountedRun:
         self.trace, self.fed_s = Trace(), list[float]()
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
-        """See `runs.Run`. Raises InputError where the card has too little memory, or where graphs are
-        still captured in the run that counts."""
+        """See `runs.Run`. Raises InputError if the card has too little memory, or if graphs are still
+        captured in the run that counts."""
         assert self._held is not None, "a run runs once"
         (case, start), self._held = self._held, None
 
         def once() -> tuple[CardRun, float]:
-            """A run from where the case begins, and how long it took."""
+            """Runs the program from the start of the case; returns the run and its seconds."""
             case.reset()
             run, begun_s = start(), time.perf_counter()
             run.run(program)
@@ -93,8 +93,8 @@ class CountedRun:
         return run.trace
 
     def _attempt(self, case: _Case, once: Once) -> CardRun:
-        # A short one comes right after others: to a host that comes from elsewhere its first launch is ten
-        # times as long as its second.
+        # A short run comes right after others: the first launch of a host that did other work before takes
+        # ten times as long as its second.
         until_s = time.perf_counter() + SHORT_S
         while case.run_s < SHORT_S and time.perf_counter() < until_s:
             once()
@@ -107,7 +107,7 @@ class CountedRun:
         return run
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Raises InputError: what is fed would have to be fed to the runs that are thrown away, too."""
+        """Raises InputError: items would also have to be fed to the discarded runs."""
         raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
 
 
@@ -124,7 +124,7 @@ def _warm_up(case: _Case, once: Once) -> None:
 
 @contextmanager
 def _memory_of(title: str) -> Iterator[None]:
-    """Raises InputError where the card's memory does not do."""
+    """Raises InputError if the card's memory does not suffice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -134,7 +134,7 @@ def _memory_of(title: str) -> Iterator[None]:
 
 
 def _held_bytes() -> tuple[int, int]:
-    """What tensors take on the card, and what is kept for them."""
+    """Returns the bytes of tensors on the card, and the bytes reserved for tensors."""
     if not torch.cuda.is_available():
         return 0, 0
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -143,8 +143,8 @@ def _held_bytes() -> tuple[int, int]:
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    what a `Card` stands on; `at_pace`: whether the host was, before and after each run that counts
-    (`simcore.validate.timing.pace`); `memory`: how the card's memory is taken, in a word."""
+    the layer of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
+    (`simcore.validate.timing.pace`); `memory`: how the card's memory is taken, in words."""
 
     repeats: int
     states: CardStates
@@ -157,12 +157,12 @@ class RealCard:
 
     @property
     def traces(self) -> list[Trace]:
-        """See `simcore.validate.machines.here.reported`."""
+        """Same as `simcore.validate.machines.here.reported`."""
         return reported(self.started)
 
     @property
     def described(self) -> dict[str, Any]:
-        """The birth record of a run here, for provenances."""
+        """The birth record of the runs here, for provenances."""
         runs = len(self.at_pace)
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -179,8 +179,8 @@ class RealCard:
         }
 
     def host_costs(self, case: str) -> Costs:
-        """What verbs took in the run of a case that is reported; of a verb that it had none of, what it takes
-        in a loop (`simcore.validate.calibration.cuda_host`)."""
+        """Returns the times of verbs in the reported run of a case; for verbs that it did not use, their
+        times in a loop (`simcore.validate.calibration.cuda_host`)."""
         if self._in_loops is None:
             self._in_loops = host_costs(self.layer())
         runs = self.started.get(case)
@@ -188,7 +188,7 @@ class RealCard:
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
 
     def start(self, setup: Setup) -> Run:
-        """A run on the case's card, with its buffers as they were at first."""
+        """Makes a run on the case's card, with its buffers reset."""
         title = setup.title or setup.case or "this case"
         case = self._case_of(setup, title)
         begin = partial(
@@ -207,14 +207,14 @@ class RealCard:
         return CountedRun(case, begin, title, ended)
 
     def release(self) -> None:
-        """Lets go of all that lies on the card."""
+        """Frees all that is on the card."""
         self._case = None
         self.states.forget()
         _collect()
 
     def _case_of(self, setup: Setup, title: str) -> _Case:
-        """The case before, or a new one: two may not have room beside each other."""
-        # What makes two set-ups the same, whether or not one of them is reported.
+        """Returns the last case if it is the same, else a new one: two may not fit into memory together."""
+        # The same for equal set-ups, whether or not one of them is reported.
         holds = tuple(sorted(setup.holds.items()))
         mesh = dict(setup.mesh)
         lockstep = tuple(axis for axis in setup.lockstep if mesh.get(axis, 1) > 1)
@@ -224,15 +224,15 @@ class RealCard:
             _collect()
             with _memory_of(title):
                 card = Card(self.states.of(setup), self.layer(), mesh=mesh, lockstep=lockstep)
-            # What states were drawn in goes back before something small, which stays, is put there.
+            # Frees the memory in which states were drawn, before small lasting objects are put there.
             _collect()
             self._case = _Case(key, card)
         return self._case
 
 
 def _collect() -> None:
-    """Captured graphs and what they hold stand in cycles; their memory goes back to the driver, with what
-    cuBLAS keeps for each stream that it has worked on: 32 MiB, which would hold gigabytes that it lies in."""
+    """Returns memory to the driver: that of captured graphs, which are in reference cycles, and cuBLAS's 32
+    MiB for each stream that it has used, which would keep the gigabytes around them."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -242,7 +242,7 @@ def _collect() -> None:
 
 
 def this_machine(repeats: int) -> RealCard:
-    """The card of this machine."""
+    """Returns the card of this machine."""
     properties: Any = torch.cuda.get_device_properties(0)
     memory = take_memory_in_segments()
     return RealCard(repeats, CardStates(int(properties.L2_cache_size)), memory=memory)

@@ -1,7 +1,7 @@
-"""Stages of launches on their way to a card: run and captured where they come first, then replayed.
+"""Queues the stages of launches on a card: a stage runs and is captured the first time, then it is replayed.
 
-What a stage is captured with is where its tensors lie and what the states of its ranks go by on the host
-(`CardState.key`); what it leaves them at is noted with it.
+A captured stage depends on the addresses of its tensors and on the keys of its ranks' states on the host
+(`CardState.key`); the key after it is kept with it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -21,13 +21,13 @@ from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuts import met, skipped, units
 from simcore.validate.machines.launches import Launch, Stream
 
-# What is captured one after the other, made only where it has not been captured.
+# Makes the calls that are captured one after another; called only for stages not yet captured.
 Nodes = Callable[[], list[Callable[[], object]]]
 
 
 class StageQueue:
-    """Queues stages. `looks`: how often a launch looks for its signal before it gives up; `captures` counts
-    the stages that were captured."""
+    """Queues stages. `looks`: how often a launch looks for its signal before it gives up; `captures`: how
+    many stages were captured."""
 
     def __init__(
         self, layer: Layer, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], looks: int
@@ -44,7 +44,7 @@ class StageQueue:
         nodes: Nodes,
         ops: Sequence[Op],
     ) -> None:
-        """Replays a stage, or runs and captures it where it comes for the first time."""
+        """Replays a stage, or runs and captures it if it has not been captured."""
         keys = tuple([state.key() for state in states])
         found = plan.captured.get((which, lane.rank, lane.name, keys))
         if found is None:
@@ -64,7 +64,7 @@ class StageQueue:
         nodes: Nodes,
         ops: Sequence[Op],
     ) -> tuple[Callable[[], object], Hashable]:
-        """A stage as it is replayed, and what the first state's key is after its ops; captured once."""
+        """Returns the replay of a stage and the first state's key after its ops; captures it only once."""
         keys = tuple([state.key() for state in states])
         key = (which, lane.rank, lane.name, keys)
         if key not in plan.captured:
@@ -84,7 +84,7 @@ class StageQueue:
     def nodes(
         self, lane: Lane, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
     ) -> list[Callable[[], object]]:
-        """What a local stage launches, in order."""
+        """Returns the calls that launch a local stage, in order."""
         nodes = self.head(lane, notes, plan, launch) if stage.gates and notes is not None else []
         gate = notes.words.gate if notes is not None and plan.gated else None
         if stage.publication is not None:
@@ -96,7 +96,7 @@ class StageQueue:
         return nodes
 
     def head(self, lane: Lane, notes: Notes, plan: Plan, launch: Launch | None) -> list[Callable[[], object]]:
-        """The gate, and the signals that are waited for behind it."""
+        """Returns the calls that launch the gate and the waits for signals behind it."""
         memory, verbs, count = self.memory, self.layer.verbs, len(plan.signals)
         when = None if launch is None else launch.when
         nodes: list[Callable[[], object]] = [
@@ -114,7 +114,7 @@ class StageQueue:
         return nodes
 
     def settle(self, notes: Notes, plan: Plan) -> Callable[[], object]:
-        """What writes the flags of a launch."""
+        """Returns the call that writes the flags of a launch."""
         memory, verbs = self.memory, self.layer.verbs
         return partial(verbs.settle, memory.flags, memory.seen, notes.words, plan.settings, gated=plan.gated)
 
@@ -125,8 +125,8 @@ class StageQueue:
         self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
 
     def alone(self, stream: Stream, plan: Plan, which: Hashable, nodes: Nodes) -> None:
-        """Something of the first rank that those which it leads wait for. It waits for them too: flags are
-        written after all, and their gate, which is its own, not before they have read it."""
+        """Queues nodes on the first rank's lane only. It waits for the lanes in lockstep, and they for it:
+        flags are written after all work, and the shared gate not before all of them have read it."""
         leader, others = stream.lanes[0], stream.lanes[1:]
         for lane in others:
             if lane.tail is not None:
@@ -141,7 +141,7 @@ class StageQueue:
 def _call(
     lane: Lane, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
 ) -> Callable[[], None]:
-    """What a lane's stream is given: some nodes, with states as they are now."""
+    """Returns the call that runs nodes on a lane's stream, with states at these keys."""
 
     def call() -> None:
         with _as(states, keys), one_stream(lane.buffers):
@@ -152,11 +152,11 @@ def _call(
 
 
 def _nothing() -> None:
-    """What a stage without ops launches."""
+    """The replay of a stage without nodes."""
 
 
 def fill(tensor: Tensor, value: int) -> None:
-    """Writes a number into all of a tensor."""
+    """Writes a number into all elements of a tensor."""
     tensor.fill_(value)
 
 
@@ -168,14 +168,14 @@ def _executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
 
 
 def met_behind(gate: Tensor | None, states: Sequence[Any], op: Op) -> None:
-    """A collective of the states of a group, behind a gate."""
+    """Runs a collective of the states of a group, behind a gate."""
     with gated(gate):
         met(states, op)
 
 
 @contextmanager
 def _as(states: Sequence[Any], keys: Sequence[Hashable]) -> Iterator[None]:
-    """States as they were when these were their keys; afterwards as they are now."""
+    """Sets states to these keys inside, and back to their present keys afterwards."""
     now = [state.key() for state in states]
     for state, key in zip(states, keys, strict=True):
         state.restore(key)

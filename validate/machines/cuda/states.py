@@ -1,9 +1,9 @@
-"""The buffers with which the machine on a card runs what a study asks for, and what it cannot run yet.
+"""The buffers of the models that the machine on a card runs, and a check for all that it cannot run yet.
 
 Decoders have random weights, drawn on the card. A single operator has so many sets of operands that none of
-them is in the L2 cache when all others have been read (`cuda_times.operands`), so that its times
-are comparable with those of a profile: each launch takes the next one; between two runs those are read that
-no launch takes, the last of them by the operator.
+them is in the L2 cache when all others have been read, unless they are small (`cuda_times.operands`), so that
+its times are comparable with those of a profile: each launch takes the next set; between two runs the sets
+that no launch takes are read, the last one by the operator.
 """
 
 from collections.abc import Hashable, Sequence
@@ -44,8 +44,8 @@ STRATEGIES = {"decode": ("tensor_parallel",), "tiling": ("lazy", "eager", "fract
 
 
 class CardOperatorState(CardState):
-    """Random operands of one operator, set by set; the launches of a run take the first LAUNCHES in turn, and
-    `reset` reads all others: to run on each, tens of thousands of kernels for some methods, takes seconds."""
+    """Random operands of one operator, in sets; a run's launches take the first LAUNCHES in turn, `reset`
+    reads all others: running on each, tens of thousands of kernels for some methods, takes seconds."""
 
     def __init__(self, op: Op, sets: Sequence[tuple[Tensor, ...]]) -> None:
         self.op, self.sets, self.others = op, list(sets[:LAUNCHES]), list(sets[LAUNCHES:])
@@ -53,8 +53,8 @@ class CardOperatorState(CardState):
         self._buffers: dict[Hashable, Any] = {}
 
     def reset(self) -> None:
-        """Reads the sets of operands that no launch takes, the last of them by the operator. Where launches
-        take all sets, the next one has not been used for the longest time already."""
+        """Reads the sets of operands that no launch takes, the last one by the operator. If launches take all
+        sets, the next one has already been unused for the longest time."""
         if not self.others:
             return
         self._next = 0
@@ -65,22 +65,22 @@ class CardOperatorState(CardState):
             run_kernel(self.op, *self.others[-1])
 
     def key(self) -> int:
-        """Which operands are next."""
+        """Returns the number of the next operands."""
         return self._next
 
     def restore(self, key: int) -> None:
-        """These are next."""
+        """Sets the number of the next operands."""
         self._next = key
 
     def execute(self, op: Op) -> None:
-        """Runs the operator. Raises ValueError where it would have to read a gate."""
+        """Runs the operator. Raises ValueError if it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} reads no gate")
         run_kernel(op, *self.sets[self._next])
         self.skip(op)
 
     def skip(self, op: Op) -> None:
-        """The next one takes the next operands."""
+        """Goes to the next operands."""
         del op
         self._next = (self._next + 1) % len(self.sets)
 
@@ -95,7 +95,7 @@ class CardStates:
     _weights: tuple[Any, list[list[Weights]]] | None = field(default=None)
 
     def of(self, setup: Setup) -> list[Any]:
-        """A state for each rank. Raises InputError for a model that a card does not run yet."""
+        """Returns a state for each rank. Raises InputError for a model that a card does not run yet."""
         match setup.model:
             case Decoder() as model:
                 return self._decoder(model, setup)
@@ -111,12 +111,12 @@ class CardStates:
                 raise InputError(f"--on cuda: a {type(other).__name__} is not run on a card yet")
 
     def forget(self) -> None:
-        """Weights are let go."""
+        """Drops the weights."""
         self._weights = None
 
     def _weights_of(self, model: Decoder, sets: int, kind: str) -> list[list[Weights]]:
-        """So many sets of the weights of all ranks, by seeds that follow each other; kept until others of
-        another model or kind are asked for: two may not have room beside each other."""
+        """Returns at least `sets` sets of the weights of all ranks, with consecutive seeds. Keeps them until
+        another model or kind is asked for, because two may not fit into memory together."""
         drawn = drawn_of(model), kind
         if self._weights is None or self._weights[0] != drawn:
             self.forget()
@@ -164,7 +164,7 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
             )
     for i, strategy in enumerate(scenario.strategies):
         at = f"{where}: strategies[{i}]"
-        # Ranks that share one card share its memory, and have no link: theirs are not the times of several.
+        # Ranks on one card share its memory and have no link: their times are not those of several cards.
         if (most := max(getattr(strategy, "ranks", (1,)))) > 1:
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
         if any(getattr(strategy, "half_storage", ())):
