@@ -17,6 +17,8 @@ from simcore.reports.common import sections as sections_common
 from simcore.reports.decode import sections as sections_decode
 from simcore.reports.operators import sections as sections_operators
 from simcore.reports.page import Opening, Section, render
+from simcore.reports.planning import sections as sections_planning
+from simcore.reports.planning.points import FILE, read_plan
 from simcore.reports.run import Run, read_run
 from simcore.reports.serving import sections as sections_serving
 from simcore.reports.tiling import sections as sections_tiling
@@ -44,6 +46,11 @@ def build(run_dir: Path) -> Path:
     FileNotFoundError if both results.csv and ladder.csv are missing. Raises ValueError, one line that names
     the file, if a file exists but cannot be read.
     """
+    page = Path(run_dir) / "report.html"
+    if (Path(run_dir) / FILE).is_file():
+        plan = read_plan(Path(run_dir))
+        write_text(page, render(sections_planning.opening(plan), sections_planning.sections(plan)))
+        return page
     run = read_run(Path(run_dir))
     opening, sections = STUDIES.get(run.study, ANY_STUDY)
     if len(run.ladder):
@@ -54,6 +61,5 @@ def build(run_dir: Path) -> Path:
     with np.errstate(all="ignore"):
         shown = [*sections_validation.sections(run), *sections(alone)]
         content = render(opening(run), shown)
-    page = Path(run_dir) / "report.html"
     write_text(page, content)
     return page

@@ -607,7 +607,6 @@ def provenance(
     scenario: Scenario, parts: Parts, outcome: Outcome, *, command: str, wall_s: float, place: Place
 ) -> dict[str, Any]:
     """Returns the provenance of a run's figures, as its run directory has it."""
-    versions = {name: _version(name) for name in VERSIONS}
     return {
         "command": command,
         "machine": place.name,
@@ -617,9 +616,14 @@ def provenance(
         "price_sources": outcome.sources,
         "laws_checked": [*place.laws, *parts.study.laws],
         **parts.described,
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": versions(),
         "event_loop": "compiled" if compiled.in_use() else "sources",
     }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that figures depend on."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in VERSIONS}}
 
 
 def _version(package: str) -> str:

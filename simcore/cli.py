@@ -44,8 +44,12 @@ from simcore.input.fields import kinds_of
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
+from simcore.planning.plan import run as planned
+from simcore.planning.slo import presets
+from simcore.planning.whatif import QUESTIONS, load_plan
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.studies.decode.scenario import DecodeStrategies
+from simcore.studies.processes import cores
 from simcore.studies.serving.engines.presets import engine_names, load_engine
 from simcore.studies.serving.strategies import ServingStrategies
 from simcore.studies.tiling.strategies import TilingStrategies
@@ -148,6 +152,60 @@ def run(
     else:
         terminal.show(scenario.study, result.outcome, result.comparison, target, quiet=quiet)
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
+
+
+@app.command()
+def plan(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.yaml", help="a plan or a scenario, or the name of an example", show_default=False
+        ),
+    ],
+    question: Annotated[
+        str | None,
+        typer.Option(
+            "--question", metavar="|".join(QUESTIONS), help="what is asked [the file's]", show_default=False
+        ),
+    ] = None,
+    settings: Set = [],  # noqa: B006 - typer needs the default itself
+    out: Out = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print the answer only")] = False,
+    jobs: Jobs = None,
+) -> None:
+    """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""
+    begun_s = time.perf_counter()
+    processes = cores() if jobs is None else _processes(jobs)
+    report_builder()
+    file = shipped.file_or_shipped(file)
+    asked = load_plan(file, question, settings)
+    target = out or Path("runs") / asked.name / "plan"
+    rundir.check_target(target)
+    with told_of(str(file)):
+        found = planned(asked, jobs=processes, progress=terminal.progress())
+    words = ["python", "-m", "simcore", "plan", str(file), *(["--question", question] if question else [])]
+    command = shlex.join([*words, *_given(settings, out)])
+    with rundir.written_whole(target) as folder:
+        origin = found.provenance(command, time.perf_counter() - begun_s)
+        rundir.write_plan(folder, asked.as_asked(), found.lines, found.summary(), origin)
+        api.build_report(folder)
+    if as_json:
+        typer.echo(json.dumps({**found.summary(), "points": found.lines}, indent=1, allow_nan=False))
+    else:
+        held = {limit.metric: limit.value for limit in asked.limits}
+        said = (found.warnings, found.notes)
+        terminal.show_plan(found.answer, found.lines, held, said, target, quiet=quiet)
+    terminal.note(found.effort())
+    terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
+
+
+@app.command()
+def slos() -> None:
+    """List the limits that a plan may take by name, each with its source."""
+    for name, preset in presets().items():
+        held = ", ".join(f"{metric}: {value:g}" for metric, value in preset.limits.items())
+        typer.echo(terminal.listing(name, f"{held} ({preset.about}; {preset.source})", 32))
 
 
 @app.command()

@@ -5,6 +5,7 @@
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
     tiles.parquet  cells.parquet  growth.parquet
 and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
+and of a plan        plan.yaml  points.csv  points.parquet  points.json, with summary, provenance and report
 
 Everything is written into a temporary neighbour first, which then replaces the directory; only an empty
 directory or one that a run has written before is replaced.
@@ -48,6 +49,10 @@ FILES = frozenset(
         TRACE,
         PREDICTED_TRACE,
         "timeline.json",
+        "plan.yaml",
+        "points.csv",
+        "points.parquet",
+        "points.json",
         "summary.json",
         "report.html",
         MARK,
@@ -146,6 +151,37 @@ def write_validation(
         _write_csv(folder / "prices.csv", prices, tuple(prices[0]))
     if title:
         write_chrome_trace(predicted, folder / PREDICTED_TRACE, title=title)
+
+
+def write_plan(
+    folder: Path,
+    plan: Mapping[str, Any],
+    points: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes all files of a plan except its report: the plan as asked, and its judged points three times, for
+    people, for data frames and for scripts."""
+    document = yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True)
+    (folder / "plan.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
+    columns = tuple(dict.fromkeys(name for point in points for name in point))
+    _write_csv(folder / "points.csv", points, columns)
+    _write_json(folder / "points.json", list(points))
+    # Arrow takes longer to import than everything that `--help` needs.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with (folder / "points.parquet").open("wb") as file:
+        pq.write_table(
+            pa.table({name: [_cell(point.get(name)) for point in points] for name in columns}), file
+        )
+    _write_json(folder / "summary.json", summary)
+    _write_json(folder / MARK, provenance)
+
+
+def _cell(value: Any) -> Any:
+    """Returns a value as a column of a table holds it: a varied field may be a mapping."""
+    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def scenario_of(
         if any(setting.startswith("on_cpu") for setting in settings):
             raise InputError(f"--set on_cpu: with --on {CPU} its fields are set by their own names")
     for setting in settings:
-        _set(document, setting)
+        set_field(document, setting)
     if any(setting.startswith("on_cpu") for setting in settings):
         _check_on_cpu(document, where, folder)
     if on == CPU and document.get("device") != CPU:
@@ -163,18 +163,20 @@ def _move_to_cpu(document: dict[str, Any], where: str) -> None:
             raise InputError(
                 f"{where}: on_cpu: {shown(key)} is no path of a field, such as workload.requests"
             )
-        _put(document, key, value, f"{where}: on_cpu: {key}")
+        put(document, key, value, f"{where}: on_cpu: {key}")
 
 
-def _set(document: dict[str, Any], setting: str) -> None:
+def set_field(document: dict[str, Any], setting: str) -> None:
+    """Sets a field by KEY=VALUE as with --set, in place. Raises InputError."""
     key, equals, text = setting.partition("=")
     told = f"--set {plain(setting)}"
     if not equals or not all(key.split(".")):
         raise InputError(f"{told}: KEY=VALUE is needed, such as --set seed=2")
-    _put(document, key, parse_yaml(text, told), told)
+    put(document, key, parse_yaml(text, told), told)
 
 
-def _put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:
+def put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:
+    """Sets a field by its dotted path, in place; `setting`: what messages begin with. Raises InputError."""
     place: Any = document
     *path, last = key.split(".")
     if path[:1] == ["device"]:

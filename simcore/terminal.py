@@ -127,6 +127,85 @@ def show(
     _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
 
 
+# A table, and how many of its first columns identify a row.
+Keyed = tuple[Table, int]
+# Lines of a plan's table at most; all points are in its files.
+MOST_LINES = 24
+
+
+def show_plan(
+    answer: str,
+    lines: Sequence[Mapping[str, Any]],
+    limits: Mapping[str, float],
+    messages: tuple[Sequence[str], Sequence[str]],
+    target: Path,
+    *,
+    quiet: bool,
+) -> None:
+    """Prints a plan: its points, warnings and notes, the answer, and last the path of the report. `limits`:
+    the metrics with a limit; `messages`: warnings and notes; `quiet`: only the answer, these on stderr."""
+    warnings, notes = messages
+    if quiet:
+        for text in (*(f"warning: {each}" for each in warnings), *notes):
+            note(text)
+        _console().print(escape(answer), soft_wrap=True)
+        return
+    _print_table(*_judged(lines, limits))
+    if (more := len(lines) - MOST_LINES) > 0:
+        _print_words(f"and {more:,} more points: points.csv")
+    for warning in warnings:
+        _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
+    for text in notes:
+        _print_words(escape(text))
+    _print_words(f"\n[bold]{escape(answer)}[/bold]\n")
+    _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
+
+
+VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
+
+
+def _judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Keyed:
+    """The judged points of a plan: those that answer first, then the others in their order."""
+    varied = [name for name in lines[0] if name.startswith("vary.")]
+    rates = len({line["rate_per_s"] for line in lines}) > 1
+    kinds = len({line["device"] for line in lines}) > 1
+    prices = any(line["cost_per_hour"] is not None for line in lines)
+    names = ["way of running", *(["device"] if kinds else []), "devices", *(["load, 1/s"] if rates else [])]
+    names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied if "rate" not in name]
+    names += [f"{_short(name)} ({_plain_value(name, limits[name])})" for name in limits]
+    names += [*(["cost/h"] if prices else []), "runs", "verdict"]
+    table = _empty("points", names, words=("way of running", "device", "verdict"))
+    ordered = sorted(lines, key=lambda line: not line["best"])
+    for line in ordered[:MOST_LINES]:
+        cells = [escape(str(line["label"])), *([escape(str(line["device"]))] if kinds else [])]
+        cells.append(f"{line['devices']:,}")
+        cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
+        cells += [escape(plain(line[name], 20)) for name in varied if "rate" not in name]
+        cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
+        cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
+        cells += [f"{line['replicas']}", VERDICTS[line["verdict"]] + (", best" if line["best"] else "")]
+        table.add_row(*cells)
+    return table, 2
+
+
+def _short(metric: str) -> str:
+    """Returns the name of a metric for a column.
+
+    >>> _short("ttft_p99_s"), _short("goodput_per_s")
+    ('TTFT p99', 'goodput per s')
+    """
+    name, _, rest = metric.partition("_")
+    if rest.endswith("_s") and not rest.endswith("per_s"):
+        return f"{name.upper()} {rest.removesuffix('_s')}"
+    return metric.replace("_", " ")
+
+
+def _plain_value(metric: str, value: float) -> str:
+    if metric.endswith("_s") and not metric.endswith("per_s"):
+        return f"{value * 1e3:.4g} ms"
+    return f"{value:.4g}"
+
+
 def width() -> int | None:
     """Returns the window's width in columns: COLUMNS, else the terminal's; None if there is neither."""
     given = os.environ.get("COLUMNS", "")
@@ -215,10 +294,6 @@ def _part(table: Table, chosen: Sequence[int]) -> Table:
     for row, line in zip(table.rows, cells, strict=True):
         part.add_row(*line, end_section=row.end_section)
     return part
-
-
-# A table, and how many of its first columns identify a row.
-Keyed = tuple[Table, int]
 
 
 def _empty(title: str, names: Iterable[str], words: Sequence[str] = (), *, no_wrap: bool = False) -> Table:

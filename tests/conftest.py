@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from simcore import compiled
+
+# The core as it runs for users: compiled, unless SIMCORE_PURE_PYTHON is set. Before any module of it is imported.
+compiled.use()
+
 from simcore.validate.timing.pace import Pace
 from tests.interpreter import make_quicker
 from tests.thorough import leave_out

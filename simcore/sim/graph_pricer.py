@@ -41,6 +41,9 @@ ENDS: tuple[End, ...] = get_args(End)
 SOURCES: tuple[SourceKind, ...] = get_args(SourceKind)
 # Sizes of steps that mix prefill and decode hardly ever repeat: a cache this large is emptied.
 MOST_KNOWN = 1 << 15
+# The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from 131,072
+# on of so many sequences, a number that profiles hardly measure: between measured points prices bend.
+PROBED, OTHERS = 18, 37
 # Seconds at each end, floor, memory, arithmetic; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
@@ -274,12 +277,18 @@ class GraphPricer:
         self._bends: dict[tuple[int, int], Bends] = {}
         self._curves: dict[tuple[int, int, Along], Curve] = {}
         self._settled = False
+        self._probes = False
 
     def settle(self) -> None:
         """From here on a price depends on its sizes alone and no longer on the prices read before it."""
         self._settled = True
         for bends in self._bends.values():
             bends.settled = True
+
+    def settle_by_probes(self) -> None:
+        """From the start, a price depends on its sizes alone: whether prices are curves is decided by those of
+        one octave (`PROBED`). To be called before the first price is read."""
+        self._settled = self._probes = True
 
     def ramp(
         self, graph: Graph, sizes: Mapping[str, int], advance: Mapping[str, int] | None, replays: int
@@ -364,9 +373,16 @@ class GraphPricer:
         key = (id(graph), id(group), along)
         curve = self._curves.get(key)
         if curve is None:
-            bends = self._bends.setdefault(key[:2], Bends(settled=self._settled))
+            bends = self._bends.get(key[:2])
+            if bends is None:
+                found = self._probes and self._bends_at_probe(group, name)
+                bends = self._bends[key[:2]] = Bends(found=found, settled=self._settled)
             curve = self._curves[key] = Curve(partial(self._groups.lines, group, self._end, along), bends)
         return curve
+
+    def _bends_at_probe(self, group: Group, name: str) -> bool:
+        along = name, tuple([0 if other == name else OTHERS for other in group.reads])
+        return self._groups.lines(group, self._end, along, PROBED, False) is None
 
     def _source(self, group: Group, name: str, sizes: Mapping[str, int]) -> SourceKind:
         """The source of most of a growing group's price, read at the power of two at or below the size."""

@@ -30,15 +30,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _no_use(i: int, result: Any) -> None:
+    del i, result
+
+
 def in_processes(
-    work: Callable[[int], R], count: int, jobs: int, done: Callable[[int], None], here_s: float = 0.0
+    work: Callable[[int], R],
+    count: int,
+    jobs: int,
+    done: Callable[[int], None],
+    here_s: float = 0.0,
+    finished: Callable[[int, R], None] = _no_use,
 ) -> list[R]:
     """Returns `work` of 0, 1, .. `count` - 1, done in at most `jobs` processes; in this one if `jobs` is 1 or
-    the system cannot fork. `done` is called with the number of finished pieces. This process does the first
-    pieces until `here_s` seconds have passed: a short study starts no process, and other processes begin with
-    cached prices. `here_s` depends on the clock, so a piece must give the same result in any process. Raises
-    the error that a single process would meet first, and InputError if a process is killed; on an error the
-    other processes end."""
+    the system cannot fork. `done` is called with the number of finished pieces, `finished` with each piece
+    and its result, in any order. This process does the first pieces until `here_s` seconds have passed: a
+    short study starts no process, and other processes begin with cached prices. `here_s` depends on the
+    clock, so a piece must give the same result in any process. Raises the error that a single process would
+    meet first, and InputError if a process is killed; on an error the other processes end."""
     begun_s = time.perf_counter()
     alone = jobs <= 1 or "fork" not in get_all_start_methods()
     results: list[R] = []
@@ -46,12 +55,20 @@ def in_processes(
         alone or count - len(results) == 1 or time.perf_counter() - begun_s < here_s
     ):
         results.append(work(len(results)))
+        finished(len(results) - 1, results[-1])
         done(len(results))
-    return results if len(results) == count else results + _forked(work, len(results), count, jobs, done)
+    if len(results) == count:
+        return results
+    return results + _forked(work, len(results), count, jobs, done, finished)
 
 
 def _forked(
-    work: Callable[[int], R], first: int, count: int, jobs: int, done: Callable[[int], None]
+    work: Callable[[int], R],
+    first: int,
+    count: int,
+    jobs: int,
+    done: Callable[[int], None],
+    finished: Callable[[int, R], None],
 ) -> list[R]:
     """Returns `work` of `first` .. `count` - 1, done in several processes."""
     global _work  # noqa: PLW0603 - a forked process takes over variables, not arguments
@@ -59,11 +76,12 @@ def _forked(
     _work = work
     with ProcessPoolExecutor(jobs, get_context("fork"), initializer=_begin) as pool:
         try:
-            futures = [pool.submit(_call, i) for i in range(first, count)]
-            for finished, future in enumerate(as_completed(futures), first + 1):
+            futures = {pool.submit(_call, i): i for i in range(first, count)}
+            for number, future in enumerate(as_completed(futures), first + 1):
                 if future.exception() is not None:
                     break
-                done(finished)
+                finished(futures[future], future.result())
+                done(number)
             # Pieces begin in order, so the first error here is the error of a single process.
             return [future.result() for future in futures]
         except BrokenProcessPool:

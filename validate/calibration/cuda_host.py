@@ -8,9 +8,9 @@
     message_s       = (a loop of send, recv)                      / (2 rounds)
     gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
 
-The first six come from `rounds`, most of them separated by `card_machine.verbs_of`: a launch of one node that
-was not launched for ROUNDS rounds, like a tile at its position, and a wait; a launch of more nodes, the same
-each time, which reads a size; a mark; a wait, as for a token. A host that relaunches one graph at once is
+The first six come from `rounds`, most of them separated by the card machine's `verbs_of`: a launch of one
+node that was not launched for ROUNDS rounds, like a tile at its position, and a wait; a launch of more nodes,
+the same each time, which reads a size; a mark; a wait, as for a token. Relaunching a graph at once is
 faster: 26 us, with waits between 27, with another graph before each wait 29.5; runs of decoders and tilings
 take 33 to 34 plus the time of their kernels (an H200's host). Graphs are built once, as in models, because a
 host's first look at a graph takes longer the more ops it has. Values are medians over runs in turns without

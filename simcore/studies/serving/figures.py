@@ -94,7 +94,7 @@ def figures(
     took_s = latencies(came)
     for name, seconds in took_s.items():
         found |= _spread(name, np.percentile(seconds, PERCENTILES) if len(seconds) else (), _mean(seconds))
-    found |= _spread("itl", weighted_percentiles(*gaps(_begun(journal, window))), mean_gap_s(came))
+    found |= _spread("itl", weighted_percentiles(*gaps(steps_in(journal, window))), mean_gap_s(came))
     found |= _throughput(served, journal, window)
     found |= _attainment(came, took_s, slo, window.length_s)
     found |= _occupancy(served, journal, kv_limit, servers, window)
@@ -136,7 +136,7 @@ def _offered_per_s(served: Served, window: Window) -> float | None:
     return _over(float((served.arrival_s < last_s).sum()), last_s - window.begin_s)
 
 
-def _begun(journal: Steps, window: Window) -> Steps:
+def steps_in(journal: Steps, window: Window) -> Steps:
     """Returns the steps that begin in a window."""
     if window.whole:
         return journal
@@ -183,14 +183,17 @@ def unseen_gaps_s(served: Served, journal: Steps) -> float:
     return float((served.finish_s[done] - served.first_token_s[done]).sum() - (gap_s * number).sum())
 
 
-def weighted_percentiles(values: Floats, weights: Ints) -> tuple[float, ...]:
-    """Returns the `PERCENTILES` of values with positive integer `weights`; empty without values."""
+def weighted_percentiles(
+    values: Floats, weights: Ints, percentiles: Sequence[float] = PERCENTILES
+) -> tuple[float, ...]:
+    """Returns percentiles of values with positive integer `weights`; empty without values. `percentiles`: to
+    a tenth of a percent."""
     if not len(values):
         return ()
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     # In whole numbers: a float share that rounding makes too large would give the next gap.
-    needed = [-(-percent * int(reached[-1]) // 100) for percent in PERCENTILES]
+    needed = [-(-round(10 * percent) * int(reached[-1]) // 1000) for percent in percentiles]
     return tuple(values[order[np.searchsorted(reached, needed, side="left")]].tolist())
 
 

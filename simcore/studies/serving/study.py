@@ -27,19 +27,13 @@ from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
 from simcore.studies.serving.certainty import intervals
-from simcore.studies.serving.figures import (
-    Figure,
-    both,
-    latencies,
-    over_replicas,
-    prefix_hit_share,
-    unseen_gaps_s,
-)
+from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
 from simcore.studies.serving.levels import levels
+from simcore.studies.serving.replica import figures_of, window_of
 from simcore.studies.serving.runner import Bench, Case, Found, Result
-from simcore.studies.serving.scenario import Point, WholeRun, points
+from simcore.studies.serving.scenario import Point, points
 from simcore.studies.serving.strategies import ServingStrategy, label
-from simcore.studies.serving.window import Window, steady, whole_run
+from simcore.studies.serving.window import Window, whole_run
 from simcore.workload import arrivals
 from simcore.workload.requests import Journal
 
@@ -203,16 +197,16 @@ def _ends(bench: Bench, case: Case) -> tuple[End, ...]:
 
 def _again(bench: Bench, case: Case, replica: int) -> _Replica:
     result = bench.run(case, replica)
-    window = _window(bench, case, result)
+    window = window_of(bench, case, result)
     sources = dict(result.trace.rows.sources)
-    return _Replica(_figures(bench, result, case, window), window, _answered(result, window), sources, None)
+    return _Replica(figures_of(bench, result, case, window), window, _answered(result, window), sources, None)
 
 
 def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
     first = bench.run(case, 0)
     served, journal = first.served, first.journal
     between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
-    window = _window(bench, case, first)
+    window = window_of(bench, case, first)
     found = Found(
         case,
         [],
@@ -232,17 +226,10 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         result = bench.run(case, 0, end)
         # The window's requests stay the same if arrivals do not depend on answers.
         waits = case.point.clients is not None or result.opens is not None
-        same = _window(bench, case, result) if waits else window
-        found.ends[end] = _figures(bench, result, case, _placed(same, result))
-    figures, sources = _figures(bench, first, case, window), dict(first.trace.rows.sources)
+        same = window_of(bench, case, result) if waits else window
+        found.ends[end] = figures_of(bench, result, case, _placed(same, result))
+    figures, sources = figures_of(bench, first, case, window), dict(first.trace.rows.sources)
     return _Replica(figures, window, _answered(first, window), sources, found)
-
-
-def _window(bench: Bench, case: Case, result: Result) -> Window:
-    measure = bench.scenario.measure
-    if isinstance(measure, WholeRun):
-        return whole_run(result.served)
-    return steady(result.served, measure.warmup_share, case.point.clients, result.opens)
 
 
 def _answered(result: Result, window: Window) -> int:
@@ -254,20 +241,6 @@ def _placed(window: Window, result: Result) -> Window:
     if not window.whole:
         return window
     return whole_run(result.served, window.whole, unrated=window.unrated)
-
-
-def _figures(bench: Bench, result: Result, case: Case, window: Window) -> Mapping[str, Figure]:
-    found = both(
-        result.served,
-        result.journal,
-        kv_limit=result.room.limit,
-        servers=case.servers,
-        slo=bench.scenario.slo,
-        window=window,
-    )
-    if getattr(case.strategy, "prefix_caching", False):
-        found["prefix_hit_share"] = prefix_hit_share(result.served)
-    return found
 
 
 def _check_repeatable(bench: Bench, found: Found) -> Trace:

@@ -1,0 +1,1 @@
+"""The page of a plan: the answer, what holds, and what was tried."""

@@ -1,0 +1,154 @@
+"""From a plan's file to its alternatives: the ways of running that a question chooses from.
+
+alternatives = points of `vary` * cases of the scenario at each (devices, strategies, variants, loads)
+
+What cannot be (ranks that do not divide devices, a model that does not fit) is left out and counted.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import lcm
+from typing import Any
+
+from simcore.input.files import InputError
+from simcore.models.errors import ModelError
+from simcore.planning.points import Benches, Point, why_not
+from simcore.planning.whatif import Asked
+from simcore.scenario import put, scenario_of
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.workload.spec import ClosedLoop, TraceArrivals, Workload
+
+# Devices of a server that are tried where a scenario's strategy does not say how many.
+RANKS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """A way of running. `settings`: the values of the varied fields; `document`: the fields of its scenario,
+    before what a search changes."""
+
+    point: Point
+    settings: Mapping[str, Any]
+    document: Mapping[str, Any]
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What alternatives of one question have in common: the load, and the varied fields that make it."""
+        load = {name: value for name, value in self.settings.items() if name.startswith("workload")}
+        return (*load.items(), repr(self.point.case.point.workload))
+
+
+@dataclass
+class Alternatives:
+    """All alternatives of a plan. `left_out`: why others cannot be, with how many each reason concerns."""
+
+    every: list[Alternative] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str) -> None:
+        """Counts what cannot be."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Alternatives:
+    """Returns the alternatives of a plan. `any_devices`: the question chooses the number of devices: then the
+    scenario's own is left aside, and ranks that it does not give are `RANKS`. Raises InputError if none can
+    run."""
+    found = Alternatives()
+    seed = asked.document.get("seed", 0)
+    first: Exception | None = None
+    for settings in asked.settings(seed if isinstance(seed, int) else 0):
+        document = copy.deepcopy(asked.document)
+        try:
+            for path, value in settings.items():
+                put(document, path, copy.deepcopy(value), f"{asked.where}: vary: {path}")
+            if any_devices:
+                _open_devices(document)
+            scenario = scenario_of(copy.deepcopy(document), asked.where, asked.folder)
+            if not isinstance(scenario, ServingScenario):
+                raise InputError(f"{asked.where}: study: is {scenario.study!r}; plans are of study serving")
+            points = benches.points(scenario)
+        except (InputError, ModelError) as error:
+            first = first or error
+            found.leave_out(str(error))
+            continue
+        for point in points:
+            reason = why_not(_smallest(benches, point) if any_devices else point)
+            if reason is None:
+                found.every.append(Alternative(point, settings, document))
+            else:
+                found.leave_out(reason)
+    if not found.every:
+        raise first or InputError(f"{asked.where}: nothing can be run; {next(iter(found.left_out))}")
+    return found
+
+
+def _open_devices(document: dict[str, Any]) -> None:
+    """Gives each strategy the ranks that are tried, and the scenario a number of devices that all divide."""
+    each: list[int] = [1]
+    strategies = document.get("strategies")
+    for strategy in strategies if isinstance(strategies, list) else ():
+        if isinstance(strategy, dict):
+            given = strategy.setdefault("ranks", list(RANKS))
+            each += [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
+    document["devices"] = max(1, lcm(*(one for one in each if one > 0)))
+
+
+def _smallest(benches: Benches, point: Point) -> Point:
+    return benches.at(point, devices=[point.case.axes.ranks])
+
+
+# -- loads -------------------------------------------------------------------------------------------------
+
+
+def load_of(workload: Workload, where: str) -> tuple[str, float]:
+    """Returns the field that a search for the highest rate changes, and its value: the rate, or of a trace
+    the speed of its replay. Raises InputError for a closed loop."""
+    arrivals = workload.arrivals
+    if isinstance(arrivals, ClosedLoop):
+        needed = "constant, poisson, gamma or trace is needed"
+        raise InputError(f"{where}: workload.arrivals: a closed_loop has no rate; {needed}")
+    if isinstance(arrivals, TraceArrivals):
+        return "rate_scale", arrivals.rate_scale[0]
+    return "rate_per_s", arrivals.rates[0]
+
+
+def at_load(workload: Workload, value: float) -> Workload:
+    """Returns a workload at another rate, or of a trace at another speed."""
+    arrivals = workload.arrivals
+    if isinstance(arrivals, TraceArrivals):
+        changed: Any = arrivals.model_copy(update={"rate_scale": [value]})
+    else:
+        changed = arrivals.model_copy(update={"rate_per_s": [value], "interval_s": None})
+    return workload.model_copy(update={"arrivals": changed})
+
+
+def with_load(benches: Benches, alternative: Alternative, value: float) -> Point:
+    """Returns the point of an alternative at another rate."""
+    point = alternative.point
+    return benches.at(point, workload=at_load(point.scenario.workload, value))
+
+
+def with_servers(benches: Benches, alternative: Alternative, servers: int) -> Point:
+    """Returns the point of an alternative on another number of servers."""
+    return benches.at(alternative.point, devices=[servers * alternative.point.case.axes.ranks])
+
+
+def with_field(asked: Asked, benches: Benches, alternative: Alternative, path: str, value: int) -> Point:
+    """Returns the point of an alternative with another value of a field. Raises InputError."""
+    document = copy.deepcopy(dict(alternative.document))
+    put(document, path, value, f"{asked.where}: over: {path}")
+    scenario = scenario_of(document, asked.where, asked.folder)
+    assert isinstance(scenario, ServingScenario)
+    axes = alternative.point.case.axes
+    fitting = [
+        point
+        for point in benches.points(scenario)
+        if (point.device, point.case.axes.ranks, point.case.axes.strategy)
+        == (alternative.point.device, axes.ranks, axes.strategy)
+        and replace(point.case.axes, label="") == replace(axes, label="")
+    ]
+    if len(fitting) != 1:
+        raise InputError(f"{asked.where}: over: {path}: leaves {len(fitting)} cases apart; one is needed")
+    return fitting[0]

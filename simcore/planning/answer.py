@@ -1,0 +1,214 @@
+"""A plan's answer in words: what holds, how sure that is, and what would change it."""
+
+from collections.abc import Sequence
+
+from simcore.planning.limits import Limit
+from simcore.planning.questions import DEVICES, Answered, Found, Tried
+from simcore.planning.searches import Judged
+from simcore.planning.whatif import Asked
+from simcore.studies.common import ServingAxes
+
+# Loads that an answer says in full; the table has all.
+MOST_TOLD = 4
+
+
+def answer(asked: Asked, found: Found) -> str:
+    """Returns the answer."""
+    says = {"devices": _devices, "cost": _cost, "rate": _rate, "strategy": _rate, "grid": _grid}
+    return says[asked.question](asked, found)
+
+
+def _devices(asked: Asked, found: Found) -> str:
+    told = []
+    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
+        load = _load(group[0].alternative.point.case.axes)
+        if winner is None:
+            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}: {_closest(group)}.")
+            continue
+        told.append(
+            f"{_needed(asked, winner)} {load} with {_reached(asked.limits, winner.judged)}"
+            f"{_sure(asked, winner)}.{_beyond(group, winner)}{_prices(found, i)}"
+        )
+    return _joined(told)
+
+
+def _needed(asked: Asked, winner: Tried) -> str:
+    if asked.whatif.over not in (None, DEVICES):
+        return f"{asked.whatif.over} {winner.value:g} carries"
+    return f"{devices(winner)} {_carry(winner)}"
+
+
+def _carry(one: Tried) -> str:
+    return "carries" if one.point.case.axes.devices == 1 else "carry"
+
+
+def _cost(asked: Asked, found: Found) -> str:
+    told = []
+    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
+        load = _load(group[0].alternative.point.case.axes)
+        if winner is None:
+            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}: {_closest(group)}.")
+            continue
+        others = sorted(
+            (one.best for one in group if one.best is not None and one.best is not winner),
+            key=lambda one: one.cost_per_hour or 0.0,
+        )
+        rival = f" Next: {devices(others[0])}, {others[0].cost_per_hour:g} an hour." if others else ""
+        per_million = cost_per_million(winner)
+        each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
+        told.append(
+            f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each}, with"
+            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{rival}{_prices(found, i)}"
+        )
+    return _joined(told)
+
+
+def _rate(asked: Asked, found: Found) -> str:
+    (group,), (winner,) = found.groups, found.winners
+    if winner is None:
+        return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate: {_closest(group)}."
+    of = {one.alternative: one for one in group}[winner.alternative]
+    beyond = of.next_worse
+    says = (
+        f"{devices(winner)} {_carry(winner)} up to {_load(winner.point.case.axes)} with"
+        f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
+    )
+    if beyond is not None:
+        says += f" {_load(beyond.point.case.axes)} {_fails(beyond.judged)}{_limiting(beyond.judged)}."
+    others = sorted(
+        (one.best for one in group if one.best is not None and one.best is not winner),
+        key=lambda one: -(one.value or 0.0),
+    )
+    if others:
+        names = [f"{_way(one)} {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
+        says += f" Others: {'; '.join(names)}."
+    return says + _prices(found, 0)
+
+
+def _grid(asked: Asked, found: Found) -> str:
+    holding = [one for one in found.tried if one.judged.holds]
+    count = f"{len(holding):,} of {len(found.tried):,} points"
+    best = [one for one in found.winners if one is not None]
+    if not best:
+        (group,) = found.groups
+        return f"None of {len(found.tried):,} points keeps {_limits(asked.limits)}: {_closest(group)}."
+    held = f" keep {_limits(asked.limits)}" if asked.limits else " can run"
+    first = best[0]
+    if len(best) == 1:
+        of = f"best is {devices(first)} at {_load(first.point.case.axes)}"
+        return f"{count}{held}; {of}, with {_reached(asked.limits, first.judged)}{_sure(asked, first)}."
+    names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_TOLD])
+    more = f" and {len(best) - MOST_TOLD} more" if len(best) > MOST_TOLD else ""
+    return f"{count}{held}; {len(best)} of them are on the Pareto front: {names}{more}."
+
+
+# -- parts of sentences -------------------------------------------------------------------------------------
+
+
+def devices(one: Tried) -> str:
+    """Returns the devices of a point in words: "12 h200-sxm (3 servers of 4, continuous batching)"."""
+    axes = one.point.case.axes
+    servers = axes.devices // axes.ranks
+    shape = f"{servers} server{'s' if servers > 1 else ''} of {axes.ranks}, " if axes.ranks > 1 else ""
+    return f"{axes.devices:,} {one.point.device} ({shape}{_way(one)})"
+
+
+def _way(one: Tried) -> str:
+    label = one.point.case.axes.label
+    ranks = one.point.case.axes.ranks
+    return label.removesuffix(f", TP{ranks}") if ranks > 1 else label
+
+
+def _load(axes: ServingAxes) -> str:
+    if axes.rate_per_s is None:
+        return "the closed loop"
+    return f"{axes.rate_per_s:.4g} {axes.arriving}/s"
+
+
+def _limits(limits: Sequence[Limit]) -> str:
+    return " and ".join(limit.text() for limit in limits) or "the limits"
+
+
+def value_text(metric: str, value: float) -> str:
+    """Returns a metric's value with its unit for people: seconds below one in ms."""
+    if metric.endswith("_s") and not metric.endswith("per_s"):
+        return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
+    return f"{value:.4g}"
+
+
+def _reached(limits: Sequence[Limit], judged: Judged) -> str:
+    words = []
+    for limit in limits:
+        mean = judged.mean(limit.metric)
+        if mean is not None:
+            allowed = value_text(limit.metric, limit.value)
+            words.append(f"{_name(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})")
+    return " and ".join(words) or "no limit"
+
+
+def _name(metric: str) -> str:
+    """Returns a metric's name for people.
+
+    >>> _name("ttft_p99_s"), _name("e2e_mean_s"), _name("goodput_per_s"), _name("slo_attainment")
+    ('p99 TTFT', 'mean E2E', 'goodput per s', 'slo attainment')
+    """
+    parts = metric.removesuffix("_s").split("_") if not metric.endswith("per_s") else metric.split("_")
+    if len(parts) == 2 and (parts[1] == "mean" or parts[1][:1] == "p") and parts[1] != "per":
+        return f"{parts[1]} {parts[0].upper() if parts[0] != 'queue' else 'queueing'}"
+    return " ".join(parts)
+
+
+def _sure(asked: Asked, one: Tried) -> str:
+    return f", {asked.whatif.certainty:.4g} sure after {len(one.judged.runs)} replicas"
+
+
+def _beyond(group: Sequence[Answered], winner: Tried) -> str:
+    worse = next((one.next_worse for one in group if one.best is winner), None)
+    if worse is None:
+        return ""
+    return f" {devices(worse).partition(' (')[0]} {_fails(worse.judged)}."
+
+
+def _fails(judged: Judged) -> str:
+    why = judged.why or "holds"
+    return f"{'fails' if judged.verdict == 'fails' else 'is not sure to hold'}: {why}"
+
+
+def _closest(group: Sequence[Answered]) -> str:
+    """Returns why the alternative that was tried last fails."""
+    last = next((one.next_worse for one in group if one.next_worse is not None), None)
+    return _fails(last.judged) if last else "see the table"
+
+
+def _limiting(judged: Judged) -> str:
+    """Returns what runs out at a point, by its own figures."""
+    share, moved, busy = (judged.mean(name) for name in ("max_kv_share", "preemptions", "utilisation"))
+    if moved and share is not None and share > 0.98:
+        return "; the KV cache is full"
+    if busy is not None and busy > 0.95:
+        return "; the devices are busy all the time"
+    return ""
+
+
+def _prices(found: Found, i: int) -> str:
+    slow, fast = found.at_slow_prices.get(i), found.at_fast_prices.get(i)
+    says = ""
+    if slow is not None:
+        held = "holds too" if slow.holds else _fails(slow)
+        says = f" With all op times at the slow end of their 90 % intervals it {held}."
+    if fast is not None and fast.holds:
+        says += " With all at the fast end one step less would do."
+    return says
+
+
+def cost_per_million(one: Tried) -> float | None:
+    """Returns the cost of a million output tokens, or None."""
+    rate = one.judged.mean("output_throughput_tokens_per_s")
+    if one.cost_per_hour is None or not rate:
+        return None
+    return one.cost_per_hour / (rate * 3600.0) * 1e6
+
+
+def _joined(told: Sequence[str]) -> str:
+    more = f" ({len(told) - MOST_TOLD} more loads in the table)" if len(told) > MOST_TOLD else ""
+    return " ".join(told[:MOST_TOLD]) + more

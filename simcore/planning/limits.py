@@ -1,0 +1,60 @@
+"""What must hold: limits of metrics, by their names in results.csv.
+
+    ttft_p99_s: 0.5          at most, of a metric that should be small
+    slo_attainment: 0.99     at least, of one that should be large
+
+Latencies also have percentiles that results.csv has not: `ttft_p99.9_s`, from 50 to 99.9.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simcore.input.files import InputError, nearest, plain
+from simcore.studies.columns import METRICS, metric
+from simcore.studies.serving.figures import LATENCIES, PERCENTILES, WINDOWED
+
+STUDY = "serving"
+# Percentiles that a limit may name.
+ALLOWED = (*PERCENTILES, 99.9)
+LATENCY = re.compile(rf"({'|'.join(LATENCIES)})_(mean|p(\d+(?:\.\d+)?))_s")
+# Metrics of which more is neither better nor worse but that memory limits.
+AT_MOST_TOO = ("max_kv_share", "mean_kv_share", "utilisation", "max_batch", "mean_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A metric and its limit; `at_most`: the metric may not be greater, else not less."""
+
+    metric: str
+    value: float
+    at_most: bool
+
+    def text(self) -> str:
+        """Returns it in words: "ttft_p99_s at most 0.5"."""
+        return f"{self.metric} {'at most' if self.at_most else 'at least'} {self.value:g}"
+
+
+def names() -> list[str]:
+    """Returns the metrics that a limit may name, sorted."""
+    known = [
+        name
+        for name in (*METRICS[STUDY], *WINDOWED)
+        if metric(STUDY, name).better is not None or name in AT_MOST_TOO
+    ]
+    spread = [f"{name}_{of}_s" for name in LATENCIES for of in ("mean", *(f"p{p:g}" for p in ALLOWED))]
+    return sorted({*(name for name in known if name not in {f"{of}_s" for of in LATENCIES}), *spread})
+
+
+def limits(given: Mapping[str, float], where: str) -> tuple[Limit, ...]:
+    """Returns limits from a mapping of metrics to values. Raises InputError if a metric is unknown."""
+    known = names()
+    for name in given:
+        if name not in known:
+            raise InputError(f"{where}: {plain(name)}: no such metric{nearest(name, known)}")
+    return tuple(Limit(name, value, metric(STUDY, name).better != "higher") for name, value in given.items())
+
+
+def of_slo(slo: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns the limits of a scenario's SLO: each latency's 99th percentile."""
+    return {f"{name.removesuffix('_s')}_p99_s": value for name, value in slo.items() if value is not None}

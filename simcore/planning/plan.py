@@ -1,0 +1,146 @@
+"""Plans: a question over scenarios, answered by search, with its certainty.
+
+asked = load_plan(Path("whatif.yaml"), "devices")
+plan = run(asked, jobs=2)             plan.answer, plan.lines
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simcore import compiled
+from simcore.assembly import versions
+from simcore.planning.answer import answer, cost_per_million
+from simcore.planning.points import Benches
+from simcore.planning.questions import Found, Tried, ask, objectives
+from simcore.planning.runs import Runner
+from simcore.planning.store import Store
+from simcore.planning.verdict import interval
+from simcore.planning.whatif import Asked
+from simcore.sim.kept import cache_folder
+from simcore.studies.common import shares_of, unmeasured
+
+# Metrics of every line besides those with a limit.
+SHOWN = (
+    *("ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "e2e_p99_s", "goodput_per_s", "request_throughput_per_s"),
+    *("output_throughput_tokens_per_s", "utilisation", "mean_batch", "max_kv_share", "mean_queue"),
+)
+# Reasons for leaving points out that are said one by one.
+MOST_REASONS = 3
+
+
+@dataclass
+class Plan:
+    """An answered plan. `lines`: a row for each judged point; `simulated`, `known`: runs that were made, and
+    that were known from before; `requests`: simulated ones."""
+
+    asked: Asked
+    answer: str
+    lines: list[dict[str, Any]]
+    warnings: list[str]
+    notes: list[str]
+    simulated: int
+    known: int
+    requests: int
+    shares: dict[str, float]
+    origins: list[dict[str, Any]]
+    found: Found = field(repr=False, default_factory=Found)
+
+    def effort(self) -> str:
+        """Returns how many runs it took, in words."""
+        known = f", {self.known:,} known from before" if self.known else ""
+        return f"{self.simulated:,} runs of {self.requests:,} requests{known}"
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what summary.json says: the same for the same question, whatever was known before."""
+        return {
+            "name": self.asked.name,
+            "study": "plan",
+            "question": self.asked.question,
+            "answer": self.answer,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "certainty": self.asked.whatif.certainty,
+            "limits": [asdict(limit) for limit in self.asked.limits],
+            "objectives": [name for name, _ in objectives(self.asked)],
+            "price_shares": self.shares,
+        }
+
+    def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
+        """Returns where the figures come from."""
+        return {
+            "command": command,
+            "machine": "sim",
+            "wall_time_s": round(wall_s, 3),
+            "seed": self.asked.document.get("seed", 0),
+            "runs": {"simulated": self.simulated, "known": self.known, "requests": self.requests},
+            "price_sources": self.shares,
+            "devices": self.origins,
+            "versions": versions(),
+            "event_loop": "compiled" if compiled.in_use() else "sources",
+        }
+
+
+def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
+    """Answers a plan. Raises InputError."""
+    benches, store = Benches(asked.where, jobs), Store(cache_folder())
+    runner = Runner(benches, store, jobs, progress)
+    try:
+        found = ask(asked, benches, runner)
+    finally:
+        benches.close()
+        store.close()
+    shares = _shares(found)
+    device = ", ".join(dict.fromkeys(one.point.device for one in found.tried))
+    reasons = list(found.left_out.items())
+    left = [f"left out, {count:,} of them: {why}" for why, count in reasons[:MOST_REASONS]]
+    if len(found.left_out) > MOST_REASONS:
+        left.append(f"left out for {len(found.left_out) - MOST_REASONS} more reasons")
+    return Plan(
+        asked=asked,
+        answer=answer(asked, found),
+        lines=[_line(asked, one, found) for one in found.tried],
+        warnings=[*benches.warnings, *unmeasured(shares, device)],
+        notes=left,
+        simulated=runner.simulated,
+        known=runner.known,
+        requests=runner.requests,
+        shares=shares,
+        origins=benches.origins,
+        found=found,
+    )
+
+
+def _shares(found: Found) -> dict[str, float]:
+    parts = [part for one in found.tried for ran in one.judged.runs for part in ran.shares.items()]
+    return dict(sorted(shares_of(parts).items()))
+
+
+def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
+    """Returns the row of a point: its place, the varied values, the verdict, its metrics with intervals."""
+    axes, judged = one.point.case.axes, one.judged
+    line: dict[str, Any] = {
+        "device": one.point.device,
+        "label": axes.label,
+        "strategy": axes.strategy,
+        "devices": axes.devices,
+        "ranks": axes.ranks,
+        "servers": axes.devices // axes.ranks,
+        "rate_per_s": axes.rate_per_s,
+        "requests": axes.requests,
+        "prompt_tokens": axes.prompt_tokens,
+        "output_tokens": axes.output_tokens,
+        **{f"vary.{path}": value for path, value in one.alternative.settings.items()},
+        "verdict": judged.verdict,
+        "best": one in found.winners,
+        "replicas": len(judged.runs),
+        "why": judged.why,
+        "cost_per_hour": one.cost_per_hour,
+        "cost_per_million_output_tokens": cost_per_million(one),
+    }
+    for name in dict.fromkeys([*(limit.metric for limit in asked.limits), *SHOWN]):
+        values = judged.values(name)
+        ends = interval(values, asked.whatif.certainty)
+        line[name] = judged.mean(name)
+        line[f"{name}.low"], line[f"{name}.high"] = ends or (None, None)
+    return line

@@ -1,0 +1,149 @@
+"""Points of a plan: single cases of serving scenarios, each with the bench that runs it.
+
+Points whose scenarios differ only in `FREE` fields share models and prices.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simcore.assembly import Place, assemble
+from simcore.input.fields import DeviceChoice
+from simcore.input.files import InputError
+from simcore.scenario import resolved
+from simcore.sim.kept import code_digest
+from simcore.studies.serving.engines.presets import with_engines
+from simcore.studies.serving.runner import Bench, Case
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.study import cases, refusal
+
+# Fields that neither the model nor the prices of its ops depend on.
+FREE = frozenset(
+    {"name", "seed", "workload", "strategies", "devices", "routing", "kv_blocks", "memory_share"}
+    | {"price_interval", "contention", "measure", "slo", "replicas", "published"}
+)
+# Fields that no run depends on.
+IDLE = frozenset({"name", "replicas", "price_interval", "published"})
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A case with its bench. `device`: its name for people."""
+
+    bench: Bench
+    case: Case
+    scenario: ServingScenario
+    device: str
+
+    @cached_property
+    def key(self) -> str | None:
+        """All that its runs go by, but replica and prices' end, as a digest; None if that is not known."""
+        kept, code = self.bench.hardware.kept, code_digest()
+        own = ":" in self.case.strategy.kind
+        if kept is None or code is None or own:
+            return None
+        fields = {name: value for name, value in resolved(self.scenario).items() if name not in IDLE}
+        words = json.dumps([FORMAT, code, kept.key, fields, _files(fields)], sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()
+
+    @property
+    def servers(self) -> int:
+        """Groups of devices that each serve by themselves."""
+        return self.case.servers
+
+
+def _files(fields: Any) -> list[Any]:
+    """Returns size and time of change of each file that a scenario's workload names."""
+    if isinstance(fields, dict):
+        here: list[Any] = []
+        if isinstance(fields.get("path"), str):
+            about = Path(fields["path"]).stat()
+            here = [[fields["path"], about.st_size, about.st_mtime_ns]]
+        return here + [each for value in fields.values() for each in _files(value)]
+    if isinstance(fields, list):
+        return [each for value in fields for each in _files(value)]
+    return []
+
+
+class Benches:
+    """Puts scenarios together, and keeps what points have in common."""
+
+    def __init__(self, where: str, jobs: int) -> None:
+        self.where = where
+        self.place = Place(jobs=jobs)
+        self._known: dict[str, tuple[Bench, str, list[str]]] = {}
+        self.warnings: dict[str, None] = {}
+        self.origins: list[dict[str, Any]] = []
+
+    def points(self, scenario: ServingScenario) -> list[Point]:
+        """Returns the cases of a scenario, in its order; devices in the order of the list. Raises InputError,
+        ModelError."""
+        return [
+            Point(bench, case, _single(alone, case), device)
+            for alone in _by_device(scenario)
+            for bench, device in [self._bench(alone)]
+            for case in cases(bench)
+        ]
+
+    def at(self, point: Point, **changes: Any) -> Point:
+        """Returns a point with other `FREE` fields of its scenario. Raises InputError."""
+        scenario = point.scenario.model_copy(update=changes)
+        bench = replace(point.bench, scenario=scenario)
+        (case,) = cases(bench)
+        return Point(bench, case, scenario, point.device)
+
+    def close(self) -> None:
+        """Saves the prices for other runs."""
+        for bench, _, _ in self._known.values():
+            bench.keep_prices()
+
+    def every(self) -> list[Bench]:
+        """Returns one bench of each set of prices."""
+        return [bench for bench, _, _ in self._known.values()]
+
+    def _bench(self, scenario: ServingScenario) -> tuple[Bench, str]:
+        fields = {name: value for name, value in resolved(scenario).items() if name not in FREE}
+        key = json.dumps(fields, sort_keys=True)
+        if key not in self._known:
+            parts = assemble(scenario, self.where, self.place)
+            self.warnings.update(dict.fromkeys(parts.warnings))
+            self.origins.append(dict(parts.described))
+            study: Any = parts.study
+            self._known[key] = study.bench, study.device, parts.warnings
+        bench, device, _ = self._known[key]
+        (one,) = scenario.devices_in_use
+        try:
+            whole = with_engines(scenario, one.base, bench.hardware.memory_bytes)
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}") from None
+        return replace(bench, scenario=whole), device
+
+
+def _by_device(scenario: ServingScenario) -> list[ServingScenario]:
+    """Returns a scenario for each of its devices."""
+    return [
+        scenario.model_copy(
+            update={"device": [DeviceChoice(base=one.base, change=dict(one.change), name=one.name)]}
+        )
+        for one in scenario.devices_in_use
+    ]
+
+
+def _single(scenario: ServingScenario, case: Case) -> ServingScenario:
+    """Returns the scenario of one case alone."""
+    return scenario.model_copy(
+        update={
+            "devices": [case.point.devices],
+            "workload": case.point.workload,
+            "strategies": [case.strategy],
+        }
+    )
+
+
+def why_not(point: Point) -> str | None:
+    """Returns why a point cannot run, or None."""
+    return refusal(point.bench, point.case)

@@ -1,0 +1,326 @@
+"""The questions of a plan, each a search over its alternatives.
+
+devices    per load: fewest devices at which an alternative holds; another one ends where it cannot do better
+cost       the same, by cost per hour
+rate       the highest rate at which each alternative holds
+strategy   rate, and the alternatives compared in pairs at the scenario's load
+grid       every point, judged
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+from simcore.input.files import InputError, nearest, plain
+from simcore.planning.alternatives import (
+    Alternative,
+    alternatives,
+    load_of,
+    with_field,
+    with_load,
+    with_servers,
+)
+from simcore.planning.points import Benches, Point
+from simcore.planning.runs import Runner
+from simcore.planning.searches import Fewest, Highest, Judged, drive, fewest, highest, judge
+from simcore.planning.verdict import interval
+from simcore.planning.whatif import Asked
+
+# Most devices of a scenario, and values of another searched field.
+MOST_DEVICES, MOST_VALUES = 1024, 65_536
+# A search for a rate ends where what holds and what does not differ by no more than this.
+TOLERANCE = 0.02
+RATES = (1e-6, 1e6)
+DEVICES = "devices"
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A judged point of an alternative. `value`: of the searched field; `cost_per_hour`: of all its devices,
+    None where no price is given."""
+
+    alternative: Alternative
+    judged: Judged
+    value: float | None
+    cost_per_hour: float | None = None
+
+    @property
+    def point(self) -> Point:
+        """Its point."""
+        return self.judged.point
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """What holds of one alternative. `best`: the point that answers, None if none holds; `next_worse`: the
+    point one step beyond, which does not hold for sure; `cut`: the bound at which another alternative was
+    found to be better."""
+
+    alternative: Alternative
+    best: Tried | None
+    next_worse: Tried | None
+    cut: int | None = None
+
+
+@dataclass
+class Found:
+    """All that a plan found. `groups`: the answers by load; `winners`: the best of each group (of a grid: all
+    of the Pareto front). By the number of the group: the verdicts on its winner with all op times at the slow
+    end of their intervals, and on the point beyond with all at the fast end; `left_out`: what cannot be."""
+
+    tried: list[Tried] = field(default_factory=list)
+    groups: list[list[Answered]] = field(default_factory=list)
+    winners: list[Tried | None] = field(default_factory=list)
+    at_slow_prices: dict[int, Judged] = field(default_factory=dict)
+    at_fast_prices: dict[int, Judged] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def price_of(asked: Asked, point: Point) -> float | None:
+    """Returns what the devices of a point cost an hour, or None."""
+    (one,) = point.scenario.devices_in_use
+    known = asked.whatif.cost_per_hour
+    each = known.get(point.device, known.get(one.base))
+    return None if each is None else each * point.case.axes.devices
+
+
+def _tried(asked: Asked, alternative: Alternative, judged: Judged, value: float | None) -> Tried:
+    return Tried(alternative, judged, value, price_of(asked, judged.point))
+
+
+def _in_order(asked: Asked, one: Alternative, judged: Mapping[Any, Judged]) -> dict[Any, Tried]:
+    return {value: _tried(asked, one, verdict, value) for value, verdict in sorted(judged.items())}
+
+
+def ask(asked: Asked, benches: Benches, runner: Runner) -> Found:
+    """Answers a plan's question. Raises InputError."""
+    if asked.question in ("devices", "cost"):
+        return _fewest(asked, benches, runner)
+    if asked.question in ("rate", "strategy"):
+        return _highest(asked, benches, runner)
+    return _grid(asked, benches, runner)
+
+
+def _grouped(every: Sequence[Alternative]) -> list[list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for i, one in enumerate(every):
+        groups.setdefault(one.group, []).append(i)
+    return list(groups.values())
+
+
+# -- devices and cost ---------------------------------------------------------------------------------------
+
+
+def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
+    over = asked.whatif.over or DEVICES
+    on_devices = over == DEVICES
+    if asked.question == "cost" and not on_devices:
+        raise InputError(f"{asked.where}: over: question cost searches devices")
+    known = alternatives(asked, benches, any_devices=on_devices)
+    every = known.every
+    if asked.question == "cost":
+        _check_prices(asked, every)
+    best: dict[Any, float] = {}
+
+    def unit(one: Alternative) -> float:
+        """What one more step of an alternative costs, in devices or in money."""
+        if not on_devices:
+            return 1.0
+        price = price_of(asked, one.point) if asked.question == "cost" else None
+        ranks, devices = one.point.case.axes.ranks, one.point.case.axes.devices
+        return ranks * (1.0 if price is None else price / devices)
+
+    def search(one: Alternative) -> Any:
+        ranks = one.point.case.axes.ranks
+        least, most = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
+        between = (ceil(least / ranks), most // ranks) if on_devices else (least, most)
+
+        def at(number: int) -> Point:
+            if on_devices:
+                return with_servers(benches, one, number)
+            return with_field(asked, benches, one, over, number)
+
+        def enough() -> int | None:
+            bound = best.get(one.group)
+            if bound is None or unit(one) == 0.0:
+                return None
+            return max(1, ceil(bound / unit(one) - 1e-9))
+
+        found = yield from fewest(at, between, asked.limits, asked.rule, enough)
+        if found.number is not None:
+            best[one.group] = min(best.get(one.group, float("inf")), found.number * unit(one))
+        return found
+
+    results: list[Fewest] = drive([search(one) for one in every], runner)
+    found = Found(left_out=known.left_out)
+    answers: list[Answered] = []
+    for one, result in zip(every, results, strict=True):
+        tried = _in_order(asked, one, result.judged)
+        found.tried += tried.values()
+        good = None if result.number is None else tried[result.number]
+        below = [number for number in tried if result.number is None or number < result.number]
+        answers.append(Answered(one, good, tried[max(below)] if below else None, result.cut))
+    for places in _grouped(every):
+        group = [answers[i] for i in places]
+        found.groups.append(group)
+        holding = [one.best for one in group if one.best is not None]
+        ranks = [(_steps(asked, one, on_devices), tightness(asked, one), i) for i, one in enumerate(holding)]
+        found.winners.append(holding[min(ranks)[2]] if ranks else None)
+    _at_ends(asked, found, runner)
+    return found
+
+
+def _steps(asked: Asked, one: Tried, on_devices: bool) -> float:
+    if asked.question == "cost" and one.cost_per_hour is not None:
+        return one.cost_per_hour
+    return float(one.point.case.axes.devices) if on_devices else float(one.value or 0.0)
+
+
+def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
+    names = {one.base for alternative in every for one in alternative.point.scenario.devices_in_use}
+    titles = {alternative.point.device for alternative in every}
+    for name in asked.whatif.cost_per_hour:
+        if name not in names | titles:
+            known = nearest(name, sorted(names))
+            raise InputError(f"{asked.where}: cost_per_hour.{plain(name)}: is no device of this plan{known}")
+    for alternative in every:
+        if price_of(asked, alternative.point) is None:
+            missing = alternative.point.scenario.devices_in_use[0].base
+            raise InputError(
+                f"{asked.where}: cost_per_hour.{missing}: is missing; what one costs an hour, in any currency"
+            )
+
+
+def tightness(asked: Asked, one: Tried) -> float:
+    """Returns how near a point is to its nearest limit: the greatest share of a limit that is used."""
+    shares = [0.0]
+    for limit in asked.limits:
+        mean = one.judged.mean(limit.metric)
+        if mean is not None and limit.value > 0.0 and mean > 0.0:
+            shares.append(mean / limit.value if limit.at_most else limit.value / mean)
+    return max(shares)
+
+
+def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
+    """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
+    all prices at the fast end."""
+    worse = {
+        i: next((one.next_worse for one in group if one.best is winner), None)
+        for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True))
+    }
+    slow = [(i, winner.point) for i, winner in enumerate(found.winners) if winner is not None]
+    fast = [(i, one.point) for i, one in worse.items() if one is not None and found.winners[i] is not None]
+    searches = [judge(point, asked.limits, asked.rule, "high") for _, point in slow]
+    searches += [judge(point, asked.limits, asked.rule, "low") for _, point in fast]
+    judged = drive(searches, runner)
+    found.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
+    found.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}
+
+
+# -- rates --------------------------------------------------------------------------------------------------
+
+
+def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
+    known = alternatives(asked, benches, any_devices=False)
+    every = known.every
+    begins = [load_of(one.point.scenario.workload, asked.where) for one in every]
+
+    def search(one: Alternative, begin: float) -> Any:
+        return highest(
+            lambda value: with_load(benches, one, value),
+            begin,
+            asked.limits,
+            asked.rule,
+            tolerance=TOLERANCE,
+            between=RATES,
+        )
+
+    results: list[Highest] = drive(
+        [search(one, begin) for one, (_, begin) in zip(every, begins, strict=True)], runner
+    )
+    found = Found(left_out=known.left_out)
+    answers: list[Answered] = []
+    for one, result in zip(every, results, strict=True):
+        tried = _in_order(asked, one, result.judged)
+        found.tried += tried.values()
+        good = None if result.holds is None else tried[result.holds]
+        beyond = [value for value in tried if result.holds is None or value > result.holds]
+        answers.append(Answered(one, good, tried[min(beyond)] if beyond else None))
+    # All loads are searched, so that alternatives with different ones belong together.
+    found.groups.append(answers)
+    holding = [one.best for one in answers if one.best is not None]
+    found.winners.append(max(holding, key=lambda one: one.value or 0.0, default=None))
+    _at_ends(asked, found, runner)
+    return found
+
+
+# -- grid ---------------------------------------------------------------------------------------------------
+
+
+def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
+    known = alternatives(asked, benches, any_devices=False)
+    every = known.every
+    judged = drive([judge(one.point, asked.limits, asked.rule) for one in every], runner)
+    tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
+    found = Found(tried=tried, left_out=known.left_out)
+    found.groups.append([Answered(one.alternative, one if one.judged.holds else None, None) for one in tried])
+    front = pareto([one for one in tried if one.judged.holds], objectives(asked))
+    found.winners += front or [None]
+    return found
+
+
+Objective = tuple[str, Callable[[Tried], float | None]]
+
+
+def objectives(asked: Asked) -> list[Objective]:
+    """Returns the objectives of a plan, each with its value at a point, of which less is better."""
+    given = asked.whatif.objective
+    latency = next((limit.metric for limit in asked.limits if limit.metric.endswith("_s")), "e2e_mean_s")
+
+    def rate(one: Tried) -> float | None:
+        offered = one.point.case.axes.rate_per_s
+        return None if offered is None else -offered
+
+    known: Mapping[str, Callable[[Tried], float | None]] = {
+        "fewest_devices": lambda one: float(one.point.case.axes.devices),
+        "lowest_cost": lambda one: one.cost_per_hour,
+        "highest_rate": rate,
+        "lowest_latency": lambda one: one.judged.mean(latency),
+    }
+    names = [given] if isinstance(given, str) else list(given)
+    return [(name, known[name]) for name in names]
+
+
+def pareto(tried: Sequence[Tried], wanted: Sequence[Objective]) -> list[Tried]:
+    """Returns the points than which none is better in one objective and as good in all others; of equal ones
+    the first. With one objective that is the best one."""
+    rated = [(one, [value(one) for _, value in wanted]) for one in tried]
+    known = [(one, [v for v in values if v is not None]) for one, values in rated]
+    full = [(one, values) for one, values in known if len(values) == len(wanted)]
+
+    def beaten(place: int) -> bool:
+        values = full[place][1]
+        return any(
+            all(a <= b for a, b in zip(other, values, strict=True)) and (other != values or i < place)
+            for i, (_, other) in enumerate(full)
+            if i != place
+        )
+
+    return [one for place, (one, _) in enumerate(full) if not beaten(place)]
+
+
+# -- pairs --------------------------------------------------------------------------------------------------
+
+
+def difference(a: Judged, b: Judged, metric: str, certainty: float) -> tuple[float, float, float] | None:
+    """Returns the mean of b - a over the replicas that both have, and its interval; None without two of
+    them. Both have the same draws, so that most of what varies is common to both."""
+    pairs = [
+        (one.figures.get(metric), other.figures.get(metric))
+        for one, other in zip(a.runs, b.runs, strict=False)
+    ]
+    gaps = [other - one for one, other in pairs if one is not None and other is not None]
+    ends = interval(gaps, certainty)
+    return None if ends is None else (fmean(gaps), *ends)

@@ -1,0 +1,155 @@
+"""Runs of points: simulated on all cores, kept on disk, each given back as its figures.
+
+A run is a replica of a point at the prices as they are, or at an end of their intervals. Prices are settled
+before the first run: a result then depends neither on the runs before it nor on the process that made it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from simcore.input.files import InputError
+from simcore.machine.machine import LawError
+from simcore.planning.limits import ALLOWED
+from simcore.planning.points import Benches, Point
+from simcore.planning.store import Store
+from simcore.sim.graph_pricer import End, Known
+from simcore.studies.columns import WHOLE_RUN
+from simcore.studies.processes import in_processes
+from simcore.studies.serving.figures import PERCENTILES, gaps, latencies, steps_in, weighted_percentiles
+from simcore.studies.serving.replica import figures_of, window_of
+from simcore.studies.serving.runner import Result
+from simcore.studies.serving.window import Window
+
+# Percentiles that results.csv has not.
+FURTHER = tuple(percent for percent in ALLOWED if percent not in PERCENTILES)
+
+
+class Ask(NamedTuple):
+    """A run that a search wants."""
+
+    point: Point
+    replica: int
+    end: End = "value"
+
+
+class Ran(NamedTuple):
+    """The figures of a run; None where there is none. `growing`: its queue grew, so that it keeps up with no
+    such load. `fault`: why it failed, then without figures. `shares`: device time by source of its prices."""
+
+    figures: Mapping[str, float | None]
+    growing: bool = False
+    fault: str = ""
+    shares: Mapping[str, float] = {}
+
+
+# A point by what its runs go by, where that is known; a replica; an end.
+Name = tuple[str | Point, int, str]
+
+
+@dataclass
+class Runner:
+    """Makes the runs that searches ask for. `simulated`, `requests`: runs made and requests in them; `known`:
+    runs taken from the store."""
+
+    benches: Benches
+    store: Store
+    jobs: int
+    progress: Callable[[str, int, int], None]
+    simulated: int = 0
+    known: int = 0
+    requests: int = 0
+    _seen: dict[Name, Ran] = field(default_factory=dict)
+    _asked: int = 0
+
+    def __call__(self, asks: Sequence[Ask]) -> list[Ran]:
+        """Returns the results of runs, in the order of the asks; equal ones are made once."""
+        wanted = {_name(ask): ask for ask in asks}
+        new = {name: ask for name, ask in wanted.items() if name not in self._seen}
+        keys = {name: _key(ask) for name, ask in new.items()}
+        kept = self.store.load(key for key in keys.values() if key)
+        for name, key in keys.items():
+            if key in kept:
+                self._seen[name] = Ran(*kept[key])
+                self.known += 1
+        missing = [(name, ask) for name, ask in new.items() if name not in self._seen]
+        self._asked += len(new)
+        self._make(missing, keys)
+        return [self._seen[_name(ask)] for ask in asks]
+
+    def _make(self, missing: Sequence[tuple[Name, Ask]], keys: Mapping[Name, str | None]) -> None:
+        if not missing:
+            return
+        every = self.benches.every()
+        for _, ask in missing:
+            # Processes begin with the same prices, and give back what they find.
+            _settled(ask)
+        before = self._asked - len(missing)
+
+        def work(i: int) -> tuple[Ran, list[dict[int, dict[str, Known]]]]:
+            ran = simulated(missing[i][1])
+            return ran, [bench.found_out() for bench in every]
+
+        def finished(i: int, gave: tuple[Ran, list[dict[int, dict[str, Known]]]]) -> None:
+            name, ask = missing[i]
+            ran, prices = gave
+            self._seen[name] = ran
+            self.simulated += 1
+            self.requests += ask.point.case.axes.requests
+            for bench, found in zip(every, prices, strict=True):
+                bench.take_over(found)
+            if (key := keys[name]) is not None and not ran.fault:
+                self.store.save(key, ran)
+
+        in_processes(
+            work,
+            len(missing),
+            self.jobs,
+            lambda done: self.progress("run", before + done, self._asked),
+            finished=finished,
+        )
+
+
+def _name(ask: Ask) -> Name:
+    return ask.point.key or ask.point, ask.replica, ask.end
+
+
+def _key(ask: Ask) -> str | None:
+    return None if ask.point.key is None else f"{ask.point.key}/{ask.replica}/{ask.end}"
+
+
+def _settled(ask: Ask) -> None:
+    """Makes the prices of a run, if they are not there yet."""
+    bench, prices = ask.point.bench, (ask.point.case.axes.ranks, ask.end)
+    if prices not in bench.prices:
+        _, graph_pricer = bench.price(*prices)
+        graph_pricer.settle_by_probes()
+
+
+def simulated(ask: Ask) -> Ran:
+    """Makes a run, at settled prices. A fault of it is part of the result."""
+    bench, case = ask.point.bench, ask.point.case
+    try:
+        result = bench.run(case, ask.replica, ask.end)
+        window = window_of(bench, case, result)
+        figures = figures_of(bench, result, case, window)
+    except (InputError, LawError) as error:
+        return Ran({}, fault=f"{case.axes.label}: {error}")
+    values = {name: value for name, (value, _) in figures.items() if not name.endswith(WHOLE_RUN)}
+    shares = {str(name): seconds for name, seconds in result.trace.rows.sources.items()}
+    return Ran({**values, **_further(result, window)}, window.growing, "", shares)
+
+
+def _further(result: Result, window: Window) -> dict[str, float | None]:
+    """Returns the percentiles of latencies that results.csv has not."""
+    came = result.served if window.whole else result.served.only(window.came)
+    found: dict[str, float | None] = {}
+    for percent in FURTHER:
+        for name, seconds in latencies(came).items():
+            value = float(np.percentile(seconds, percent)) if len(seconds) else None
+            found[f"{name}_p{percent:g}_s"] = value
+        (gap_s,) = weighted_percentiles(*gaps(steps_in(result.journal, window)), (percent,)) or (None,)
+        found[f"itl_p{percent:g}_s"] = gap_s
+    return found

@@ -1,0 +1,254 @@
+"""The file of a plan: a scenario, what varies in it, what must hold, and what is best.
+
+points = product over `vary` of the numbers of values (grid), or as many as each has (zip), or `points`
+         (latin_hypercube)
+
+A plain scenario is a plan too: then --question says what is asked of it, and its SLO what must hold.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from simcore.input.errors import fault
+from simcore.input.fields import FieldError, Strict
+from simcore.input.files import InputError, Name, adapter, nearest, plain, read_yaml, shown, unknown_name
+from simcore.input.shipped import file_or_shipped
+from simcore.planning.limits import Limit, limits, of_slo
+from simcore.planning.slo import preset_names, preset_of
+from simcore.planning.verdict import Rule
+from simcore.scenario import set_field
+
+Question = Literal["devices", "rate", "cost", "strategy", "grid"]
+QUESTIONS: tuple[str, ...] = get_args(Question)
+Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
+# More points than this are a slip of the hand.
+MOST_POINTS = 20_000
+Positive = Annotated[float, Field(gt=0.0, le=1e12)]
+
+
+class Linear(Strict):
+    """Values at equal distances, both ends among them."""
+
+    range: Annotated[list[float | int], Field(min_length=2, max_length=2, description="first and last value")]
+    points: int = Field(ge=2, le=10_000, description="how many values")
+
+    def values(self) -> list[Any]:
+        """Returns the values; whole numbers where both ends are."""
+        low, high = self.range
+        found = [low + (high - low) * i / (self.points - 1) for i in range(self.points)]
+        return _whole(found, self.range)
+
+
+class Logarithmic(Strict):
+    """Values at equal ratios, both ends among them."""
+
+    log: Annotated[list[Positive], Field(min_length=2, max_length=2, description="first and last value")]
+    points: int = Field(ge=2, le=10_000, description="how many values")
+
+    def values(self) -> list[Any]:
+        """Returns the values; whole numbers where both ends are."""
+        low, high = self.log
+        found = [low * (high / low) ** (i / (self.points - 1)) for i in range(self.points)]
+        return _whole([low, *found[1:-1], high], self.log)
+
+
+def _whole(found: list[float], ends: list[Any]) -> list[Any]:
+    if all(isinstance(end, int) for end in ends):
+        return list(dict.fromkeys(round(value) for value in found))
+    return found
+
+
+Values = Annotated[list[Any], Field(min_length=1)] | Linear | Logarithmic
+
+
+class Whatif(Strict):
+    """A plan: `simcore plan FILE.yaml`."""
+
+    name: Name | None = Field(None, description="of the run directory; by default the base scenario's")
+    base: str | dict[str, Any] = Field(description="the scenario: a file, an example's name, or fields")
+    question: Question | None = Field(
+        None,
+        description="devices: fewest devices that hold; rate: highest rate that holds; cost: cheapest device"
+        " per million tokens; strategy: which is best, and where it stops to be; grid: every point of vary",
+    )
+    vary: dict[str, Values] = Field(
+        {},
+        description="fields that vary, by dotted path: a list, {range: [first, last], points: n}, or"
+        " {log: [first, last], points: n}",
+    )
+    together: Literal["grid", "zip", "latin_hypercube"] = Field(
+        "grid", description="how the values of several fields are put together"
+    )
+    points: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = Field(
+        None, description="of a latin_hypercube: how many points"
+    )
+    over: str | None = Field(
+        None, description="of question devices: another whole-numbered field to search, by dotted path"
+    )
+    between: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="least and greatest value of the searched field"
+    )
+    constraints: dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
+        {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
+    )
+    slo: str | None = Field(None, description="limits by name (`simcore slos`), in place of constraints")
+    objective: Annotated[list[Objective], Field(min_length=1)] | Objective = Field(
+        "fewest_devices",
+        description="of a grid: what is best of the points that hold; several: Pareto front",
+    )
+    certainty: float = Field(0.95, ge=0.5, le=0.9999, description="how sure a verdict has to be")
+    replicas: int = Field(30, ge=2, le=10_000, description="runs of a point at most")
+    cost_per_hour: dict[str, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
+        {}, description="what one device of each kind costs an hour, in any currency"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Whatif":
+        if self.slo is not None and self.constraints:
+            raise FieldError("slo", "is given beside constraints; only one of them is allowed")
+        if (self.points is None) == (self.together == "latin_hypercube"):
+            needed = "is missing; a latin_hypercube needs it"
+            raise FieldError("points", needed if self.points is None else "is of a latin_hypercube only")
+        if self.together == "latin_hypercube":
+            for path, values in self.vary.items():
+                if isinstance(values, list):
+                    raise FieldError(f"vary.{path}", "is a list; a latin_hypercube needs range or log")
+        counts = {path: len(values_of(values)) for path, values in self.vary.items()}
+        if self.together == "zip" and len({*counts.values()}) > 1:
+            raise FieldError("vary", f"zip needs as many values of each, not {shown(list(counts.values()))}")
+        number = math.prod(counts.values())
+        if self.together == "grid" and number > MOST_POINTS:
+            raise FieldError("vary", f"makes {number:,} points; at most {MOST_POINTS:,} are allowed")
+        if self.between is not None and not 1 <= self.between[0] <= self.between[1] <= 1_000_000:
+            raise FieldError("between", f"is {self.between}; 1 <= first <= last <= 1,000,000 is needed")
+        return self
+
+
+def values_of(values: Any) -> list[Any]:
+    """Returns the values of a field that varies."""
+    return list(values) if isinstance(values, list) else list(values.values())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A plan as it is asked. `document`: the base scenario's fields; `folder`: its paths are relative to it;
+    `where`: its name in messages."""
+
+    whatif: Whatif
+    question: str
+    document: dict[str, Any]
+    folder: Path
+    where: str
+    limits: tuple[Limit, ...]
+
+    @property
+    def name(self) -> str:
+        """Returns its name: the plan's, else the scenario's."""
+        return self.whatif.name or str(self.document.get("name") or "plan")
+
+    def as_asked(self) -> dict[str, Any]:
+        """Returns the plan with every default written out, and the fields of its scenario in it."""
+        return {**self.whatif.model_dump(mode="json"), "base": self.document, "question": self.question}
+
+    @property
+    def rule(self) -> Rule:
+        """Returns when to look, and how sure to be."""
+        return Rule(self.whatif.certainty, self.whatif.replicas)
+
+    def settings(self, seed: int) -> Iterator[dict[str, Any]]:
+        """Yields the values of the varied fields, point by point; the last field varies fastest."""
+        fields = {path: values_of(values) for path, values in self.whatif.vary.items()}
+        if self.whatif.together == "zip":
+            chosen: Any = zip(*fields.values(), strict=True) if fields else [()]
+        elif self.whatif.together == "latin_hypercube":
+            chosen = _sampled(self.whatif, seed)
+        else:
+            chosen = product(*fields.values())
+        for values in chosen:
+            yield dict(zip(fields, values, strict=True))
+
+
+def _sampled(whatif: Whatif, seed: int) -> Iterator[tuple[Any, ...]]:
+    """Yields points of a Latin hypercube: each field's range in as many slices as points, each hit once
+    (McKay, Beckman, Conover 1979)."""
+    # SciPy's statistics take half a second to import.
+    from scipy.stats import qmc  # noqa: PLC0415
+
+    assert whatif.points is not None
+    fields = list(whatif.vary.values())
+    for row in qmc.LatinHypercube(len(fields), seed=seed).random(whatif.points) if fields else [()]:
+        yield tuple(_at(values, float(share)) for values, share in zip(fields, row, strict=True))
+
+
+def _at(values: Any, share: float) -> Any:
+    if isinstance(values, Logarithmic):
+        low, high = values.log
+        return _whole([low * (high / low) ** share], values.log)[0]
+    low, high = values.range
+    return _whole([low + (high - low) * share], values.range)[0]
+
+
+def load_plan(path: Path, question: str | None = None, settings: Sequence[str] = ()) -> Asked:
+    """Reads the file of a plan, or a scenario. `question`: that of the command line, which goes before the
+    file's; `settings`: KEY=VALUE for fields of the scenario. Raises InputError with one line."""
+    document = read_yaml(path)
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: holds no plan: a mapping of fields is needed")
+    folder = path.absolute().parent
+    if "study" in document and "base" not in document:
+        document = {"base": document}
+    whatif = _checked(document, str(path))
+    base, where, inside = whatif.base, str(path), folder
+    if isinstance(base, str):
+        file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
+        found = read_yaml(file)
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
+        base, where, inside = found, str(file), file.absolute().parent
+    base = copy.deepcopy(base)
+    for setting in settings:
+        set_field(base, setting)
+    asked = question or whatif.question or ("grid" if whatif.vary else None)
+    if asked is None:
+        raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
+    if asked not in QUESTIONS:
+        raise InputError(f"--question {plain(asked)}: no such question{nearest(asked, QUESTIONS)}")
+    held = _limits(whatif, base, str(path))
+    if not held and asked != "grid":
+        needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
+        raise InputError(f"{path}: constraints: are missing; {needed}")
+    return Asked(whatif, asked, base, inside, where, held)
+
+
+def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit, ...]:
+    if whatif.slo is not None:
+        if whatif.slo not in preset_names():
+            raise InputError(f"{where}: slo: {unknown_name('SLO', whatif.slo, preset_names())}")
+        return limits(preset_of(whatif.slo).limits, f"{where}: slo")
+    if whatif.constraints:
+        return limits(whatif.constraints, f"{where}: constraints")
+    slo = base.get("slo")
+    numbers = {
+        name: value
+        for name, value in (slo.items() if isinstance(slo, dict) else ())
+        if isinstance(value, int | float) and name in ("ttft_s", "tpot_s", "e2e_s")
+    }
+    return limits(of_slo(numbers), f"{where}: slo")
+
+
+def _checked(document: Mapping[str, Any], where: str) -> Whatif:
+    for key in document:
+        if not isinstance(key, str):
+            raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
+    try:
+        found: Whatif = adapter(Whatif).validate_python(dict(document))
+    except ValidationError as error:
+        raise InputError(f"{where}: {fault(Whatif, document, error, 'plan')}") from None
+    return found
