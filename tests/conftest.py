@@ -11,7 +11,7 @@ import torch
 
 from simcore import compiled
 
-# The core as it runs for users: compiled, unless SIMCORE_PURE_PYTHON is set. Before any module of it is imported.
+# The core as users run it, compiled, unless SIMCORE_PURE_PYTHON is set; before any module of it is imported.
 compiled.use()
 
 from simcore.validate.timing.pace import Pace

@@ -41,8 +41,8 @@ ENDS: tuple[End, ...] = get_args(End)
 SOURCES: tuple[SourceKind, ...] = get_args(SourceKind)
 # Sizes of steps that mix prefill and decode hardly ever repeat: a cache this large is emptied.
 MOST_KNOWN = 1 << 15
-# The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from 131,072
-# on of so many sequences, a number that profiles hardly measure: between measured points prices bend.
+# The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
+# 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
 # Seconds at each end, floor, memory, arithmetic; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
@@ -286,8 +286,8 @@ class GraphPricer:
             bends.settled = True
 
     def settle_by_probes(self) -> None:
-        """From the start, a price depends on its sizes alone: whether prices are curves is decided by those of
-        one octave (`PROBED`). To be called before the first price is read."""
+        """From the start, a price depends on its sizes alone: one octave (`PROBED`) says whether prices are
+        curves. To be called before the first price is read."""
         self._settled = self._probes = True
 
     def ramp(
