@@ -67,7 +67,7 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
                 _open_devices(document)
             scenario = scenario_of(copy.deepcopy(document), asked.where, asked.folder)
             if not isinstance(scenario, ServingScenario):
-                raise InputError(f"{asked.where}: study: is {scenario.study!r}; plans are of study serving")
+                raise InputError(f"{asked.where}: study: is {scenario.study!r}, which no plan may vary")
             points = benches.points(scenario)
         except (InputError, ModelError) as error:
             first = first or error

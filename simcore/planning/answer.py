@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from simcore.planning.limits import Limit
+from simcore.planning.limits import Limit, metric_text, value_text
 from simcore.planning.questions import DEVICES, Answered, Found, Tried
 from simcore.planning.searches import Judged
 from simcore.planning.whatif import Asked
@@ -82,7 +82,20 @@ def _rate(asked: Asked, found: Found) -> str:
     if others:
         names = [f"{_way(one)} {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
-    return says + _prices(found, 0)
+    return says + _prices(found, 0) + _compared(found)
+
+
+def _compared(found: Found) -> str:
+    """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
+    told = []
+    for pair in found.pairs[:MOST_TOLD]:
+        ends = f"{pair.low * 100:+.3g} to {pair.high * 100:+.3g} %"
+        open_ = ", so that neither is better for sure" if pair.low <= 0.0 <= pair.high else ""
+        told.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
+    if not told:
+        return ""
+    load = _load(found.pairs[0].a.point.case.axes)
+    return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(told)}."
 
 
 def _grid(asked: Asked, found: Found) -> str:
@@ -129,49 +142,32 @@ def _limits(limits: Sequence[Limit]) -> str:
     return " and ".join(limit.text() for limit in limits) or "the limits"
 
 
-def value_text(metric: str, value: float) -> str:
-    """Returns a metric's value with its unit for people: seconds below one in ms."""
-    if metric.endswith("_s") and not metric.endswith("per_s"):
-        return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
-    return f"{value:.4g}"
-
-
 def _reached(limits: Sequence[Limit], judged: Judged) -> str:
     words = []
     for limit in limits:
         mean = judged.mean(limit.metric)
         if mean is not None:
             allowed = value_text(limit.metric, limit.value)
-            words.append(f"{_name(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})")
+            words.append(f"{metric_text(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})")
     return " and ".join(words) or "no limit"
 
 
-def _name(metric: str) -> str:
-    """Returns a metric's name for people.
-
-    >>> _name("ttft_p99_s"), _name("e2e_mean_s"), _name("goodput_per_s"), _name("slo_attainment")
-    ('p99 TTFT', 'mean E2E', 'goodput per s', 'slo attainment')
-    """
-    parts = metric.removesuffix("_s").split("_") if not metric.endswith("per_s") else metric.split("_")
-    if len(parts) == 2 and (parts[1] == "mean" or parts[1][:1] == "p") and parts[1] != "per":
-        return f"{parts[1]} {parts[0].upper() if parts[0] != 'queue' else 'queueing'}"
-    return " ".join(parts)
-
-
 def _sure(asked: Asked, one: Tried) -> str:
-    return f", {asked.whatif.certainty:.4g} sure after {len(one.judged.runs)} replicas"
+    return f", {asked.whatif.certainty * 100:.4g} % sure after {len(one.judged.runs)} replicas"
 
 
 def _beyond(group: Sequence[Answered], winner: Tried) -> str:
     worse = next((one.next_worse for one in group if one.best is winner), None)
     if worse is None:
         return ""
-    return f" {devices(worse).partition(' (')[0]} {_fails(worse.judged)}."
+    number = f"{worse.point.case.axes.devices:,}" if worse.point.case.axes.devices > 1 else "1"
+    return f" {number} {_fails(worse.judged)}."
 
 
 def _fails(judged: Judged) -> str:
-    why = judged.why or "holds"
-    return f"{'fails' if judged.verdict == 'fails' else 'is not sure to hold'}: {why}"
+    if judged.holds:
+        return "holds"
+    return f"{'would not do' if judged.verdict == 'fails' else 'might do, but is not sure'}: {judged.why}"
 
 
 def _closest(group: Sequence[Answered]) -> str:
@@ -194,8 +190,8 @@ def _prices(found: Found, i: int) -> str:
     slow, fast = found.at_slow_prices.get(i), found.at_fast_prices.get(i)
     says = ""
     if slow is not None:
-        held = "holds too" if slow.holds else _fails(slow)
-        says = f" With all op times at the slow end of their 90 % intervals it {held}."
+        held = "it holds too" if slow.holds else f"that {_fails(slow)}"
+        says = f" With all op times at the slow end of their 90 % intervals {held}."
     if fast is not None and fast.holds:
         says += " With all at the fast end one step less would do."
     return says

@@ -31,8 +31,9 @@ class Limit:
     at_most: bool
 
     def text(self) -> str:
-        """Returns it in words: "ttft_p99_s at most 0.5"."""
-        return f"{self.metric} {'at most' if self.at_most else 'at least'} {self.value:g}"
+        """Returns it in words: "p99 TTFT at most 500 ms"."""
+        words = "at most" if self.at_most else "at least"
+        return f"{metric_text(self.metric)} {words} {value_text(self.metric, self.value)}"
 
 
 def names() -> list[str]:
@@ -58,3 +59,25 @@ def limits(given: Mapping[str, float], where: str) -> tuple[Limit, ...]:
 def of_slo(slo: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the limits of a scenario's SLO: each latency's 99th percentile."""
     return {f"{name.removesuffix('_s')}_p99_s": value for name, value in slo.items() if value is not None}
+
+
+# -- in words ----------------------------------------------------------------------------------------------
+
+
+def value_text(metric: str, value: float) -> str:
+    """Returns a metric's value with its unit for people: seconds below one in ms."""
+    if metric.endswith("_s") and not metric.endswith("per_s"):
+        return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
+    return f"{value:.4g}"
+
+
+def metric_text(metric: str) -> str:
+    """Returns a metric's name for people.
+
+    >>> [metric_text(name) for name in ("ttft_p99_s", "e2e_mean_s", "goodput_per_s", "slo_attainment")]
+    ['p99 TTFT', 'mean E2E', 'goodput per s', 'slo attainment']
+    """
+    parts = metric.removesuffix("_s").split("_") if not metric.endswith("per_s") else metric.split("_")
+    if len(parts) == 2 and (parts[1] == "mean" or parts[1][:1] == "p") and parts[1] != "per":
+        return f"{parts[1]} {parts[0].upper() if parts[0] != 'queue' else 'queueing'}"
+    return " ".join(parts)

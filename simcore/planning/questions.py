@@ -8,7 +8,7 @@ grid       every point, judged
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from statistics import fmean
 from typing import Any
@@ -23,7 +23,7 @@ from simcore.planning.alternatives import (
     with_servers,
 )
 from simcore.planning.points import Benches, Point
-from simcore.planning.runs import Runner
+from simcore.planning.runs import Ask, Runner
 from simcore.planning.searches import Fewest, Highest, Judged, drive, fewest, highest, judge
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
@@ -34,6 +34,8 @@ MOST_DEVICES, MOST_VALUES = 1024, 65_536
 TOLERANCE = 0.02
 RATES = (1e-6, 1e6)
 DEVICES = "devices"
+# The metric by which question strategy compares in pairs, and after how many looks.
+PAIRED, PAIRED_LOOKS = "e2e_mean_s", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +66,32 @@ class Answered:
     cut: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two alternatives at one load: by how much `b` has more of a metric than `a`, as a share of `a`'s, with
+    its interval."""
+
+    a: Tried
+    b: Tried
+    metric: str
+    more: float
+    low: float
+    high: float
+
+
 @dataclass
 class Found:
     """All that a plan found. `groups`: the answers by load; `winners`: the best of each group (of a grid: all
     of the Pareto front). By the number of the group: the verdicts on its winner with all op times at the slow
-    end of their intervals, and on the point beyond with all at the fast end; `left_out`: what cannot be."""
+    end of their intervals, and on the point beyond with all at the fast end. `pairs`: of question strategy,
+    the winner against each other alternative at the scenario's load; `left_out`: what cannot be."""
 
     tried: list[Tried] = field(default_factory=list)
     groups: list[list[Answered]] = field(default_factory=list)
     winners: list[Tried | None] = field(default_factory=list)
     at_slow_prices: dict[int, Judged] = field(default_factory=dict)
     at_fast_prices: dict[int, Judged] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
 
@@ -253,7 +270,38 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
     holding = [one.best for one in answers if one.best is not None]
     found.winners.append(max(holding, key=lambda one: one.value or 0.0, default=None))
     _at_ends(asked, found, runner)
+    if asked.question == "strategy":
+        found.pairs = _pairs(asked, found, [begin for _, begin in begins], runner)
     return found
+
+
+def _pairs(asked: Asked, found: Found, begins: Sequence[float], runner: Runner) -> list[Pair]:
+    """Compares the winner with the others at the scenario's load, by replicas with the same requests."""
+    (winner,), (group,) = found.winners, found.groups
+    if winner is None:
+        return []
+    # The searches have begun there.
+    there = [
+        next(t for t in found.tried if t.alternative is one.alternative and t.value == begin)
+        for one, begin in zip(group, begins, strict=True)
+    ]
+    looks = asked.rule.looks[:PAIRED_LOOKS]
+    more = [Ask(t.point, replica) for t in there for replica in range(looks[-1])]
+    runs = runner(more)
+    count = looks[-1]
+    full = [
+        replace(t, judged=replace(t.judged, runs=tuple(runs[i * count : (i + 1) * count])))
+        for i, t in enumerate(there)
+    ]
+    best = next(t for t in full if t.alternative is winner.alternative)
+    pairs = []
+    for other in full:
+        base = best.judged.mean(PAIRED)
+        same = other.value == best.value
+        known = difference(best.judged, other.judged, PAIRED, asked.whatif.certainty)
+        if other is not best and same and base and known is not None:
+            pairs.append(Pair(best, other, PAIRED, *(each / base for each in known)))
+    return pairs
 
 
 # -- grid ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any, TypeVar
 
-from simcore.planning.limits import Limit
+from simcore.planning.limits import Limit, metric_text, value_text
 from simcore.planning.points import Point
 from simcore.planning.runs import Ask, Ran
 from simcore.planning.verdict import Rule, Verdict
@@ -97,7 +97,8 @@ def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
 def _says(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
     def one(limit: Limit) -> str:
         mean = fmean(run.figures[limit.metric] or 0.0 for run in runs)
-        return f"{limit.metric} is {mean:.4g}, {'at most' if limit.at_most else 'at least'} {limit.value:g}"
+        allowed = value_text(limit.metric, limit.value)
+        return f"{metric_text(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})"
 
     return "; ".join(map(one, limits))
 

@@ -14,13 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from simcore.input.errors import fault
 from simcore.input.fields import FieldError, Strict
 from simcore.input.files import InputError, Name, adapter, nearest, plain, read_yaml, shown, unknown_name
 from simcore.input.shipped import file_or_shipped
-from simcore.planning.limits import Limit, limits, of_slo
+from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
 from simcore.planning.verdict import Rule
 from simcore.scenario import set_field
@@ -31,12 +31,14 @@ Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_lat
 # More points than this are a slip of the hand.
 MOST_POINTS = 20_000
 Positive = Annotated[float, Field(gt=0.0, le=1e12)]
+Number = Annotated[int | float, Field(ge=-1e12, le=1e12)]
+Counted = Annotated[int, Field(gt=0, le=10**12)]
 
 
 class Linear(Strict):
     """Values at equal distances, both ends among them."""
 
-    range: Annotated[list[float | int], Field(min_length=2, max_length=2, description="first and last value")]
+    range: Annotated[list[Number], Field(min_length=2, max_length=2, description="first and last value")]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -49,7 +51,9 @@ class Linear(Strict):
 class Logarithmic(Strict):
     """Values at equal ratios, both ends among them."""
 
-    log: Annotated[list[Positive], Field(min_length=2, max_length=2, description="first and last value")]
+    log: Annotated[
+        list[Counted | Positive], Field(min_length=2, max_length=2, description="first and last value")
+    ]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -65,7 +69,25 @@ def _whole(found: list[float], ends: list[Any]) -> list[Any]:
     return found
 
 
-Values = Annotated[list[Any], Field(min_length=1)] | Linear | Logarithmic
+NEEDED = "a list, {range: [first, last], points: n} or {log: [first, last], points: n} is needed"
+
+
+def _values(value: Any) -> Any:
+    """Returns the values of a field that varies. Raises ValueError with one line."""
+    if isinstance(value, list) and value:
+        return value
+    for key, kind in (("range", Linear), ("log", Logarithmic)):
+        if isinstance(value, dict) and key in value:
+            try:
+                return kind.model_validate(value)
+            except ValidationError as error:
+                raise ValueError(fault(kind, value, error, key)) from None
+    if isinstance(value, Linear | Logarithmic):
+        return value
+    raise ValueError(f"is {shown(value)}; {NEEDED}")
+
+
+Values = Annotated[Any, BeforeValidator(_values)]
 
 
 class Whatif(Strict):
@@ -212,6 +234,8 @@ def load_plan(path: Path, question: str | None = None, settings: Sequence[str] =
         if not isinstance(found, dict):
             raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
         base, where, inside = found, str(file), file.absolute().parent
+    if (study := base.get("study")) != STUDY:
+        raise InputError(f"{where}: study: is {shown(study)}; plans are of study {STUDY}")
     base = copy.deepcopy(base)
     for setting in settings:
         set_field(base, setting)

@@ -1,0 +1,508 @@
+"""Plans: verdicts against their error, searches against brute force, staffing against Erlang C, and what the
+command line says of plans that cannot be."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from math import factorial, sqrt
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from simcore import cli
+from simcore.input.files import InputError
+from simcore.planning import runs as planning_runs
+from simcore.planning.limits import Limit, limits, names, of_slo
+from simcore.planning.plan import Plan, run
+from simcore.planning.questions import difference, pareto
+from simcore.planning.runs import Ask, Ran
+from simcore.planning.searches import Judged, drive, fewest, highest, judge
+from simcore.planning.slo import presets
+from simcore.planning.store import FILE, Store
+from simcore.planning.verdict import Rule, cox_upper, interval, judged
+from simcore.planning.whatif import Linear, Logarithmic, load_plan
+from tests.thorough import thorough
+
+SEED = 20261126
+TTFT = Limit("ttft_p99_s", 1.0, at_most=True)
+
+
+def silent(doing: str, done: int, total: int) -> None:
+    del doing, done, total
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------
+
+
+def verdict_of(rule: Rule, values: Sequence[float], limit: float) -> tuple[str, int]:
+    for look in rule.looks:
+        found = rule.judge(values[:look], limit, at_most=True)
+        if found != "unsure":
+            return found, look
+    return "unsure", rule.most
+
+
+@pytest.mark.parametrize("cv", [0.05, 0.5])
+def test_a_limit_at_the_mean_is_seldom_said_to_hold(cv: float) -> None:
+    """The limit is the mean itself, so that both sure verdicts are wrong: each at most 5 %, and of a skewed
+    figure "holds" at most 7 % (Cox's bound is asymptotic), within four standard errors of 3,000 draws."""
+    rng, rule, count = np.random.default_rng(SEED), Rule(0.95, 30), 3000
+    sigma = sqrt(np.log1p(cv * cv))
+    drawn = rng.lognormal(-sigma * sigma / 2.0, sigma, (count, rule.most)).tolist()
+    said = [verdict_of(rule, values, 1.0)[0] for values in drawn]
+    for verdict, allowed in (("holds", 0.05 if cv < 0.1 else 0.07), ("fails", 0.05)):
+        error = sqrt(allowed * (1.0 - allowed) / count)
+        assert said.count(verdict) / count <= allowed + 4.0 * error
+
+
+def test_a_limit_far_away_is_sure_after_few_replicas() -> None:
+    rng, rule = np.random.default_rng(SEED), Rule()
+    near = rng.normal(1.0, 0.02, (200, 30)).tolist()
+    assert {verdict_of(rule, values, 2.0)[0] for values in near} == {"holds"}
+    assert {verdict_of(rule, values, 0.5)[0] for values in near} == {"fails"}
+    assert np.mean([verdict_of(rule, values, 2.0)[1] for values in near]) < 5.0
+
+
+def test_students_interval_is_that_of_the_books() -> None:
+    """t(0.975, 4) = 2.776; the standard error of 1 .. 5 is sqrt(2.5 / 5)."""
+    low, high = interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) or (0.0, 0.0)
+    assert (high - low) / 2.0 == pytest.approx(2.776 * sqrt(0.5), rel=1e-3)
+    assert (low + high) / 2.0 == pytest.approx(3.0)
+    assert interval([1.0], 0.95) is None
+
+
+def test_coxs_bound_of_equal_logarithms_is_their_mean() -> None:
+    assert cox_upper([2.0, 2.0, 2.0], 3.0) == pytest.approx(2.0)
+    # exp(m + v / 2) of logarithms 0 and 2: m = 1, v = 2.
+    assert cox_upper([1.0, np.exp(2.0)], 0.0) == pytest.approx(np.exp(2.0))
+
+
+def test_equal_values_are_sure_and_single_ones_never() -> None:
+    assert judged([1.0, 1.0], 1.0, 0.01, at_most=True) == "holds"
+    assert judged([1.0, 1.0], 0.9, 0.01, at_most=True) == "fails"
+    assert judged([0.9, 0.9], 0.95, 0.01, at_most=False) == "fails"
+    assert judged([1.0], 5.0, 0.01, at_most=True) == "unsure"
+
+
+def test_errors_of_all_looks_add_up_to_no_more_than_promised() -> None:
+    for certainty in (0.8, 0.95, 0.99):
+        for most in (2, 3, 4, 30, 100):
+            rule = Rule(certainty, most)
+            assert rule.looks[-1] == most
+            assert sum(rule.error_at(look) for look in rule.looks) < 1.0 - certainty
+
+
+# -- limits and files --------------------------------------------------------------------------------------
+
+
+def test_limits_go_by_what_is_better() -> None:
+    found = limits({"ttft_p99_s": 0.5, "slo_attainment": 0.99, "max_kv_share": 0.9, "itl_p99.9_s": 0.1}, "x")
+    assert [limit.at_most for limit in found] == [True, False, True, True]
+    assert of_slo({"ttft_s": 0.5, "tpot_s": None, "e2e_s": 3.0}) == {"ttft_p99_s": 0.5, "e2e_p99_s": 3.0}
+    with pytest.raises(InputError, match=r"x: ttft_p98_s: no such metric.*ttft_p9"):
+        limits({"ttft_p98_s": 1.0}, "x")
+
+
+def test_each_preset_names_known_metrics_and_its_source() -> None:
+    known = set(names())
+    assert presets()
+    for preset in presets().values():
+        assert preset.source
+        assert preset.limits.keys() <= known
+
+
+def test_ranges_have_both_ends_and_stay_whole() -> None:
+    assert Linear(range=[1, 4], points=4).values() == [1, 2, 3, 4]
+    assert Linear(range=[0.0, 1.0], points=3).values() == [0.0, 0.5, 1.0]
+    assert Logarithmic(log=[1, 64], points=7).values() == [1, 2, 4, 8, 16, 32, 64]
+    found = Logarithmic(log=[0.5, 2.0], points=3).values()
+    assert found == pytest.approx([0.5, 1.0, 2.0])
+
+
+BASE: dict[str, Any] = {
+    "name": "small",
+    "study": "serving",
+    "device": "h200-sxm",
+    "model": "tiny-llama",
+    "profile": "none",
+    "overheads": {"launch_s": 2e-3},
+    "workload": {
+        "requests": 60,
+        "arrivals": {"kind": "poisson", "rate_per_s": 200.0},
+        "prompt_tokens": {"kind": "uniform", "low": 5, "high": 90},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 9},
+    },
+    "strategies": [{"kind": "continuous_batching"}],
+    "slo": {"ttft_s": 0.05, "e2e_s": 0.2},
+}
+
+
+def written(folder: Path, document: Any, name: str = "plan.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def planned(folder: Path, document: Any, question: str | None = None, jobs: int = 1) -> Plan:
+    return run(load_plan(written(folder, document), question), jobs=jobs, progress=silent)
+
+
+def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
+    vary = {"seed": [1, 2, 3], "devices": [1, 2, 4]}
+
+    def settings(**more: Any) -> list[dict[str, Any]]:
+        return list(load_plan(written(tmp_path, {"base": BASE, "vary": vary, **more})).settings(0))
+
+    assert len(settings()) == 9
+    assert settings(together="zip") == [
+        dict(zip(vary, pair, strict=True)) for pair in zip(*vary.values(), strict=True)
+    ]
+    sampled = {
+        "base": BASE,
+        "vary": {
+            "seed": {"range": [0, 99], "points": 2},
+            "workload.arrivals.rate_per_s": {"log": [1.0, 100.0], "points": 2},
+        },
+        "together": "latin_hypercube",
+        "points": 10,
+    }
+    found = list(load_plan(written(tmp_path, sampled)).settings(3))
+    # Each tenth of either range is hit once.
+    assert sorted(int(each["seed"] / 99.0 * 9.999) for each in found) == list(range(10))
+    rates = [np.log10(each["workload.arrivals.rate_per_s"]) / 2.0 for each in found]
+    assert sorted(int(10 * rate) for rate in rates) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"vary": {"devcies": [1, 2]}}, "devcies"),
+        ({"vary": {"devices": {"range": [1, 2]}}}, "points"),
+        ({"vary": {"devices": []}}, "vary"),
+        ({"constraints": {"ttft_p99": 1.0}}, "ttft_p99_s"),
+        ({"slo": "mlperf/llama2"}, "mlperf/llama2-70b/server"),
+        ({"slo": "mlperf/llama2-70b/server", "constraints": {"ttft_p99_s": 1.0}}, "slo: is given beside"),
+        ({"together": "zip", "vary": {"devices": [1, 2], "seed": [1, 2, 3]}}, "zip needs"),
+        ({"together": "latin_hypercube", "vary": {"devices": [1, 2]}}, "points: is missing"),
+        ({"points": 4}, "latin_hypercube only"),
+        ({"certainty": 1.0}, "certainty"),
+        ({"replicas": 1}, "replicas"),
+        ({"objective": ["fastest"]}, "fewest_devices"),
+        ({"question": "price"}, "question"),
+        ({"base": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"base": {**BASE, "slo": {}}, "question": "rate"}, "constraints: are missing"),
+        ({"base": {**BASE, "study": "decode"}, "question": "rate"}, "study"),
+        ({"question": "cost"}, "cost_per_hour.h200-sxm: is missing"),
+        ({"question": "cost", "cost_per_hour": {"h2000": 3.0}}, "h2000: is no device of this plan"),
+        ({"question": "devices", "over": "strategies.0.slots"}, "slots"),
+        ({"question": "devices", "between": [4, 1]}, "between"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    change: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, {"base": BASE, "question": "devices", **change})
+    result = CliRunner().invoke(cli.app, ["plan", str(path)])
+    assert isinstance(result.exception, InputError)
+    assert says in str(result.exception)
+    assert len(str(result.exception)) < 400
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+# -- searches ----------------------------------------------------------------------------------------------
+
+
+def point(number: float) -> Any:
+    """What stands for a point in a search: its figure is all that is read."""
+    return SimpleNamespace(number=number)
+
+
+def answered(figure: Any, noise: float = 0.0) -> Any:
+    """Runs that have a figure by the point's number, the same noise in each replica at every number."""
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        asked.extend(asks)
+        return [
+            Ran({TTFT.metric: figure(ask.point.number) * (1.0 + noise * (-1) ** ask.replica)}) for ask in asks
+        ]
+
+    asked: list[Ask] = []
+    ran.asked = asked  # type: ignore[attr-defined]
+    return ran
+
+
+def test_the_fewest_are_those_of_brute_force() -> None:
+    rng = np.random.default_rng(SEED)
+    for _ in range(100):
+        need = int(rng.integers(1, 200))
+        ran = answered(lambda number, need=need: need / number - 1e-9)
+        (found,) = drive([fewest(point, (1, 128), [TTFT], Rule())], ran)
+        assert found.number == (need if need <= 128 else None)
+        # A doubling and a halving for each binary digit.
+        assert len(found.judged) <= 2 * need.bit_length() + 1
+
+
+def test_a_search_ends_where_another_one_is_as_good() -> None:
+    ran = answered(lambda number: 40.0 / number)
+    (found,) = drive([fewest(point, (1, 1000), [TTFT], Rule(), lambda: 20)], ran)
+    assert (found.number, found.cut) == (None, 20)
+    assert max(found.judged) == 19
+
+
+def test_the_highest_rate_is_within_its_tolerance() -> None:
+    rng = np.random.default_rng(SEED)
+    for _ in range(100):
+        edge, begin = (float(10.0 ** rng.uniform(-3, 4)) for _ in range(2))
+        ran = answered(lambda number, edge=edge: number / edge, 1e-4)
+        search = highest(point, begin, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))
+        (found,) = drive([search], ran)
+        assert found.holds is not None
+        assert edge / 1.025 <= found.holds <= edge
+
+
+def test_nothing_holds_at_any_rate() -> None:
+    search = highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-3, 1e3))
+    (found,) = drive([search], answered(lambda number: 2.0))
+    assert (found.holds, found.fails) == (None, pytest.approx(1e-3))
+
+
+def test_searches_side_by_side_find_what_they_find_alone() -> None:
+    edges = [3, 17, 64]
+    alone = [
+        drive([fewest(point, (1, 128), [TTFT], Rule())], answered(lambda n, e=e: e / n - 1e-9))[0].number
+        for e in edges
+    ]
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        return [Ran({TTFT.metric: ask.point.number}) for ask in asks]
+
+    def at(edge: int) -> Any:
+        return lambda number: point(edge / number - 1e-9)
+
+    together = drive([fewest(at(edge), (1, 128), [TTFT], Rule()) for edge in edges], ran)
+    assert [found.number for found in together] == alone == edges
+
+
+def test_faults_and_overload_fail_whatever_the_figures_are() -> None:
+    good = {TTFT.metric: 0.1}
+    for ran, why in [
+        (Ran({}, fault="no room"), "no room"),
+        (Ran(good, growing=True), "faster than they are answered"),
+        (Ran({**good, "rejected": 2.0}), "rejected"),
+        (Ran({TTFT.metric: None}), "has none"),
+    ]:
+        (found,) = drive([judge(point(1), [TTFT], Rule())], lambda asks, ran=ran: [ran] * len(asks))
+        assert found.verdict == "fails"
+        assert why in found.why
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    rng = np.random.default_rng(SEED)
+    values = rng.integers(0, 6, (40, 2)).tolist()
+    tried: list[Any] = [SimpleNamespace(a=a, b=b) for a, b in values]
+    front = {(one.a, one.b) for one in pareto(tried, [("a", lambda one: one.a), ("b", lambda one: one.b)])}
+    every = {(a, b) for a, b in values}
+    assert front == {
+        one for one in every if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in every)
+    }
+    assert len(pareto(tried, [("a", lambda one: one.a)])) == 1
+
+
+# -- whole plans -------------------------------------------------------------------------------------------
+
+
+def test_devices_are_those_of_an_exhaustive_search(tmp_path: Path) -> None:
+    """Servers of four places that a step's 2 ms of the host make slow."""
+    load = {**BASE["workload"], "arrivals": {"kind": "poisson", "rate_per_s": 1000.0}, "requests": 120}
+    one = {"kind": "continuous_batching", "ranks": 1, "max_sequences": 4}
+    document = {
+        "base": {**BASE, "strategies": [one], "workload": load},
+        "constraints": {"ttft_p99_s": 0.02},
+        "replicas": 12,
+    }
+    plan = planned(tmp_path, document, "devices")
+    best = next(line for line in plan.lines if line["best"])
+    assert best["devices"] > 2
+    every = [best["devices"] - 1, best["devices"], best["devices"] + 1]
+    lines = planned(tmp_path, {**document, "vary": {"devices": every}}, "grid").lines
+    assert [line["verdict"] == "holds" for line in lines] == [False, True, True]
+    assert lines[1]["ttft_p99_s"] == best["ttft_p99_s"]
+    assert plan.answer.startswith(f"{best['devices']} h200-sxm")
+
+
+def test_a_plan_is_the_same_by_one_process_and_by_two(tmp_path: Path) -> None:
+    document = {"base": BASE, "vary": {"devices": [1, 2], "seed": [1, 2]}, "replicas": 5}
+    one, two = (planned(tmp_path, document, "grid", jobs=jobs) for jobs in (1, 2))
+    assert one.lines == two.lines
+    assert one.summary() == two.summary()
+
+
+def test_a_plan_that_was_ended_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after five runs: the second time makes the others only, and finds the same."""
+    document = {"base": BASE, "vary": {"seed": [1, 2, 3]}, "replicas": 5}
+    whole = planned(tmp_path, document, "grid")
+    monkeypatch.setenv("SIMCORE_CACHE", str(tmp_path / "cache"))
+    made: list[Ask] = []
+    with monkeypatch.context() as patch:
+        original = planning_runs.simulated
+        patch.setattr(planning_runs, "simulated", lambda ask: ended_by(ask, made, original))
+        with pytest.raises(KeyboardInterrupt):
+            planned(tmp_path, document, "grid")
+    again = planned(tmp_path, document, "grid")
+    assert (again.known, again.simulated) == (5, whole.simulated - 5)
+    assert again.lines == whole.lines
+    third = planned(tmp_path, document, "grid")
+    assert (third.known, third.simulated) == (whole.simulated, 0)
+    assert third.lines == whole.lines
+
+
+def ended_by(ask: Ask, made: list[Ask], original: Any) -> Ran:
+    if len(made) == 5:
+        raise KeyboardInterrupt
+    made.append(ask)
+    ran: Ran = original(ask)
+    return ran
+
+
+def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
+    strategy = {"kind": "continuous_batching", "ranks": 2}
+    document = {"base": {**BASE, "strategies": [strategy]}, "vary": {"devices": [1, 2, 3]}, "replicas": 3}
+    plan = planned(tmp_path, document, "grid")
+    assert [line["devices"] for line in plan.lines] == [2]
+    assert len([note for note in plan.notes if "must divide" in note]) == 2
+
+
+def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
+    """Two budgets at the same requests: the interval of their difference is at most half of that without."""
+    strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}
+    document = {"base": {**BASE, "strategies": [strategy]}, "replicas": 10, "certainty": 0.95}
+    plan = planned(tmp_path, {**document, "vary": {"seed": [1]}, "constraints": {"e2e_mean_s": 1e-9}}, "grid")
+    assert len(plan.lines) == 2
+    a, b = (one.judged for one in plan.found.tried)
+    _, low, high = difference(a, b, "e2e_mean_s", 0.95) or (0.0, 0.0, 0.0)
+    apart = [interval(each.values("e2e_mean_s"), 0.95) or (0.0, 0.0) for each in (a, b)]
+    unpaired = sqrt(sum(((end - begin) / 2.0) ** 2 for begin, end in apart))
+    assert (high - low) / 2.0 < unpaired / 2.0
+
+
+def test_difference_of_pairs_is_that_of_the_replicas() -> None:
+    def of(values: Sequence[float]) -> Judged:
+        return Judged(point(1), tuple(Ran({"x": value}) for value in values), "holds")
+
+    mean, low, high = difference(of([1.0, 2.0, 4.0]), of([1.5, 2.5, 4.5]), "x", 0.95) or (0.0, 0.0, 0.0)
+    assert (mean, low, high) == (0.5, 0.5, 0.5)
+    assert difference(of([1.0]), of([2.0]), "x", 0.95) is None
+
+
+# -- Erlang C ----------------------------------------------------------------------------------------------
+
+MEAN_TOKENS = 40
+
+
+def erlang_wait_s(servers: int, rate_per_s: float, service_s: float) -> float:
+    """The mean wait of M/M/c (Erlang's C formula); infinite beyond its capacity."""
+    offered = rate_per_s * service_s
+    if offered >= servers:
+        return float("inf")
+    last = offered**servers / factorial(servers) / (1.0 - offered / servers)
+    all_busy = last / (sum(offered**k / factorial(k) for k in range(servers)) + last)
+    return all_busy * service_s / (servers - offered)
+
+
+@pytest.mark.parametrize("case", [0, pytest.param(2, marks=thorough)])
+def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
+    """Requests whose services are exponential (the middles of 2,000 slices), on instances that do not slow
+    each other down; the limit lies in the middle between the waits of two numbers of servers."""
+    rng = np.random.default_rng(SEED + case)
+    slices = (np.arange(2_000) + 0.5) / 2_000
+    tokens = [max(1, round(each)) for each in (-MEAN_TOKENS * np.log1p(-slices)).tolist()]
+    service_s = float(np.mean(tokens)) * (5.8 / 512)
+    need = int(rng.integers(2, 8))
+    rate = float(rng.uniform(0.6, 0.8)) * need / service_s
+    waits = [erlang_wait_s(servers, rate, service_s) for servers in (need - 1, need)]
+    limit_s = waits[1] * 2.0 if waits[0] == float("inf") else sqrt(waits[0] * waits[1])
+    document = {
+        "question": "devices",
+        "over": "strategies.0.max_instances",
+        "between": [1, 16],
+        "constraints": {"queue_mean_s": limit_s},
+        "base": {
+            "name": "erlang", "study": "serving", "device": "a100-sxm-80gb", "model": "gpt-j-6b",
+            "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": int(rng.integers(1, 1000)),
+            "workload": {
+                "requests": 1000,
+                "arrivals": {"kind": "poisson", "rate_per_s": rate},
+                "prompt_tokens": {"kind": "constant", "value": 1},
+                "output_tokens": {"kind": "empirical", "values": tokens},
+            },
+            "strategies": [{"kind": "concurrent_instances", "max_instances": 1}],
+            "overheads": {"launch_s": 0.0, "launch_kernel_s": 0.0, "size_s": 0.0, "return_s": 0.0},
+        },
+    }  # fmt: skip
+    plan = planned(tmp_path, document)
+    (best,) = [one for one in plan.found.winners if one is not None]
+    assert best.value == need
+
+
+# -- the store ---------------------------------------------------------------------------------------------
+
+
+def test_a_store_gives_back_what_it_was_given(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save("a", [{"x": 0.1}, False, "", {}])
+    store.save("a", [{"x": 1 / 3}, False, "", {}])
+    store.close()
+    assert Store(tmp_path).load(["a", "b"]) == {"a": [{"x": 1 / 3}, False, "", {}]}
+
+
+def test_a_broken_store_is_made_again_and_none_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+    store = Store(tmp_path)
+    assert store.load(["a"]) == {}
+    store.save("a", 1)
+    store.close()
+    assert sqlite3.connect(tmp_path / FILE).execute("SELECT count(*) FROM results").fetchone() == (1,)
+    nowhere = Store(None)
+    nowhere.save("a", 1)
+    assert nowhere.load(["a"]) == {}
+    blocked = Store(tmp_path / FILE / "below")
+    assert blocked.load(["a"]) == {}
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]})
+    words = ["plan", str(path), "--question", "rate", "--json", "--jobs", "1"]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    folder = tmp_path / "runs" / "small" / "plan"
+    assert {each.name for each in folder.iterdir()} == {
+        *("plan.yaml", "points.csv", "points.json", "points.parquet", "summary.json", "provenance.json"),
+        "report.html",
+    }
+    assert json.loads((folder / "points.json").read_text()) == said["points"]
+    assert said["answer"] in json.loads((folder / "summary.json").read_text())["answer"]
+    before = {each.name: each.read_bytes() for each in folder.iterdir() if each.name != "provenance.json"}
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert before == {
+        each.name: (folder / each.name).read_bytes() for each in folder.iterdir() if each.name in before
+    }
+
+
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["slos"])
+    assert ended.value.code == 0
+    assert "mlperf/llama3.1-8b/server" in capsys.readouterr().out
