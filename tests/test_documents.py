@@ -10,6 +10,7 @@ import yaml
 
 from simcore import cli
 from simcore.devices.spec import load_device
+from simcore.planning.whatif import load_plan
 from simcore.scenario import scenario_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +55,10 @@ def test_every_scenario_and_device_that_is_shown_is_a_right_one(document: Path, 
         content = yaml.safe_load(block)
         if "study" in content and "strategies" in content:
             scenario_of(content, document.name, programs(document, tmp_path))
+        elif "base" in content and "question" in content:
+            path = tmp_path / "plan.yaml"
+            path.write_text(block)
+            assert list(load_plan(path).settings(0))
         elif "memory_bytes" in content:
             path = tmp_path / f"{content['name']}.yaml"
             path.write_text(block)

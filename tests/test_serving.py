@@ -41,6 +41,7 @@ from simcore.studies.serving.runner import Bench, Case, Result, prepared
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.study import cases
+from simcore.studies.several_devices import SeveralDevices
 from simcore.workload.requests import blocks_for
 from tests.command_line import call
 from tests.thorough import first, thorough
@@ -1006,8 +1007,10 @@ def test_every_serving_scenario_parses_and_is_put_together(file: Path) -> None:
     assert isinstance(scenario, ServingScenario)
     assert parse_scenario(resolved(scenario), str(file)) == scenario
     study = assemble(scenario, str(file)).study
-    assert isinstance(study, DeviceStudy)
-    assert bool(study.published) == bool(scenario.published)
+    each = [one.study for one in study.each] if isinstance(study, SeveralDevices) else [study]
+    for alone in each:
+        assert isinstance(alone, DeviceStudy)
+        assert bool(alone.published) == bool(scenario.published)
 
 
 def test_figure_7_runs() -> None:
