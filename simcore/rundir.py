@@ -49,15 +49,13 @@ FILES = frozenset(
         TRACE,
         PREDICTED_TRACE,
         "timeline.json",
-        "plan.yaml",
-        "points.csv",
-        "points.parquet",
-        "points.json",
         "summary.json",
         "report.html",
         MARK,
     }
 )
+
+PLAN_FILES = frozenset({"plan.yaml", "points.csv", "points.parquet", "points.json"})
 
 
 def check_target(target: Path) -> None:
@@ -103,7 +101,7 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 def _ours(name: str) -> bool:
     """Whether this is the name of a run's file or of its draft."""
-    return name in FILES or draft_of(name) in FILES
+    return not {name, draft_of(name)}.isdisjoint(FILES | PLAN_FILES)
 
 
 def write(

@@ -170,20 +170,21 @@ def _judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> 
     rates = len({line["rate_per_s"] for line in lines}) > 1
     kinds = len({line["device"] for line in lines}) > 1
     prices = any(line["cost_per_hour"] is not None for line in lines)
-    names = ["way of running", *(["device"] if kinds else []), "devices", *(["load, 1/s"] if rates else [])]
+    names = ["way of running", *(["device"] if kinds else []), "devices", "verdict"]
+    names += ["load, 1/s"] if rates else []
     names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied if "rate" not in name]
     names += [f"{_short(name)} ({_plain_value(name, limits[name])})" for name in limits]
-    names += [*(["cost/h"] if prices else []), "runs", "verdict"]
+    names += [*(["cost/h"] if prices else []), "runs"]
     table = _empty("points", names, words=("way of running", "device", "verdict"))
     ordered = sorted(lines, key=lambda line: not line["best"])
     for line in ordered[:MOST_LINES]:
         cells = [escape(str(line["label"])), *([escape(str(line["device"]))] if kinds else [])]
-        cells.append(f"{line['devices']:,}")
+        cells += [f"{line['devices']:,}", VERDICTS[line["verdict"]] + (", best" if line["best"] else "")]
         cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
         cells += [escape(plain(line[name], 20)) for name in varied if "rate" not in name]
         cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
-        cells += [f"{line['replicas']}", VERDICTS[line["verdict"]] + (", best" if line["best"] else "")]
+        cells.append(f"{line['replicas']}")
         table.add_row(*cells)
     return table, 2
 

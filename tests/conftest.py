@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from simcore import compiled
-
-# The core as users run it, compiled, unless SIMCORE_PURE_PYTHON is set; before any module of it is imported.
-compiled.use()
-
 from simcore.validate.timing.pace import Pace
 from tests.interpreter import make_quicker
 from tests.thorough import leave_out

@@ -438,7 +438,7 @@ def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
             "name": "erlang", "study": "serving", "device": "a100-sxm-80gb", "model": "gpt-j-6b",
             "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": int(rng.integers(1, 1000)),
             "workload": {
-                "requests": 1000,
+                "requests": 600,
                 "arrivals": {"kind": "poisson", "rate_per_s": rate},
                 "prompt_tokens": {"kind": "constant", "value": 1},
                 "output_tokens": {"kind": "empirical", "values": tokens},

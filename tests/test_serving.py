@@ -365,7 +365,7 @@ def check_against_alone(given: Document, case: Case) -> None:
 ITERATION_S = 5.8 / 512
 MEAN_TOKENS = 300
 # By load: replicas that are simulated, and requests of each.
-RUNS = {0.3: 6, 0.6: 6, 0.9: 10}
+RUNS = {0.3: 4, 0.6: 4, 0.9: 6}
 CUSTOMERS = {0.3: 1000, 0.6: 1500, 0.9: 2000}
 # Replicas that are drawn, for the standard error of one.
 DRAWN = 200

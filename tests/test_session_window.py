@@ -109,13 +109,13 @@ def test_terminal_and_report_name_sessions(tmp_path: Path, capsys: pytest.Captur
 def test_the_ends_of_prices_have_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """At other prices answers come at other times, and the turns after them too."""
     seen: list[tuple[Any, Any]] = []
-    figures = study._figures
+    figures = study.figures_of
 
     def noted(bench: Any, result: Any, case: Any, window: Any) -> Any:
         seen.append((result, window))
         return figures(bench, result, case, window)
 
-    monkeypatch.setattr(study, "_figures", noted)
+    monkeypatch.setattr(study, "figures_of", noted)
     given = document(workload=sessions(400, 10.0), price_interval=True)
     del given["profile"]
     outcome(given)
