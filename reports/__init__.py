@@ -49,7 +49,10 @@ def build(run_dir: Path) -> Path:
     page = Path(run_dir) / "report.html"
     if (Path(run_dir) / FILE).is_file():
         plan = read_plan(Path(run_dir))
-        write_text(page, render(sections_planning.opening(plan), sections_planning.sections(plan)))
+        # Ratios of tiny figures overflow; numpy's warning would say nothing about the plan.
+        with np.errstate(all="ignore"):
+            content = render(sections_planning.opening(plan), sections_planning.sections(plan))
+        write_text(page, content)
         return page
     run = read_run(Path(run_dir))
     opening, sections = STUDIES.get(run.study, ANY_STUDY)

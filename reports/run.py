@@ -220,7 +220,8 @@ def extreme(rows: pd.DataFrame, by: "pd.Series[float]", largest: bool = True) ->
     return rows.iloc[int(by.to_numpy().argmax() if largest else by.to_numpy().argmin())]
 
 
-def _typed(frame: pd.DataFrame, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+def typed(frame: pd.DataFrame, text: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
+    """Returns columns of text, empty where unknown, and of numbers. Raises ValueError if one is wrong."""
     missing = [name for name in (*text, *numbers) if name not in frame.columns]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}")
@@ -236,7 +237,8 @@ def _numbers(column: "pd.Series[Any]") -> "pd.Series[float]":
     return figures
 
 
-def _cells(content: str) -> pd.DataFrame:
+def csv_cells(content: str) -> pd.DataFrame:
+    """Returns the cells of a CSV file, None where empty. Raises ValueError if rows differ in length."""
     head, *lines = list(csv.reader(content.splitlines(keepends=True), strict=True)) or [[]]
     if len(set(head)) < len(head):
         raise ValueError("has a column twice")
@@ -247,17 +249,17 @@ def _cells(content: str) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=head, dtype=object)
 
 
-def _with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
+def with_axes(cells: pd.DataFrame, needed: Sequence[str], text: Names, numbers: Names) -> pd.DataFrame:
     """Returns typed columns; of the axes only the `needed` ones must exist."""
     there = [[name for name in names if name in cells.columns or name in needed] for names in (text, numbers)]
     return _unknown(cells.index, text, numbers).assign(
-        **{str(name): column for name, column in _typed(cells, *there).items()}
+        **{str(name): column for name, column in typed(cells, *there).items()}
     )
 
 
 def _results(cells: pd.DataFrame, axes: Axes, *, sessions: bool = False) -> pd.DataFrame:
     needed = (*TEXT, *NUMBERS, *axes.text, *axes.numbers)
-    found = _with_axes(cells, needed, (*TEXT, DEVICE, *EVERY_AXIS.text), (*EVERY_AXIS.numbers, *NUMBERS))
+    found = with_axes(cells, needed, (*TEXT, DEVICE, *EVERY_AXIS.text), (*EVERY_AXIS.numbers, *NUMBERS))
     # The files have one rate; it is the rate of sessions if requests are the turns of sessions.
     return found.assign(**{SESSIONS: found["rate_per_s"] if sessions else np.nan})
 
@@ -266,7 +268,7 @@ def _comparison(cells: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     needed = (*COMPARED_TEXT, *COMPARED_NUMBERS, *axes.compared_text, *axes.compared_numbers)
     text = (*COMPARED_TEXT, DEVICE, *EVERY_AXIS.compared_text)
     numbers = (*EVERY_AXIS.compared_numbers, *COMPARED_NUMBERS, *COMPARED_RANGE)
-    return _with_axes(cells, needed, text, numbers)
+    return with_axes(cells, needed, text, numbers)
 
 
 def _no_constant(name: str) -> None:
@@ -283,7 +285,8 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _object(content: str) -> dict[str, Any]:
+def json_object(content: str) -> dict[str, Any]:
+    """Returns a JSON object. Raises ValueError if it is none, or holds a number that is not finite."""
     tree = _document(content)
     if not isinstance(tree, dict):
         raise ValueError("holds no JSON object")
@@ -292,16 +295,16 @@ def _object(content: str) -> dict[str, Any]:
 
 def _ladder(content: str) -> pd.DataFrame:
     # The error of a value that is not finite is infinite; the page shows no number for it.
-    cells = _with_answers(_cells(content).replace({"inf": None}), "passed")
+    cells = with_answers(csv_cells(content).replace({"inf": None}), "passed")
     if "judged_by" not in cells.columns:
         cells = cells.assign(judged_by="")
-    found = _typed(cells, LADDER_TEXT, LADDER_NUMBERS)
+    found = typed(cells, LADDER_TEXT, LADDER_NUMBERS)
     for word in set(found["judged_by"]) - {"", *ERRORS}:
         raise ValueError(f"judged_by {word[:40]!r} is none of {', '.join(ERRORS)}")
     return found
 
 
-def _with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:
+def with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:
     """Returns the cells with a column of True and False, if it exists, converted to 1 and 0."""
     if name not in cells.columns:
         return cells
@@ -310,7 +313,7 @@ def _with_answers(cells: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _prices(content: str) -> pd.DataFrame:
-    return _typed(_with_answers(_cells(content), "held_out"), PRICE_TEXT, PRICE_NUMBERS)
+    return typed(with_answers(csv_cells(content), "held_out"), PRICE_TEXT, PRICE_NUMBERS)
 
 
 def _events(path: Path) -> tuple[str, pd.DataFrame]:
@@ -321,7 +324,7 @@ def _events(path: Path) -> tuple[str, pd.DataFrame]:
         content = file.read(MOST_TRACE + 1)
     if len(content) > MOST_TRACE:
         raise ValueError(f"holds more than {MOST_TRACE:,} bytes")
-    tree = _object(content.decode("utf-8"))
+    tree = json_object(content.decode("utf-8"))
     events = tree["traceEvents"]
     streams = {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -342,21 +345,22 @@ def _events(path: Path) -> tuple[str, pd.DataFrame]:
         if e["ph"] == "X"
     ]
     frame = pd.DataFrame(rows, columns=[*EVENT_TEXT, *EVENT_NUMBERS], dtype=object)
-    return str(tree.get("otherData", {}).get("title", "")), _typed(frame, EVENT_TEXT, EVENT_NUMBERS)
+    return str(tree.get("otherData", {}).get("title", "")), typed(frame, EVENT_TEXT, EVENT_NUMBERS)
 
 
 def _traces(run_dir: Path) -> "Traces":
     """Reads both timelines if the predicted one exists; a trace without it is for Perfetto only."""
     nothing = "", _nothing(EVENT_TEXT, EVENT_NUMBERS)
-    title, predicted = _read(run_dir / "predicted_trace.json.gz", _events, nothing)
+    title, predicted = parsed(run_dir / "predicted_trace.json.gz", _events, nothing)
     if predicted.empty:
         return Traces()
-    _, measured = _read(run_dir / "trace.json.gz", _events, nothing)
+    _, measured = parsed(run_dir / "trace.json.gz", _events, nothing)
     return Traces(title, predicted, measured)
 
 
-def _summary(content: str) -> dict[str, Any]:
-    summary = _object(content)
+def summary_of(content: str) -> dict[str, Any]:
+    """Returns the content of summary.json. Raises ValueError if a field is of the wrong type."""
+    summary = json_object(content)
     for key, kind in SUMMARY_TYPES.items():
         if not isinstance(summary.get(key), kind | None):
             raise ValueError(f"{key} is no {kind.__name__}")
@@ -375,10 +379,11 @@ def _spans(content: str) -> pd.DataFrame:
     missing = sorted({name for span in spans for name in columns if name not in span})
     if missing:
         raise ValueError(f"has spans without {', '.join(missing)}")
-    return _typed(pd.DataFrame(spans, columns=columns, dtype=object), SPAN_TEXT, SPAN_NUMBERS)
+    return typed(pd.DataFrame(spans, columns=columns, dtype=object), SPAN_TEXT, SPAN_NUMBERS)
 
 
-def _scenario(content: str) -> tuple[str, dict[str, Any]]:
+def yaml_mapping(content: str) -> tuple[str, dict[str, Any]]:
+    """Returns a YAML document as text and as a mapping. Raises ValueError if it is none."""
     scenario = parse_yaml(content, "")
     if not isinstance(scenario, dict):
         raise ValueError("holds no mapping")
@@ -420,7 +425,7 @@ def _requests(path: Path) -> pd.DataFrame:
     return _parquet(path, REQUEST_TEXT, REQUEST_NUMBERS).assign(**{REQUEST_MARK: 1.0})
 
 
-def _read(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
+def parsed(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
     """Parses a file; returns `otherwise` if the file does not exist. Raises ValueError, one line that names
     the file, if its content is invalid."""
     if not path.is_symlink() and not path.exists():
@@ -433,7 +438,8 @@ def _read(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Par
         raise ValueError(f"{path}: {plain(told, MOST_TOLD)}") from None
 
 
-def _text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
+def of_text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:
+    """Returns the parser of a file from the parser of its text."""
     return lambda path: parse(read_text(path, MOST_TEXT))
 
 
@@ -454,20 +460,20 @@ def read_run(run_dir: Path) -> Run:
         raise FileNotFoundError(f"{run_dir} holds no results.csv: it is not a run directory")
     no_scenario: tuple[str, dict[str, Any]] = ("", {})
     no_words: dict[str, Any] = {}
-    text, scenario = _read(run_dir / "scenario.yaml", _text(_scenario), no_scenario)
-    summary = _read(run_dir / "summary.json", _text(_summary), no_words)
+    text, scenario = parsed(run_dir / "scenario.yaml", of_text(yaml_mapping), no_scenario)
+    summary = parsed(run_dir / "summary.json", of_text(summary_of), no_words)
 
     def results(content: str) -> pd.DataFrame:
-        cells = _cells(content)
+        cells = csv_cells(content)
         load = scenario.get("workload")
         sessions = isinstance(load, dict) and load.get("sessions") is not None
         return _results(cells, AXES.get(_study(summary, scenario, cells), Axes()), sessions=sessions)
 
     def rows(name: str, words: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-        return _read(run_dir / name, lambda p: _parquet(p, words, numbers), _nothing(words, numbers))
+        return parsed(run_dir / name, lambda p: _parquet(p, words, numbers), _nothing(words, numbers))
 
     no_results = pd.DataFrame(columns=[*TEXT, *NUMBERS], dtype=object)
-    read = _read(run_dir / "results.csv", _text(results), _results(no_results, Axes()))
+    read = parsed(run_dir / "results.csv", of_text(results), _results(no_results, Axes()))
     axes = AXES.get(_study(summary, scenario, read), Axes())
     # Other studies have steps with other columns.
     is_tiling = _study(summary, scenario, read) == "tiling"
@@ -478,20 +484,22 @@ def read_run(run_dir: Path) -> Run:
     compared = _comparison(pd.DataFrame(columns=[*COMPARED_TEXT, *COMPARED_NUMBERS], dtype=object), Axes())
     return Run(
         results=read,
-        comparison=_read(run_dir / "comparison.csv", _text(lambda c: _comparison(_cells(c), axes)), compared),
-        timeline=_read(run_dir / "timeline.json", _text(_spans), _spans("[]")),
-        requests=_read(
+        comparison=parsed(
+            run_dir / "comparison.csv", of_text(lambda c: _comparison(csv_cells(c), axes)), compared
+        ),
+        timeline=parsed(run_dir / "timeline.json", of_text(_spans), _spans("[]")),
+        requests=parsed(
             run_dir / "requests.parquet",
             _requests,
             _nothing(REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK)),
         ),
         levels=rows("levels.parquet", LEVEL_TEXT, LEVEL_NUMBERS),
         **tilings,
-        ladder=_read(run_dir / "ladder.csv", _text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
-        prices=_read(run_dir / "prices.csv", _text(_prices), _nothing(PRICE_TEXT, PRICE_NUMBERS)),
+        ladder=parsed(run_dir / "ladder.csv", of_text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
+        prices=parsed(run_dir / "prices.csv", of_text(_prices), _nothing(PRICE_TEXT, PRICE_NUMBERS)),
         traces=_traces(run_dir),
         summary=summary,
         scenario_text=text,
         scenario=scenario,
-        provenance=_read(run_dir / "provenance.json", _text(_object), {}),
+        provenance=parsed(run_dir / "provenance.json", of_text(json_object), {}),
     )

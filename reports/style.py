@@ -109,6 +109,10 @@ PART_OF_KIND: Mapping[str, str] = {
     "idle": "idle",
 }
 
+# Verdicts of a plan, and the hues of the lines beside them.
+VERDICT: Mapping[str, tuple[str, str]] = {"holds": GREEN[2], "unsure": OCHRE[1], "fails": RED[2]}
+LINE_HUES = (BLUE, OCHRE, VIOLET, GREEN, RED)
+
 # From values measured on hardware to values that nothing supports.
 PRICE_SOURCE: Mapping[str, tuple[str, str]] = {
     "measured": ("#0d4f86", "#9fd0fa"),
@@ -161,6 +165,7 @@ def faint(colour: str) -> str:
 def dark_partners() -> dict[str, str]:
     """Returns light colour -> dark colour for every colour that a figure may hold."""
     pairs = [INK, FAINT_INK, HOLLOW, *PART.values(), *PRICE_SOURCE.values(), *DIVERGING, *OTHER_STRATEGY]
+    pairs += VERDICT.values()
     pairs += [pair for shades in STRATEGY.values() for pair in shades]
     return dict(pairs) | {faint(light): faint(dark) for light, dark in pairs}
 

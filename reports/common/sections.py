@@ -355,26 +355,38 @@ def prices(run: Run) -> list[Section]:
     shares = _shares(run)
     if not shares:
         return []
+    whole, thing = _shared(run), "times" if run.measured else "prices"
+    most, where = _most_extrapolated(run)
+    verb = "are" if run.study in SHARES_OF_CASES else "is"
+    return [sources(shares, whole, thing, extrapolated(most, where, whole, verb))]
+
+
+def extrapolated(most: float, where: str, whole: str, verb: str = "is") -> list[str]:
+    """Returns a flag if more of `whole` is extrapolated than can be trusted."""
+    if most <= EXTRAPOLATED_AT_MOST:
+        return []
+    return [
+        f"Up to {percent(most)} of the {whole} {verb} extrapolated ({where}), beyond the "
+        f"{percent(EXTRAPOLATED_AT_MOST)} that can be trusted: those figures need a measurement."
+    ]
+
+
+def sources(
+    shares: Mapping[str, Mapping[str, float]], whole: str, thing: str = "prices", flags: Sequence[str] = ()
+) -> Section:
+    """Shows the share of `whole` by source: row name -> source -> fraction. `thing`: what has a source."""
     first = next(iter(shares))
     parts = [f"{percent(v)} {k}" for k, v in sorted(shares[first].items(), key=lambda kv: -kv[1]) if v > 0]
-    whole = _shared(run)
     whose = f"Of the {whole}" if first == "all runs" else f"Of the {whole} of {first}"
-    most, where = _most_extrapolated(run)
-    flags, verb = [], "are" if run.study in SHARES_OF_CASES else "is"
-    if most > EXTRAPOLATED_AT_MOST:
-        flags.append(
-            f"Up to {percent(most)} of the {whole} {verb} extrapolated ({where}), beyond the "
-            f"{percent(EXTRAPOLATED_AT_MOST)} that can be trusted: those figures need a measurement."
-        )
-    thing, title = "times" if run.measured else "prices", f"share of the {whole}"
+    title = f"share of the {whole}"
     describes = f"{title} by source of the {thing.removesuffix('s')}"
     words = {
         "thing": thing,
-        "short": "Sources" if run.measured else "Prices",
+        "short": "Sources" if thing == "times" else "Prices",
         "lead": f"{whose}, {listed(parts)}." if parts else "",
     }
     plot = drawn("prices", describes, figures.price_shares(shares, title))
-    return [section("every study", "prices", words, flags=flags, plots=[plot])]
+    return section("every study", "prices", words, flags=flags, plots=[plot])
 
 
 # -- the scenario as run ---------------------------------------------------------------------------

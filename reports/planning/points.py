@@ -1,41 +1,132 @@
-"""Reads the run directory of a plan; what is missing is left out, what is garbage is refused."""
+"""Reads the run directory of a plan. What is missing is left out; what is invalid is refused."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from simcore.input.files import parse_yaml, read_text
+from simcore.reports.run import (
+    csv_cells,
+    json_object,
+    of_text,
+    parsed,
+    summary_of,
+    typed,
+    with_answers,
+    with_axes,
+    yaml_mapping,
+)
+from simcore.reports.text import known
 
 FILE = "points.csv"
+NEEDED = ("label", "verdict")
+TEXT = ("device", "label", "strategy", "verdict", "why")
+NUMBERS = (
+    "devices", "servers", "rate_per_s", "requests", "prompt_tokens", "output_tokens", "best", "replicas",
+    "cost_per_hour", "cost_per_million_output_tokens",
+)  # fmt: skip
+# Latencies that an objective may mean, and their intervals' ends; a limit's metric comes before them.
+LATENCIES = ("e2e_mean_s", "e2e_p50_s")
+ENDS = ("low", "high")
+# Prefix of the column of a varied field.
+VARIED = "vary."
+VERDICTS = ("holds", "unsure", "fails")
+SUMMARY_TYPES: Mapping[str, type] = {"question": str, "limits": list, "objectives": list}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A metric and its limit; `at_most`: the metric may not be greater, else not less."""
+
+    metric: str
+    value: float
+    at_most: bool
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan's directory in memory. `points`: a row for each judged point; `asked`: the plan as asked."""
+    """A plan's directory in memory. `points`: a row for each judged point, with every column that the page
+    shows, perhaps without values; `asked`: the plan as asked, `asked_text` the same as text."""
 
     points: pd.DataFrame
     summary: dict[str, Any]
+    limits: tuple[Limit, ...]
     asked: dict[str, Any]
+    asked_text: str
     provenance: dict[str, Any]
+
+    @property
+    def question(self) -> str:
+        """The question from the summary, or else from the plan as asked."""
+        return str(self.summary.get("question") or self.asked.get("question") or "")
+
+    @property
+    def objectives(self) -> list[str]:
+        """What is best, by the names of plan.yaml."""
+        return [str(each) for each in self.summary.get("objectives") or ()]
+
+    @property
+    def certainty(self) -> float | None:
+        """How sure the verdicts are, if the summary says so."""
+        return self.summary.get("certainty")
+
+    @property
+    def best(self) -> pd.DataFrame:
+        """The points that answer: of a grid the Pareto front; none if nothing holds."""
+        return self.points[self.points["best"] == 1.0]
 
 
 def read_plan(folder: Path) -> Planned:
-    """Reads a plan's directory. Raises ValueError, OSError."""
+    """Reads a plan's directory. Raises ValueError, one line that names the file, if a file is invalid."""
+    no_words: dict[str, Any] = {}
+    no_plan: tuple[str, dict[str, Any]] = ("", {})
+    no_limits: tuple[Limit, ...] = ()
+    summary, limits = parsed(folder / "summary.json", of_text(_summary), (no_words, no_limits))
+    text, asked = parsed(folder / "plan.yaml", of_text(yaml_mapping), no_plan)
+    nothing = pd.DataFrame(columns=[*TEXT, *NUMBERS])
+    points = parsed(folder / FILE, of_text(lambda content: _points(content, limits)), nothing)
+    provenance = parsed(folder / "provenance.json", of_text(json_object), no_words)
+    return Planned(points, summary, limits, asked, text, provenance)
 
-    def mapping(name: str, parse: Any) -> dict[str, Any]:
-        path = folder / name
-        found = parse(read_text(path)) if path.is_file() else {}
-        if not isinstance(found, dict):
-            raise ValueError(f"{path}: holds no mapping")
-        return found
 
-    points = pd.read_csv(folder / FILE, float_precision="round_trip")
-    return Planned(
-        points,
-        mapping("summary.json", json.loads),
-        mapping("plan.yaml", lambda text: parse_yaml(text, "plan.yaml")),
-        mapping("provenance.json", json.loads),
+def _summary(content: str) -> tuple[dict[str, Any], tuple[Limit, ...]]:
+    summary = summary_of(content)
+    for key, kind in SUMMARY_TYPES.items():
+        if not isinstance(summary.get(key), kind | None):
+            raise ValueError(f"{key} is no {kind.__name__}")
+    certainty = summary.get("certainty")
+    if certainty is not None and (isinstance(certainty, bool) or not known(certainty)):
+        raise ValueError(f"certainty {str(certainty)[:40]!r} is no number")
+    return summary, tuple(_limit(given) for given in summary.get("limits") or ())
+
+
+def _limit(given: Any) -> Limit:
+    limit = (
+        Limit(**given) if isinstance(given, dict) and set(given) == {"metric", "value", "at_most"} else None
     )
+    if limit is None:
+        raise ValueError(f"limits: {str(given)[:60]!r} has no metric, value and at_most")
+    if not isinstance(limit.metric, str) or not isinstance(limit.at_most, bool):
+        raise ValueError(f"limits: {str(given)[:60]!r} is no limit")
+    if isinstance(limit.value, bool) or not known(limit.value):
+        raise ValueError(f"limits: {limit.metric[:40]} {str(limit.value)[:40]!r} is no number")
+    return limit
+
+
+def _points(content: str, limits: tuple[Limit, ...]) -> pd.DataFrame:
+    cells = with_answers(csv_cells(content), "best")
+    metrics = dict.fromkeys([*(limit.metric for limit in limits), *LATENCIES])
+    figures = [name for metric in metrics for name in (metric, *(f"{metric}.{end}" for end in ENDS))]
+    numbers = tuple(dict.fromkeys([*NUMBERS, *figures]))
+    found = with_axes(cells, NEEDED, TEXT, numbers)
+    for word in sorted(set(found["verdict"]) - set(VERDICTS)):
+        raise ValueError(f"verdict {word[:40]!r} is none of {', '.join(VERDICTS)}")
+    return found.assign(**{name: _varied(cells, name) for name in cells.columns if name.startswith(VARIED)})
+
+
+def _varied(cells: pd.DataFrame, name: str) -> "pd.Series[Any]":
+    """Returns a varied field as numbers if all its values are some, else as text."""
+    numbers = pd.to_numeric(cells[name], errors="coerce")
+    return typed(cells, *(([], [name]) if numbers.notna().all() else ([name], [])))[name]

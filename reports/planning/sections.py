@@ -1,22 +1,350 @@
-"""The page of a plan."""
+"""The page of a plan: its answer, what holds and how near the limits, what it costs, and all that was tried.
 
-from simcore.reports.page import Opening, Section, Table
-from simcore.reports.planning.points import Planned
+Everything is drawn along the columns that vary (see `axes.py`).
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import plotly.graph_objects as go
+
+from simcore.reports.common import sections as common
+from simcore.reports.common.sections import Row
+from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
+from simcore.reports.planning import figures
+from simcore.reports.planning.axes import (
+    COST,
+    DEVICES,
+    LOAD,
+    RATE,
+    Axis,
+    Laid,
+    field_name,
+    laid,
+    parted,
+    varied_axes,
+)
+from simcore.reports.planning.figures import Limited
+from simcore.reports.planning.points import LATENCIES, VARIED, Planned
+from simcore.reports.serving.sections import scale_of, with_interval
+from simcore.reports.text import counted, known, listed, percent, recorded
+
+ABOUT: Mapping[str, str] = {
+    "devices": "plan: fewest devices",
+    "cost": "plan: lowest cost",
+    "rate": "plan: highest rate",
+    "strategy": "plan: best strategy",
+    "grid": "plan: every point of a grid",
+}
+MOST_ROWS, MOST_LINES, MOST_TILES = 24, 8, 4
+PER_MILLION = "cost_per_million_output_tokens"
+AGAIN = "The same plan, seed and device profile give the same answer to the byte."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A plan with what several sections use, each computed once."""
+
+    plan: Planned
+
+    @cached_property
+    def laid(self) -> Laid | None:
+        """The points as figures lay them out."""
+        return laid(self.plan)
+
+    @cached_property
+    def limited(self) -> list[Limited]:
+        """The limited metrics that some point has."""
+        points = self.plan.points
+        return [
+            Limited(limit, scale_of(limit.metric, max(points[limit.metric].max(), limit.value)))
+            for limit in self.plan.limits
+            if points[limit.metric].notna().any()
+        ]
+
+    @cached_property
+    def priced(self) -> bool:
+        """Whether some point has a cost."""
+        return bool(self.plan.points[COST.column].notna().any())
+
+    @cached_property
+    def objectives(self) -> list[Axis]:
+        """The objectives as axes, those that go across first: rates and latencies, then devices and costs. A
+        cost that is no objective comes last."""
+        latencies = [each.limit.metric for each in self.limited if each.limit.metric.endswith("_s")]
+        known_ones = [name for name in (*latencies, *LATENCIES) if self.plan.points[name].notna().any()]
+        axes = {"highest_rate": RATE, "fewest_devices": DEVICES, "lowest_cost": COST}
+        if known_ones:
+            scale = scale_of(known_ones[0], float(self.plan.points[known_ones[0]].max()))
+            axes["lowest_latency"] = Axis(
+                known_ones[0], scale.name, lambda v: f"{scale.name} {scale.text(v)}"
+            )
+        order = ["highest_rate", "lowest_latency", "fewest_devices", "lowest_cost"]
+        wanted = [name for name in order if name in self.plan.objectives]
+        if self.priced and len(wanted) < 2:
+            wanted = ["highest_rate" if self.varies(RATE) else "lowest_latency", "lowest_cost"]
+        return [axes[name] for name in wanted if name in axes]
+
+    def varies(self, axis: Axis) -> bool:
+        """Whether points differ on an axis."""
+        return self.plan.points[axis.column].nunique() > 1
 
 
 def opening(plan: Planned) -> Opening:
     """Returns the top of the page."""
     return Opening(
         name=str(plan.summary.get("name") or "plan"),
-        about=f"plan: {plan.summary.get('question', '')}",
+        about=_about(plan),
         answer=str(plan.summary.get("answer") or ""),
         warnings=[str(each) for each in plan.summary.get("warnings") or ()],
-        command=str(plan.provenance.get("command") or ""),
+        tiles=_tiles(Shown(plan)),
+        command="python -m simcore plan plan.yaml" if plan.asked_text else "",
+        again=AGAIN,
     )
 
 
 def sections(plan: Planned) -> list[Section]:
     """Returns the sections, in the order of the page."""
-    shown = [name for name in ("label", "devices", "rate_per_s", "verdict", "why") if name in plan.points]
-    rows = [[str(row[name]) for name in shown] for row in plan.points.to_dict("records")]
-    return [Section("points", "All points", table=Table(shown, rows, wraps=True))]
+    of = Shown(plan)
+    return [*_holds(of), *_against(of), *_trade_off(of), *_points(of), *_prices(plan), *_asked(plan)]
+
+
+def _about(plan: Planned) -> str:
+    base = plan.asked.get("base")
+    model = str(base.get("model") or "") if isinstance(base, dict) else ""
+    devices = listed([name for name in dict.fromkeys(plan.points["device"]) if name], 3)
+    return " · ".join(part for part in (ABOUT.get(plan.question, "plan"), devices, model) if part)
+
+
+# -- key figures -----------------------------------------------------------------------------------
+
+
+def _tiles(of: Shown) -> list[Tile]:
+    """Returns what answers and how sure that is; if it is one point, also its cost and limited metrics."""
+    every, best = of.plan.points, of.plan.best.to_dict("records")
+    found = [tile for row in best for tile in _found(of.plan.question, row, several=len(best) > 1)]
+    tiles = found[: MOST_TILES - 1] or [
+        Tile(f"{(every['verdict'] == 'holds').sum()} of {len(every)}", "Points that hold")
+    ]
+    if len(best) == 1:
+        tiles += _figures_of(of, best[0])
+    elif best and not found:
+        tiles.append(Tile(str(len(best)), "Points on the Pareto front"))
+    if of.plan.certainty is not None:
+        told = [round(row["replicas"]) for row in best if known(row["replicas"])]
+        after = f"after {counted(max(told), 'replica')} at most" if told else ""
+        tiles.append(Tile(percent(of.plan.certainty), "Certainty asked for", after))
+    return tiles[:MOST_TILES]
+
+
+def _figures_of(of: Shown, row: Row) -> list[Tile]:
+    """Returns the cost of a point, and its limited metrics beside their limits."""
+    costs = known(row[COST.column]) and of.plan.question != "cost"
+    tiles = [Tile(recorded(row[COST.column]), "Cost an hour", _per_million(row))] if costs else []
+    for each in of.limited:
+        value = row[each.limit.metric]
+        if known(value):
+            own = replace(each, scale=scale_of(each.limit.metric, max(value, each.limit.value)))
+            tiles.append(Tile(own.scale.text(value), own.scale.name, f"limit: {own.text}"))
+    return tiles
+
+
+# Question -> the axis of its answer, and what the answer is.
+FOUND: Mapping[str, tuple[Axis, str]] = {
+    "devices": (DEVICES, "Fewest devices that hold"),
+    "cost": (COST, "Lowest cost that holds"),
+    "rate": (RATE, "Highest rate that holds"),
+    "strategy": (RATE, "Highest rate that holds"),
+}
+
+
+def _found(question: str, row: Row, *, several: bool) -> list[Tile]:
+    axis, means = FOUND.get(question, (DEVICES, ""))
+    if not means or not known(row[axis.column]):
+        return []
+    where = ", ".join(part for part in (str(row["label"]), _load(row) if several else "") if part)
+    return [Tile(axis.text(row[axis.column]), means, where)]
+
+
+def _per_million(row: Row) -> str:
+    each = row[PER_MILLION]
+    return f"{recorded(each)} per million output tokens" if known(each) else ""
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def _left_out(of: Laid, most: int) -> list[str]:
+    """Returns a note on the ways that a figure of at most `most` places leaves out."""
+    ways = len(of.ways) if len(of.places) > most else 0
+    if ways <= most:
+        return []
+    return [f"Of {ways:,} ways of running the {most} are drawn that answer or hold most often."]
+
+
+def _holds(of: Shown) -> list[Section]:
+    laid_out = of.laid
+    if laid_out is None:
+        return []
+    name, options = parted(laid_out, MOST_ROWS)
+    verdicts = of.plan.points["verdict"].value_counts()
+    parts = [f"{verdicts[key]:,} {word}" for key, word in WORDS.items() if key in verdicts]
+    lead = f"Of {counted(len(of.plan.points), 'point')}, {listed(parts)}."
+    wanted = _answers(options)
+
+    def draw(shown: Laid) -> go.Figure:
+        return figures.verdicts(shown, of.limited)
+
+    plot = common.plot("holds", "verdict on every point", [common.opening_on(name, options, wanted)], draw)
+    notes = [*_left_out(laid_out, MOST_ROWS), *_sure(of.plan)]
+    return [common.section("plan", "holds", {"lead": lead}, plots=[plot], notes=notes)]
+
+
+WORDS: Mapping[str, str] = {"holds": "hold", "unsure": "are not sure", "fails": "fail"}
+
+
+def _answers(options: list[common.Option]) -> Callable[[Laid], bool]:
+    """Returns whether a layout has a point that answers."""
+    return lambda shown: bool((shown.points["best"] == 1.0).any())
+
+
+def _sure(plan: Planned) -> list[str]:
+    if plan.certainty is None:
+        return []
+    return [
+        f"A point holds or fails if that is {percent(plan.certainty)} sure, by the spread of its replicas."
+    ]
+
+
+def _against(of: Shown) -> list[Section]:
+    whole = of.laid
+    if whole is None or not of.limited or not len(whole.points):
+        return []
+    plots = [_limit_plot(whole, each) for each in of.limited]
+    sure = "" if of.plan.certainty is None else f"{percent(of.plan.certainty)} "
+    notes = [f"Bars are {sure}intervals of the mean over replicas.", *_left_out(whole, MOST_LINES)]
+    return [common.section("plan", "limits", plots=plots, notes=notes)]
+
+
+def _limit_plot(whole: Laid, limited: Limited) -> Plot:
+    name, options = parted(whole, MOST_LINES)
+    key, title = f"limit-{limited.limit.metric.replace('.', '_')}", limited.scale.name
+
+    def draw(shown: Laid) -> go.Figure:
+        return figures.against(whole, shown, limited)
+
+    dimension = common.opening_on(name, options, _answers(options))
+    return common.plot(key, f"{title} against {whole.across.title}", [dimension], draw, title)
+
+
+def _trade_off(of: Shown) -> list[Section]:
+    whole, pairs = of.laid, list(itertools.combinations(of.objectives, 2))
+    held = of.plan.points["verdict"] == "holds"
+    if whole is None or not pairs or not held.any():
+        return []
+    front = len(pairs) == 1 and len(of.plan.objectives) == 2
+    options = [(f"{x.title} and {y.title}", (x, y)) for x, y in pairs]
+
+    def draw(pair: tuple[Axis, Axis]) -> go.Figure:
+        return figures.trade_off(whole, *pair, of.limited, front=front)
+
+    plot = common.plot("trade-off", "points that hold, by two objectives", [("Axes", options, 0)], draw)
+    words = {
+        "front": "No other point is better than those of the front in one and as good in the other." * front
+    }
+    return [common.section("plan", "trade-off", words, plots=[plot])]
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def _points(of: Shown) -> list[Section]:
+    rows = of.plan.points.sort_values("best", ascending=False, kind="stable").to_dict("records")
+    if not rows:
+        return []
+    several = of.plan.points["device"].nunique() > 1
+    columns: list[common.Column] = [
+        ("way", "l", common.field("label")),
+        *([("device", "l", common.field("device"))] if several else []),
+        ("devices", "r", common.if_known("devices", recorded_whole)),
+        ("servers", "r", common.if_known("servers", recorded_whole)),
+        ("load", "l", _load),
+        *_varied_columns(of.plan),
+        ("verdict", "l", lambda row: figures.SAYS[row["verdict"]]),
+        ("replicas", "r", common.if_known("replicas", recorded_whole)),
+        *(_limited_column(each) for each in of.limited),
+        ("cost an hour", "r", common.if_known(COST.column, recorded)),
+        ("per million output tokens", "r", common.if_known(PER_MILLION, recorded)),
+        ("why", "l", common.field("why")),
+    ]
+    table = common.without_empty_columns(common.tabled(rows, *columns))
+    best = int((of.plan.points["best"] == 1.0).sum())
+    first = f", {'that' if best == 1 else 'those'} of the answer first" if best else ""
+    summary = f"{counted(len(rows), 'point')}{first}"
+    return [common.section("plan", "points", details=[Details(summary, table=table)])]
+
+
+def recorded_whole(value: float) -> str:
+    """Returns a whole number as text."""
+    return f"{round(value):,}"
+
+
+def _load(row: Row) -> str:
+    return ", ".join(axis.text(row[axis.column]) for axis in LOAD if known(row[axis.column]))
+
+
+def _varied_columns(plan: Planned) -> list[common.Column]:
+    """Returns the varied fields that no other column of the table shows."""
+    elsewhere = {axis.column for axis in (*LOAD, DEVICES)}
+    numbers = [axis for axis in varied_axes(plan) if axis.column not in elsewhere]
+    texts = [n for n in plan.points.columns if n.startswith(VARIED) and plan.points[n].dtype != float]
+    return [
+        *((axis.title, "r", common.if_known(axis.column, recorded)) for axis in numbers),
+        *((field_name(name), "l", common.field(name)) for name in texts),
+    ]
+
+
+def _limited_column(each: Limited) -> common.Column:
+    metric, scale = each.limit.metric, each.scale
+
+    def says(row: Row) -> str:
+        ends = {"low": row[f"{metric}.low"], "high": row[f"{metric}.high"]}
+        return with_interval({"value": row[metric], **ends}, scale) if known(row[metric]) else ""
+
+    return scale.title, "r", says
+
+
+# -- prices and the plan as asked ------------------------------------------------------------------
+
+
+def _prices(plan: Planned) -> list[Section]:
+    given = plan.summary.get("price_shares") or {}
+    whole = {str(name): float(share) for name, share in given.items() if known(share)}
+    if not whole:
+        return []
+    flags = common.extrapolated(whole.get("extrapolated", 0.0), "all runs together", PRICED)
+    return [common.sources({"all runs": whole}, PRICED, flags=flags)]
+
+
+PRICED = "predicted device time"
+
+
+def _asked(plan: Planned) -> list[Section]:
+    """Shows plan.yaml, what the answer was made with, and the prices of each device."""
+    details = []
+    if plan.asked_text:
+        details.append(Details("plan.yaml, with every default written out", text=plan.asked_text))
+    made = {key: value for key, value in plan.provenance.items() if key != "devices"}
+    table = Table(["made with", ""], [list(row) for row in common.flat(made)]) if made else None
+    several = plan.provenance.get("devices")
+    for own in several if isinstance(several, list) else ():
+        device = own.get("device") if isinstance(own, dict) else None
+        name = str(device.get("name") or "a device") if isinstance(device, dict) else "a device"
+        rows = [list(row) for row in common.flat(own)]
+        details.append(Details(f"Figures and prices of {name}", table=Table([name, ""], rows)))
+    notes = [str(note) for note in plan.summary.get("notes") or ()]
+    if not (details or table or notes):
+        return []
+    return [common.section("plan", "asked", table=table, notes=notes, details=details)]

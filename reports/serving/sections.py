@@ -331,7 +331,7 @@ MORE = (
 )  # fmt: skip
 
 
-def _with_interval(row: Row, scale: Scale) -> str:
+def with_interval(row: Row, scale: Scale) -> str:
     """Returns "12.3 ± 0.4"; an asymmetric interval is given in full."""
     value = significant(row["value"] * scale.factor)
     low, high = row["low"], row["high"]
@@ -350,7 +350,7 @@ def _column(of: Served, metric: str, name: str) -> common.Column:
 
     def says(case: Case) -> str:
         row = of.figures[case].get(metric)
-        return _with_interval(row, scale) if row else ""
+        return with_interval(row, scale) if row else ""
 
     return f"{name} ({scale.unit})" if scale.unit else name, "r", says
 
