@@ -27,7 +27,7 @@ FREE = frozenset(
 )
 # Fields that no run depends on.
 IDLE = frozenset({"name", "replicas", "price_interval", "published"})
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)

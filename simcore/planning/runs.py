@@ -37,12 +37,14 @@ class Ask(NamedTuple):
 
 class Ran(NamedTuple):
     """The figures of a run; None where there is none. `growing`: its queue grew, so that it keeps up with no
-    such load. `fault`: why it failed, then without figures. `shares`: device time by source of its prices."""
+    such load. `fault`: why it failed, then without figures. `shares`: device time by source of its prices.
+    `short`: too few requests came at its rate for a steady state."""
 
     figures: Mapping[str, float | None]
     growing: bool = False
     fault: str = ""
     shares: Mapping[str, float] = {}
+    short: bool = False
 
 
 # A point by what its runs go by, where that is known; a replica; an end.
@@ -139,7 +141,7 @@ def simulated(ask: Ask) -> Ran:
         return Ran({}, fault=f"{case.axes.label}: {error}")
     values = {name: value for name, (value, _) in figures.items() if not name.endswith(WHOLE_RUN)}
     shares = {str(name): seconds for name, seconds in result.trace.rows.sources.items()}
-    return Ran({**values, **_further(result, window)}, window.growing, "", shares)
+    return Ran({**values, **_further(result, window)}, window.growing, "", shares, window.unrated)
 
 
 def _further(result: Result, window: Window) -> dict[str, float | None]:

@@ -54,21 +54,24 @@ class Judged:
         return fmean(values) if values else None
 
 
-def judge(point: Point, limits: Sequence[Limit], rule: Rule, end: End = "value") -> Search[Judged]:
-    """Judges a point. Without limits it holds, after the replicas of the first look."""
+def judge(
+    point: Point, limits: Sequence[Limit], rule: Rule, end: End = "value", *, steady: bool = False
+) -> Search[Judged]:
+    """Judges a point. Without limits it holds, after the replicas of the first look. `steady`: it fails where
+    too few requests come for a steady state."""
     runs: list[Ran] = []
     found: Judged | None = None
     for look in rule.looks:
         runs += yield [Ask(point, replica, end) for replica in range(len(runs), look)]
-        found = _judged(point, runs, limits, rule)
+        found = _judged(point, runs, limits, rule, steady)
         if found.verdict != "unsure":
             break
     assert found is not None
     return found
 
 
-def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule) -> Judged:
-    if why := _broken(runs, limits):
+def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, steady: bool) -> Judged:
+    if why := _broken(runs, limits, steady):
         return Judged(point, tuple(runs), "fails", {}, why)
     verdicts: dict[str, Verdict] = {}
     for limit in limits:
@@ -82,7 +85,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     return Judged(point, tuple(runs), "holds", verdicts)
 
 
-def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
+def _broken(runs: Sequence[Ran], limits: Sequence[Limit], steady: bool) -> str:
     """Returns why runs fail whatever their figures are; empty if they do not."""
     if fault := next((run.fault for run in runs if run.fault), ""):
         return fault
@@ -90,6 +93,8 @@ def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
         return f"{rejected:,.0f} requests do not fit into memory and are rejected"
     if 2 * sum(run.growing for run in runs) > len(runs):
         return "requests come faster than they are answered"
+    if steady and 2 * sum(run.short for run in runs) > len(runs):
+        return "too few requests come for a steady state (more workload.requests would say more)"
     missing = (limit.metric for limit in limits for run in runs if run.figures.get(limit.metric) is None)
     return next((f"{name}: a replica has none" for name in missing), "")
 
@@ -181,7 +186,7 @@ def highest(
     low, high = None, None
     value = begin
     for _ in range(MOST_DOUBLINGS):
-        tried[value] = yield from judge(at(value), limits, rule)
+        tried[value] = yield from judge(at(value), limits, rule, steady=True)
         if tried[value].holds:
             low = value
             value = min(2.0 * value, between[1])
@@ -194,7 +199,7 @@ def highest(
         return Highest(low, _surely_failing(tried), tried)
     while high > low * (1.0 + tolerance):
         value = sqrt(low * high)
-        tried[value] = yield from judge(at(value), limits, rule)
+        tried[value] = yield from judge(at(value), limits, rule, steady=True)
         if tried[value].holds:
             low = value
         else:
