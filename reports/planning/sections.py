@@ -4,7 +4,7 @@ Everything is drawn along the columns that vary (see `axes.py`).
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -265,12 +265,14 @@ def _points(of: Shown) -> list[Section]:
     if not rows:
         return []
     several = of.plan.points["device"].nunique() > 1
+    loads = [axis for axis in LOAD if of.varies(axis)]
+    same = _load(rows[0], [axis for axis in LOAD if axis not in loads])
     columns: list[common.Column] = [
         ("way", "l", common.field("label")),
         *([("device", "l", common.field("device"))] if several else []),
         ("devices", "r", common.if_known("devices", recorded_whole)),
         ("servers", "r", common.if_known("servers", recorded_whole)),
-        ("load", "l", _load),
+        ("load", "l", lambda row: _load(row, loads)),
         *_varied_columns(of.plan),
         ("verdict", "l", lambda row: figures.SAYS[row["verdict"]]),
         ("replicas", "r", common.if_known("replicas", recorded_whole)),
@@ -283,7 +285,8 @@ def _points(of: Shown) -> list[Section]:
     best = int((of.plan.points["best"] == 1.0).sum())
     first = f", {'that' if best == 1 else 'those'} of the answer first" if best else ""
     summary = f"{counted(len(rows), 'point')}{first}"
-    return [common.section("plan", "points", details=[Details(summary, table=table)])]
+    words = {"same": f"The same at every point: {same}." if same else ""}
+    return [common.section("plan", "points", words, details=[Details(summary, table=table)])]
 
 
 def recorded_whole(value: float) -> str:
@@ -291,8 +294,8 @@ def recorded_whole(value: float) -> str:
     return f"{round(value):,}"
 
 
-def _load(row: Row) -> str:
-    return ", ".join(axis.text(row[axis.column]) for axis in LOAD if known(row[axis.column]))
+def _load(row: Row, axes: Sequence[Axis] = LOAD) -> str:
+    return ", ".join(axis.text(row[axis.column]) for axis in axes if known(row[axis.column]))
 
 
 def _varied_columns(plan: Planned) -> list[common.Column]:
