@@ -12,7 +12,7 @@ from simcore import compiled
 from simcore.assembly import versions
 from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
-from simcore.planning.questions import Found, Tried, ask, objectives
+from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
 from simcore.planning.runs import Runner
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
@@ -131,6 +131,7 @@ def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
         "prompt_tokens": axes.prompt_tokens,
         "output_tokens": axes.output_tokens,
         **{f"vary.{path}": value for path, value in one.alternative.settings.items()},
+        **({f"vary.{over}": one.value} if (over := asked.whatif.over) not in (None, DEVICES) else {}),
         "verdict": judged.verdict,
         "best": one in found.winners,
         "replicas": len(judged.runs),
