@@ -327,8 +327,8 @@ def _prices(plan: Planned) -> list[Section]:
     whole = {str(name): float(share) for name, share in given.items() if known(share)}
     if not whole:
         return []
-    flags = common.extrapolated(whole.get("extrapolated", 0.0), "all runs together", PRICED)
-    return [common.sources({"all runs": whole}, PRICED, flags=flags)]
+    flags = common.extrapolated(whole.get("extrapolated", 0.0), "runs of the answer", PRICED)
+    return [common.sources({"the answer": whole}, PRICED, flags=flags)]
 
 
 PRICED = "predicted device time"

@@ -4,7 +4,7 @@ asked = load_plan(Path("whatif.yaml"), "devices")
 plan = run(asked, jobs=2)             plan.answer, plan.lines
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
 from simcore.sim.kept import cache_folder
-from simcore.studies.common import shares_of, unmeasured
+from simcore.studies.common import extrapolated, shares_of, unmeasured
 
 # Metrics of every line besides those with a limit.
 SHOWN = (
@@ -90,8 +90,10 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
     finally:
         benches.close()
         store.close()
-    shares = _shares(found)
-    device = ", ".join(dict.fromkeys(one.point.device for one in found.tried))
+    # The answer rests on the best points; where there are none, on all.
+    resting = [one for one in found.winners if one is not None] or found.tried
+    shares = _shares(resting)
+    device = ", ".join(dict.fromkeys(one.point.device for one in resting))
     reasons = list(found.left_out.items())
     left = [f"left out, {count:,} of them: {why}" for why, count in reasons[:MOST_REASONS]]
     if len(found.left_out) > MOST_REASONS:
@@ -100,7 +102,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         asked=asked,
         answer=answer(asked, found),
         lines=[_line(asked, one, found) for one in found.tried],
-        warnings=[*benches.warnings, *unmeasured(shares, device)],
+        warnings=[*benches.warnings, *unmeasured(shares, device), *extrapolated(shares)],
         notes=left,
         simulated=runner.simulated,
         known=runner.known,
@@ -111,8 +113,8 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
     )
 
 
-def _shares(found: Found) -> dict[str, float]:
-    parts = [part for one in found.tried for ran in one.judged.runs for part in ran.shares.items()]
+def _shares(tried: Sequence[Tried]) -> dict[str, float]:
+    parts = [part for one in tried for ran in one.judged.runs for part in ran.shares.items()]
     return dict(sorted(shares_of(parts).items()))
 
 

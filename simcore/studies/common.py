@@ -291,6 +291,14 @@ def unmeasured(shares: Mapping[str, float], device: str) -> list[str]:
     return [f"{priced}, not by measurements of {device}"]
 
 
+def extrapolated(shares: Mapping[str, float]) -> list[str]:
+    """Returns a warning if much of the device time is priced beyond measured points."""
+    share = shares.get("extrapolated", 0.0)
+    if share <= MOST_EXTRAPOLATED:
+        return []
+    return [f"{share:.0%} of the device time is extrapolated beyond what was measured"]
+
+
 def ranged(values: Sequence[float]) -> str:
     """Returns the range of values in words.
 

@@ -8,7 +8,7 @@ them: if no strategy does, the answer says so and names the nearest.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simcore.studies.common import MOST_EXTRAPOLATED, Standing, unmeasured
+from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.runner import Bench, Case, Found
@@ -360,7 +360,4 @@ def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) 
             f"percentiles of ITL leave out {unseen:.0%} of the time between tokens, in which requests stood"
             f" still ({name}); the mean has it in"
         )
-    far = shares.get("extrapolated", 0.0)
-    if far > MOST_EXTRAPOLATED:
-        told.append(f"{far:.0%} of the device time is extrapolated beyond what was measured")
-    return told
+    return told + extrapolated(shares)
