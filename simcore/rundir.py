@@ -170,16 +170,19 @@ def write_plan(
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     with (folder / "points.parquet").open("wb") as file:
-        pq.write_table(
-            pa.table({name: [_cell(point.get(name)) for point in points] for name in columns}), file
-        )
+        of_points = {name: _column([point.get(name) for point in points]) for name in columns}
+        pq.write_table(pa.table(of_points), file)
     _write_json(folder / "summary.json", summary)
     _write_json(folder / MARK, provenance)
 
 
-def _cell(value: Any) -> Any:
-    """Returns a value as a column of a table holds it: a varied field may be a mapping."""
-    return json.dumps(value) if isinstance(value, dict | list) else value
+def _column(values: list[Any]) -> list[Any]:
+    """Returns values as a column of a table holds them: those of a varied field may be of several kinds, and
+    are text then."""
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds & {dict, list} and (len(kinds) <= 1 or kinds == {int, float}):
+        return values
+    return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
 
 
 def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:

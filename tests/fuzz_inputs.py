@@ -323,6 +323,43 @@ def scenario(folder: Path, random: Random) -> Input:
     return Input(words, [_spoil(folder / "scenario.yaml", random, _yaml(random))])
 
 
+PLANS: Sequence[dict[str, Any]] = (
+    {"question": "devices", "between": [1, 4], "constraints": {"ttft_p99_s": 0.5, "itl_p99.9_s": 0.1}},
+    {
+        "question": "devices",
+        "over": "strategies.0.max_sequences",
+        "between": [1, 8],
+        "slo": "mlperf/llama2-70b/server",
+    },
+    {
+        "question": "rate",
+        "vary": {"devices": [1, 2], "seed": {"range": [1, 3], "points": 2}},
+        "together": "zip",
+    },
+    {"question": "strategy", "certainty": 0.9},
+    {"question": "cost", "cost_per_hour": {"h200-sxm": 3.5}, "between": [1, 4]},
+    {
+        "vary": {"workload.arrivals.rate_per_s": {"log": [1, 64], "points": 2}, "devices": [1, 2]},
+        "constraints": {"slo_attainment": 0.9, "goodput_per_s": 1.0},
+        "objective": ["fewest_devices", "highest_rate", "lowest_latency"],
+    },
+    {
+        "vary": {"workload.arrivals.rate_per_s": {"range": [1.0, 64.0], "points": 2}},
+        "together": "latin_hypercube",
+        "points": 3,
+        "objective": "lowest_latency",
+    },
+)
+
+
+def plan(folder: Path, random: Random) -> Input:
+    base = {**SERVING, "slo": {"ttft_s": 0.5, "e2e_s": 2.0}}
+    given = {"name": "fuzz", "base": base, "replicas": 3, **random.choice(PLANS)}
+    path = _write(folder, "plan.yaml", yaml.safe_dump(given, sort_keys=False))
+    words = ["plan", "plan.yaml", "--out", "out/plan", "--quiet", "--jobs", "1"]
+    return Input(words, [_spoil(path, random, _yaml(random))])
+
+
 def setting(folder: Path, random: Random) -> Input:
     words = _shipped(folder, random)
     document = yaml.safe_load((folder / "scenario.yaml").read_text(encoding="utf-8"))
@@ -609,6 +646,7 @@ KINDS: Mapping[str, tuple[int, Callable[[Path, Random], Input]]] = {
     "rundir": (12, rundir),
     "command": (4, command_line),
     "full": (3, full_disk),
+    "plan": (10, plan),
 }
 
 

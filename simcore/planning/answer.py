@@ -23,7 +23,7 @@ def _devices(asked: Asked, found: Found) -> str:
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
-            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}: {_closest(group)}.")
+            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
             continue
         told.append(
             f"{_needed(asked, winner)} {load} with {_reached(asked.limits, winner.judged)}"
@@ -47,7 +47,7 @@ def _cost(asked: Asked, found: Found) -> str:
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
-            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}: {_closest(group)}.")
+            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
             continue
         others = sorted(
             (one.best for one in group if one.best is not None and one.best is not winner),
@@ -66,7 +66,7 @@ def _cost(asked: Asked, found: Found) -> str:
 def _rate(asked: Asked, found: Found) -> str:
     (group,), (winner,) = found.groups, found.winners
     if winner is None:
-        return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate: {_closest(group)}."
+        return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
     of = {one.alternative: one for one in group}[winner.alternative]
     beyond = of.next_worse
     says = (
@@ -104,7 +104,7 @@ def _grid(asked: Asked, found: Found) -> str:
     best = [one for one in found.winners if one is not None]
     if not best:
         (group,) = found.groups
-        return f"None of {len(found.tried):,} points keeps {_limits(asked.limits)}: {_closest(group)}."
+        return f"None of {len(found.tried):,} points keeps {_limits(asked.limits)}.{_closest(group)}"
     held = f" keep {_limits(asked.limits)}" if asked.limits else " can run"
     first = best[0]
     if len(best) == 1:
@@ -171,9 +171,9 @@ def _fails(judged: Judged) -> str:
 
 
 def _closest(group: Sequence[Answered]) -> str:
-    """Returns why the alternative that was tried last fails."""
+    """Returns why the point that came next to holding does not hold."""
     last = next((one.next_worse for one in group if one.next_worse is not None), None)
-    return _fails(last.judged) if last else "see the table"
+    return f" {devices(last)} {_fails(last.judged)}." if last else ""
 
 
 def _limiting(judged: Judged) -> str:

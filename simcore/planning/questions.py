@@ -31,7 +31,7 @@ from simcore.planning.whatif import Asked
 # Most devices of a scenario, and values of another searched field.
 MOST_DEVICES, MOST_VALUES = 1024, 65_536
 # A search for a rate ends where what holds and what does not differ by no more than this.
-TOLERANCE = 0.02
+TOLERANCE = 0.01
 RATES = (1e-6, 1e6)
 DEVICES = "devices"
 # The metric by which question strategy compares in pairs, and after how many looks.
@@ -313,7 +313,12 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
     judged = drive([judge(one.point, asked.limits, asked.rule) for one in every], runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
     found = Found(tried=tried, left_out=known.left_out)
-    found.groups.append([Answered(one.alternative, one if one.judged.holds else None, None) for one in tried])
+    found.groups.append(
+        [
+            Answered(one.alternative, one, None) if one.judged.holds else Answered(one.alternative, None, one)
+            for one in tried
+        ]
+    )
     front = pareto([one for one in tried if one.judged.holds], objectives(asked))
     found.winners += front or [None]
     return found
