@@ -55,6 +55,8 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
+    if "base" in document and "study" not in document:
+        raise InputError(f"{path}: is a plan, which `plan` answers: python -m simcore plan {path.name}")
     return scenario_of(document, str(path), path.absolute().parent, settings, on=on)
 
 

@@ -5,7 +5,7 @@
 
 devices  every number of servers of each way of running, from one until one holds: 30 replicas each
 rate     the rate at which a mean over 100 replicas crosses its limit, or too few requests come for a steady
-         state, found in steps of 1 % around the plan's answer; the plan's requests beside those of such a grid
+         state, found in steps of 1 % around the plan's answer; its requests beside those of such a grid
          over a factor of four, in 25 points
 """
 

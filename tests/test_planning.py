@@ -190,6 +190,13 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"together": "zip", "vary": {"devices": [1, 2], "seed": [1, 2, 3]}}, "zip needs"),
         ({"together": "latin_hypercube", "vary": {"devices": [1, 2]}}, "points: is missing"),
         ({"points": 4}, "latin_hypercube only"),
+        ({"vary": {"seed": {"range": [1], "points": 3}}}, "[first, last]"),
+        ({"vary": {"seed": {"log": [0, 3], "points": 3}}}, "above 0"),
+        ({"vary": {"devices": [1, 2]}}, "is what question devices searches"),
+        ({"vary": {"workload.arrivals.rate_per_s": [1.0]}, "question": "rate"}, "question rate searches"),
+        ({"vary": {"device": ["h200-xsm"]}}, "vary.device: "),
+        ({"constraints": {"ttft_p99_s": -1.0}}, "a number above 0"),
+        ({"constraints": {"slo_attainment": 2.0}}, "a share from 0 to 1"),
         ({"certainty": 1.0}, "certainty"),
         ({"replicas": 1}, "replicas"),
         ({"objective": ["fastest"]}, "fewest_devices"),
@@ -511,6 +518,30 @@ def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.Monk
     assert before == {
         each.name: (folder / each.name).read_bytes() for each in folder.iterdir() if each.name in before
     }
+
+
+def test_settings_are_of_the_plan_or_of_its_scenario(tmp_path: Path) -> None:
+    path = written(tmp_path, {"base": BASE, "vary": {"seed": [1, 2]}})
+    settings = ["certainty=0.8", "name=other", "slo.ttft_s=0.25", "workload.requests=7"]
+    asked = load_plan(path, "rate", settings)
+    assert (asked.whatif.certainty, asked.name, asked.document["workload"]["requests"]) == (0.8, "other", 7)
+    assert asked.limits[0].value == 0.25
+    plain = load_plan(written(tmp_path, BASE, "base.yaml"), "rate", ["name=third"])
+    assert plain.name == "third"
+
+
+def test_few_requests_behind_a_percentile_are_a_warning(tmp_path: Path) -> None:
+    plan = planned(tmp_path, {"base": BASE, "vary": {"seed": [1]}, "replicas": 3}, "grid")
+    assert any("too few requests for p99" in warning for warning in plan.warnings)
+    many = {**BASE, "slo": {}}
+    held = {"constraints": {"e2e_mean_s": 1.0}, "vary": {"seed": [1]}, "replicas": 3}
+    assert not any("too few" in each for each in planned(tmp_path, {"base": many, **held}, "grid").warnings)
+
+
+def test_a_plan_is_no_scenario(tmp_path: Path) -> None:
+    path = written(tmp_path, {"base": BASE, "question": "rate"})
+    result = CliRunner().invoke(cli.app, ["run", str(path)])
+    assert "is a plan" in str(result.exception)
 
 
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

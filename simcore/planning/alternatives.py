@@ -57,7 +57,7 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
     run."""
     found = Alternatives()
     seed = asked.document.get("seed", 0)
-    first: Exception | None = None
+    first: ValueError | None = None
     for settings in asked.settings(seed if isinstance(seed, int) else 0):
         document = copy.deepcopy(asked.document)
         try:
@@ -70,7 +70,7 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
                 raise InputError(f"{asked.where}: study: is {scenario.study!r}, which no plan may vary")
             points = benches.points(scenario)
         except (InputError, ModelError) as error:
-            first = first or error
+            first = first or _of_vary(error, settings, asked.where)
             found.leave_out(str(error))
             continue
         for point in points:
@@ -82,6 +82,15 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
     if not found.every:
         raise first or InputError(f"{asked.where}: nothing can be run; {next(iter(found.left_out))}")
     return found
+
+
+def _of_vary(error: ValueError, settings: Mapping[str, Any], where: str) -> ValueError:
+    """Returns an error; if it is of a varied field, with that field named as in the plan's file."""
+    told = str(error)
+    for path in settings:
+        if told.startswith(f"{where}: {path}"):
+            return InputError(told.replace(f"{where}: ", f"{where}: vary.", 1))
+    return error
 
 
 def _open_devices(document: dict[str, Any]) -> None:

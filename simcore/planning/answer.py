@@ -58,7 +58,8 @@ def _cost(asked: Asked, found: Found) -> str:
         each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
         told.append(
             f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each}, with"
-            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{rival}{_prices(found, i)}"
+            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{_beyond(group, winner)}"
+            f"{rival}{_prices(found, i)}"
         )
     return _joined(told)
 
@@ -82,7 +83,7 @@ def _rate(asked: Asked, found: Found) -> str:
     if others:
         names = [f"{_way(one)} {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
-    return says + _prices(found, 0) + _compared(found)
+    return says + _prices(found, 0, rate=True) + _compared(found)
 
 
 def _compared(found: Found) -> str:
@@ -167,7 +168,7 @@ def _beyond(group: Sequence[Answered], winner: Tried) -> str:
 def _fails(judged: Judged) -> str:
     if judged.holds:
         return "holds"
-    return f"{'would not do' if judged.verdict == 'fails' else 'might do, but is not sure'}: {judged.why}"
+    return f"{'would not do' if judged.verdict == 'fails' else 'would not do for sure'}: {judged.why}"
 
 
 def _closest(group: Sequence[Answered]) -> str:
@@ -186,23 +187,26 @@ def _limiting(judged: Judged) -> str:
     return ""
 
 
-def _prices(found: Found, i: int) -> str:
+def _prices(found: Found, i: int, *, rate: bool = False) -> str:
     slow, fast = found.at_slow_prices.get(i), found.at_fast_prices.get(i)
     says = ""
     if slow is not None:
         held = "it holds too" if slow.holds else f"that {_fails(slow)}"
         says = f" With all op times at the slow end of their 90 % intervals {held}."
     if fast is not None and fast.holds:
-        says += " With all at the fast end one step less would do."
+        axes = fast.point.case.axes
+        what = _load(axes) if rate else f"{axes.devices:,} devices"
+        says += f" With all at the fast end {what} would hold."
     return says
 
 
 def cost_per_million(one: Tried) -> float | None:
-    """Returns the cost of a million output tokens, or None."""
-    rate = one.judged.mean("output_throughput_tokens_per_s")
-    if one.cost_per_hour is None or not rate:
-        return None
-    return one.cost_per_hour / (rate * 3600.0) * 1e6
+    """Returns the cost of a million output tokens at the rate that comes, or None."""
+    axes = one.point.case.axes
+    measured = one.judged.mean("output_throughput_tokens_per_s")
+    offered = None if axes.rate_per_s is None else axes.rate_per_s * axes.output_tokens
+    rate = offered if axes.arriving == "requests" and offered else measured
+    return None if one.cost_per_hour is None or not rate else one.cost_per_hour / (rate * 3600.0) * 1e6
 
 
 def _joined(told: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ Latencies also have percentiles that results.csv has not: `ttft_p99.9_s`, from 5
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from simcore.input.files import InputError, nearest, plain
 from simcore.studies.columns import METRICS, metric
@@ -48,12 +49,24 @@ def names() -> list[str]:
 
 
 def limits(given: Mapping[str, float], where: str) -> tuple[Limit, ...]:
-    """Returns limits from a mapping of metrics to values. Raises InputError if a metric is unknown."""
+    """Returns limits from a mapping of metrics to values. Raises InputError if a metric is unknown, or its
+    limit can never be kept or broken."""
     known = names()
     for name in given:
         if name not in known:
             raise InputError(f"{where}: {plain(name)}: no such metric{nearest(name, known)}")
+        most = _most(name)
+        if not 0.0 <= given[name] <= most or (given[name] == 0.0 and name.endswith("_s")):
+            allowed = f"a share from 0 to {most:g}" if most == 1.0 else "a number above 0"
+            raise InputError(f"{where}: {name}: is {given[name]:g}; {allowed} is needed")
     return tuple(Limit(name, value, metric(STUDY, name).better != "higher") for name, value in given.items())
+
+
+def _most(name: str) -> float:
+    """Returns the greatest limit of a metric that makes sense."""
+    return (
+        1.0 if name.startswith("slo_attainment") or name.endswith("_share") or name == "utilisation" else inf
+    )
 
 
 def of_slo(slo: Mapping[str, float | None]) -> dict[str, float]:

@@ -4,6 +4,7 @@ asked = load_plan(Path("whatif.yaml"), "devices")
 plan = run(asked, jobs=2)             plan.answer, plan.lines
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,12 +20,14 @@ from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
 from simcore.sim.kept import cache_folder
 from simcore.studies.common import extrapolated, shares_of, unmeasured
+from simcore.studies.serving.certainty import needed
 
 # Metrics of every line besides those with a limit.
 SHOWN = (
     *("ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "e2e_p99_s", "goodput_per_s", "request_throughput_per_s"),
     *("output_throughput_tokens_per_s", "utilisation", "mean_batch", "max_kv_share", "mean_queue"),
 )
+PERCENT = re.compile(r"_p(\d+)")
 # Reasons for leaving points out that are said one by one.
 MOST_REASONS = 3
 
@@ -102,7 +105,12 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         asked=asked,
         answer=answer(asked, found),
         lines=[_line(asked, one, found) for one in found.tried],
-        warnings=[*benches.warnings, *unmeasured(shares, device), *extrapolated(shares)],
+        warnings=[
+            *benches.warnings,
+            *_few(asked, resting),
+            *unmeasured(shares, device),
+            *extrapolated(shares),
+        ],
         notes=left,
         simulated=runner.simulated,
         known=runner.known,
@@ -111,6 +119,19 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         origins=benches.origins,
         found=found,
     )
+
+
+def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:
+    """Returns a warning if the best points have too few requests for the percentiles that are limited."""
+    percents = [int(found[1]) for limit in asked.limits if (found := PERCENT.search(limit.metric))]
+    counts = [count for one in tried if (count := one.judged.mean("window_requests")) is not None]
+    if not percents or not counts or min(counts) >= needed(max(percents)):
+        return []
+    number = needed(max(percents))
+    return [
+        f"too few requests for p{max(percents)}: {min(counts):,.0f} in each replica are measured;"
+        f" {number:,} make it firm (workload.requests)"
+    ]
 
 
 def _shares(tried: Sequence[Tried]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from simcore.input.errors import fault
 from simcore.input.fields import FieldError, Strict
@@ -28,17 +28,37 @@ from simcore.scenario import set_field
 Question = Literal["devices", "rate", "cost", "strategy", "grid"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
 Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
+RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
 # More points than this are a slip of the hand.
 MOST_POINTS = 20_000
-Positive = Annotated[float, Field(gt=0.0, le=1e12)]
-Number = Annotated[int | float, Field(ge=-1e12, le=1e12)]
-Counted = Annotated[int, Field(gt=0, le=10**12)]
+LARGEST = 1e12
+
+
+def _ends(value: Any) -> Any:
+    """Returns the first and the last value of a range; whole numbers stay whole. Raises ValueError."""
+    numbers = [
+        one
+        for one in (value if isinstance(value, list) else ())
+        if isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= LARGEST
+    ]
+    if not isinstance(value, list) or len(numbers) != len(value) or len(value) != 2:
+        raise ValueError(f"is {shown(value)}; [first, last], two numbers up to {LARGEST:g}, is needed")
+    return numbers
+
+
+def _positive(value: list[Any]) -> list[Any]:
+    if min(value) <= 0:
+        raise ValueError(f"is {shown(value)}; both have to be above 0")
+    return value
+
+
+Ends = Annotated[list[Any], BeforeValidator(_ends)]
 
 
 class Linear(Strict):
     """Values at equal distances, both ends among them."""
 
-    range: Annotated[list[Number], Field(min_length=2, max_length=2, description="first and last value")]
+    range: Annotated[Ends, Field(description="first and last value")]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -51,9 +71,7 @@ class Linear(Strict):
 class Logarithmic(Strict):
     """Values at equal ratios, both ends among them."""
 
-    log: Annotated[
-        list[Counted | Positive], Field(min_length=2, max_length=2, description="first and last value")
-    ]
+    log: Annotated[Ends, AfterValidator(_positive), Field(description="first and last value, above 0")]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -219,13 +237,16 @@ def _at(values: Any, share: float) -> Any:
 
 def load_plan(path: Path, question: str | None = None, settings: Sequence[str] = ()) -> Asked:
     """Reads the file of a plan, or a scenario. `question`: that of the command line, which goes before the
-    file's; `settings`: KEY=VALUE for fields of the scenario. Raises InputError with one line."""
+    file's; `settings`: KEY=VALUE for fields of the plan, else of its scenario. Raises InputError."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no plan: a mapping of fields is needed")
     folder = path.absolute().parent
     if "study" in document and "base" not in document:
         document = {"base": document}
+    own = [setting for setting in settings if _of_plan(setting, document)]
+    for setting in own:
+        set_field(document, setting)
     whatif = _checked(document, str(path))
     base, where, inside = whatif.base, str(path), folder
     if isinstance(base, str):
@@ -238,17 +259,46 @@ def load_plan(path: Path, question: str | None = None, settings: Sequence[str] =
         raise InputError(f"{where}: study: is {shown(study)}; plans are of study {STUDY}")
     base = copy.deepcopy(base)
     for setting in settings:
-        set_field(base, setting)
+        if setting not in own:
+            set_field(base, setting)
     asked = question or whatif.question or ("grid" if whatif.vary else None)
     if asked is None:
         raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
     if asked not in QUESTIONS:
         raise InputError(f"--question {plain(asked)}: no such question{nearest(asked, QUESTIONS)}")
+    _check_searched(whatif, asked, str(path))
     held = _limits(whatif, base, str(path))
     if not held and asked != "grid":
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
     return Asked(whatif, asked, base, inside, where, held)
+
+
+def _of_plan(setting: str, document: Mapping[str, Any]) -> bool:
+    """Whether a setting is of a field of the plan's file, and not of its scenario."""
+    key, _, _ = setting.partition("=")
+    first, dot, _ = key.partition(".")
+    if first == "slo" and dot:
+        return False
+    return first in Whatif.model_fields and set(document) != {"base"}
+
+
+# Fields that each question searches.
+SEARCHED: Mapping[str, tuple[str, ...]] = {
+    "devices": ("devices",),
+    "cost": ("devices",),
+    "rate": RATES_OF,
+    "strategy": RATES_OF,
+}
+
+
+def _check_searched(whatif: Whatif, question: str, where: str) -> None:
+    searched = SEARCHED.get(question, ())
+    if question == "devices" and whatif.over is not None:
+        searched = (whatif.over,)
+    for path in whatif.vary:
+        if path in searched:
+            raise InputError(f"{where}: vary.{path}: is what question {question} searches; leave it out")
 
 
 def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit, ...]:
