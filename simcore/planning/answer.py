@@ -27,7 +27,7 @@ def _devices(asked: Asked, found: Found) -> str:
             continue
         told.append(
             f"{_needed(asked, winner)} {load} with {_reached(asked.limits, winner.judged)}"
-            f"{_sure(asked, winner)}.{_beyond(group, winner)}{_prices(found, i)}"
+            f"{_sure(asked, winner)}.{_beyond(asked, group, winner)}{_prices(asked, found, i)}"
         )
     return _joined(told)
 
@@ -49,27 +49,33 @@ def _cost(asked: Asked, found: Found) -> str:
         if winner is None:
             told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
             continue
-        others = sorted(
-            (one.best for one in group if one.best is not None and one.best is not winner),
-            key=lambda one: one.cost_per_hour or 0.0,
-        )
-        rival = f" Next: {devices(others[0])}, {others[0].cost_per_hour:g} an hour." if others else ""
         per_million = cost_per_million(winner)
         each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
         told.append(
             f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each}, with"
-            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{_beyond(group, winner)}"
-            f"{rival}{_prices(found, i)}"
+            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{_beyond(asked, group, winner)}"
+            f"{_prices(asked, found, i)}"
         )
     return _joined(told)
 
 
 def _rate(asked: Asked, found: Found) -> str:
-    (group,), (winner,) = found.groups, found.winners
+    told = []
+    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
+        axes = group[0].alternative.point.case.axes
+        of = (
+            f"With {axes.prompt_tokens:,.0f} and {axes.output_tokens:,.0f} tokens: "
+            if len(found.groups) > 1
+            else ""
+        )
+        told.append(of + _of_rate(asked, found, i, group, winner))
+    return _joined(told) + _compared(found)
+
+
+def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
     if winner is None:
         return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
-    of = {one.alternative: one for one in group}[winner.alternative]
-    beyond = of.next_worse
+    beyond = next(one.next_worse for one in group if one.best is winner)
     says = (
         f"{devices(winner)} {_carry(winner)} up to {_load(winner.point.case.axes)} with"
         f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
@@ -83,7 +89,7 @@ def _rate(asked: Asked, found: Found) -> str:
     if others:
         names = [f"{_way(one)} {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
-    return says + _prices(found, 0, rate=True) + _compared(found)
+    return says + _prices(asked, found, i)
 
 
 def _compared(found: Found) -> str:
@@ -157,12 +163,16 @@ def _sure(asked: Asked, one: Tried) -> str:
     return f", {asked.whatif.certainty * 100:.4g} % sure after {len(one.judged.runs)} replicas"
 
 
-def _beyond(group: Sequence[Answered], winner: Tried) -> str:
+def _beyond(asked: Asked, group: Sequence[Answered], winner: Tried) -> str:
     worse = next((one.next_worse for one in group if one.best is winner), None)
-    if worse is None:
-        return ""
-    number = f"{worse.point.case.axes.devices:,}" if worse.point.case.axes.devices > 1 else "1"
-    return f" {number} {_fails(worse.judged)}."
+    return "" if worse is None else f" {_number(asked, worse)} {_fails(worse.judged)}."
+
+
+def _number(asked: Asked, one: Tried) -> str:
+    """Returns the value that a question searches, in words: devices, a rate, or another field's number."""
+    if asked.question in ("rate", "strategy"):
+        return _load(one.point.case.axes)
+    return f"{one.point.case.axes.devices if asked.whatif.over in (None, DEVICES) else one.value:,.0f}"
 
 
 def _fails(judged: Judged) -> str:
@@ -187,16 +197,15 @@ def _limiting(judged: Judged) -> str:
     return ""
 
 
-def _prices(found: Found, i: int, *, rate: bool = False) -> str:
-    slow, fast = found.at_slow_prices.get(i), found.at_fast_prices.get(i)
+def _prices(asked: Asked, found: Found, i: int) -> str:
+    slow, fast, winner = found.at_slow_prices.get(i), found.at_fast_prices.get(i), found.winners[i]
     says = ""
     if slow is not None:
         held = "it holds too" if slow.holds else f"that {_fails(slow)}"
         says = f" With all op times at the slow end of their 90 % intervals {held}."
-    if fast is not None and fast.holds:
-        axes = fast.point.case.axes
-        what = _load(axes) if rate else f"{axes.devices:,} devices"
-        says += f" With all at the fast end {what} would hold."
+    worse = next((one.next_worse for one in found.groups[i] if one.best is winner), None)
+    if fast is not None and fast.holds and worse is not None:
+        says += f" With all at the fast end {_number(asked, worse)} would hold."
     return says
 
 

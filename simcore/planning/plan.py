@@ -27,7 +27,7 @@ SHOWN = (
     *("ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "e2e_p99_s", "goodput_per_s", "request_throughput_per_s"),
     *("output_throughput_tokens_per_s", "utilisation", "mean_batch", "max_kv_share", "mean_queue"),
 )
-PERCENT = re.compile(r"_p(\d+)")
+PERCENT = re.compile(r"_p([\d.]+)_")
 # Reasons for leaving points out that are said one by one.
 MOST_REASONS = 3
 
@@ -106,6 +106,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         answer=answer(asked, found),
         lines=[_line(asked, one, found) for one in found.tried],
         warnings=[
+            *_faults(found),
             *benches.warnings,
             *_few(asked, resting),
             *unmeasured(shares, device),
@@ -121,15 +122,21 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
     )
 
 
+def _faults(found: Found) -> list[str]:
+    """Returns a warning for each kind of fault that runs ended with."""
+    faults = dict.fromkeys(ran.fault for one in found.tried for ran in one.judged.runs if ran.fault)
+    return [f"a run failed: {fault}" for fault in faults]
+
+
 def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:
     """Returns a warning if the best points have too few requests for the percentiles that are limited."""
-    percents = [int(found[1]) for limit in asked.limits if (found := PERCENT.search(limit.metric))]
+    percents = [float(found[1]) for limit in asked.limits if (found := PERCENT.search(limit.metric))]
     counts = [count for one in tried if (count := one.judged.mean("window_requests")) is not None]
     if not percents or not counts or min(counts) >= needed(max(percents)):
         return []
     number = needed(max(percents))
     return [
-        f"too few requests for p{max(percents)}: {min(counts):,.0f} in each replica are measured;"
+        f"too few requests for p{max(percents):g}: {min(counts):,.0f} in each replica are measured;"
         f" {number:,} make it firm (workload.requests)"
     ]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simcore.assembly import Place, assemble
+from simcore.assembly import Place, assemble, versions
 from simcore.input.fields import DeviceChoice
 from simcore.input.files import InputError
 from simcore.scenario import resolved
@@ -47,13 +47,9 @@ class Point:
         if kept is None or code is None or own:
             return None
         fields = {name: value for name, value in resolved(self.scenario).items() if name not in IDLE}
-        words = json.dumps([FORMAT, code, kept.key, fields, _files(fields)], sort_keys=True)
+        goes_by = [FORMAT, code, versions(), kept.key, repr(self.bench.config), fields, _files(fields)]
+        words = json.dumps(goes_by, sort_keys=True)
         return hashlib.sha256(words.encode()).hexdigest()
-
-    @property
-    def servers(self) -> int:
-        """Groups of devices that each serve by themselves."""
-        return self.case.servers
 
 
 def _files(fields: Any) -> list[Any]:
@@ -75,7 +71,7 @@ class Benches:
     def __init__(self, where: str, jobs: int) -> None:
         self.where = where
         self.place = Place(jobs=jobs)
-        self._known: dict[str, tuple[Bench, str, list[str]]] = {}
+        self._known: dict[str, tuple[Bench, str]] = {}
         self.warnings: dict[str, None] = {}
         self.origins: list[dict[str, Any]] = []
 
@@ -98,12 +94,12 @@ class Benches:
 
     def close(self) -> None:
         """Saves the prices for other runs."""
-        for bench, _, _ in self._known.values():
+        for bench, _ in self._known.values():
             bench.keep_prices()
 
     def every(self) -> list[Bench]:
         """Returns one bench of each set of prices."""
-        return [bench for bench, _, _ in self._known.values()]
+        return [bench for bench, _ in self._known.values()]
 
     def _bench(self, scenario: ServingScenario) -> tuple[Bench, str]:
         fields = {name: value for name, value in resolved(scenario).items() if name not in FREE}
@@ -113,8 +109,8 @@ class Benches:
             self.warnings.update(dict.fromkeys(parts.warnings))
             self.origins.append(dict(parts.described))
             study: Any = parts.study
-            self._known[key] = study.bench, study.device, parts.warnings
-        bench, device, _ = self._known[key]
+            self._known[key] = study.bench, study.device
+        bench, device = self._known[key]
         (one,) = scenario.devices_in_use
         try:
             whole = with_engines(scenario, one.base, bench.hardware.memory_bytes)

@@ -7,6 +7,7 @@ strategy   rate, and the alternatives compared in pairs at the scenario's load
 grid       every point, judged
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -17,11 +18,13 @@ from simcore.input.files import InputError, nearest, plain
 from simcore.planning.alternatives import (
     Alternative,
     alternatives,
+    at_load,
     load_of,
     with_field,
     with_load,
     with_servers,
 )
+from simcore.planning.limits import LATENCY
 from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, Runner
 from simcore.planning.searches import Fewest, Highest, Judged, drive, fewest, highest, judge
@@ -57,13 +60,11 @@ class Tried:
 @dataclass(frozen=True, eq=False)
 class Answered:
     """What holds of one alternative. `best`: the point that answers, None if none holds; `next_worse`: the
-    point one step beyond, which does not hold for sure; `cut`: the bound at which another alternative was
-    found to be better."""
+    point one step beyond, which does not hold for sure."""
 
     alternative: Alternative
     best: Tried | None
     next_worse: Tried | None
-    cut: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +138,10 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         raise InputError(f"{asked.where}: over: question cost searches devices")
     known = alternatives(asked, benches, any_devices=on_devices)
     every = known.every
+    if not on_devices and any(len(places) > 1 for places in _grouped(every)):
+        raise InputError(
+            f"{asked.where}: over: {plain(over)}: is searched in one way of running, not in several"
+        )
     if asked.question == "cost":
         _check_prices(asked, every)
     best: dict[Any, float] = {}
@@ -171,6 +176,9 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         return found
 
     results: list[Fewest] = drive([search(one) for one in every], runner)
+    if not any(result.judged for result in results):
+        least, most = asked.whatif.between or (1, MOST_DEVICES)
+        raise InputError(f"{asked.where}: between: no server has {least} to {most} devices")
     found = Found(left_out=known.left_out)
     answers: list[Answered] = []
     for one, result in zip(every, results, strict=True):
@@ -178,7 +186,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         found.tried += tried.values()
         good = None if result.number is None else tried[result.number]
         below = [number for number in tried if result.number is None or number < result.number]
-        answers.append(Answered(one, good, tried[max(below)] if below else None, result.cut))
+        answers.append(Answered(one, good, tried[max(below)] if below else None))
     for places in _grouped(every):
         group = [answers[i] for i in places]
         found.groups.append(group)
@@ -229,8 +237,9 @@ def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
     }
     slow = [(i, winner.point) for i, winner in enumerate(found.winners) if winner is not None]
     fast = [(i, one.point) for i, one in worse.items() if one is not None and found.winners[i] is not None]
-    searches = [judge(point, asked.limits, asked.rule, "high") for _, point in slow]
-    searches += [judge(point, asked.limits, asked.rule, "low") for _, point in fast]
+    steady = asked.question in ("rate", "strategy")
+    searches = [judge(point, asked.limits, asked.rule, "high", steady=steady) for _, point in slow]
+    searches += [judge(point, asked.limits, asked.rule, "low", steady=steady) for _, point in fast]
     judged = drive(searches, runner)
     found.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
     found.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}
@@ -265,26 +274,29 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         good = None if result.holds is None else tried[result.holds]
         beyond = [value for value in tried if result.holds is None or value > result.holds]
         answers.append(Answered(one, good, tried[min(beyond)] if beyond else None))
-    # All loads are searched, so that alternatives with different ones belong together.
-    found.groups.append(answers)
-    holding = [one.best for one in answers if one.best is not None]
-    found.winners.append(max(holding, key=lambda one: one.value or 0.0, default=None))
+    # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
+    loads: dict[str, list[int]] = {}
+    for i, one in enumerate(every):
+        loads.setdefault(repr(at_load(one.point.scenario.workload, 1.0)), []).append(i)
+    for places in loads.values():
+        group = [answers[i] for i in places]
+        holding = [one.best for one in group if one.best is not None]
+        winner = max(holding, key=lambda one: one.value or 0.0, default=None)
+        found.groups.append(group)
+        found.winners.append(winner)
+        if asked.question == "strategy" and winner is not None:
+            # The searches have begun there.
+            there = [
+                next(t for t in found.tried if t.alternative is every[i] and t.value == begins[i][1])
+                for i in places
+            ]
+            found.pairs += _pairs(asked, winner, there, runner)
     _at_ends(asked, found, runner)
-    if asked.question == "strategy":
-        found.pairs = _pairs(asked, found, [begin for _, begin in begins], runner)
     return found
 
 
-def _pairs(asked: Asked, found: Found, begins: Sequence[float], runner: Runner) -> list[Pair]:
+def _pairs(asked: Asked, winner: Tried, there: Sequence[Tried], runner: Runner) -> list[Pair]:
     """Compares the winner with the others at the scenario's load, by replicas with the same requests."""
-    (winner,), (group,) = found.winners, found.groups
-    if winner is None:
-        return []
-    # The searches have begun there.
-    there = [
-        next(t for t in found.tried if t.alternative is one.alternative and t.value == begin)
-        for one, begin in zip(group, begins, strict=True)
-    ]
     looks = asked.rule.looks[:PAIRED_LOOKS]
     more = [Ask(t.point, replica) for t in there for replica in range(looks[-1])]
     runs = runner(more)
@@ -310,6 +322,7 @@ def _pairs(asked: Asked, found: Found, begins: Sequence[float], runner: Runner) 
 def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
     known = alternatives(asked, benches, any_devices=False)
     every = known.every
+    _check_objectives(asked, every)
     judged = drive([judge(one.point, asked.limits, asked.rule) for one in every], runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
     found = Found(tried=tried, left_out=known.left_out)
@@ -324,13 +337,22 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
     return found
 
 
+def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:
+    names = [name for name, _ in objectives(asked)]
+    if "lowest_cost" in names:
+        _check_prices(asked, every)
+    if "highest_rate" in names and any(one.point.case.axes.rate_per_s is None for one in every):
+        raise InputError(f"{asked.where}: objective: is highest_rate, and a closed loop has no rate")
+
+
 Objective = tuple[str, Callable[[Tried], float | None]]
 
 
 def objectives(asked: Asked) -> list[Objective]:
     """Returns the objectives of a plan, each with its value at a point, of which less is better."""
     given = asked.whatif.objective
-    latency = next((limit.metric for limit in asked.limits if limit.metric.endswith("_s")), "e2e_mean_s")
+    held = (limit.metric for limit in asked.limits)
+    latency = next((name for name in held if re.fullmatch(LATENCY, name)), "e2e_mean_s")
 
     def rate(one: Tried) -> float | None:
         offered = one.point.case.axes.rate_per_s

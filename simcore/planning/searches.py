@@ -121,9 +121,6 @@ class Fewest:
     cut: int | None = None
 
 
-At = Callable[[float], Point]
-
-
 def fewest(
     at: Callable[[int], Point],
     between: tuple[int, int],

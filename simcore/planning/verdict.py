@@ -21,7 +21,7 @@ from statistics import fmean, stdev, variance
 from typing import Literal
 
 Verdict = Literal["holds", "fails", "unsure"]
-LOOKS = (3, 5, 8, 13, 21)
+LOOKS = (3, 5, 8, 13, 21, 34, 55)
 # Share of the last look's error that each earlier look takes.
 EARLY = 0.08
 

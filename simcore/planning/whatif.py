@@ -29,6 +29,8 @@ Question = Literal["devices", "rate", "cost", "strategy", "grid"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
 Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
 RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
+# Near the highest rate a percentile varies most: with 30 runs some 4 % below it would stay unsure.
+REPLICAS, RATE_REPLICAS = 30, 100
 # More points than this are a slip of the hand.
 MOST_POINTS = 20_000
 LARGEST = 1e12
@@ -144,7 +146,9 @@ class Whatif(Strict):
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )
     certainty: float = Field(0.95, ge=0.5, le=0.9999, description="how sure a verdict has to be")
-    replicas: int = Field(30, ge=2, le=10_000, description="runs of a point at most")
+    replicas: Annotated[int, Field(ge=2, le=10_000)] | None = Field(
+        None, description="runs of a point at most; by default 30, and 100 where a rate is searched"
+    )
     cost_per_hour: dict[str, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
         {}, description="what one device of each kind costs an hour, in any currency"
     )
@@ -200,7 +204,8 @@ class Asked:
     @property
     def rule(self) -> Rule:
         """Returns when to look, and how sure to be."""
-        return Rule(self.whatif.certainty, self.whatif.replicas)
+        usual = RATE_REPLICAS if self.question in ("rate", "strategy") else REPLICAS
+        return Rule(self.whatif.certainty, self.whatif.replicas or usual)
 
     def settings(self, seed: int) -> Iterator[dict[str, Any]]:
         """Yields the values of the varied fields, point by point; the last field varies fastest."""
@@ -297,6 +302,8 @@ def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     if question == "devices" and whatif.over is not None:
         searched = (whatif.over,)
     for path in whatif.vary:
+        if path.partition(".")[0] == "slo":
+            raise InputError(f"{where}: vary.{path}: limits do not vary; constraints say them")
         if path in searched:
             raise InputError(f"{where}: vary.{path}: is what question {question} searches; leave it out")
 

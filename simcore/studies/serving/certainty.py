@@ -27,13 +27,13 @@ UPPER = (90, 95, 99)
 NAMED = 2
 
 
-def needed(percent: int) -> int:
+def needed(percent: float) -> int:
     """Returns the number of requests that make a percentile firm.
 
     >>> [needed(percent) for percent in (50, 90, 95, 99)]
     [20, 100, 200, 1000]
     """
-    return math.ceil(ENOUGH * 100 / (100 - percent))
+    return math.ceil(round(ENOUGH * 100 / (100 - percent), 6))
 
 
 def interval(values: Floats, percent: int) -> tuple[float, float] | None:
