@@ -1,8 +1,8 @@
 """Finished runs kept on disk, so that a plan that was ended goes on where it stopped.
 
 file     plans.sqlite3 in the folder of the cache (`simcore/sim/kept.py`); SIMCORE_CACHE=none keeps nothing
-key      sha256 of all that a run goes by: scenario, model, replica, prices, code, versions, and of recorded files
-         size and time of change
+key      sha256 of all that a run goes by: scenario, model, replica, prices, code, versions; of recorded files
+         their size and time of change
 value    JSON
 
 Each result is written as soon as it is there. A store that is broken or cannot be written is left alone: then
