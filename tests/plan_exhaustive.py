@@ -23,7 +23,8 @@ import yaml
 
 from simcore import compiled
 
-compiled.use()
+if __name__ == "__main__":
+    compiled.use()
 
 from simcore.planning.alternatives import Alternative, alternatives, with_load, with_servers
 from simcore.planning.plan import Plan, run
