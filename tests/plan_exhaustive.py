@@ -9,7 +9,6 @@ rate     the rate at which a mean over 100 replicas crosses its limit, or too fe
          over a factor of four, in 25 points
 """
 
-# ruff: noqa: E402 - the core to run is chosen before anything of it is imported
 import argparse
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import yaml
 from simcore import compiled
 
 if __name__ == "__main__":
+    # Before anything of the core is imported.
     compiled.use()
 
 from simcore.planning.alternatives import Alternative, alternatives, with_load, with_servers
