@@ -44,9 +44,6 @@ from simcore.input.fields import kinds_of
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
-from simcore.planning.plan import run as planned
-from simcore.planning.slo import presets
-from simcore.planning.whatif import QUESTIONS, load_plan
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved
 from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.processes import cores
@@ -57,6 +54,8 @@ from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 
 # Default time limits of a card's calibration, and of a quick one.
 MINUTES, QUICK_MINUTES = 9.7, 2.8
+# What a plan may be asked (simcore/planning/whatif.py).
+QUESTIONS = "devices|rate|cost|strategy|grid"
 # Most digits of --jobs.
 LONGEST_JOBS = 4
 READER_GONE = 141
@@ -164,9 +163,7 @@ def plan(
     ],
     question: Annotated[
         str | None,
-        typer.Option(
-            "--question", metavar="|".join(QUESTIONS), help="what is asked [the file's]", show_default=False
-        ),
+        typer.Option("--question", metavar=QUESTIONS, help="what is asked [the file's]", show_default=False),
     ] = None,
     settings: Set = [],  # noqa: B006 - typer needs the default itself
     out: Out = None,
@@ -176,6 +173,10 @@ def plan(
 ) -> None:
     """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""
     begun_s = time.perf_counter()
+    # Only plans need them, and they take a tenth of a second.
+    from simcore.planning.plan import run as planned  # noqa: PLC0415
+    from simcore.planning.whatif import load_plan  # noqa: PLC0415
+
     processes = cores() if jobs is None else _processes(jobs)
     report_builder()
     file = shipped.file_or_shipped(file)
@@ -203,6 +204,8 @@ def plan(
 @app.command()
 def slos() -> None:
     """List the limits that a plan may take by name, each with its source."""
+    from simcore.planning.slo import presets  # noqa: PLC0415
+
     for name, preset in presets().items():
         held = ", ".join(f"{metric}: {value:g}" for metric, value in preset.limits.items())
         typer.echo(terminal.listing(name, f"{held} ({preset.about}; {preset.source})", 32))

@@ -25,7 +25,7 @@ from simcore.planning.searches import Judged, drive, fewest, highest, judge
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, interval, judged
-from simcore.planning.whatif import Linear, Logarithmic, load_plan
+from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
 from tests.thorough import thorough
 
 SEED = 20261126
@@ -542,6 +542,10 @@ def test_a_plan_is_no_scenario(tmp_path: Path) -> None:
     path = written(tmp_path, {"base": BASE, "question": "rate"})
     result = CliRunner().invoke(cli.app, ["run", str(path)])
     assert "is a plan" in str(result.exception)
+
+
+def test_the_command_line_names_every_question() -> None:
+    assert cli.QUESTIONS.split("|") == list(QUESTIONS)
 
 
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
