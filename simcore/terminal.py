@@ -166,27 +166,30 @@ VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsur
 
 def _judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Keyed:
     """The judged points of a plan: those that answer first, then the others in their order."""
-    varied = [name for name in lines[0] if name.startswith("vary.")]
+    elsewhere = ("vary.devices", "vary.device", *(name for name in lines[0] if name.endswith("rate_per_s")))
+    varied = [name for name in lines[0] if name.startswith("vary.") and name not in elsewhere]
     rates = len({line["rate_per_s"] for line in lines}) > 1
     kinds = len({line["device"] for line in lines}) > 1
     prices = any(line["cost_per_hour"] is not None for line in lines)
-    names = ["way of running", *(["device"] if kinds else []), "devices", "verdict"]
-    names += ["load, 1/s"] if rates else []
-    names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied if "rate" not in name]
+    names = ["way of running", *(["device"] if kinds else []), "devices", *(["load, 1/s"] if rates else [])]
+    keys = len(names)
+    names.append("verdict")
+    names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied]
     names += [f"{_short(name)} ({_plain_value(name, limits[name])})" for name in limits]
     names += [*(["cost/h"] if prices else []), "runs"]
     table = _empty("points", names, words=("way of running", "device", "verdict"))
     ordered = sorted(lines, key=lambda line: not line["best"])
     for line in ordered[:MOST_LINES]:
         cells = [escape(str(line["label"])), *([escape(str(line["device"]))] if kinds else [])]
-        cells += [f"{line['devices']:,}", VERDICTS[line["verdict"]] + (", best" if line["best"] else "")]
+        cells.append(f"{line['devices']:,}")
         cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
-        cells += [escape(plain(line[name], 20)) for name in varied if "rate" not in name]
+        cells.append(VERDICTS[line["verdict"]] + (", best" if line["best"] else ""))
+        cells += [escape(plain(line[name], 20)) for name in varied]
         cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
         cells.append(f"{line['replicas']}")
         table.add_row(*cells)
-    return table, 2
+    return table, keys
 
 
 def _short(metric: str) -> str:

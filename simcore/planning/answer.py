@@ -87,7 +87,7 @@ def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winn
         key=lambda one: -(one.value or 0.0),
     )
     if others:
-        names = [f"{_way(one)} {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
+        names = [f"{_way(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
     return says + _prices(asked, found, i)
 
