@@ -52,7 +52,7 @@ class Plan:
     def effort(self) -> str:
         """Returns how many runs it took, in words."""
         known = f", {self.known:,} known from before" if self.known else ""
-        return f"{self.simulated:,} runs of {self.requests:,} requests{known}"
+        return f"{self.simulated:,} runs with {self.requests:,} requests in all{known}"
 
     def summary(self) -> dict[str, Any]:
         """Returns what summary.json says: the same for the same question, whatever was known before."""
