@@ -108,6 +108,9 @@ Jobs = Annotated[
     typer.Option("--jobs", metavar="N", help="processes of a simulation [all cores]", show_default=False),
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="print the results as JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the answer only")]
+
 
 @app.command()
 def run(
@@ -115,8 +118,8 @@ def run(
     on: On = "sim",
     settings: Set = [],  # noqa: B006 - typer needs the default itself
     out: Out = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print the answer only")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
     jobs: Jobs = None,
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
@@ -167,8 +170,8 @@ def plan(
     ] = None,
     settings: Set = [],  # noqa: B006 - typer needs the default itself
     out: Out = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print the answer only")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
     jobs: Jobs = None,
 ) -> None:
     """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from simcore.input.errors import fault
-from simcore.input.files import InputError, adapter, is_path, parse_yaml, plain, read_yaml, shown
+from simcore.input.errors import parsed
+from simcore.input.files import InputError, is_path, parse_yaml, plain, read_yaml, shown
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.studies.own import located
@@ -88,13 +88,7 @@ def scenario_of(
 
 def parse_scenario(document: Mapping[str, Any], where: str) -> Scenario:
     """Returns a scenario from the content of a file. Raises InputError."""
-    for key in document:
-        if not isinstance(key, str):
-            raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
-    try:
-        scenario: Scenario = adapter(_BY_STUDY).validate_python(dict(document))
-    except ValidationError as error:
-        raise InputError(f"{where}: {fault(_BY_STUDY, document, error)}") from None
+    scenario: Scenario = parsed(_BY_STUDY, document, where)
     return scenario
 
 

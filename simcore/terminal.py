@@ -121,9 +121,15 @@ def show(
         return
     for table, keys in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
         _print_table(table, keys)
-    for warning in outcome.warnings:
+    _print_answer(outcome.answer, outcome.warnings, (), target)
+
+
+def _print_answer(answer: str, warnings: Sequence[str], notes: Sequence[str], target: Path) -> None:
+    for warning in warnings:
         _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
-    _print_words(f"\n[bold]{escape(outcome.answer)}[/bold]\n")
+    for text in notes:
+        _print_words(escape(text))
+    _print_words(f"\n[bold]{escape(answer)}[/bold]\n")
     _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
 
 
@@ -153,12 +159,7 @@ def show_plan(
     _print_table(*_judged(lines, limits))
     if (more := len(lines) - MOST_LINES) > 0:
         _print_words(f"and {more:,} more points: points.csv")
-    for warning in warnings:
-        _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
-    for text in notes:
-        _print_words(escape(text))
-    _print_words(f"\n[bold]{escape(answer)}[/bold]\n")
-    _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
+    _print_answer(answer, warnings, notes, target)
 
 
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}

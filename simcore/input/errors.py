@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from simcore.input.fields import FieldError, kinds_of
-from simcore.input.files import listed, missing, nearest, plain, shown, worst
+from simcore.input.files import InputError, adapter, listed, missing, nearest, plain, shown, worst
 
 # The environment variable that makes errors in simcore or in a user's strategy show a traceback.
 TRACEBACK = "SIMCORE_TRACEBACK"
@@ -53,6 +53,18 @@ def fault(kind: Any, document: Any, error: ValidationError, whole: str = "scenar
     if name == "missing":
         return _missing(kind, document, error)
     return f"{place.path or whole}: {_says(first, place, context)}"
+
+
+def parsed(kind: Any, document: Mapping[Any, Any], where: str, whole: str = "scenario") -> Any:
+    """Returns the content of a file as its model. `where`: its name in messages; `whole`: what it is. Raises
+    InputError with one line."""
+    for key in document:
+        if not isinstance(key, str):
+            raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
+    try:
+        return adapter(kind).validate_python(dict(document))
+    except ValidationError as error:
+        raise InputError(f"{where}: {fault(kind, document, error, whole)}") from None
 
 
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:

@@ -33,10 +33,9 @@ class Alternative:
     document: Mapping[str, Any]
 
     @property
-    def group(self) -> tuple[Any, ...]:
-        """What alternatives of one question have in common: the load, and the varied fields that make it."""
-        load = {name: value for name, value in self.settings.items() if name.startswith("workload")}
-        return (*load.items(), repr(self.point.case.point.workload))
+    def group(self) -> str:
+        """What alternatives of one question have in common: the load."""
+        return repr(self.point.case.point.workload)
 
 
 @dataclass
@@ -111,16 +110,16 @@ def _smallest(benches: Benches, point: Point) -> Point:
 # -- loads -------------------------------------------------------------------------------------------------
 
 
-def load_of(workload: Workload, where: str) -> tuple[str, float]:
-    """Returns the field that a search for the highest rate changes, and its value: the rate, or of a trace
-    the speed of its replay. Raises InputError for a closed loop."""
+def load_of(workload: Workload, where: str) -> float:
+    """Returns what a search for the highest rate changes: the rate, or of a trace the speed of its replay.
+    Raises InputError for a closed loop."""
     arrivals = workload.arrivals
     if isinstance(arrivals, ClosedLoop):
         needed = "constant, poisson, gamma or trace is needed"
         raise InputError(f"{where}: workload.arrivals: a closed_loop has no rate; {needed}")
     if isinstance(arrivals, TraceArrivals):
-        return "rate_scale", arrivals.rate_scale[0]
-    return "rate_per_s", arrivals.rates[0]
+        return arrivals.rate_scale[0]
+    return arrivals.rates[0]
 
 
 def at_load(workload: Workload, value: float) -> Workload:
@@ -154,8 +153,7 @@ def with_field(asked: Asked, benches: Benches, alternative: Alternative, path: s
     fitting = [
         point
         for point in benches.points(scenario)
-        if (point.device, point.case.axes.ranks, point.case.axes.strategy)
-        == (alternative.point.device, axes.ranks, axes.strategy)
+        if point.device == alternative.point.device
         and replace(point.case.axes, label="") == replace(axes, label="")
     ]
     if len(fitting) != 1:

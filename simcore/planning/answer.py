@@ -1,9 +1,9 @@
 """A plan's answer in words: what holds, how sure that is, and what would change it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simcore.planning.limits import Limit, metric_text, value_text
-from simcore.planning.questions import DEVICES, Answered, Found, Tried
+from simcore.planning.questions import DEVICES, Answered, Found, Tried, beyond
 from simcore.planning.searches import Judged
 from simcore.planning.whatif import Asked
 from simcore.studies.common import ServingAxes
@@ -18,7 +18,8 @@ def answer(asked: Asked, found: Found) -> str:
     return says[asked.question](asked, found)
 
 
-def _devices(asked: Asked, found: Found) -> str:
+def _by_load(asked: Asked, found: Found, says: Callable[[Tried, str], str]) -> str:
+    """Returns a sentence for each load, that of a winner by `says`, and what is beyond it."""
     told = []
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
@@ -26,10 +27,14 @@ def _devices(asked: Asked, found: Found) -> str:
             told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
             continue
         told.append(
-            f"{_needed(asked, winner)} {load} with {_reached(asked.limits, winner.judged)}"
-            f"{_sure(asked, winner)}.{_beyond(asked, group, winner)}{_prices(asked, found, i)}"
+            f"{says(winner, load)} with {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
+            f"{_beyond(asked, group, winner)}{_prices(asked, found, i)}"
         )
     return _joined(told)
+
+
+def _devices(asked: Asked, found: Found) -> str:
+    return _by_load(asked, found, lambda winner, load: f"{_needed(asked, winner)} {load}")
 
 
 def _needed(asked: Asked, winner: Tried) -> str:
@@ -43,20 +48,12 @@ def _carry(one: Tried) -> str:
 
 
 def _cost(asked: Asked, found: Found) -> str:
-    told = []
-    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
-        load = _load(group[0].alternative.point.case.axes)
-        if winner is None:
-            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
-            continue
+    def says(winner: Tried, load: str) -> str:
         per_million = cost_per_million(winner)
         each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
-        told.append(
-            f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each}, with"
-            f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}.{_beyond(asked, group, winner)}"
-            f"{_prices(asked, found, i)}"
-        )
-    return _joined(told)
+        return f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each},"
+
+    return _by_load(asked, found, says)
 
 
 def _rate(asked: Asked, found: Found) -> str:
@@ -75,13 +72,13 @@ def _rate(asked: Asked, found: Found) -> str:
 def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
     if winner is None:
         return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
-    beyond = next(one.next_worse for one in group if one.best is winner)
+    worse = beyond(group, winner)
     says = (
         f"{devices(winner)} {_carry(winner)} up to {_load(winner.point.case.axes)} with"
         f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
     )
-    if beyond is not None:
-        says += f" {_load(beyond.point.case.axes)} {_fails(beyond.judged)}{_limiting(beyond.judged)}."
+    if worse is not None:
+        says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{_limiting(worse.judged)}."
     others = sorted(
         (one.best for one in group if one.best is not None and one.best is not winner),
         key=lambda one: -(one.value or 0.0),
@@ -164,7 +161,7 @@ def _sure(asked: Asked, one: Tried) -> str:
 
 
 def _beyond(asked: Asked, group: Sequence[Answered], winner: Tried) -> str:
-    worse = next((one.next_worse for one in group if one.best is winner), None)
+    worse = beyond(group, winner)
     return "" if worse is None else f" {_number(asked, worse)} {_fails(worse.judged)}."
 
 
@@ -203,7 +200,7 @@ def _prices(asked: Asked, found: Found, i: int) -> str:
     if slow is not None:
         held = "it holds too" if slow.holds else f"that {_fails(slow)}"
         says = f" With all op times at the slow end of their 90 % intervals {held}."
-    worse = next((one.next_worse for one in found.groups[i] if one.best is winner), None)
+    worse = beyond(found.groups[i], winner)
     if fast is not None and fast.holds and worse is not None:
         says += f" With all at the fast end {_number(asked, worse)} would hold."
     return says

@@ -8,7 +8,7 @@ grid       every point, judged
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from statistics import fmean
@@ -121,11 +121,17 @@ def ask(asked: Asked, benches: Benches, runner: Runner) -> Found:
     return _grid(asked, benches, runner)
 
 
-def _grouped(every: Sequence[Alternative]) -> list[list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for i, one in enumerate(every):
-        groups.setdefault(one.group, []).append(i)
-    return list(groups.values())
+def _grouped(groups: Iterable[str]) -> list[list[int]]:
+    """Returns the places of each group in a list of groups."""
+    places: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        places.setdefault(group, []).append(i)
+    return list(places.values())
+
+
+def beyond(group: Sequence[Answered], winner: Tried | None) -> Tried | None:
+    """Returns the point one step beyond the winner of a group."""
+    return next((one.next_worse for one in group if one.best is winner), None)
 
 
 # -- devices and cost ---------------------------------------------------------------------------------------
@@ -138,7 +144,8 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         raise InputError(f"{asked.where}: over: question cost searches devices")
     known = alternatives(asked, benches, any_devices=on_devices)
     every = known.every
-    if not on_devices and any(len(places) > 1 for places in _grouped(every)):
+    groups = _grouped(one.group for one in every)
+    if not on_devices and any(len(places) > 1 for places in groups):
         raise InputError(
             f"{asked.where}: over: {plain(over)}: is searched in one way of running, not in several"
         )
@@ -187,7 +194,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         good = None if result.number is None else tried[result.number]
         below = [number for number in tried if result.number is None or number < result.number]
         answers.append(Answered(one, good, tried[max(below)] if below else None))
-    for places in _grouped(every):
+    for places in groups:
         group = [answers[i] for i in places]
         found.groups.append(group)
         holding = [one.best for one in group if one.best is not None]
@@ -231,10 +238,8 @@ def tightness(asked: Asked, one: Tried) -> float:
 def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
     all prices at the fast end."""
-    worse = {
-        i: next((one.next_worse for one in group if one.best is winner), None)
-        for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True))
-    }
+    pairs = enumerate(zip(found.groups, found.winners, strict=True))
+    worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
     slow = [(i, winner.point) for i, winner in enumerate(found.winners) if winner is not None]
     fast = [(i, one.point) for i, one in worse.items() if one is not None and found.winners[i] is not None]
     steady = asked.question in ("rate", "strategy")
@@ -264,7 +269,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         )
 
     results: list[Highest] = drive(
-        [search(one, begin) for one, (_, begin) in zip(every, begins, strict=True)], runner
+        [search(one, begin) for one, begin in zip(every, begins, strict=True)], runner
     )
     found = Found(left_out=known.left_out)
     answers: list[Answered] = []
@@ -272,13 +277,10 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         tried = _in_order(asked, one, result.judged)
         found.tried += tried.values()
         good = None if result.holds is None else tried[result.holds]
-        beyond = [value for value in tried if result.holds is None or value > result.holds]
-        answers.append(Answered(one, good, tried[min(beyond)] if beyond else None))
+        above = [value for value in tried if result.holds is None or value > result.holds]
+        answers.append(Answered(one, good, tried[min(above)] if above else None))
     # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
-    loads: dict[str, list[int]] = {}
-    for i, one in enumerate(every):
-        loads.setdefault(repr(at_load(one.point.scenario.workload, 1.0)), []).append(i)
-    for places in loads.values():
+    for places in _grouped(repr(at_load(one.point.scenario.workload, 1.0)) for one in every):
         group = [answers[i] for i in places]
         holding = [one.best for one in group if one.best is not None]
         winner = max(holding, key=lambda one: one.value or 0.0, default=None)
@@ -287,7 +289,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         if asked.question == "strategy" and winner is not None:
             # The searches have begun there.
             there = [
-                next(t for t in found.tried if t.alternative is every[i] and t.value == begins[i][1])
+                next(t for t in found.tried if t.alternative is every[i] and t.value == begins[i])
                 for i in places
             ]
             found.pairs += _pairs(asked, winner, there, runner)

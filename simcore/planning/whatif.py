@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from simcore.input.errors import fault
+from simcore.input.errors import fault, parsed
 from simcore.input.fields import FieldError, Strict
-from simcore.input.files import InputError, Name, adapter, nearest, plain, read_yaml, shown, unknown_name
+from simcore.input.files import InputError, Name, nearest, plain, read_yaml, shown, unknown_name
 from simcore.input.shipped import file_or_shipped
 from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
@@ -65,9 +65,15 @@ class Linear(Strict):
 
     def values(self) -> list[Any]:
         """Returns the values; whole numbers where both ends are."""
+        return _whole([self._at(i / (self.points - 1)) for i in range(self.points)], self.range)
+
+    def at(self, share: float) -> Any:
+        """Returns the value at a share of the way from the first to the last."""
+        return _whole([self._at(share)], self.range)[0]
+
+    def _at(self, share: float) -> float:
         low, high = self.range
-        found = [low + (high - low) * i / (self.points - 1) for i in range(self.points)]
-        return _whole(found, self.range)
+        return float(low + (high - low) * share)
 
 
 class Logarithmic(Strict):
@@ -78,9 +84,16 @@ class Logarithmic(Strict):
 
     def values(self) -> list[Any]:
         """Returns the values; whole numbers where both ends are."""
+        inner = [self._at(i / (self.points - 1)) for i in range(1, self.points - 1)]
+        return _whole([self.log[0], *inner, self.log[1]], self.log)
+
+    def at(self, share: float) -> Any:
+        """Returns the value at a share of the way, in logarithms, from the first to the last."""
+        return _whole([self._at(share)], self.log)[0]
+
+    def _at(self, share: float) -> float:
         low, high = self.log
-        found = [low * (high / low) ** (i / (self.points - 1)) for i in range(self.points)]
-        return _whole([low, *found[1:-1], high], self.log)
+        return float(low * (high / low) ** share)
 
 
 def _whole(found: list[float], ends: list[Any]) -> list[Any]:
@@ -229,15 +242,7 @@ def _sampled(whatif: Whatif, seed: int) -> Iterator[tuple[Any, ...]]:
     assert whatif.points is not None
     fields = list(whatif.vary.values())
     for row in qmc.LatinHypercube(len(fields), seed=seed).random(whatif.points) if fields else [()]:
-        yield tuple(_at(values, float(share)) for values, share in zip(fields, row, strict=True))
-
-
-def _at(values: Any, share: float) -> Any:
-    if isinstance(values, Logarithmic):
-        low, high = values.log
-        return _whole([low * (high / low) ** share], values.log)[0]
-    low, high = values.range
-    return _whole([low + (high - low) * share], values.range)[0]
+        yield tuple(values.at(float(share)) for values, share in zip(fields, row, strict=True))
 
 
 def load_plan(path: Path, question: str | None = None, settings: Sequence[str] = ()) -> Asked:
@@ -252,7 +257,7 @@ def load_plan(path: Path, question: str | None = None, settings: Sequence[str] =
     own = [setting for setting in settings if _of_plan(setting, document)]
     for setting in own:
         set_field(document, setting)
-    whatif = _checked(document, str(path))
+    whatif: Whatif = parsed(Whatif, document, str(path), "plan")
     base, where, inside = whatif.base, str(path), folder
     if isinstance(base, str):
         file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
@@ -322,14 +327,3 @@ def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit,
         if isinstance(value, int | float) and name in ("ttft_s", "tpot_s", "e2e_s")
     }
     return limits(of_slo(numbers), f"{where}: slo")
-
-
-def _checked(document: Mapping[str, Any], where: str) -> Whatif:
-    for key in document:
-        if not isinstance(key, str):
-            raise InputError(f"{where}: {shown(key)} is no field: a field is a word")
-    try:
-        found: Whatif = adapter(Whatif).validate_python(dict(document))
-    except ValidationError as error:
-        raise InputError(f"{where}: {fault(Whatif, document, error, 'plan')}") from None
-    return found
