@@ -47,7 +47,9 @@ CORE = (
     *(f"simcore/{name}.py" for name in (
         "sim/*", "machine/laws", "machine/metrics", "machine/trace", "ops/*", "models/decoder",
         "models/served_decoder", "models/long_convolution", "workload/arrivals", "schedules/*",
-        "studies/serving/*", "studies/decode/*", "studies/tiling/*",
+        "studies/serving/*", "studies/decode/*", "studies/tiling/*", "planning/verdict", "planning/searches",
+        "planning/limits", "planning/points", "planning/alternatives", "planning/questions", "planning/runs",
+        "planning/store",
     )),
     *(f"devices/{name}.py" for name in ("price", "interpolation", "fit", "fitted", "collectives", "waves")),
     "validate/ladder/rungs.py", "validate/engines/*.py",
