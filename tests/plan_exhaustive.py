@@ -107,9 +107,11 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     (one,) = alternatives(asked, benches, any_devices=False).every
     best = next(each for each in plan.found.winners if each is not None)
     assert best.value is not None
+    requests = best.point.case.axes.requests
+    times = requests // one.point.case.axes.requests
     edge, value = None, best.value * 0.97
     while edge is None and value < best.value * 1.5:
-        ran = runner([Ask(with_load(benches, one, value), replica) for replica in range(MANY)])
+        ran = runner([Ask(with_load(benches, one, value, times), replica) for replica in range(MANY)])
         growing = 2 * sum(each.growing or each.short for each in ran) > len(ran)
         over = [
             limit.metric
@@ -122,8 +124,7 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     if edge is None:
         return False, f"plan {best.value:.4g}, no edge up to {value:.4g}"
     off = best.value / (edge / 1.005) - 1.0
-    grid = MANY * GRID * one.point.case.axes.requests
-    effort = f"requests 1/{grid / plan.requests:.1f} of a grid's"
+    effort = f"requests 1/{MANY * GRID * requests / plan.requests:.1f} of a grid's of {requests:,}"
     return abs(off) <= 0.03, f"plan {best.value:.4g}/s, {off:+.1%}; {effort}"
 
 

@@ -122,20 +122,26 @@ def load_of(workload: Workload, where: str) -> float:
     return arrivals.rates[0]
 
 
-def at_load(workload: Workload, value: float) -> Workload:
-    """Returns a workload at another rate, or of a trace at another speed."""
+def has_more(workload: Workload) -> bool:
+    """Whether a workload can have more requests: a trace has those that were recorded."""
+    return not isinstance(workload.arrivals, TraceArrivals)
+
+
+def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
+    """Returns a workload at another rate, with `times` as many requests, or of a trace at another speed."""
     arrivals = workload.arrivals
     if isinstance(arrivals, TraceArrivals):
-        changed: Any = arrivals.model_copy(update={"rate_scale": [value]})
-    else:
-        changed = arrivals.model_copy(update={"rate_per_s": [value], "interval_s": None})
-    return workload.model_copy(update={"arrivals": changed})
+        faster = arrivals.model_copy(update={"rate_scale": [value]})
+        return workload.model_copy(update={"arrivals": faster})
+    changed = arrivals.model_copy(update={"rate_per_s": [value], "interval_s": None})
+    requests = [times * each for each in workload.requests or ()]
+    return workload.model_copy(update={"arrivals": changed, "requests": requests})
 
 
-def with_load(benches: Benches, alternative: Alternative, value: float) -> Point:
-    """Returns the point of an alternative at another rate."""
+def with_load(benches: Benches, alternative: Alternative, value: float, times: int = 1) -> Point:
+    """Returns the point of an alternative at another rate, with `times` as many requests."""
     point = alternative.point
-    return benches.at(point, workload=at_load(point.scenario.workload, value))
+    return benches.at(point, workload=at_load(point.scenario.workload, value, times))
 
 
 def with_servers(benches: Benches, alternative: Alternative, servers: int) -> Point:

@@ -19,6 +19,7 @@ from simcore.planning.alternatives import (
     Alternative,
     alternatives,
     at_load,
+    has_more,
     load_of,
     with_field,
     with_load,
@@ -27,7 +28,16 @@ from simcore.planning.alternatives import (
 from simcore.planning.limits import LATENCY
 from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, Runner
-from simcore.planning.searches import Fewest, Highest, Judged, drive, fewest, highest, judge
+from simcore.planning.searches import (
+    MOST_TIMES,
+    Fewest,
+    Highest,
+    Judged,
+    drive,
+    fewest,
+    highest,
+    judge,
+)
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
 
@@ -260,12 +270,13 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
 
     def search(one: Alternative, begin: float) -> Any:
         return highest(
-            lambda value: with_load(benches, one, value),
+            lambda value, times: with_load(benches, one, value, times),
             begin,
             asked.limits,
             asked.rule,
             tolerance=TOLERANCE,
             between=RATES,
+            most_times=MOST_TIMES if has_more(one.point.scenario.workload) else 1,
         )
 
     results: list[Highest] = drive(

@@ -3,7 +3,8 @@
     judge    runs replicas of a point until the verdict on all its limits is sure
     fewest   the least whole number at which a point holds: doubled until it holds, then halved in between
     highest  the greatest number at which a point holds: doubled or halved until one holds and one fails, then
-             the geometric middle in between, to a tolerance
+             in between, to a tolerance: the geometric middle, and near the edge where a line crosses the
+             limit; where too few requests come for a steady state, twice as many
 
 All points of a plan have the same replicas: the same draws of lengths and of gaps between arrivals, scaled to
 the rate (common random numbers). So what holds at a number holds below it (above it), but for chance that
@@ -14,7 +15,7 @@ the verdicts bound, and differences between points are those of pairs.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, log, sqrt
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -31,13 +32,14 @@ Search = Generator[Sequence[Ask], Sequence[Ran], T]
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A point, its runs and the verdict. `verdicts`: of each limit; `why`: what it fails by, in words, empty
-    if it holds."""
+    if it holds; `short`: it fails because too few requests come for a steady state."""
 
     point: Point
     runs: tuple[Ran, ...]
     verdict: Verdict
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     why: str = ""
+    short: bool = False
 
     @property
     def holds(self) -> bool:
@@ -54,38 +56,57 @@ class Judged:
         return fmean(values) if values else None
 
 
+def _go_on(found: Judged) -> bool:
+    del found
+    return False
+
+
 def judge(
-    point: Point, limits: Sequence[Limit], rule: Rule, end: End = "value", *, steady: bool = False
+    point: Point,
+    limits: Sequence[Limit],
+    rule: Rule,
+    end: End = "value",
+    *,
+    steady: bool = False,
+    enough: Callable[[Judged], bool] = _go_on,
 ) -> Search[Judged]:
     """Judges a point. Without limits it holds, after the replicas of the first look. `steady`: it fails where
-    too few requests come for a steady state."""
+    too few requests come for a steady state; `enough`: whether a point may be left unsure."""
     runs: list[Ran] = []
     found: Judged | None = None
     for look in rule.looks:
         runs += yield [Ask(point, replica, end) for replica in range(len(runs), look)]
         found = _judged(point, runs, limits, rule, steady)
-        if found.verdict != "unsure":
+        if found.verdict != "unsure" or enough(found):
             break
     assert found is not None
     return found
 
 
 def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, steady: bool) -> Judged:
-    if why := _broken(runs, limits, steady):
+    if why := _broken(runs, limits):
         return Judged(point, tuple(runs), "fails", {}, why)
     verdicts: dict[str, Verdict] = {}
     for limit in limits:
         values = [run.figures[limit.metric] or 0.0 for run in runs]
         verdicts[limit.metric] = rule.judge(values, limit.value, at_most=limit.at_most)
-    worst: Sequence[Verdict] = ("fails", "unsure")
-    for verdict in worst:
-        those = [limit for limit in limits if verdicts[limit.metric] == verdict]
-        if those:
-            return Judged(point, tuple(runs), verdict, verdicts, _says(runs, those))
+    failing, unsure = (
+        [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
+    )
+    if failing:
+        return Judged(point, tuple(runs), "fails", verdicts, _says(runs, failing))
+    # A server that is empty at first is faster than in steady state: what breaks a limit breaks it there too.
+    if steady and 2 * sum(run.short for run in runs) > len(runs):
+        return Judged(point, tuple(runs), "fails", verdicts, TOO_FEW, short=True)
+    if unsure:
+        return Judged(point, tuple(runs), "unsure", verdicts, _says(runs, unsure))
     return Judged(point, tuple(runs), "holds", verdicts)
 
 
-def _broken(runs: Sequence[Ran], limits: Sequence[Limit], steady: bool) -> str:
+TOO_FEW = "too few requests come for a steady state (more workload.requests would say more)"
+
+
+def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
     """Returns why runs fail whatever their figures are; empty if they do not."""
     if fault := next((run.fault for run in runs if run.fault), ""):
         return fault
@@ -93,8 +114,6 @@ def _broken(runs: Sequence[Ran], limits: Sequence[Limit], steady: bool) -> str:
         return f"{rejected:,.0f} requests do not fit into memory and are rejected"
     if 2 * sum(run.growing for run in runs) > len(runs):
         return "requests come faster than they are answered"
-    if steady and 2 * sum(run.short for run in runs) > len(runs):
-        return "too few requests come for a steady state (more workload.requests would say more)"
     missing = (limit.metric for limit in limits for run in runs if run.figures.get(limit.metric) is None)
     return next((f"{name}: a replica has none" for name in missing), "")
 
@@ -157,6 +176,12 @@ def fewest(
 
 # Doublings to either side before a search gives up.
 MOST_DOUBLINGS = 40
+# The look after which a point may stay unsure until one holds and one fails: another one near it comes again.
+BRACKETS = 3
+# From here on a line between two points says where the edge is; a factor that is no step.
+NEAR, ROUNDING = 1.3, 1e-9
+# At most so many times as many requests as a scenario has, for a steady state.
+MOST_TIMES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,38 +195,113 @@ class Highest:
 
 
 def highest(
-    at: Callable[[float], Point],
+    at: Callable[[float, int], Point],
     begin: float,
     limits: Sequence[Limit],
     rule: Rule,
     *,
     tolerance: float,
     between: tuple[float, float],
+    most_times: int = MOST_TIMES,
 ) -> Search[Highest]:
-    """Searches the greatest value that holds, from `begin`, to a relative tolerance."""
+    """Searches the greatest value that holds, from `begin`, to a relative tolerance. `at`: the point of a
+    value with so many times as many requests; `most_times`: how many times at most."""
     tried: dict[float, Judged] = {}
-    low, high = None, None
+    low, high, times, last = None, None, 1, False
+
+    def judged(value: float) -> Search[tuple[Judged, int]]:
+        many = times
+
+        def enough(found: Judged) -> bool:
+            if low is None or high is None:
+                return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
+            return _within(tolerance, value, found, low, tried[low], limits, rule)
+
+        while True:
+            found = yield from judge(at(value, many), limits, rule, steady=True, enough=enough)
+            if not found.short or many >= most_times:
+                return found, many
+            many *= 2
+
     value = begin
     for _ in range(MOST_DOUBLINGS):
-        tried[value] = yield from judge(at(value), limits, rule, steady=True)
+        tried[value], many = yield from judged(value)
         if tried[value].holds:
-            low = value
-            value = min(2.0 * value, between[1])
-        else:
+            low, times = value, many
+        elif tried[value].verdict == "fails":
             high = value
-            value = max(value / 2.0, between[0])
-        if (low is not None and high is not None) or value in tried:
+        if high is None:
+            value = min((2.0 if tried[value].holds else sqrt(2.0)) * value, between[1])
+        elif low is None:
+            value = max(min(tried) / 2.0, between[0])
+        else:
+            break
+        if value in tried:
             break
     if low is None or high is None:
         return Highest(low, _surely_failing(tried), tried)
-    while high > low * (1.0 + tolerance):
-        value = sqrt(low * high)
-        tried[value] = yield from judge(at(value), limits, rule, steady=True)
-        if tried[value].holds:
-            low = value
+    same = 0
+    while high > low * (1.0 + tolerance) * (1.0 + ROUNDING):
+        guess = None if same > 1 else _guess(low, high, tried, limits, rule)
+        value = sqrt(low * high) if guess is None else guess
+        value = min(max(value, low * (1.0 + tolerance)), high / (1.0 + tolerance))
+        tried[value], many = yield from judged(value)
+        held = tried[value].holds
+        same = same + 1 if guess is not None and held == last else 0
+        last = held
+        if held:
+            low, times = value, many
         else:
             high = value
     return Highest(low, _surely_failing(tried), tried)
+
+
+def _guess(
+    low: float, high: float, tried: Mapping[float, Judged], limits: Sequence[Limit], rule: Rule
+) -> float | None:
+    """Returns where a point stops to hold for sure, by a line between one that holds and one near it that
+    does not; None if there is no such line."""
+    if high > low * NEAR:
+        return None
+    below, above = (
+        max((_used(tried[value], limit, rule) for limit in limits), default=0.0) for value in (low, high)
+    )
+    return low * (high / low) ** (below / (below - above)) if below < 0.0 < above < inf else None
+
+
+def _used(judged: Judged, limit: Limit, rule: Rule) -> float:
+    """Returns the logarithm of how much of a limit a point uses, if its mean is as bad as it may be after all
+    replicas; infinite where nothing is known."""
+    values = judged.values(limit.metric)
+    if not judged.verdicts or len(values) < 2:
+        return inf
+    reach = rule.reach(values, at_most=limit.at_most) * sqrt(len(values) / rule.most)
+    worst = fmean(values) + (reach if limit.at_most else -reach)
+    if worst <= 0.0 or limit.value <= 0.0:
+        return inf if worst <= 0.0 and not limit.at_most else -inf
+    share = worst / limit.value if limit.at_most else limit.value / worst
+    return log(share)
+
+
+def _within(
+    tolerance: float,
+    value: float,
+    found: Judged,
+    low: float,
+    holding: Judged,
+    limits: Sequence[Limit],
+    rule: Rule,
+) -> bool:
+    """Whether all that is unsure of a point moves the greatest value that holds by less than a tolerance, by
+    what the metrics gain from a lower value, which holds, to this one."""
+    for limit in limits:
+        if found.verdicts[limit.metric] == "unsure":
+            here, there = found.values(limit.metric), holding.values(limit.metric)
+            both = min(len(here), len(there))
+            slope = abs(fmean(here[:both]) - fmean(there[:both])) / log(value / low)
+            if rule.reach(here, at_most=limit.at_most) >= tolerance * slope:
+                return False
+    return True
 
 
 def _surely_failing(tried: Mapping[float, Judged]) -> float | None:
