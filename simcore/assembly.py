@@ -326,6 +326,7 @@ def _fits_of(device: DeviceInUse) -> FittedProfile | None:
 def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads) -> dict[str, Any]:
     """Returns the provenance's entries for the device, its prices and the costs of its verbs."""
     spec, profile = device.spec, device.profile
+    names = [name for name, each in spec.links.items() if each == link]
     return {
         "device": {
             "name": spec.name,
@@ -333,7 +334,7 @@ def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: 
             "description": spec.description,
             "sources": dict(spec.sources),
         },
-        "link": asdict(cast(Any, link)) if link else None,
+        "link": {"name": names[0], **asdict(cast(Any, link))} if link else None,
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "basis": device.basis,
         "origin": device.origin,

@@ -168,6 +168,9 @@ def plan(
         str | None,
         typer.Option("--question", metavar=QUESTIONS, help="what is asked [the file's]", show_default=False),
     ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="what the answer hinges on: one thing changed at a time")
+    ] = False,
     settings: Set = [],  # noqa: B006 - typer needs the default itself
     out: Out = None,
     as_json: Json = False,
@@ -183,12 +186,13 @@ def plan(
     processes = cores() if jobs is None else _processes(jobs)
     report_builder()
     file = shipped.file_or_shipped(file)
-    asked = load_plan(file, question, settings)
+    asked = load_plan(file, question, settings, sensitivity=sensitivity)
     target = out or Path("runs") / asked.name / "plan"
     rundir.check_target(target)
     with told_of(str(file)):
         found = planned(asked, jobs=processes, progress=terminal.progress())
     words = ["python", "-m", "simcore", "plan", str(file), *(["--question", question] if question else [])]
+    words += ["--sensitivity"] * sensitivity
     command = shlex.join([*words, *_given(settings, out)])
     with rundir.written_whole(target) as folder:
         origin = found.provenance(command, time.perf_counter() - begun_s)

@@ -307,7 +307,7 @@ def test_a_point_near_the_edge_is_left_unsure_when_more_would_move_it_little() -
     assert found.holds is not None
     assert edge / 1.021 <= found.holds <= edge
     assert max(len(one.runs) for one in found.judged.values()) < 100
-    nearest = max(one.point.number for one in found.judged.values() if one.verdict == "unsure")
+    nearest = max(value for value, one in found.judged.items() if one.verdict == "unsure")
     (alone,) = drive([judge(point(min(nearest, edge * 1.004)), [TTFT], Rule(most=100))], ran)
     assert (alone.verdict, len(alone.runs)) == ("unsure", 100)
 
@@ -325,11 +325,12 @@ def test_a_rate_that_too_few_requests_show_gets_more(tmp_path: Path) -> None:
 
 def test_requests_that_never_suffice_end_the_search() -> None:
     """However many requests come, they are too few from 5 on: that fails, by its own words."""
-    most = []
+    most: list[int] = []
 
     def ran(asks: Sequence[Ask]) -> list[Ran]:
-        most.extend(ask.point.times for ask in asks)
-        return [Ran({TTFT.metric: 0.1}, short=ask.point.number > 5.0) for ask in asks]
+        points: list[Any] = [ask.point for ask in asks]
+        most.extend(one.times for one in points)
+        return [Ran({TTFT.metric: 0.1}, short=one.number > 5.0) for one in points]
 
     search = highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-3, 1e3), most_times=8)
     (found,) = drive([search], ran)

@@ -210,3 +210,27 @@ def test_the_same_files_give_the_same_bytes_and_load_nothing(tmp_path: Path) -> 
     first, page = build(folder).read_bytes(), page_of(folder)
     assert build(folder).read_bytes() == first
     assert not re.search(r'(src|href)="(?!#|data:)', page)
+
+
+def swing(factor: str, more: float, verdict: str = "holds", **other: Any) -> Row:
+    """A swing of summary.json."""
+    return {
+        **{"winner": 0, "factor": factor, "change": "x 1.1", "times": 1.1, "metric": "ttft_p99_s"},
+        **{"base": 0.4, "value": 0.4 * (1 + more), "more": more, "low": more - 0.01, "high": more + 0.01},
+        **{"verdict": verdict, "why": "", "breaks_at": None, **other},
+    }
+
+
+def test_swings_are_bars_from_the_answer_in_the_order_of_the_summary(tmp_path: Path) -> None:
+    told = [swing("load", 0.5, "fails", breaks_at=1.05), swing("load", -0.4), swing("host time", 0.1)]
+    plots = plots_of(page_of(written(tmp_path, "devices", searched(), sensitivity=told)))
+    traces = {trace["name"]: trace for trace in plots["tornado-0"][""]["data"]}
+    assert (traces["holds"]["x"], traces["holds"]["y"]) == ([-40.0, 10.0], [0, 1])
+    assert (traces["fails"]["x"], traces["fails"]["y"]) == ([50.0], [0])
+    assert "from x 1.05 on" in traces["fails"]["customdata"][0]
+
+
+@pytest.mark.parametrize("wrong", [7, {"factor": "load"}, {**swing("load", 0.1), "verdict": "maybe"}])
+def test_what_is_no_swing_is_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"summary.json: sensitivity: .* is no swing"):
+        build(written(tmp_path, "devices", searched(), sensitivity=[wrong]))

@@ -33,7 +33,9 @@ ENDS = ("low", "high")
 # Prefix of the column of a varied field.
 VARIED = "vary."
 VERDICTS = ("holds", "unsure", "fails")
-SUMMARY_TYPES: Mapping[str, type] = {"question": str, "limits": list, "objectives": list}
+SUMMARY_TYPES: Mapping[str, type] = {
+    "question": str, "limits": list, "objectives": list, "sensitivity": list,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

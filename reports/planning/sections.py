@@ -28,6 +28,7 @@ from simcore.reports.planning.axes import (
 )
 from simcore.reports.planning.figures import Limited
 from simcore.reports.planning.points import LATENCIES, VARIED, Planned
+from simcore.reports.planning.tornado import sensitivity
 from simcore.reports.serving.sections import scale_of, with_interval
 from simcore.reports.text import counted, known, listed, percent, recorded
 
@@ -108,7 +109,10 @@ def opening(plan: Planned) -> Opening:
 def sections(plan: Planned) -> list[Section]:
     """Returns the sections, in the order of the page."""
     of = Shown(plan)
-    return [*_holds(of), *_against(of), *_trade_off(of), *_points(of), *_prices(plan), *_asked(plan)]
+    return [
+        *(*_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
+        *(*_points(of), *_prices(plan), *_asked(plan)),
+    ]
 
 
 def _about(plan: Planned) -> str:

@@ -15,6 +15,7 @@ from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
 from simcore.planning.runs import Runner
+from simcore.planning.sensitivity import Swing, hinges, sensitivity
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
@@ -48,6 +49,7 @@ class Plan:
     shares: dict[str, float]
     origins: list[dict[str, Any]]
     found: Found = field(repr=False, default_factory=Found)
+    swings: list[Swing] = field(default_factory=list)
 
     def effort(self) -> str:
         """Returns how many runs it took, in words."""
@@ -67,6 +69,7 @@ class Plan:
             "limits": [asdict(limit) for limit in self.asked.limits],
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
+            **({"sensitivity": [asdict(swing) for swing in self.swings]} if self.swings else {}),
         }
 
     def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
@@ -90,6 +93,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
     runner = Runner(benches, store, jobs, progress)
     try:
         found = ask(asked, benches, runner)
+        swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
     finally:
         benches.close()
         store.close()
@@ -103,7 +107,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         left.append(f"left out for {len(found.left_out) - MOST_REASONS} more reasons")
     return Plan(
         asked=asked,
-        answer=answer(asked, found),
+        answer=answer(asked, found) + hinges(swings),
         lines=[_line(asked, one, found) for one in found.tried],
         warnings=[
             *_faults(found),
@@ -119,6 +123,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         shares=shares,
         origins=benches.origins,
         found=found,
+        swings=swings,
     )
 
 

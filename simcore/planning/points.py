@@ -73,6 +73,8 @@ class Benches:
         self.place = Place(jobs=jobs)
         self._known: dict[str, tuple[Bench, str]] = {}
         self.warnings: dict[str, None] = {}
+        # The name of the link of each device.
+        self.links: dict[str, str] = {}
         self.origins: list[dict[str, Any]] = []
 
     def points(self, scenario: ServingScenario) -> list[Point]:
@@ -110,6 +112,8 @@ class Benches:
             self.origins.append(dict(parts.described))
             study: Any = parts.study
             self._known[key] = study.bench, study.device
+            if (link := parts.described["link"]) is not None:
+                self.links[study.device] = link["name"]
         bench, device = self._known[key]
         (one,) = scenario.devices_in_use
         try:

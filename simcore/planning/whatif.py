@@ -162,6 +162,9 @@ class Whatif(Strict):
     replicas: Annotated[int, Field(ge=2, le=10_000)] | None = Field(
         None, description="runs of a point at most; by default 30, and 100 where a rate is searched"
     )
+    sensitivity: bool = Field(
+        False, description="whether to run the best points with one thing changed at a time too"
+    )
     cost_per_hour: dict[str, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
         {}, description="what one device of each kind costs an hour, in any currency"
     )
@@ -245,9 +248,12 @@ def _sampled(whatif: Whatif, seed: int) -> Iterator[tuple[Any, ...]]:
         yield tuple(values.at(float(share)) for values, share in zip(fields, row, strict=True))
 
 
-def load_plan(path: Path, question: str | None = None, settings: Sequence[str] = ()) -> Asked:
-    """Reads the file of a plan, or a scenario. `question`: that of the command line, which goes before the
-    file's; `settings`: KEY=VALUE for fields of the plan, else of its scenario. Raises InputError."""
+def load_plan(
+    path: Path, question: str | None = None, settings: Sequence[str] = (), *, sensitivity: bool = False
+) -> Asked:
+    """Reads the file of a plan, or a scenario. `question`, `sensitivity`: of the command line, which go
+    before the file's; `settings`: KEY=VALUE for fields of the plan, else of its scenario. Raises
+    InputError."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no plan: a mapping of fields is needed")
@@ -258,6 +264,8 @@ def load_plan(path: Path, question: str | None = None, settings: Sequence[str] =
     for setting in own:
         set_field(document, setting)
     whatif: Whatif = parsed(Whatif, document, str(path), "plan")
+    if sensitivity:
+        whatif = whatif.model_copy(update={"sensitivity": True})
     base, where, inside = whatif.base, str(path), folder
     if isinstance(base, str):
         file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))

@@ -1,0 +1,118 @@
+"""What a plan's answer may hinge on: fields of a scenario, each at other multiples of its value.
+
+    load, lengths         workload, by `LOAD` and `LENGTH`
+    burstiness            standard deviation of the gaps between arrivals / their mean; 1 is Poisson
+    prompts that differ   by `HIT_RATE`: fewer different prompts hit a prefix cache more often
+    memory, arithmetic    of the device, by `RATE`; links by `LINK`
+    host                  its time a launch, by `HOST`
+
+A multiple below one and one above it are tried: differences as large as people are wrong by.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Puts = Mapping[str, Any]
+LOAD, LENGTH, RATE = (0.9, 1.1), (0.8, 1.2), (0.9, 1.1)
+LINK, LATENCY, HOST, CV, HIT_RATE = (0.8, 1.2), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0)
+ARRIVALS, DEVICE = "workload.arrivals", "device.change"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A field or several that an answer may hinge on. `low`, `high`: the multiples that are tried; `puts`:
+    the values of fields, by dotted path, at a multiple."""
+
+    name: str
+    low: float
+    high: float
+    puts: Callable[[float], Puts]
+
+
+def factors(document: Mapping[str, Any], link: str | None) -> list[Factor]:
+    """Returns the factors of a scenario with one case and one device. `document`: its fields, all defaults
+    written out; `link`: the name of the link that its servers use, None if they use none."""
+    workload = document["workload"]
+    found = [*_arrivals(workload["arrivals"])]
+    for name, words in (("prompt_tokens", "prompts' lengths"), ("output_tokens", "answers' lengths")):
+        if (given := workload.get(name)) is not None and _scales(given):
+            found.append(_of_lengths(name, words, given))
+    if (count := workload.get("distinct_prompts")) is not None:
+        found.append(
+            Factor(
+                "prompts that differ",
+                *HIT_RATE,
+                lambda times: {"workload.distinct_prompts": max(1, round(count * times))},
+            )
+        )
+    change = document["device"].get("change", {}) if isinstance(document["device"], dict) else {}
+    figures = [
+        ("memory bandwidth", RATE, "hbm_bytes_per_s"),
+        ("arithmetic", RATE, "flops_per_s"),
+        *([("link bandwidth", LINK, f"links.{link}.bytes_per_s")] if link else []),
+        *([("link latency", LATENCY, f"links.{link}.latency_s")] if link else []),
+        ("host time", HOST, "overheads"),
+    ]
+    return found + [_of_device(name, ends, figure, change) for name, ends, figure in figures]
+
+
+def _arrivals(arrivals: Mapping[str, Any]) -> list[Factor]:
+    kind = arrivals["kind"]
+    if kind == "trace":
+        (speed,) = arrivals["rate_scale"]
+        return [Factor("load", *LOAD, lambda times: {f"{ARRIVALS}.rate_scale": speed * times})]
+    if kind == "closed_loop":
+        (clients,) = arrivals["clients"]
+        return [
+            Factor("clients", *LOAD, lambda times: {f"{ARRIVALS}.clients": max(1, round(clients * times))})
+        ]
+    (rate,) = arrivals["rate_per_s"] or [1.0 / arrivals["interval_s"][0]]
+
+    def faster(times: float) -> Puts:
+        return {f"{ARRIVALS}.rate_per_s": rate * times, f"{ARRIVALS}.interval_s": None}
+
+    cv = {"poisson": 1.0, "gamma": arrivals.get("cv")}.get(kind)
+    if cv is None:
+        return [Factor("load", *LOAD, faster)]
+
+    def burstier(times: float) -> Puts:
+        return {ARRIVALS: {"kind": "gamma", "rate_per_s": rate, "cv": cv * times}}
+
+    return [Factor("load", *LOAD, faster), Factor("burstiness", *CV, burstier)]
+
+
+def _scales(lengths: Mapping[str, Any]) -> bool:
+    return lengths["kind"] != "empirical" or lengths.get("values") is not None
+
+
+def _of_lengths(name: str, words: str, given: Mapping[str, Any]) -> Factor:
+    path = f"workload.{name}"
+
+    def scaled(times: float) -> Puts:
+        def longer(value: Any) -> Any:
+            if isinstance(value, list):
+                return [longer(each) for each in value]
+            return max(1, round(value * times)) if isinstance(value, int) else max(1.0, value * times)
+
+        kept = ("kind", "cv")
+        return {
+            path: {
+                key: value if key in kept or value is None else longer(value) for key, value in given.items()
+            }
+        }
+
+    return Factor(words, *LENGTH, scaled)
+
+
+def _of_device(name: str, ends: tuple[float, float], figure: str, change: Mapping[str, Any]) -> Factor:
+    before = change.get(figure, {"times": 1.0})
+
+    def scaled(times: float) -> Puts:
+        if isinstance(before, Mapping):
+            value: Any = {"times": before["times"] * times}
+        else:
+            value = before * times
+        return {DEVICE: {**change, figure: value}}
+
+    return Factor(name, *ends, scaled)
